@@ -1,0 +1,318 @@
+"""Arguments of declarations: their types, ranges, and when two declarations say the same.
+
+A value is what a protocol's table can hold: None, bool, int, float, str, bytes, Decimal, datetime,
+list and dict of these. Texts follow RabbitMQ, whose clients' tests compare them; types are named as
+in AMQP 0-9-1 tables.
+
+What is checked here and kept with the queue is not all acted upon yet. Acted upon: nothing but
+x-priority of consumers. Accepted, kept, compared, without effect so far: x-message-ttl, x-expires,
+x-max-length, x-max-length-bytes, x-overflow, x-dead-letter-exchange, x-dead-letter-routing-key,
+x-dead-letter-strategy, x-max-priority, x-single-active-consumer, x-delivery-limit,
+x-consumer-timeout. Accepted and without meaning here, since there is one kind of queue on one node:
+x-queue-mode, x-queue-version, x-queue-type classic and quorum, x-max-in-memory-length,
+x-max-in-memory-bytes, x-quorum-initial-group-size, x-queue-leader-locator,
+x-queue-master-locator. Refused: streams. Unknown arguments are kept and not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from decimal import Decimal
+from typing import Final
+
+from tallymark.engine.errors import PreconditionFailed
+
+MAX_PRIORITY: Final = 255
+INTEGER_TYPES: Final = {
+    "b": "byte",
+    "B": "unsignedbyte",
+    "s": "short",
+    "u": "unsignedshort",
+    "i": "unsignedint",
+    "l": "long",
+    "L": "long",
+}
+"""Names by the `tag` that a protocol's integers of unusual width may have."""
+
+
+def wire_bytes(text: str) -> bytes:
+    """The bytes a protocol's string came from; what is not UTF-8 was kept by surrogateescape."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
+
+
+def named(kind: str, name: str, vhost: str) -> str:
+    """How texts name a thing: `queue 'q' in vhost '/'`."""
+    return f"{kind} '{name}' in vhost '{vhost}'"
+
+
+def type_name(value: object) -> str:
+    """The AMQP 0-9-1 name of a value's type."""
+    if value is None:
+        return "void"
+    if isinstance(value, bool):
+        return "bool"
+    # Asked before the value is known to be an int: compiled code turns it into a plain one there.
+    width = INTEGER_TYPES.get(str(getattr(value, "tag", "")))
+    if isinstance(value, int):
+        return width or ("signedint" if -(1 << 31) <= value < 1 << 31 else "long")
+    if isinstance(value, float):
+        return "double"
+    if isinstance(value, str):
+        return "longstr"
+    if isinstance(value, (bytes, bytearray)):
+        return "binary"
+    if isinstance(value, dict):
+        return "table"
+    if isinstance(value, (list, tuple)):
+        return "array"
+    if isinstance(value, Decimal):
+        return "decimal"
+    if isinstance(value, datetime):
+        return "timestamp"
+    return type(value).__name__
+
+
+def erlang_term(value: object) -> str:
+    """A value as RabbitMQ prints terms in its texts."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f'<<"{value}">>'
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join([erlang_term(item) for item in value]) + "]"
+    return "undefined" if value is None else str(value)
+
+
+def shown(value: object) -> str:
+    """A value between quotes as RabbitMQ shows it in inequivalent arguments."""
+    return f"'{value}'" if isinstance(value, str) else f"'{erlang_term(value)}'"
+
+
+def equal_values(a: object, b: object) -> bool:
+    """Equality of table values: numbers by value (1 equals 1.0), text by its bytes whether it came
+    as string or binary, booleans only with booleans, containers by their items."""
+    if isinstance(a, str) and isinstance(b, str):
+        return a == b
+    if isinstance(a, bool) or isinstance(b, bool):
+        return isinstance(a, bool) and isinstance(b, bool) and a == b
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        return a == b
+    if isinstance(a, (str, bytes, bytearray)) and isinstance(b, (str, bytes, bytearray)):
+        raw_a = wire_bytes(a) if isinstance(a, str) else bytes(a)
+        raw_b = wire_bytes(b) if isinstance(b, str) else bytes(b)
+        return raw_a == raw_b
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        if len(a) != len(b):
+            return False
+        return all(equal_values(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict) and isinstance(b, dict):
+        if len(a) != len(b):
+            return False
+        for name, value in a.items():
+            if name not in b or not equal_values(value, b[name]):
+                return False
+        return True
+    return type(a) is type(b) and a == b
+
+
+def same_argument(a: object, b: object) -> bool:
+    """Equality of arguments in declarations: as equal_values, but 1 is not 1.0."""
+    return isinstance(a, float) == isinstance(b, float) and equal_values(a, b)
+
+
+def inequivalent(name: str, what: str, received: str, current: str) -> PreconditionFailed:
+    return PreconditionFailed(
+        f"inequivalent arg '{name}' for {what}: received {received} but current is {current}"
+    )
+
+
+def check_same_flag(name: str, what: str, received: bool, current: bool) -> None:
+    """Raises PreconditionFailed when a re-declaration changes a property such as `durable`."""
+    if received != current:
+        raise inequivalent(name, what, shown(received), shown(current))
+
+
+def check_same_arguments(
+    names: list[str], what: str, received: dict[str, object], current: dict[str, object]
+) -> None:
+    """Refuse a re-declaration that changes one of the named arguments.
+
+    A queue type of "classic" is the same as none. Raises: PreconditionFailed.
+    """
+    for name in names:
+        if name not in received and name not in current:
+            continue
+        if name in received and name in current:
+            new, old = received[name], current[name]
+            if not same_argument(new, old):
+                raise inequivalent(name, what, shown(new), shown(old))
+        elif name != "x-queue-type" or (received.get(name) or current.get(name)) != "classic":
+            raise inequivalent(name, what, _described(name, received), _described(name, current))
+
+
+def _described(name: str, arguments: dict[str, object]) -> str:
+    if name not in arguments:
+        return "none"
+    return f"the value {shown(arguments[name])} of type '{type_name(arguments[name])}'"
+
+
+def check_exchange_name(argument: str, what: str, arguments: dict[str, object]) -> None:
+    """The named argument, where given, must be an exchange's name: text.
+
+    Raises: PreconditionFailed.
+    """
+    if argument in arguments and not isinstance(arguments[argument], str):
+        raise PreconditionFailed(
+            f"invalid type '{type_name(arguments[argument])}' for arg '{argument}' in {what}"
+        )
+
+
+# A check returns what is wrong with the value, as RabbitMQ words it, or "".
+
+
+def _integer(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return ""
+    return f'"expected integer, got {type_name(value)}"'
+
+
+def _not_negative(value: object) -> str:
+    if isinstance(value, int) and value < 0:
+        return f"{{value_negative,{value}}}"
+    return _integer(value)
+
+
+def _positive(value: object) -> str:
+    if value == 0 and not _integer(value):
+        return "{value_zero,0}"
+    return _not_negative(value)
+
+
+def _priorities(value: object) -> str:
+    if isinstance(value, int) and value > MAX_PRIORITY:
+        return f"{{max_value_exceeded,{value}}}"
+    return _not_negative(value)
+
+
+def _boolean(value: object) -> str:
+    return "" if isinstance(value, bool) else f"{{unacceptable_type,{type_name(value)}}}"
+
+
+def _text(value: object) -> str:
+    return "" if isinstance(value, str) else f"{{unacceptable_type,{type_name(value)}}}"
+
+
+def _overflow(value: object) -> str:
+    if value in ("drop-head", "reject-publish", "reject-publish-dlx"):
+        return ""
+    return _text(value) or "invalid_overflow"
+
+
+def _queue_mode(value: object) -> str:
+    return "" if value in ("default", "lazy") else _text(value) or "invalid_queue_mode"
+
+
+def _queue_version(value: object) -> str:
+    wrong = _not_negative(value)
+    return wrong if wrong or value in (1, 2) else f"\"unsupported queue version '{value}'\""
+
+
+def _queue_type(value: object) -> str:
+    if value in ("classic", "quorum"):
+        return ""
+    if value == "stream":
+        return "streams are not offered, expected classic or quorum"
+    return _text(value) or "invalid_queue_type"
+
+
+def _dead_letter_strategy(value: object) -> str:
+    if value in ("at-most-once", "at-least-once"):
+        return ""
+    return _text(value) or "invalid_dlx_strategy"
+
+
+QUEUE_CHECKS: Final[dict[str, Callable[[object], str]]] = {
+    "x-queue-type": _queue_type,
+    "x-expires": _positive,
+    "x-message-ttl": _not_negative,
+    "x-dead-letter-exchange": _text,
+    "x-dead-letter-routing-key": _text,
+    "x-dead-letter-strategy": _dead_letter_strategy,
+    "x-max-length": _not_negative,
+    "x-max-length-bytes": _not_negative,
+    "x-max-in-memory-length": _not_negative,
+    "x-max-in-memory-bytes": _not_negative,
+    "x-max-priority": _priorities,
+    "x-overflow": _overflow,
+    "x-queue-mode": _queue_mode,
+    "x-queue-version": _queue_version,
+    "x-single-active-consumer": _boolean,
+    "x-delivery-limit": _not_negative,
+    "x-consumer-timeout": _not_negative,
+    "x-quorum-initial-group-size": _positive,
+    "x-queue-leader-locator": _text,
+    "x-queue-master-locator": _text,
+}
+QUEUE_ARGUMENTS: Final = list(QUEUE_CHECKS)
+"""Compared when a queue is declared again."""
+STREAM_ARGUMENTS: Final = (
+    "x-max-age", "x-stream-max-segment-size-bytes", "x-stream-filter-size-bytes",
+    "x-initial-cluster-size",
+)
+CONSUMER_CHECKS: Final[dict[str, Callable[[object], str]]] = {
+    "x-priority": _integer,
+    "x-cancel-on-ha-failover": _boolean,
+}
+
+
+def _check(
+    checks: dict[str, Callable[[object], str]], what: str, arguments: dict[str, object]
+) -> None:
+    for name, check in checks.items():
+        if name in arguments:
+            wrong = check(arguments[name])
+            if wrong:
+                raise PreconditionFailed(f"invalid arg '{name}' for {what}: {wrong}")
+
+
+def check_queue_arguments(what: str, arguments: dict[str, object]) -> None:
+    """Type and range of every known argument of a new queue.
+
+    Raises: PreconditionFailed.
+    """
+    check_exchange_name("x-dead-letter-exchange", what, arguments)
+    _check(QUEUE_CHECKS, what, arguments)
+    if "x-dead-letter-routing-key" in arguments and "x-dead-letter-exchange" not in arguments:
+        raise PreconditionFailed(
+            f"invalid arg 'x-dead-letter-routing-key' for {what}: routing_key_but_no_dlx_defined"
+        )
+    for name in STREAM_ARGUMENTS:
+        if name in arguments:
+            raise PreconditionFailed(
+                f"invalid arg '{name}' for {what} of queue type rabbit_classic_queue"
+            )
+
+
+def check_quorum_properties(what: str, durable: bool, exclusive: bool, auto_delete: bool) -> None:
+    """A queue that asks for type quorum must be one that lasts. Raises: PreconditionFailed."""
+    if not durable and not exclusive:
+        raise PreconditionFailed(f"invalid property 'non-durable' for {what}")
+    if exclusive:
+        raise PreconditionFailed(f"invalid property 'exclusive-owner' for {what}")
+    if auto_delete:
+        raise PreconditionFailed(f"invalid property 'auto-delete' for {what}")
+
+
+def check_consumer_arguments(what: str, arguments: dict[str, object]) -> None:
+    """Type of every known argument of a consumer. Raises: PreconditionFailed."""
+    _check(CONSUMER_CHECKS, what, arguments)
+
+
+def consumer_priority(arguments: dict[str, object]) -> int:
+    """`x-priority` of checked arguments, 0 by default; higher ones are served first."""
+    value = arguments.get("x-priority", 0)
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,508 @@
+"""The whole engine behind one object: commands in, records and effects out, time as data.
+
+Commands are plain method calls. One that raises BrokerError has changed nothing (`settle` excepted,
+see there). What they cause gathers until the end of the turn:
+
+    effects = broker.turn(now_ms)                    deliveries and whatever commands caused
+    position = journal.commit(broker.take_records()) one block: kept whole or not at all
+    broker.committed(position)                       confirms and waiters of this turn wait for it
+    effects += broker.synced(journal.synced)         those whose position is on disk
+    ... carry the effects out ...
+    broker.spill(budget, journal.written)            bring memory down
+
+Nothing here reads a clock, draws a random number, logs or awaits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, final
+
+from tallymark.engine import definitions, records
+from tallymark.engine.delivery import TURN_BYTES, Dispatcher
+from tallymark.engine.durability import Durability
+from tallymark.engine.effects import Cancelled, Effect, Signal
+from tallymark.engine.errors import AccessRefused, NotAllowed, NotFound
+from tallymark.engine.leases import Leases
+from tallymark.engine.message import ON_ITS_WAY, Payload, Slice
+from tallymark.engine.queue import Queue
+from tallymark.engine.records import Record
+from tallymark.engine.session import UNLIMITED, Connection, Consumer, Session
+from tallymark.engine.settlement import Settlement
+from tallymark.engine.store import Store
+from tallymark.engine.subscription import Subscription
+from tallymark.engine.vhost import Targets, VirtualHost
+
+DEFAULT_VHOST: Final = "/"
+
+
+@final
+class Counter:
+    """Hands out 1, 2, 3, ...; continues after a restart where it was."""
+
+    __slots__ = ("last",)
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def __call__(self) -> int:
+        self.last += 1
+        return self.last
+
+    def at_least(self, number: int) -> None:
+        """Never hand out `number` or below again."""
+        if number > self.last:
+            self.last = number
+
+
+@final
+class Broker:
+    """All virtual hosts, queues, sessions and subscriptions of one process."""
+
+    def __init__(self, fetch: Callable[[Payload], bytes]) -> None:
+        self.now_ms = 0
+        """Wall time of the present turn, milliseconds since 1970."""
+        self.records: list[Record] = []
+        self.effects: list[Effect] = []
+        self.store = Store(fetch)
+        self.dispatcher = Dispatcher(self.store, self.records, self.effects)
+        self.settlement = Settlement(self.dispatcher, self.store, self.records)
+        self.durability = Durability(self.dispatcher)
+        self.leases = Leases(self.store, self.records)
+        """Durable subscriptions: attach, lease, read, settle, stat."""
+        self.queue_ids = Counter()
+        self.owner_ids = Counter()
+        """Consumers, sessions and connections share one series of ids."""
+        self.message_ids = Counter()
+        self.vhosts: dict[str, VirtualHost] = {}
+        self.queues: dict[int, Queue] = {}
+        """Every queue by id."""
+        self.connections: dict[int, Connection] = {}
+        self.published = 0
+        self.get_must_wait = False
+        """Whether the message that `get` gave out last has to wait for `await_durable`."""
+
+    # -- virtual hosts and topology
+
+    def add_vhost(self, name: str) -> VirtualHost:
+        """The virtual host of that name, made and recorded if need be."""
+        vhost = self.vhosts.get(name)
+        if vhost is None:
+            blob = definitions.vhost_definition(name)
+            self.records.append(Record(records.DEFINITION, 0, 0, 0, self.now_ms, blob=blob))
+            vhost = self.enter_vhost(name)
+        return vhost
+
+    def enter_vhost(self, name: str) -> VirtualHost:
+        """A new virtual host, unrecorded: it stands in the journal already."""
+        vhost = VirtualHost(name, self.records, self.queue_ids)
+        vhost.now_ms = self.now_ms
+        self.vhosts[name] = vhost
+        return vhost
+
+    def vhost(self, name: str) -> VirtualHost:
+        """Raises NotFound when there is none of that name."""
+        vhost = self.vhosts.get(name)
+        if vhost is None:
+            raise NotFound(f"vhost {name} not found")
+        return vhost
+
+    def declare_queue(
+        self,
+        connection: Connection,
+        name: str,
+        durable: bool,
+        exclusive: bool,
+        auto_delete: bool,
+        arguments: dict[str, object],
+        passive: bool,
+    ) -> Queue:
+        """Make a queue, or find the one that is there. [amqp-0.9.1 queue.declare]
+
+        Raises:
+            NotFound: passive, and there is none.
+            PreconditionFailed: it exists with other properties, or an argument is out of range.
+            ResourceLocked: it belongs to another connection.
+            AccessRefused: the name is reserved.
+        """
+        vhost = self.vhost(connection.vhost)
+        queue = vhost.declare_queue(
+            name, durable, exclusive, auto_delete, arguments, connection.id, passive
+        )
+        if queue.id not in self.queues:
+            self.queues[queue.id] = queue
+            if queue.exclusive_owner:
+                connection.exclusive_queues.append(queue)
+        return queue
+
+    def delete_queue(
+        self, connection: Connection, name: str, if_unused: bool, if_empty: bool
+    ) -> int:
+        """Delete a queue with all it holds; returns how many messages were ready.
+
+        Raises:
+            NotFound, ResourceLocked, PreconditionFailed (in use, not empty).
+        """
+        queue = self.vhost(connection.vhost).delete_queue(name, if_unused, if_empty, connection.id)
+        return self._bury(queue)
+
+    def purge(self, queue: Queue) -> int:
+        """Drop everything ready; returns how many. Unsettled and leased messages stay."""
+        return self._drop_ready(queue, records.DROPPED_PURGED)
+
+    def _drop_ready(self, queue: Queue, reason: int) -> int:
+        count = queue.ready
+        low = high = 0
+        for piece in queue.clear():
+            n = len(piece)
+            queue.drop_ready(n, piece.size(), reason)
+            self.store.finish(piece.payload, n)
+            if piece.first != high:
+                self.settlement.record_drop(queue, low, high, reason)
+                low = piece.first
+            high = piece.first + n
+        self.settlement.record_drop(queue, low, high, reason)
+        return count
+
+    def _bury(self, queue: Queue) -> int:
+        """The queue is out of its virtual host's tables: end all that hangs on it."""
+        self._flush_settled(queue)
+        reason = records.DROPPED_QUEUE_DELETED
+        count = self._drop_ready(queue, reason)
+        for consumer in list(queue.consumers):
+            self._forget_consumer(consumer)
+            self.effects.append(Cancelled(consumer))
+        for subscription in list(queue.subscriptions):
+            for piece in self.leases.remove(subscription):
+                queue.drop_acquired(len(piece), piece.size(), reason)
+                self.store.finish(piece.payload, len(piece))
+                self.settlement.record_drop(queue, piece.first, piece.first + len(piece), reason)
+        if queue.acquired:
+            sessions = [s for c in self.connections.values() for s in c.sessions]
+            self.settlement.drop_in_flight(sessions, queue, reason)
+        queue.deleted = True
+        del self.queues[queue.id]
+        owner = self.connections.get(queue.exclusive_owner)
+        if owner is not None and queue in owner.exclusive_queues:
+            owner.exclusive_queues.remove(queue)
+        self.effects.append(
+            Signal("queue.deleted", {"vhost": queue.vhost, "queue": queue.name, "ready": count})
+        )
+        return count
+
+    # -- connections and sessions
+
+    def open_connection(self, vhost: str, user: str, name: str) -> Connection:
+        """Raises NotFound when the virtual host does not exist."""
+        self.vhost(vhost)
+        connection = Connection(self.owner_ids(), vhost, user, name)
+        connection.room = TURN_BYTES
+        self.connections[connection.id] = connection
+        return connection
+
+    def close_connection(self, connection: Connection, lost: bool) -> None:
+        """End a connection: its sessions close, its exclusive queues go. Repeating is no error."""
+        for session in list(connection.sessions):
+            self.close_session(session, lost)
+        for queue in list(connection.exclusive_queues):
+            self.delete_queue(connection, queue.name, False, False)
+        self.connections.pop(connection.id, None)
+
+    def open_session(self, connection: Connection) -> Session:
+        session = Session(self.owner_ids(), connection)
+        connection.sessions.append(session)
+        return session
+
+    def close_session(self, session: Session, lost: bool) -> None:
+        """End a session: consumers go, unsettled messages return to their old positions.
+
+        lost: the peer vanished without a closing handshake. Repeating is no error.
+        """
+        if session.closed:
+            return
+        session.closed = True
+        session.connection.sessions.remove(session)
+        consumers = list(session.consumers.values())
+        for consumer in consumers:
+            self._forget_consumer(consumer)
+        reason = records.RETURNED_BY_LOSS if lost else records.RETURNED_BY_CLOSE
+        self.settlement.return_all(session, reason)
+        for consumer in consumers:
+            self._maybe_unused(consumer.queue)
+
+    def wake(self, connection: Connection) -> None:
+        """The connection can take output again (`paused` is false now)."""
+        for session in connection.sessions:
+            self.dispatcher.mark_session(session)
+
+    # -- publishing
+
+    def new_message_ids(self, n: int) -> int:
+        """Reserve n consecutive broker-wide message ids; returns the first."""
+        first = self.message_ids.last + 1
+        self.message_ids.last += n
+        return first
+
+    def publish(self, session: Session, targets: Targets, payload: Payload) -> None:
+        """Every message of the payload enters every target queue; they count as publishes of the
+        session. With no target they are gone (the bridge returns mandatory ones)."""
+        count = payload.count
+        self.published += count
+        if session.confirming:
+            self.durability.published(session, count)
+        queues = targets.queues
+        if not queues:
+            return
+        out = self.records
+        now_ms = self.now_ms
+        self.store.enter(payload, count * len(queues))
+        kept = payload.persistent and targets.durable
+        if kept:
+            payload.position = ON_ITS_WAY
+            out.append(Record(records.PAYLOAD, 0, payload.first_id, count, now_ms, payload))
+        for queue in queues:
+            first = queue.push(payload)
+            if queue.stored:
+                if kept:
+                    out.append(Record(records.ENTERED, queue.id, first, count, now_ms, payload))
+                else:
+                    out.append(
+                        Record(
+                            records.ENTERED, queue.id, first, count, now_ms, None,
+                            flags=records.TRANSIENT,
+                        )
+                    )
+            if queue.consumers:
+                self.dispatcher.mark(queue)
+
+    def published_nowhere(self, session: Session, count: int) -> None:
+        """Publishes that ended before any queue (unroutable, refused) still get their confirm."""
+        self.published += count
+        if session.confirming:
+            self.durability.published(session, count)
+
+    # -- consuming
+
+    def consume(
+        self,
+        session: Session,
+        queue: Queue,
+        tag: str,
+        no_ack: bool,
+        exclusive: bool,
+        priority: int,
+        arguments: dict[str, object],
+    ) -> Consumer:
+        """Start a consumer. Deliveries come with the next turn. [amqp-0.9.1 basic.consume]
+
+        Raises:
+            NotAllowed: the session has a consumer of that tag.
+            AccessRefused: exclusive use, by this or by another consumer.
+        """
+        if tag in session.consumers:
+            raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
+        consumers = queue.consumers
+        if consumers and (exclusive or consumers[0].exclusive):
+            raise AccessRefused(f"queue '{queue.name}' in vhost '{queue.vhost}' in exclusive use")
+        consumer = Consumer(
+            self.owner_ids(), session, queue, tag, no_ack, exclusive, priority,
+            session.consumer_limit,
+        )
+        session.consumers[tag] = consumer
+        at = len(consumers)
+        while at > 0 and consumers[at - 1].priority < priority:
+            at -= 1
+        consumers.insert(at, consumer)
+        queue.had_consumer = True
+        if queue.ready:
+            self.dispatcher.mark(queue)
+        return consumer
+
+    def cancel(self, consumer: Consumer) -> None:
+        """Stop a consumer; what it has not settled stays with its session [LC]."""
+        self._forget_consumer(consumer)
+        self._maybe_unused(consumer.queue)
+
+    def _forget_consumer(self, consumer: Consumer) -> None:
+        if not consumer.active:
+            return
+        consumer.active = False
+        consumer.session.consumers.pop(consumer.tag, None)
+        queue = consumer.queue
+        at = queue.consumers.index(consumer)
+        del queue.consumers[at]
+        if at < queue.next_turn:
+            queue.next_turn -= 1
+        if queue.ready and queue.consumers:
+            self.dispatcher.mark(queue)
+
+    def _maybe_unused(self, queue: Queue) -> None:
+        if (
+            queue.had_consumer
+            and not queue.consumers
+            and not queue.subscriptions
+            and self.vhost(queue.vhost).queue_unused(queue)
+        ):
+            self._bury(queue)
+
+    def set_prefetch(self, session: Session, count: int, shared: bool) -> None:
+        """Limit unsettled messages; 0 = no limit. [amqp-0.9.1 basic.qos, as RabbitMQ reads it]
+
+        shared: all consumers of the session together, at once; else each consumer made later.
+        """
+        limit = count if count else UNLIMITED
+        if shared:
+            session.limit = limit
+            self.dispatcher.mark_session(session)
+        else:
+            session.consumer_limit = limit
+
+    def set_flow(self, session: Session, active: bool) -> None:
+        """Stop or resume deliveries to a session; after False none is made [TX-10]."""
+        session.flow = active
+        if active:
+            self.dispatcher.mark_session(session)
+
+    def get(self, session: Session, queue: Queue, no_ack: bool) -> tuple[Slice, int] | None:
+        """Take one message; returns it with its tag, or None when none is ready.
+
+        It may leave for the client only when `await_durable` says so if `get_must_wait` is true:
+        the queue's mark does not yet cover it.
+        """
+        head = queue.head()
+        if head is None:
+            return None
+        self.get_must_wait = (
+            queue.stored
+            and not head.acquired
+            and not no_ack
+            and not self.dispatcher.cover(queue, head.first + 1)
+        )
+        self.store.load(head.payload)
+        piece = queue.take(1)
+        return piece, self.dispatcher.acquire(session, queue, piece, None, no_ack)
+
+    # -- settling
+
+    def settle(self, session: Session, first: int, last: int, outcome: int) -> None:
+        """Settle tags first..last one after the other with one outcome.
+
+        Raises:
+            PreconditionFailed: at the first tag that is unknown or settled; those before it are
+            settled, it and those after it are not.
+        """
+        self.settlement.settle(session, first, last, outcome)
+
+    def settle_up_to(self, session: Session, last: int, outcome: int) -> None:
+        """Settle every outstanding tag up to `last`, or all when it is 0.
+
+        Raises:
+            PreconditionFailed: `last` itself is unknown or settled; nothing has changed.
+        """
+        self.settlement.settle_up_to(session, last, outcome)
+
+    def recover(self, session: Session) -> None:
+        """Return everything unsettled to its old position, redelivered [TX-8]."""
+        self.settlement.return_all(session, records.RETURNED_BY_CLIENT)
+
+    def drop_subscription(self, subscription: Subscription) -> int:
+        """End a durable subscription by an operator's word: what it leased and has not settled
+        returns to the old positions. Returns how many messages those are."""
+        queue = subscription.queue
+        pieces = self.leases.remove(subscription)
+        count = sum(len(piece) for piece in pieces)
+        self.settlement.give_back(queue, pieces, subscription.epoch, records.RETURNED_BY_RELEASE)
+        self._maybe_unused(queue)
+        return count
+
+    # -- browsing
+
+    def pin(self, queue: Queue) -> list[Slice]:
+        """What is ready now, as slices whose bytes stay readable until `unpin`."""
+        pieces = [Slice(p.payload, p.lo, p.hi, p.first, p.acquired) for p in queue.slices()]
+        for piece in pieces:
+            piece.payload.live += len(piece)
+        return pieces
+
+    def unpin(self, pieces: list[Slice]) -> None:
+        for piece in pieces:
+            self.store.finish(piece.payload, len(piece))
+
+    # -- the turn
+
+    def await_durable(self, waiter: object) -> None:
+        """A Durable(waiter) effect comes once all records emitted so far are on disk."""
+        self.durability.ask(waiter)
+
+    def has_work(self) -> bool:
+        """Whether a turn would do something that no later command announces."""
+        return bool(self.dispatcher.changed or self.dispatcher.again or self.records)
+
+    def turn(self, now_ms: int) -> list[Effect]:
+        """Deliver what can be delivered; returns the effects since the last turn, in order."""
+        self.now_ms = now_ms
+        for vhost in self.vhosts.values():
+            vhost.now_ms = now_ms
+        self.dispatcher.now_ms = now_ms
+        self.leases.now_ms = now_ms
+        self.store.sweep()
+        self.dispatcher.pump()
+        settling = self.store.settling
+        if settling:
+            for queue in settling:
+                self._flush_settled(queue)
+            settling.clear()
+        effects = self.effects[:]
+        self.effects.clear()
+        return effects
+
+    def _flush_settled(self, queue: Queue) -> None:
+        for done in queue.settled_ranges:
+            self.records.append(
+                Record(
+                    records.SETTLED, queue.id, done.low, done.high - done.low, self.now_ms,
+                    owner=done.owner, reason=done.reason,
+                )
+            )
+        queue.settled_ranges.clear()
+
+    def take_records(self) -> list[Record]:
+        """The records since the last call, in order; they must become one block."""
+        out = self.records[:]
+        self.records.clear()
+        return out
+
+    def committed(self, position: int) -> None:
+        """The records taken last are in the block that ends at `position` (no records: where the
+        journal ends now)."""
+        self.store.committed()
+        self.durability.committed(position)
+
+    def synced(self, position: int) -> list[Effect]:
+        """The journal is on disk up to `position`: what that releases."""
+        return self.durability.synced(position)
+
+    def spill(self, budget: int, written: int) -> None:
+        """Keep at most `budget` bytes of payloads in memory where that can be done: those in the
+        journal below `written` need no memory. Call when the turn's effects are carried out."""
+        self.store.spill(budget, written, self.records, self.now_ms)
+
+    def check(self) -> None:
+        """Assert the account of every queue against itself and against the sessions [LC-5]."""
+        held: dict[int, int] = {}
+        for connection in self.connections.values():
+            for session in connection.sessions:
+                unacked = 0
+                for entry in session.inflight:
+                    n = sum(b - a + 1 for a, b in entry.pieces(entry.first, entry.last))
+                    assert n == entry.left, (entry.first, entry.last, n, entry.left)
+                    unacked += n
+                    if not entry.queue.deleted:
+                        held[entry.queue.id] = held.get(entry.queue.id, 0) + n
+                assert unacked == session.unacked, (unacked, session.unacked)
+        for queue in self.queues.values():
+            queue.check()
+            leased = sum(len(x.slice) for s in queue.subscriptions for x in s.leases)
+            assert leased == queue.leased, (queue.name, leased, queue.leased)
+            assert queue.acquired == held.get(queue.id, 0) + leased, (queue.name, queue.acquired)
+

@@ -1,0 +1,200 @@
+"""Topology as JSON: what DEFINITION records hold, one object per change.
+
+    {"op": "vhost", "vhost": v}
+    {"op": "exchange", "vhost": v, "name": n, "type": t, "durable": true, "auto_delete": b,
+     "internal": b, "arguments": {...}}
+    {"op": "queue", "vhost": v, "id": i, "name": n, "durable": true, "auto_delete": b,
+     "arguments": {...}}
+    {"op": "binding", "vhost": v, "source": x, "kind": "queue" | "exchange", "destination": n,
+     "key": k, "arguments": {...}}
+    {"op": "unbind", ...}              the same fields as binding
+    {"op": "delete_exchange", "vhost": v, "name": n}
+    {"op": "delete_queue", "vhost": v, "id": i, "name": n}
+    {"op": "delete_vhost", "vhost": v}
+
+Deleting an exchange or queue takes its bindings with it: no unbind is written for those. Queue
+names may be used again after a deletion, ids never are.
+
+Argument values keep their types, but for what a protocol adds to a number (its width on the wire):
+such numbers are equal anyway. JSON's own types stand for themselves; what JSON has not is an object
+with one key that begins with a dollar sign:
+
+    {"$bytes": base64}   {"$decimal": "1.50"}   {"$timestamp": ISO 8601}   {"$float": "nan"}
+    {"$table": [[name, value], ...]}    a table in which a name itself begins with a dollar sign
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from datetime import datetime
+from decimal import Decimal
+from math import isfinite
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from tallymark.engine.exchange import Binding, Exchange
+    from tallymark.engine.queue import Queue
+
+VHOST: Final = "vhost"
+DELETE_VHOST: Final = "delete_vhost"
+EXCHANGE: Final = "exchange"
+DELETE_EXCHANGE: Final = "delete_exchange"
+QUEUE: Final = "queue"
+DELETE_QUEUE: Final = "delete_queue"
+BINDING: Final = "binding"
+UNBIND: Final = "unbind"
+
+
+def to_json(value: object) -> object:
+    """A table value as JSON can hold it. Raises TypeError for a type no table holds."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if isfinite(value) else {"$float": str(float(value))}
+    if isinstance(value, (bytes, bytearray)):
+        return {"$bytes": b64encode(value).decode("ascii")}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
+    if isinstance(value, dict):
+        table: dict[str, object] = {str(name): to_json(item) for name, item in value.items()}
+        for name in table:
+            if name.startswith("$"):
+                return {"$table": [[key, table[key]] for key in sorted(table)]}
+        return table
+    if isinstance(value, Decimal):
+        return {"$decimal": str(value)}
+    if isinstance(value, datetime):
+        return {"$timestamp": value.isoformat()}
+    raise TypeError(f"argument of type {type(value).__name__}, expected a table value")
+
+
+def from_json(value: object) -> object:
+    """The inverse of to_json. Raises ValueError for a tag it does not know."""
+    if isinstance(value, list):
+        return [from_json(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        for name, held in value.items():
+            if name.startswith("$"):
+                return _untagged(name, held)
+    return {str(name): from_json(item) for name, item in value.items()}
+
+
+def _untagged(tag: str, held: object) -> object:
+    if tag == "$table" and isinstance(held, list):
+        return {str(pair[0]): from_json(pair[1]) for pair in held}
+    if isinstance(held, str):
+        if tag == "$bytes":
+            return b64decode(held)
+        if tag == "$float":
+            return float(held)
+        if tag == "$decimal":
+            return Decimal(held)
+        if tag == "$timestamp":
+            return datetime.fromisoformat(held)
+    raise ValueError(f"value tagged {tag!r} in a definition: written by a newer version?")
+
+
+def canonical(value: object) -> str:
+    """One text per value, types told apart and table order ignored: fit as a key."""
+    return json.dumps(to_json(value), sort_keys=True, separators=(",", ":"))
+
+
+def encode(definition: dict[str, object]) -> bytes:
+    """A definition as the blob of its record."""
+    return json.dumps(definition, separators=(",", ":")).encode("ascii")
+
+
+def decode(blob: bytes) -> dict[str, object]:
+    """The definition in a blob. Raises ValueError when it is none."""
+    found: object = json.loads(blob)
+    if not isinstance(found, dict) or "op" not in found or "vhost" not in found:
+        raise ValueError(f"{blob[:80]!r} is no definition: expected an object with op and vhost")
+    return found
+
+
+def text_of(definition: dict[str, object], field: str) -> str:
+    """A field that must be text. Raises ValueError."""
+    value = definition.get(field)
+    if not isinstance(value, str):
+        raise ValueError(f"definition field {field!r} is {value!r}, expected text")
+    return value
+
+
+def id_of(definition: dict[str, object]) -> int:
+    """The queue id. Raises ValueError."""
+    value = definition.get("id")
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"definition field 'id' is {value!r}, expected a number")
+    return value
+
+
+def flag_of(definition: dict[str, object], field: str) -> bool:
+    return definition.get(field) is True
+
+
+def arguments_of(definition: dict[str, object]) -> dict[str, object]:
+    value = from_json(definition.get("arguments", {}))
+    if not isinstance(value, dict):
+        raise ValueError(f"definition field 'arguments' is {value!r}, expected a table")
+    return value
+
+
+def vhost_definition(vhost: str) -> bytes:
+    """Written by whoever makes the virtual host, before anything in it."""
+    return encode({"op": VHOST, "vhost": vhost})
+
+
+def vhost_deletion(vhost: str) -> bytes:
+    """Written by whoever deletes the virtual host, after everything in it is gone."""
+    return encode({"op": DELETE_VHOST, "vhost": vhost})
+
+
+def of_exchange(vhost: str, exchange: Exchange) -> dict[str, object]:
+    return {
+        "op": EXCHANGE,
+        "vhost": vhost,
+        "name": exchange.name,
+        "type": exchange.type,
+        "durable": exchange.durable,
+        "auto_delete": exchange.auto_delete,
+        "internal": exchange.internal,
+        "arguments": to_json(exchange.arguments),
+    }
+
+
+def of_exchange_deletion(vhost: str, exchange: Exchange) -> dict[str, object]:
+    return {"op": DELETE_EXCHANGE, "vhost": vhost, "name": exchange.name}
+
+
+def of_queue(vhost: str, queue: Queue) -> dict[str, object]:
+    return {
+        "op": QUEUE,
+        "vhost": vhost,
+        "id": queue.id,
+        "name": queue.name,
+        "durable": queue.durable,
+        "auto_delete": queue.auto_delete,
+        "arguments": to_json(queue.arguments),
+    }
+
+
+def of_queue_deletion(vhost: str, queue: Queue) -> dict[str, object]:
+    return {"op": DELETE_QUEUE, "vhost": vhost, "id": queue.id, "name": queue.name}
+
+
+def of_binding(op: str, vhost: str, binding: Binding) -> dict[str, object]:
+    """op: BINDING or UNBIND."""
+    return {
+        "op": op,
+        "vhost": vhost,
+        "source": binding.source.name,
+        "kind": binding.kind(),
+        "destination": binding.destination(),
+        "key": binding.key,
+        "arguments": to_json(binding.arguments),
+    }

@@ -1,0 +1,235 @@
+"""From ready to acquired: which consumer gets what, and how much of it, in one turn.
+
+Bounds, each checked per slice:
+- the consumer's credit, and its session's where that is shared [LC-3];
+- its connection's room for this turn: TURN_BYTES, and none while its socket is full [SC-D6];
+- a quota where several consumers share a queue, so that ten messages do not all go to one of two;
+- the queue's durable mark: nothing leaves before the disk says that it may have left, so that after
+  a crash every message that a consumer may have seen is redelivered with the flag.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Final, final
+
+from tallymark.engine import records
+from tallymark.engine.effects import Deliver, Effect
+from tallymark.engine.message import Slice
+from tallymark.engine.queue import Queue
+from tallymark.engine.records import Record
+from tallymark.engine.session import Connection, Consumer, InFlight, Session
+from tallymark.engine.store import Store
+
+TURN_BYTES: Final = 1 << 20
+"""Raw bytes handed to one connection in one turn: the message that reaches it is the last."""
+LARGEST_QUOTA: Final = 32
+LARGEST_RESERVE: Final = 8192
+SMALLEST_RESERVE: Final = 64
+
+
+@final
+class MarkWait:
+    """A queue whose mark is on its way to the disk."""
+
+    __slots__ = ("mark", "queue")
+
+    def __init__(self, queue: Queue, mark: int) -> None:
+        self.queue = queue
+        self.mark = mark
+
+
+@final
+class Dispatcher:
+    """Pumps queues. Owns the per-turn room of connections and the list of queues to look at."""
+
+    __slots__ = ("again", "changed", "effects", "mark_waits", "now_ms", "records", "spent", "store")
+
+    def __init__(self, store: Store, records: list[Record], effects: list[Effect]) -> None:
+        self.store = store
+        self.records = records
+        self.effects = effects
+        self.changed: list[Queue] = []
+        """Queues to pump in the coming turn."""
+        self.again: list[Queue] = []
+        """Queues that stopped for want of room only: due in the turn after."""
+        self.spent: list[Connection] = []
+        self.mark_waits: list[MarkWait] = []
+        self.now_ms = 0
+
+    def mark(self, queue: Queue) -> None:
+        """The queue may have something to deliver now."""
+        if not queue.dirty:
+            queue.dirty = True
+            self.changed.append(queue)
+
+    def mark_session(self, session: Session) -> None:
+        """The session's consumers may have credit now."""
+        for consumer in session.consumers.values():
+            if consumer.queue.ready:
+                self.mark(consumer.queue)
+
+    def pump(self) -> None:
+        """Serve every changed queue once."""
+        for connection in self.spent:
+            connection.room = TURN_BYTES
+        self.spent.clear()
+        changed = self.changed
+        if self.again:
+            for queue in self.again:
+                if not queue.dirty:
+                    queue.dirty = True
+                    changed.append(queue)
+            self.again = []
+        self.changed = []
+        for queue in changed:
+            queue.dirty = False
+            if queue.ready and queue.consumers:
+                self._serve(queue)
+
+    def _serve(self, queue: Queue) -> None:
+        consumers = queue.consumers
+        if len(consumers) == 1:
+            consumer = consumers[0]
+            while queue.ready:
+                credit = consumer.credit()
+                if credit <= 0 or not self._hand_over(queue, consumer, credit):
+                    break
+        else:
+            start = 0
+            while start < len(consumers) and queue.ready:
+                end = start + 1
+                while end < len(consumers) and consumers[end].priority == consumers[start].priority:
+                    end += 1
+                self._serve_equals(queue, start, end)
+                start = end
+        if queue.ready:
+            for consumer in consumers:
+                connection = consumer.session.connection
+                if connection.room <= 0 and not connection.paused:
+                    self.again.append(queue)
+                    break
+
+    def _serve_equals(self, queue: Queue, start: int, end: int) -> None:
+        """Consumers start..end-1, all of one priority, take turns."""
+        consumers = queue.consumers
+        eligible = 0
+        for at in range(start, end):
+            if consumers[at].credit() > 0:
+                eligible += 1
+        if not eligible:
+            return
+        quota = max(1, min(LARGEST_QUOTA, queue.ready // (4 * eligible)))
+        if eligible == 1:
+            quota = queue.ready
+        at = queue.next_turn
+        if at < start or at >= end:
+            at = start
+        idle = 0
+        while queue.ready and idle < end - start:
+            consumer = consumers[at]
+            at += 1
+            if at == end:
+                at = start
+            credit = consumer.credit()
+            if credit <= 0:
+                idle += 1
+                continue
+            idle = 0
+            left = min(credit, quota)
+            connection = consumer.session.connection
+            while left and queue.ready and connection.room > 0:
+                n = self._hand_over(queue, consumer, left)
+                if not n:
+                    queue.next_turn = at
+                    return
+                left -= n
+        queue.next_turn = at
+
+    def _hand_over(self, queue: Queue, consumer: Consumer, most: int) -> int:
+        """Give the consumer up to `most` messages of the head slice; returns how many."""
+        head = queue.head()
+        assert head is not None
+        session = consumer.session
+        connection = session.connection
+        n = min(head.hi - head.lo, most)
+        room = connection.room
+        if n > 1 and head.size() > room:
+            cuts = head.payload.cuts
+            n = min(n, bisect_left(cuts, cuts[head.lo] + room, head.lo + 1, head.hi) - head.lo)
+        if queue.stored:
+            n = self._within_mark(queue, head, n)
+            if n <= 0:
+                return 0
+        self.store.load(head.payload)
+        piece = queue.take(n)
+        if room == TURN_BYTES:
+            self.spent.append(connection)
+        connection.room = room - piece.size()
+        self.effects.append(Deliver(consumer, piece, session.next_tag))
+        self.acquire(session, queue, piece, consumer, consumer.no_ack)
+        return n
+
+    def acquire(
+        self, session: Session, queue: Queue, piece: Slice, consumer: Consumer | None, no_ack: bool
+    ) -> int:
+        """Enter a slice just taken from its queue into the session's account; returns its tag."""
+        n = piece.hi - piece.lo
+        tag = session.next_tag
+        session.next_tag = tag + n
+        owner = consumer.id if consumer is not None else session.id
+        if no_ack:
+            if queue.settle(piece, piece.lo, piece.hi, owner, records.SETTLED_ON_SEND):
+                self.store.settling.append(queue)
+            self.store.finish(piece.payload, n)
+            return tag
+        session.unacked += n
+        if consumer is not None:
+            consumer.unacked += n
+        if queue.stored:
+            self.records.append(
+                Record(
+                    records.ACQUIRED, queue.id, piece.first, n, self.now_ms, None, 0, owner,
+                    piece.acquired,
+                )
+            )
+        inflight = session.inflight
+        if inflight:
+            last = inflight[-1]
+            whole = last.slice
+            if (
+                last.consumer is consumer
+                and last.done is None
+                and last.last + 1 == tag
+                and whole.payload is piece.payload
+                and whole.lo + last.last - last.first + 1 == piece.lo
+                and whole.first + piece.lo - whole.lo == piece.first
+                and whole.acquired == piece.acquired
+                and last.queue is queue
+            ):
+                last.slice = Slice(whole.payload, whole.lo, piece.hi, whole.first, whole.acquired)
+                last.last = tag + n - 1
+                last.left += n
+                return tag
+        inflight.append(InFlight(tag, tag + n - 1, piece, queue, consumer))
+        return tag
+
+    def cover(self, queue: Queue, upto: int) -> bool:
+        """Ask the journal to mark sequences below `upto` as possibly delivered.
+
+        Returns whether the disk is already known to say so. The mark is set ahead, twice as far
+        each time, so that steady delivery never waits.
+        """
+        if upto + queue.reserve // 2 > queue.mark:
+            queue.mark = upto + queue.reserve
+            queue.reserve = min(queue.reserve * 2, LARGEST_RESERVE)
+            self.records.append(Record(records.MARK, queue.id, queue.mark, 0, self.now_ms))
+            self.mark_waits.append(MarkWait(queue, queue.mark))
+        return upto <= queue.mark_durable
+
+    def _within_mark(self, queue: Queue, head: Slice, n: int) -> int:
+        if head.acquired:
+            return n
+        if self.cover(queue, head.first + n):
+            return n
+        return queue.mark_durable - head.first

@@ -1,0 +1,104 @@
+"""What waits for the disk: confirms, queues' marks, waiters from outside.
+
+Everything asked for in a turn waits for the end of that turn's block; positions only grow, so one
+queue of waits serves all. Confirms leave in publish order, several at once as one [rabbitmq
+confirms, multiple].
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import final
+
+from tallymark.engine.delivery import Dispatcher
+from tallymark.engine.effects import Confirm, Durable, Effect
+from tallymark.engine.queue import Queue
+from tallymark.engine.session import Session
+
+
+@final
+class Wait:
+    """Due once the journal is on disk up to `position`: a confirm (session, publish number), a
+    queue's mark (queue, mark), or a waiter."""
+
+    __slots__ = ("number", "position", "queue", "session", "waiter")
+
+    def __init__(
+        self,
+        position: int,
+        session: Session | None,
+        queue: Queue | None,
+        number: int,
+        waiter: object,
+    ) -> None:
+        self.position = position
+        self.session = session
+        self.queue = queue
+        self.number = number
+        self.waiter = waiter
+
+
+@final
+class Durability:
+    """Collects what was asked for in the present turn, and what earlier turns wait for."""
+
+    __slots__ = ("_asked", "_confirming", "_dispatcher", "_waits")
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._confirming: list[Session] = []
+        self._asked: list[object] = []
+        self._waits: deque[Wait] = deque()
+
+    def published(self, session: Session, count: int) -> None:
+        """So many publishes of a confirming session want their confirm."""
+        if session.published == session.confirm_asked:
+            self._confirming.append(session)
+        session.published += count
+
+    def ask(self, waiter: object) -> None:
+        """A Durable effect for the waiter, once this turn is on disk."""
+        self._asked.append(waiter)
+
+    def is_waiting(self) -> bool:
+        """Whether anything is still due."""
+        return bool(self._waits or self._confirming or self._asked)
+
+    def committed(self, position: int) -> None:
+        """This turn's block ends at `position`."""
+        waits = self._waits
+        for session in self._confirming:
+            session.confirm_asked = session.published
+            waits.append(Wait(position, session, None, session.published, None))
+        self._confirming.clear()
+        mark_waits = self._dispatcher.mark_waits
+        for wait in mark_waits:
+            waits.append(Wait(position, None, wait.queue, wait.mark, None))
+        mark_waits.clear()
+        for waiter in self._asked:
+            waits.append(Wait(position, None, None, 0, waiter))
+        self._asked.clear()
+
+    def synced(self, position: int) -> list[Effect]:
+        """The journal is on disk up to `position`: what that releases, in order."""
+        waits = self._waits
+        out: list[Effect] = []
+        confirms: dict[int, Confirm] = {}
+        while waits and waits[0].position <= position:
+            wait = waits.popleft()
+            session = wait.session
+            queue = wait.queue
+            if session is not None:
+                known = confirms.get(session.id)
+                if known is not None:
+                    known.upto = wait.number
+                elif not session.closed:
+                    confirms[session.id] = confirm = Confirm(session, wait.number)
+                    out.append(confirm)
+            elif queue is not None:
+                queue.mark_durable = max(queue.mark_durable, wait.number)
+                if queue.ready and queue.consumers:
+                    self._dispatcher.mark(queue)
+            else:
+                out.append(Durable(wait.waiter))
+        return out

@@ -1,0 +1,87 @@
+"""Effects: what the engine wants done outside itself, per run or range, in order.
+
+The server carries them out in the order they were returned; bridges turn those that reach a client
+into frames. Storage effects are records (records.py) and travel beside this list.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from tallymark.engine.errors import BrokerError
+from tallymark.engine.message import Slice
+
+if TYPE_CHECKING:
+    from tallymark.engine.session import Consumer, Session
+
+
+class Effect:
+    """Base of all effects; carries nothing."""
+
+    __slots__ = ()
+
+
+@final
+class Deliver(Effect):
+    """Send these messages to a consumer. Acquisition numbers (0.9.1: delivery tags) run from
+    `first_tag`; redelivered when slice.acquired > 0. payload.raw is in memory."""
+
+    __slots__ = ("consumer", "first_tag", "slice")
+
+    def __init__(self, consumer: Consumer, slice: Slice, first_tag: int) -> None:
+        self.consumer = consumer
+        self.slice = slice
+        self.first_tag = first_tag
+
+
+@final
+class Confirm(Effect):
+    """Every publish of the session up to and including number `upto` is safe."""
+
+    __slots__ = ("session", "upto")
+
+    def __init__(self, session: Session, upto: int) -> None:
+        self.session = session
+        self.upto = upto
+
+
+@final
+class Cancelled(Effect):
+    """The broker ended a consumer: its queue is gone. [amqp-0.9.1 basic.cancel, server-sent]"""
+
+    __slots__ = ("consumer",)
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+
+
+@final
+class CloseSession(Effect):
+    """The broker ends a session; error says why."""
+
+    __slots__ = ("error", "session")
+
+    def __init__(self, session: Session, error: BrokerError) -> None:
+        self.session = session
+        self.error = error
+
+
+@final
+class Durable(Effect):
+    """What the waiter asked about is on disk: whoever waits may now be answered."""
+
+    __slots__ = ("waiter",)
+
+    def __init__(self, waiter: object) -> None:
+        self.waiter = waiter
+
+
+@final
+class Signal(Effect):
+    """Something a log or a metric should show. name in dotted form, e.g. "queue.deleted"."""
+
+    __slots__ = ("name", "values")
+
+    def __init__(self, name: str, values: dict[str, object]) -> None:
+        self.name = name
+        self.values = values

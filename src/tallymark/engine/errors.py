@@ -1,0 +1,47 @@
+"""What the engine refuses, in words no protocol owns.
+
+One error, several faces: a bridge turns a class into its own code (`channel.close` 406, a detach
+with `amqp:precondition-failed`, `E_INVALID`). A command that raises has changed nothing.
+"""
+
+from __future__ import annotations
+
+
+class BrokerError(Exception):
+    """A command was refused. The text is for humans: it gives the value and what was expected."""
+
+
+class NotFound(BrokerError):
+    """The queue, exchange, virtual host, consumer or subscription does not exist."""
+
+
+class AccessRefused(BrokerError):
+    """The name is reserved, the queue is in exclusive use, or the user may not do this."""
+
+
+class ResourceLocked(BrokerError):
+    """The queue belongs to another connection."""
+
+
+class PreconditionFailed(BrokerError):
+    """The entity exists with other properties, is in use, or the delivery is unknown."""
+
+
+class NotAllowed(BrokerError):
+    """The operation can never be allowed here (a reused consumer tag, a vhost out of reach)."""
+
+
+class InvalidCommand(BrokerError):
+    """The command makes no sense (an unknown exchange type)."""
+
+
+class Unsupported(BrokerError):
+    """A legal request for something that is not offered."""
+
+
+class ResourceExhausted(BrokerError):
+    """A configured limit was reached; the text names the limit."""
+
+
+class Fenced(BrokerError):
+    """The subscription was attached elsewhere, or the offset belongs to another incarnation."""

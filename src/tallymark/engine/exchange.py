@@ -1,0 +1,417 @@
+"""Exchanges: who gets a message, by kind of exchange [amqp-0.9.1 exchange types].
+
+An exchange knows its bindings and picks those a message matches; following bindings to further
+exchanges, and the alternate exchange, is the virtual host's part.
+
+    direct              binding key equals a routing key
+    fanout              every binding
+    topic               binding key is a pattern, see topics.py
+    headers             binding arguments are a pattern, see headers.py
+    x-consistent-hash   one binding, by a hash; the binding key is its weight, see hashring.py
+    "" (default)        every queue under its own name, without stored bindings
+
+x-consistent-hash hashes the first routing key. With argument `hash-header` it hashes that header,
+with `hash-property` one of message_id, correlation_id, timestamp: whoever routes puts the
+properties a message has into the headers mapping under `property_key(name)`. Messages without the
+header or property all go the same way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, final
+
+from tallymark.engine.arguments import (
+    check_exchange_name,
+    check_same_arguments,
+    check_same_flag,
+    inequivalent,
+    named,
+    shown,
+    type_name,
+    wire_bytes,
+)
+from tallymark.engine.definitions import canonical
+from tallymark.engine.errors import InvalidCommand, PreconditionFailed
+from tallymark.engine.hashring import HashRing
+from tallymark.engine.headers import HeaderTable, check_match
+from tallymark.engine.topics import TopicTrie
+
+if TYPE_CHECKING:
+    from tallymark.engine.queue import Queue
+
+DIRECT: Final = "direct"
+FANOUT: Final = "fanout"
+TOPIC: Final = "topic"
+HEADERS: Final = "headers"
+CONSISTENT_HASH: Final = "x-consistent-hash"
+ALTERNATE: Final = "alternate-exchange"
+HASH_HEADER: Final = "hash-header"
+HASH_PROPERTY: Final = "hash-property"
+HASH_PROPERTIES: Final = ("message_id", "correlation_id", "timestamp")
+
+
+def property_key(name: str) -> str:
+    """Where the headers mapping given to route() holds a message property, for `hash-property`."""
+    return "\0" + name
+
+
+@final
+class Binding:
+    """From a source exchange to a queue or another exchange.
+
+    Its identity is (source, destination, key, arguments): binding the same again changes nothing.
+    """
+
+    __slots__ = ("arguments", "durable", "exchange", "identity", "key", "queue", "source")
+
+    def __init__(
+        self,
+        source: Exchange,
+        queue: Queue | None,
+        exchange: Exchange | None,
+        key: str,
+        arguments: dict[str, object],
+    ) -> None:
+        self.source = source
+        self.queue = queue
+        """The destination when it is a queue; else `exchange` is."""
+        self.exchange = exchange
+        self.key = key
+        self.arguments = arguments
+        self.identity = identity_of(self.kind(), self.destination(), key, arguments)
+        self.durable = source.durable and (
+            queue.durable if queue is not None else exchange is not None and exchange.durable
+        )
+        """Whether it outlives a restart: both its ends do."""
+
+    def kind(self) -> str:
+        return "queue" if self.queue is not None else "exchange"
+
+    def destination(self) -> str:
+        """The name of the queue or exchange."""
+        if self.queue is not None:
+            return self.queue.name
+        return self.exchange.name if self.exchange is not None else ""
+
+
+def identity_of(
+    kind: str, destination: str, key: str, arguments: dict[str, object]
+) -> tuple[str, str, str, str]:
+    """What tells one binding of an exchange from another."""
+    return kind, destination, key, canonical(arguments) if arguments else ""
+
+
+@final
+class Matches:
+    """Destinations found so far for one message, each once."""
+
+    __slots__ = ("count", "exchanges", "queues")
+
+    def __init__(self) -> None:
+        self.queues: dict[int, Queue] = {}
+        """By queue id."""
+        self.exchanges: list[Exchange] = []
+        self.count = 0
+        """How many bindings matched; duplicates count."""
+
+    def add(self, binding: Binding) -> None:
+        self.count += 1
+        queue = binding.queue
+        if queue is not None:
+            self.queues[queue.id] = queue
+        elif binding.exchange is not None:
+            self.exchanges.append(binding.exchange)
+
+
+class Exchange:
+    """What all kinds share. Use make_exchange; bind through the VirtualHost."""
+
+    __slots__ = (
+        "alternate", "arguments", "auto_delete", "bindings", "durable", "inbound", "internal",
+        "name", "reads_headers", "type",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        type: str,
+        durable: bool,
+        auto_delete: bool,
+        internal: bool,
+        arguments: dict[str, object],
+    ) -> None:
+        self.name = name
+        self.type = type
+        self.durable = durable
+        self.auto_delete = auto_delete
+        """Deleted when the last of its bindings (as source) goes."""
+        self.internal = internal
+        """Reached through bindings only, never by publishing to it."""
+        self.arguments = arguments
+        alternate = arguments.get(ALTERNATE)
+        self.alternate: str | None = alternate if isinstance(alternate, str) else None
+        """Where messages go that match none of its bindings."""
+        self.reads_headers = type == HEADERS
+        """Whether routing needs a message's headers (and properties)."""
+        self.bindings: dict[tuple[str, str, str, str], Binding] = {}
+        """By identity; this exchange is their source."""
+        self.inbound: dict[Binding, None] = {}
+        """Those whose destination it is."""
+
+    def check_binding(self, key: str, arguments: dict[str, object]) -> None:
+        """Raises PreconditionFailed when such a binding makes no sense for this kind."""
+
+    def add(self, binding: Binding) -> None:
+        self.bindings[binding.identity] = binding
+        self.index(binding)
+
+    def remove(self, binding: Binding) -> None:
+        del self.bindings[binding.identity]
+        self.unindex(binding)
+
+    def index(self, binding: Binding) -> None:
+        raise NotImplementedError(self.type)
+
+    def unindex(self, binding: Binding) -> None:
+        raise NotImplementedError(self.type)
+
+    def collect(
+        self, keys: list[str], headers: dict[str, object] | None, into: Matches
+    ) -> None:
+        """Add the bindings that match a message with these routing keys (at least one)."""
+        raise NotImplementedError(self.type)
+
+
+@final
+class DirectExchange(Exchange):
+    """By equal key. The default exchange is one too, its queues being found by the VirtualHost."""
+
+    __slots__ = ("by_key",)
+
+    def __init__(
+        self, name: str, durable: bool, auto_delete: bool, internal: bool,
+        arguments: dict[str, object],
+    ) -> None:
+        super().__init__(name, DIRECT, durable, auto_delete, internal, arguments)
+        self.by_key: dict[str, dict[Binding, None]] = {}
+
+    def index(self, binding: Binding) -> None:
+        self.by_key.setdefault(binding.key, {})[binding] = None
+
+    def unindex(self, binding: Binding) -> None:
+        bound = self.by_key[binding.key]
+        del bound[binding]
+        if not bound:
+            del self.by_key[binding.key]
+
+    def collect(
+        self, keys: list[str], headers: dict[str, object] | None, into: Matches
+    ) -> None:
+        for key in keys:
+            bound = self.by_key.get(key)
+            if bound is not None:
+                for binding in bound:
+                    into.add(binding)
+
+
+@final
+class FanoutExchange(Exchange):
+    """Every binding."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, name: str, durable: bool, auto_delete: bool, internal: bool,
+        arguments: dict[str, object],
+    ) -> None:
+        super().__init__(name, FANOUT, durable, auto_delete, internal, arguments)
+
+    def index(self, binding: Binding) -> None:
+        """`bindings` is all it needs."""
+
+    def unindex(self, binding: Binding) -> None:
+        """`bindings` is all it needs."""
+
+    def collect(
+        self, keys: list[str], headers: dict[str, object] | None, into: Matches
+    ) -> None:
+        for binding in self.bindings.values():
+            into.add(binding)
+
+
+@final
+class TopicExchange(Exchange):
+    """By pattern of the binding key."""
+
+    __slots__ = ("trie",)
+
+    def __init__(
+        self, name: str, durable: bool, auto_delete: bool, internal: bool,
+        arguments: dict[str, object],
+    ) -> None:
+        super().__init__(name, TOPIC, durable, auto_delete, internal, arguments)
+        self.trie: TopicTrie[Binding] = TopicTrie()
+
+    def index(self, binding: Binding) -> None:
+        self.trie.add(binding.key, binding)
+
+    def unindex(self, binding: Binding) -> None:
+        self.trie.remove(binding.key, binding)
+
+    def collect(
+        self, keys: list[str], headers: dict[str, object] | None, into: Matches
+    ) -> None:
+        for key in keys:
+            for binding in self.trie.match(key):
+                into.add(binding)
+
+
+@final
+class HeadersExchange(Exchange):
+    """By pattern of the binding's arguments; keys play no part."""
+
+    __slots__ = ("table",)
+
+    def __init__(
+        self, name: str, durable: bool, auto_delete: bool, internal: bool,
+        arguments: dict[str, object],
+    ) -> None:
+        super().__init__(name, HEADERS, durable, auto_delete, internal, arguments)
+        self.table: HeaderTable[Binding] = HeaderTable()
+
+    def check_binding(self, key: str, arguments: dict[str, object]) -> None:
+        check_match(arguments)
+
+    def index(self, binding: Binding) -> None:
+        self.table.add(binding, binding.arguments)
+
+    def unindex(self, binding: Binding) -> None:
+        self.table.remove(binding)
+
+    def collect(
+        self, keys: list[str], headers: dict[str, object] | None, into: Matches
+    ) -> None:
+        for binding in self.table.match(headers if headers is not None else {}):
+            into.add(binding)
+
+
+@final
+class HashExchange(Exchange):
+    """One binding of all, by a hash: the same for equal keys."""
+
+    __slots__ = ("hashed", "ring")
+
+    def __init__(
+        self, name: str, durable: bool, auto_delete: bool, internal: bool,
+        arguments: dict[str, object],
+    ) -> None:
+        super().__init__(name, CONSISTENT_HASH, durable, auto_delete, internal, arguments)
+        self.hashed = ""
+        """The name in the headers mapping whose value is hashed; "" for the routing key."""
+        header = arguments.get(HASH_HEADER)
+        prop = arguments.get(HASH_PROPERTY)
+        if isinstance(header, str):
+            self.hashed = header
+        elif isinstance(prop, str):
+            self.hashed = property_key(prop)
+        self.reads_headers = self.hashed != ""
+        self.ring: HashRing[Binding] = HashRing()
+
+    def check_binding(self, key: str, arguments: dict[str, object]) -> None:
+        weight_of(key)
+
+    def index(self, binding: Binding) -> None:
+        self.ring.add(_ring_name(binding), weight_of(binding.key), binding)
+
+    def unindex(self, binding: Binding) -> None:
+        self.ring.remove(_ring_name(binding), weight_of(binding.key), binding)
+
+    def collect(
+        self, keys: list[str], headers: dict[str, object] | None, into: Matches
+    ) -> None:
+        value: object = keys[0]
+        if self.hashed:
+            value = headers.get(self.hashed) if headers is not None else None
+        binding = self.ring.find(
+            wire_bytes(value) if isinstance(value, str) else canonical(value).encode("ascii")
+        )
+        if binding is not None:
+            into.add(binding)
+
+
+def _ring_name(binding: Binding) -> str:
+    return f"{binding.kind()}:{binding.destination()}"
+
+
+def weight_of(key: str) -> int:
+    """The weight a binding key of x-consistent-hash stands for. Raises PreconditionFailed."""
+    digits = key[1:] if key[:1] in ("+", "-") else key
+    if not (digits.isascii() and digits.isdigit()):
+        raise PreconditionFailed(f'The binding key must be an integer: <<"{key}">>')
+    weight = int(key)
+    if weight < 1:
+        raise PreconditionFailed("The binding key must be greater than 0")
+    return weight
+
+
+def check_type(type: str) -> None:
+    """Raises InvalidCommand for a kind of exchange there is not."""
+    if type not in (DIRECT, FANOUT, TOPIC, HEADERS, CONSISTENT_HASH):
+        raise InvalidCommand(f"unknown exchange type '{type}'")
+
+
+def check_exchange_arguments(what: str, type: str, arguments: dict[str, object]) -> None:
+    """Types and values of the known arguments of a new exchange. Raises PreconditionFailed."""
+    check_exchange_name(ALTERNATE, what, arguments)
+    if type != CONSISTENT_HASH:
+        return
+    for name in (HASH_HEADER, HASH_PROPERTY):
+        if name in arguments and not isinstance(arguments[name], str):
+            raise PreconditionFailed(
+                f"invalid type '{type_name(arguments[name])}' for arg '{name}' in {what}"
+            )
+    if HASH_HEADER in arguments and HASH_PROPERTY in arguments:
+        raise PreconditionFailed("hash-header and hash-property are mutually exclusive")
+    prop = arguments.get(HASH_PROPERTY)
+    if prop is not None and prop not in HASH_PROPERTIES:
+        raise PreconditionFailed(f"Unsupported property: {prop}")
+
+
+def check_same_exchange(
+    vhost: str,
+    current: Exchange,
+    type: str,
+    durable: bool,
+    auto_delete: bool,
+    internal: bool,
+    arguments: dict[str, object],
+) -> None:
+    """Raises PreconditionFailed when a re-declaration asks for another exchange than there is."""
+    what = named("exchange", current.name, vhost)
+    if type != current.type:
+        raise inequivalent("type", what, shown(type), shown(current.type))
+    check_same_flag("durable", what, durable, current.durable)
+    check_same_flag("auto_delete", what, auto_delete, current.auto_delete)
+    check_same_flag("internal", what, internal, current.internal)
+    check_same_arguments([ALTERNATE], what, arguments, current.arguments)
+
+
+def make_exchange(
+    name: str,
+    type: str,
+    durable: bool,
+    auto_delete: bool,
+    internal: bool,
+    arguments: dict[str, object],
+) -> Exchange:
+    """An exchange without bindings. Raises InvalidCommand for an unknown kind."""
+    check_type(type)
+    if type == DIRECT:
+        return DirectExchange(name, durable, auto_delete, internal, arguments)
+    if type == FANOUT:
+        return FanoutExchange(name, durable, auto_delete, internal, arguments)
+    if type == TOPIC:
+        return TopicExchange(name, durable, auto_delete, internal, arguments)
+    if type == HEADERS:
+        return HeadersExchange(name, durable, auto_delete, internal, arguments)
+    return HashExchange(name, durable, auto_delete, internal, arguments)

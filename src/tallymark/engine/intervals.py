@@ -1,0 +1,94 @@
+"""Sets of numbers kept as ranges: settled sequences, handed-out sequences, lost ones.
+
+Ranges are half open, [low, high). Adding next to the last range, the common case, is O(1); anywhere
+else it is a bisection and a list insertion.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from typing import final
+
+
+@final
+class IntervalSet:
+    """A set of integers as disjoint, sorted, non-touching ranges."""
+
+    __slots__ = ("_highs", "_lows")
+
+    def __init__(self) -> None:
+        self._lows: list[int] = []
+        self._highs: list[int] = []
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(list(zip(self._lows, self._highs, strict=True)))
+
+    def __len__(self) -> int:
+        """How many ranges there are (not how many numbers)."""
+        return len(self._lows)
+
+    def count(self) -> int:
+        """How many numbers are in the set. O(ranges)."""
+        return sum(self._highs) - sum(self._lows)
+
+    def __contains__(self, number: int) -> bool:
+        at = bisect_right(self._lows, number) - 1
+        return at >= 0 and number < self._highs[at]
+
+    def add(self, low: int, high: int) -> None:
+        """Add low..high-1; numbers already in the set stay in it once."""
+        if low >= high:
+            return
+        lows, highs = self._lows, self._highs
+        if not lows or low > highs[-1]:
+            lows.append(low)
+            highs.append(high)
+            return
+        if low == highs[-1]:
+            highs[-1] = high
+            return
+        start = bisect_left(highs, low)
+        end = bisect_right(lows, high)
+        if start < end:
+            low = min(low, lows[start])
+            high = max(high, highs[end - 1])
+        lows[start:end] = [low]
+        highs[start:end] = [high]
+
+    def remove(self, low: int, high: int) -> None:
+        """Take low..high-1 out; numbers that are not in the set are no error."""
+        if low >= high:
+            return
+        lows, highs = self._lows, self._highs
+        start = bisect_right(highs, low)
+        end = bisect_left(lows, high)
+        if start >= end:
+            return
+        kept: list[tuple[int, int]] = []
+        if lows[start] < low:
+            kept.append((lows[start], low))
+        if highs[end - 1] > high:
+            kept.append((high, highs[end - 1]))
+        lows[start:end] = [a for a, _ in kept]
+        highs[start:end] = [b for _, b in kept]
+
+    def overlap(self, low: int, high: int) -> list[tuple[int, int]]:
+        """The parts of low..high-1 that are in the set, ascending."""
+        found = []
+        at = bisect_right(self._highs, low)
+        while at < len(self._lows) and self._lows[at] < high:
+            found.append((max(low, self._lows[at]), min(high, self._highs[at])))
+            at += 1
+        return found
+
+    def gaps(self, low: int, high: int) -> list[tuple[int, int]]:
+        """The parts of low..high-1 that are not in the set, ascending."""
+        found = []
+        for a, b in self.overlap(low, high):
+            if low < a:
+                found.append((low, a))
+            low = b
+        if low < high:
+            found.append((low, high))
+        return found

@@ -1,0 +1,248 @@
+"""The four operations of durable subscriptions: lease, read, settle, stat; and attaching.
+
+Everything that changes is a record, and the caller answers only when the disk has it
+(`Broker.await_durable`), in every sync mode.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import final
+
+from tallymark.engine import records
+from tallymark.engine.errors import NotFound, PreconditionFailed, ResourceExhausted
+from tallymark.engine.message import NOWHERE, ON_ITS_WAY, Slice
+from tallymark.engine.queue import Queue
+from tallymark.engine.records import Record
+from tallymark.engine.store import Store
+from tallymark.engine.subscription import (
+    DEFAULT_LIMIT_BYTES,
+    DEFAULT_LIMIT_ROWS,
+    Subscription,
+)
+
+
+@final
+class Leases:
+    """All durable subscriptions of the broker."""
+
+    __slots__ = ("epochs", "now_ms", "records", "store", "subscriptions")
+
+    def __init__(self, store: Store, records: list[Record]) -> None:
+        self.store = store
+        self.records = records
+        self.now_ms = 0
+        self.epochs = 0
+        """The last epoch given out; never given again."""
+        self.subscriptions: dict[int, Subscription] = {}
+        """By epoch."""
+
+    def find(self, queue: Queue, name: str) -> Subscription:
+        """Raises NotFound."""
+        for subscription in queue.subscriptions:
+            if subscription.name == name:
+                return subscription
+        raise NotFound(
+            f"no subscription '{name}' on queue '{queue.name}' in vhost '{queue.vhost}'"
+        )
+
+    def attach(
+        self, queue: Queue, name: str, limit_rows: int = 0, limit_bytes: int = 0
+    ) -> Subscription:
+        """Make the subscription, or take it over: earlier holders' fences are refused from now on.
+
+        limit_rows, limit_bytes: how much may be leased and unsettled; 0 = the default.
+
+        Raises:
+            PreconditionFailed: the queue does not outlive the broker, or its consumer is exclusive.
+        """
+        if not queue.stored:
+            raise PreconditionFailed(
+                f"a durable subscription needs a durable, shared queue: '{queue.name}' in vhost "
+                f"'{queue.vhost}' is not"
+            )
+        if queue.consumers and queue.consumers[0].exclusive:
+            raise PreconditionFailed(
+                f"queue '{queue.name}' in vhost '{queue.vhost}' in exclusive use"
+            )
+        try:
+            subscription = self.find(queue, name)
+        except NotFound:
+            self.epochs += 1
+            subscription = Subscription(self.epochs, queue, name)
+            self._enter(subscription)
+        subscription.fence += 1
+        subscription.limit_rows = limit_rows or DEFAULT_LIMIT_ROWS
+        subscription.limit_bytes = limit_bytes or DEFAULT_LIMIT_BYTES
+        queue.had_consumer = True
+        self._define(self.definition(subscription))
+        return subscription
+
+    def lease(self, subscription: Subscription, start: int, max_rows: int, max_bytes: int) -> int:
+        """Where a batch from lease sequence `start` ends; equal to start when nothing is there.
+
+        What is leased beyond `start` already is handed out again before anything new.
+
+        Raises:
+            PreconditionFailed: start was never leased, or is below the settled floor.
+            ResourceExhausted: as much is leased and unsettled as the subscription may have.
+        """
+        subscription.check_position(start, "start")
+        if start < subscription.floor:
+            raise PreconditionFailed(
+                f"start {start} of subscription '{subscription.name}' is settled already, up to "
+                f"{subscription.floor}"
+            )
+        if max_rows <= 0:
+            raise PreconditionFailed(f"max_rows is {max_rows}, expected at least 1")
+        if subscription.next == start:
+            self._extend(subscription, max_rows, max_bytes)
+        return min(subscription.next, start + max_rows)
+
+    def _extend(self, subscription: Subscription, max_rows: int, max_bytes: int) -> None:
+        queue = subscription.queue
+        rows = min(max_rows, subscription.limit_rows - (subscription.next - subscription.floor))
+        room = subscription.limit_bytes - subscription.leased_bytes
+        if queue.ready and (rows <= 0 or room <= 0):
+            raise ResourceExhausted(
+                f"subscription '{subscription.name}' holds {subscription.next - subscription.floor}"
+                f" messages, {subscription.leased_bytes} bytes unsettled: its limits are "
+                f"{subscription.limit_rows} and {subscription.limit_bytes}"
+            )
+        room = min(room, max_bytes) if max_bytes > 0 else room
+        taken = 0
+        while rows > 0 and (room > 0 or not taken):
+            head = queue.head()
+            if head is None:
+                break
+            n = min(rows, len(head))
+            while n > 1 and head.payload.cuts[head.lo + n] - head.payload.cuts[head.lo] > room:
+                n //= 2
+            payload = head.payload
+            if payload.position == NOWHERE:
+                self.store.load(payload)
+                payload.position = ON_ITS_WAY
+                self.records.append(
+                    Record(
+                        records.PAYLOAD, 0, payload.first_id, payload.count, self.now_ms, payload
+                    )
+                )
+            piece = queue.take(n)
+            self.records.append(
+                Record(
+                    records.LEASED, queue.id, piece.first, n, self.now_ms, payload, piece.lo,
+                    subscription.epoch, subscription.next, flags=min(piece.acquired, 255),
+                )
+            )
+            subscription.add(piece)
+            queue.leased += n
+            rows -= n
+            room -= piece.size()
+            taken += n
+
+    def read(self, subscription: Subscription, low: int, high: int) -> list[tuple[int, Slice]]:
+        """Lease sequences low..high-1 as (first lease sequence, slice), bytes in memory.
+
+        Raises:
+            PreconditionFailed: some of it is settled, or was never leased.
+        """
+        found = subscription.part(low, high)
+        for _, piece in found:
+            self.store.load(piece.payload)
+        return found
+
+    def settle(self, subscription: Subscription, end: int) -> int:
+        """Every lease sequence below `end` is done with; returns the floor. Cumulative: repeated
+        and late calls change nothing.
+
+        Raises:
+            PreconditionFailed: end was never leased.
+        """
+        subscription.check_position(end, "end")
+        if end > subscription.floor:
+            queue = subscription.queue
+            for piece in subscription.settle(end):
+                n = len(piece)
+                queue.leased -= n
+                if queue.settle(
+                    piece, piece.lo, piece.hi, subscription.epoch, records.SETTLED_BY_BATCH
+                ):
+                    self.store.settling.append(queue)
+                self.store.finish(piece.payload, n)
+            self.records.append(
+                Record(
+                    records.LEASE_SETTLED, queue.id, 0, 0, self.now_ms, None, 0,
+                    subscription.epoch, end,
+                )
+            )
+        return subscription.floor
+
+    def remove(self, subscription: Subscription) -> list[Slice]:
+        """Take a subscription out; returns what it held, still counted as acquired."""
+        queue = subscription.queue
+        queue.subscriptions.remove(subscription)
+        del self.subscriptions[subscription.epoch]
+        pieces = subscription.release()
+        queue.leased -= sum(len(piece) for piece in pieces)
+        self._define({"op": "drop_subscription", "epoch": subscription.epoch})
+        return pieces
+
+    def stat(self, subscription: Subscription) -> dict[str, object]:
+        """The subscription as plain values; messages and bytes."""
+        return {
+            "subscription": subscription.name,
+            "vhost": subscription.queue.vhost,
+            "queue": subscription.queue.name,
+            "epoch": subscription.epoch,
+            "fence": subscription.fence,
+            "floor": subscription.floor,
+            "next": subscription.next,
+            "leased": subscription.next - subscription.floor,
+            "leased_bytes": subscription.leased_bytes,
+            "ready": subscription.queue.ready,
+            "limit_rows": subscription.limit_rows,
+            "limit_bytes": subscription.limit_bytes,
+        }
+
+    # -- definitions
+
+    def definition(self, subscription: Subscription) -> dict[str, object]:
+        """What makes the subscription again."""
+        return {
+            "op": "subscription",
+            "epoch": subscription.epoch,
+            "queue_id": subscription.queue.id,
+            "name": subscription.name,
+            "fence": subscription.fence,
+            "limit_rows": subscription.limit_rows,
+            "limit_bytes": subscription.limit_bytes,
+        }
+
+    def restore(self, definition: dict[str, object], queue: Queue) -> Subscription:
+        """Apply a definition read back from the journal."""
+        epoch = _number(definition, "epoch")
+        subscription = self.subscriptions.get(epoch)
+        if subscription is None:
+            subscription = Subscription(epoch, queue, str(definition["name"]))
+            self._enter(subscription)
+        subscription.fence = _number(definition, "fence")
+        subscription.limit_rows = _number(definition, "limit_rows")
+        subscription.limit_bytes = _number(definition, "limit_bytes")
+        self.epochs = max(self.epochs, epoch)
+        queue.had_consumer = True
+        return subscription
+
+    def _enter(self, subscription: Subscription) -> None:
+        self.subscriptions[subscription.epoch] = subscription
+        subscription.queue.subscriptions.append(subscription)
+
+    def _define(self, definition: dict[str, object]) -> None:
+        blob = json.dumps(definition, separators=(",", ":")).encode()
+        self.records.append(Record(records.DEFINITION, 0, 0, 0, self.now_ms, blob=blob))
+
+
+def _number(definition: dict[str, object], key: str) -> int:
+    value = definition[key]
+    if not isinstance(value, int):
+        raise ValueError(f"subscription definition: {key} is {value!r}, expected a whole number")
+    return value

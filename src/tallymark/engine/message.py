@@ -1,0 +1,119 @@
+"""Messages travel in stretches: the route, the payload and the slice.
+
+A *payload* is what arrived together: the raw bytes in the publisher's own wire format and the cut
+positions between messages. It is shared by every queue it was routed to. A *slice* is one queue's
+window onto a payload: a range of its messages, with the queue's sequence numbers and whatever is
+equal for all of them. Everything the broker does costs per slice, hardly anything per message.
+
+    payload   raw  |m0      |m1    |m2         |m3 |
+              cuts 0        8      14          25  29
+    slice     payload, lo=1, hi=3, first=702  ->  m1 is sequence 702, m2 is 703
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final, final
+
+NOWHERE: Final = -1
+"""Position of a payload that the journal was never asked to keep."""
+ON_ITS_WAY: Final = -2
+"""Position of a payload whose record is emitted but not yet committed."""
+
+
+@final
+class Route:
+    """Where a message was published: what its reader is shown."""
+
+    __slots__ = ("exchange", "key")
+
+    def __init__(self, exchange: str, key: str) -> None:
+        self.exchange = exchange
+        self.key = key
+
+
+@final
+class Payload:
+    """Messages that arrived together, in the wire format of their publisher. Immutable but for
+    where its bytes are: in memory (`raw`), in the journal (`position`), or both."""
+
+    __slots__ = (
+        "format", "count", "raw", "cuts", "route", "routes", "first_id", "arrived_ms",
+        "persistent", "largest_frame", "position", "live", "size",
+    )
+
+    def __init__(
+        self,
+        format: int,
+        raw: bytes | None,
+        cuts: array[int],
+        route: Route,
+        routes: list[Route] | None,
+        first_id: int,
+        arrived_ms: int,
+        persistent: bool,
+        largest_frame: int,
+    ) -> None:
+        self.format = format
+        """Wire format of the cells; only bridges and readers of the ledger look inside."""
+        self.count = len(cuts) - 1
+        self.raw = raw
+        """The messages end to end, or None while they are in the journal only."""
+        self.cuts = cuts
+        """array('I'): count + 1 offsets into raw; message i is raw[cuts[i]:cuts[i + 1]]."""
+        self.route = route
+        self.routes = routes
+        """One route per message, or None when `route` holds for all."""
+        self.first_id = first_id
+        """Broker-wide message id of message 0; message i has first_id + i."""
+        self.arrived_ms = arrived_ms
+        """Wall time of arrival, milliseconds since 1970."""
+        self.persistent = persistent
+        self.largest_frame = largest_frame
+        """Bytes of the largest frame in raw; a reader with a smaller limit needs re-framing."""
+        self.position = NOWHERE
+        """Journal position of raw; negative while it has none. Set by the journal's commit."""
+        self.live = 0
+        """How many (queue, message) pairs still need these bytes; 0 releases them."""
+        self.size = cuts[self.count]
+        """Bytes of raw."""
+
+
+@final
+class Slice:
+    """One queue's window onto a payload: messages lo..hi-1, sequences first..first+hi-lo-1."""
+
+    __slots__ = ("payload", "lo", "hi", "first", "acquired")
+
+    def __init__(self, payload: Payload, lo: int, hi: int, first: int, acquired: int) -> None:
+        self.payload = payload
+        self.lo = lo
+        self.hi = hi
+        self.first = first
+        """The queue's sequence number of message `lo`. Never reused, never changed."""
+        self.acquired = acquired
+        """How often these messages were handed out before; above 0 they are redelivered."""
+
+    def __len__(self) -> int:
+        return self.hi - self.lo
+
+    def size(self) -> int:
+        """Raw bytes of these messages, framing included. O(1)."""
+        cuts = self.payload.cuts
+        return cuts[self.hi] - cuts[self.lo]
+
+    def take(self, n: int) -> Slice:
+        """Cut the first n messages off (0 < n < len) and return them; the rest stays."""
+        front = Slice(self.payload, self.lo, self.lo + n, self.first, self.acquired)
+        self.lo += n
+        self.first += n
+        return front
+
+    def followed_by(self, other: Slice) -> bool:
+        """Whether `other` continues this slice, so that the two may be merged."""
+        return (
+            self.payload is other.payload
+            and self.hi == other.lo
+            and self.first + self.hi - self.lo == other.first
+            and self.acquired == other.acquired
+        )

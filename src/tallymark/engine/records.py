@@ -1,0 +1,107 @@
+"""Records: the transitions the engine asks the journal to keep. They are the ledger.
+
+A record speaks of a *range* of messages of one queue, never of a single one by necessity. All
+records of one turn go into one block, and a block is kept whole or not at all: what must be atomic
+is emitted in one turn.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from tallymark.engine.message import Payload
+
+# Kinds of record. The numbers are stored: never reuse one.
+PAYLOAD: Final = 1
+"""The bytes of a payload. payload; count; first = first message id; time = arrival, ms."""
+ENTERED: Final = 2
+"""count messages got sequences first.. in queue. payload, lo = first message of the payload."""
+ACQUIRED: Final = 3
+"""Handed to owner (a consumer's id). other = how often they had been handed out before."""
+SETTLED: Final = 4
+"""Done with. owner as in ACQUIRED; reason = how (SETTLED_*)."""
+RETURNED: Final = 5
+"""Given back by owner to their old positions; reason = why (RETURNED_*)."""
+DROPPED: Final = 6
+"""Gone without success. reason = why (DROPPED_*)."""
+MARK: Final = 7
+"""Every sequence of queue below first may have been delivered: redelivered after a crash."""
+DEFINITION: Final = 8
+"""A change of topology. blob = JSON object, see definitions.py."""
+LEASED: Final = 9
+"""Leased to subscription `owner`: queue sequences first.. became lease sequences other.."""
+LEASE_SETTLED: Final = 10
+"""Subscription `owner`: every lease sequence below other is settled (the floor)."""
+MOVED: Final = 11
+"""The cleaner wrote payload again: other = its old position. Written by the journal itself."""
+COUNTERS: Final = 12
+"""Totals of one queue at this moment, for checkpoints. blob = JSON object, see queue.py."""
+LIVE: Final = 13
+"""Checkpoint only: like ENTERED, for what is still in the queue. other = times handed out.
+flags & LIVE_ACQUIRED: owned by `owner` when the checkpoint was taken."""
+
+LIVE_ACQUIRED: Final = 1
+TRANSIENT: Final = 1
+"""Flag of ENTERED: the bytes are not stored; the messages end at a restart."""
+
+# Reasons. Also stored.
+SETTLED_BY_CLIENT: Final = 1
+SETTLED_ON_SEND: Final = 2
+SETTLED_BY_BATCH: Final = 3
+RETURNED_BY_CLIENT: Final = 1
+RETURNED_BY_CLOSE: Final = 2
+RETURNED_BY_LOSS: Final = 3
+RETURNED_BY_RELEASE: Final = 4
+DROPPED_REJECTED: Final = 1
+DROPPED_PURGED: Final = 2
+DROPPED_QUEUE_DELETED: Final = 3
+DROPPED_TRANSIENT: Final = 4
+DROPPED_LOST: Final = 5
+"""Bytes that were found corrupt, accepted as lost by the operator."""
+DROP_REASONS: Final = {
+    DROPPED_REJECTED: "rejected",
+    DROPPED_PURGED: "purged",
+    DROPPED_QUEUE_DELETED: "queue_deleted",
+    DROPPED_TRANSIENT: "transient_at_restart",
+    DROPPED_LOST: "lost",
+}
+
+
+@final
+class Record:
+    """One row of the ledger. Which fields mean what depends on the kind, see above."""
+
+    __slots__ = (
+        "kind", "flags", "reason", "queue", "first", "count", "payload", "lo", "owner", "other",
+        "time_ms", "blob",
+    )
+
+    def __init__(
+        self,
+        kind: int,
+        queue: int,
+        first: int,
+        count: int,
+        time_ms: int,
+        payload: Payload | None = None,
+        lo: int = 0,
+        owner: int = 0,
+        other: int = 0,
+        reason: int = 0,
+        flags: int = 0,
+        blob: bytes = b"",
+    ) -> None:
+        self.kind = kind
+        self.queue = queue
+        """The queue's id: broker-wide, never reused; 0 where no queue is meant."""
+        self.first = first
+        self.count = count
+        self.time_ms = time_ms
+        """Wall time of the transition, milliseconds since 1970."""
+        self.payload = payload
+        self.lo = lo
+        self.owner = owner
+        self.other = other
+        self.reason = reason
+        self.flags = flags
+        self.blob = blob

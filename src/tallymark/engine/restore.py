@@ -1,0 +1,381 @@
+"""A broker from its records, and its records from a broker.
+
+`Restorer` replays what the journal kept: a checkpoint's records, then those of later blocks. The
+order of the log is trusted; what each queue holds is worked out once, at the end, by subtracting
+ranges: entered - finished - leased. What was handed out when the broker went down, or may have been
+(below the queue's mark), is ready again with the redelivered flag, and a RETURNED record says so.
+
+`snapshot` is the other direction: the records of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Final, final
+
+from tallymark.engine import definitions, records
+from tallymark.engine.broker import Broker
+from tallymark.engine.intervals import IntervalSet
+from tallymark.engine.message import Payload, Slice
+from tallymark.engine.queue import Queue
+from tallymark.engine.records import Record
+from tallymark.engine.session import InFlight
+from tallymark.engine.subscription import Subscription
+
+_REASONS: Final = {name: reason for reason, name in records.DROP_REASONS.items()}
+
+
+@final
+class _QueueHistory:
+    """What the records say of one queue, before it is worked out."""
+
+    __slots__ = ("acquired", "entered", "finished", "handed_out", "mark", "queue", "transient")
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.entered: list[Slice] = []
+        self.transient = IntervalSet()
+        """Entered without stored bytes."""
+        self.finished = IntervalSet()
+        """Settled or dropped."""
+        self.acquired = IntervalSet()
+        """Held by a consumer when the log ends."""
+        self.handed_out = IntervalSet()
+        """Ever handed out and given back."""
+        self.mark = 0
+
+
+@final
+class Restorer:
+    """Applies records to a fresh broker; `finish` makes it ready to serve."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._histories: dict[int, _QueueHistory] = {}
+
+    def run(self, log: Iterable[Record]) -> None:
+        """Replay everything and finish.
+
+        Raises:
+            ValueError: a definition that this version does not understand. Nothing is guessed.
+        """
+        for record in log:
+            self.apply(record)
+        self.finish()
+
+    def apply(self, record: Record) -> None:
+        kind = record.kind
+        if kind == records.DEFINITION:
+            self._define(record)
+            return
+        if kind == records.PAYLOAD:
+            self._broker.message_ids.at_least(record.first + record.count - 1)
+            return
+        self._broker.owner_ids.at_least(record.owner)
+        if kind == records.LEASE_SETTLED:
+            self._settle_lease(record)
+            return
+        history = self._histories.get(record.queue)
+        if history is None:
+            return  # its queue was deleted later in the log, or is not durable any more
+        queue = history.queue
+        first, end = record.first, record.first + record.count
+        if kind == records.ENTERED or kind == records.LIVE:
+            if kind == records.ENTERED:
+                queue.entered = max(queue.entered, end - 1)
+            self._enter(history, record, first, end)
+        elif kind == records.ACQUIRED:
+            history.acquired.add(first, end)
+        elif kind == records.SETTLED:
+            queue.settled += record.count
+            history.finished.add(first, end)
+            history.acquired.remove(first, end)
+        elif kind == records.DROPPED:
+            queue.dropped[record.reason] = queue.dropped.get(record.reason, 0) + record.count
+            history.finished.add(first, end)
+            history.acquired.remove(first, end)
+        elif kind == records.RETURNED:
+            history.acquired.remove(first, end)
+            history.handed_out.add(first, end)
+        elif kind == records.MARK:
+            history.mark = max(history.mark, first)
+        elif kind == records.LEASED:
+            self._lease(record)
+        elif kind == records.COUNTERS:
+            _set_counters(queue, json.loads(record.blob))
+
+    def _enter(self, history: _QueueHistory, record: Record, first: int, end: int) -> None:
+        if record.payload is None:
+            history.transient.add(first, end)
+        else:
+            lo = record.lo
+            history.entered.append(
+                Slice(record.payload, lo, lo + record.count, first, record.other)
+            )
+        if record.kind == records.LIVE and record.flags & records.LIVE_ACQUIRED:
+            history.acquired.add(first, end)
+
+    def _lease(self, record: Record) -> None:
+        subscription = self._broker.leases.subscriptions.get(record.owner)
+        if subscription is None or record.payload is None:
+            return
+        low, skip = record.other, 0
+        if subscription.floor > low:
+            skip = min(subscription.floor - low, record.count)
+        subscription.next = max(subscription.next, low + record.count)
+        if skip < record.count:
+            piece = Slice(
+                record.payload, record.lo + skip, record.lo + record.count, record.first + skip,
+                int(record.flags > 0),
+            )
+            subscription.next = low + skip
+            subscription.add(piece)
+
+    def _settle_lease(self, record: Record) -> None:
+        subscription = self._broker.leases.subscriptions.get(record.owner)
+        if subscription is not None:
+            subscription.settle(record.other)
+            subscription.next = max(subscription.next, record.other)
+
+    def _define(self, record: Record) -> None:
+        broker = self._broker
+        definition = json.loads(record.blob)
+        op = definition["op"]
+        if op == "ids":
+            broker.queue_ids.at_least(definition["queue"])
+            broker.owner_ids.at_least(definition["owner"])
+            broker.message_ids.at_least(definition["message"])
+            broker.leases.epochs = max(broker.leases.epochs, definition["epoch"])
+        elif op == "subscription":
+            history = self._histories.get(definition["queue_id"])
+            broker.leases.epochs = max(broker.leases.epochs, definition["epoch"])
+            if history is not None:
+                broker.leases.restore(definition, history.queue)
+        elif op == "drop_subscription":
+            subscription = broker.leases.subscriptions.get(definition["epoch"])
+            if subscription is not None:
+                self._drop_subscription(subscription)
+        else:
+            self._define_topology(definition, record.blob)
+
+    def _define_topology(self, definition: dict[str, object], blob: bytes) -> None:
+        broker = self._broker
+        vhost_name = definitions.text_of(definition, "vhost")
+        vhost = broker.vhosts.get(vhost_name) or broker.enter_vhost(vhost_name)
+        vhost.apply_definition(blob)
+        op = definition["op"]
+        if op == definitions.DELETE_VHOST:
+            del broker.vhosts[vhost_name]
+        elif op == definitions.QUEUE:
+            queue = vhost.queues[definitions.text_of(definition, "name")]
+            if queue.id not in self._histories:
+                broker.queues[queue.id] = queue
+                broker.queue_ids.at_least(queue.id)
+                self._histories[queue.id] = _QueueHistory(queue)
+        elif op == definitions.DELETE_QUEUE:
+            self._forget_queue(definitions.id_of(definition))
+
+    def _forget_queue(self, queue_id: int) -> None:
+        queue = self._broker.queues.pop(queue_id, None)
+        if queue is not None:
+            del self._histories[queue_id]
+            for subscription in queue.subscriptions:
+                del self._broker.leases.subscriptions[subscription.epoch]
+
+    def _drop_subscription(self, subscription: Subscription) -> None:
+        subscription.release()
+        subscription.queue.subscriptions.remove(subscription)
+        del self._broker.leases.subscriptions[subscription.epoch]
+
+    def finish(self) -> None:
+        """Work out what each queue holds; emits the records that say what the restart did."""
+        for history in self._histories.values():
+            self._finish_queue(history)
+
+    def _finish_queue(self, history: _QueueHistory) -> None:
+        broker = self._broker
+        queue = history.queue
+        leased = IntervalSet()
+        for subscription in queue.subscriptions:
+            for lease in subscription.leases:
+                piece = lease.slice
+                leased.add(piece.first, piece.first + len(piece))
+                piece.payload.live += len(piece)
+                queue.acquired += len(piece)
+                queue.acquired_bytes += piece.size()
+                queue.leased += len(piece)
+        gone = history.finished
+        for low, high in leased:
+            gone.add(low, high)
+        history.entered.sort(key=lambda piece: piece.first)
+        for whole in history.entered:
+            for low, high in gone.gaps(whole.first, whole.first + len(whole)):
+                self._place(history, whole, low, high)
+        for low, high in history.transient:
+            for a, b in gone.gaps(low, high):
+                reason = records.DROPPED_TRANSIENT
+                queue.dropped[reason] = queue.dropped.get(reason, 0) + b - a
+                history.acquired.remove(a, b)
+                broker.records.append(
+                    Record(records.DROPPED, queue.id, a, b - a, broker.now_ms, reason=reason)
+                )
+        for low, high in history.acquired:
+            for a, b in gone.gaps(low, high):
+                broker.records.append(
+                    Record(
+                        records.RETURNED, queue.id, a, b - a, broker.now_ms,
+                        reason=records.RETURNED_BY_LOSS,
+                    )
+                )
+        queue.mark = queue.mark_durable = history.mark
+
+    def _place(self, history: _QueueHistory, whole: Slice, low: int, high: int) -> None:
+        """Sequences low..high-1 of a slice are ready; those possibly delivered are flagged."""
+        queue = history.queue
+        again = IntervalSet()
+        again.add(low, min(high, history.mark))
+        for found in (history.acquired, history.handed_out):
+            for a, b in found.overlap(low, high):
+                again.add(a, b)
+        pieces = [(a, b, 1) for a, b in again]
+        pieces += [(a, b, 0) for a, b in again.gaps(low, high)]
+        for a, b, acquired in sorted(pieces):
+            lo = whole.lo + a - whole.first
+            piece = Slice(
+                whole.payload, lo, lo + b - a, a, max(acquired, whole.acquired)
+            )
+            piece.payload.live += b - a
+            queue.ready += b - a
+            queue.ready_bytes += piece.size()
+            queue.fresh.append(piece)
+
+
+def _set_counters(queue: Queue, counters: dict[str, object]) -> None:
+    for name in ("entered", "settled"):
+        value = counters[name]
+        assert isinstance(value, int), (name, value)
+        setattr(queue, name, value)
+    dropped = counters["dropped"]
+    assert isinstance(dropped, dict), dropped
+    queue.dropped = {_REASONS[reason]: count for reason, count in dropped.items()}
+
+
+def live_payloads(broker: Broker) -> list[Payload]:
+    """Every payload that some stored queue still needs, each once."""
+    found: dict[int, Payload] = {}
+    for queue in broker.queues.values():
+        for piece in queue.slices():
+            found[id(piece.payload)] = piece.payload
+        for subscription in queue.subscriptions:
+            for lease in subscription.leases:
+                found[id(lease.slice.payload)] = lease.slice.payload
+    for entry in _in_flight(broker):
+        found[id(entry.slice.payload)] = entry.slice.payload
+    return list(found.values())
+
+
+def _in_flight(broker: Broker) -> list[InFlight]:
+    return [
+        entry
+        for connection in broker.connections.values()
+        for session in connection.sessions
+        for entry in session.inflight
+        if not entry.queue.deleted
+    ]
+
+
+def snapshot(broker: Broker, clean: bool) -> list[Record]:
+    """The records from which a Restorer makes this broker again. Take it right after a commit:
+    it speaks of the journal up to there.
+
+    clean: nobody is connected and nobody will be: what was handed out is known exactly, so that
+    the marks are left out and only what really was delivered comes back flagged.
+    """
+    now_ms = broker.now_ms
+    out: list[Record] = []
+    ids = {
+        "op": "ids",
+        "queue": broker.queue_ids.last,
+        "owner": broker.owner_ids.last,
+        "message": broker.message_ids.last,
+        "epoch": broker.leases.epochs,
+    }
+    out.append(_definition(ids, now_ms))
+    for vhost in broker.vhosts.values():
+        for blob in vhost.definitions():
+            out.append(Record(records.DEFINITION, 0, 0, 0, now_ms, blob=blob))
+    placed: set[int] = set()
+    for queue in broker.queues.values():
+        if queue.stored:
+            _snapshot_queue(broker, queue, clean, placed, out)
+    for entry in _in_flight(broker):
+        if entry.queue.stored:
+            for low, high in entry.pieces(entry.first, entry.last):
+                owner = entry.consumer.id if entry.consumer is not None else 0
+                _add_live(entry.queue, entry.part(low, high), owner, True, placed, out, now_ms)
+    return out
+
+
+def _snapshot_queue(
+    broker: Broker, queue: Queue, clean: bool, placed: set[int], out: list[Record]
+) -> None:
+    now_ms = broker.now_ms
+    blob = json.dumps(queue.counters(), separators=(",", ":")).encode()
+    out.append(Record(records.COUNTERS, queue.id, 0, 0, now_ms, blob=blob))
+    if queue.mark and not clean:
+        out.append(Record(records.MARK, queue.id, queue.mark, 0, now_ms))
+    for piece in queue.slices():
+        _add_live(queue, piece, 0, False, placed, out, now_ms)
+    for subscription in queue.subscriptions:
+        out.append(_definition(broker.leases.definition(subscription), now_ms))
+        out.append(
+            Record(
+                records.LEASE_SETTLED, queue.id, 0, 0, now_ms, None, 0, subscription.epoch,
+                subscription.floor,
+            )
+        )
+        for lease in subscription.leases:
+            piece = lease.slice
+            _add_payload(piece.payload, placed, out, now_ms)
+            out.append(
+                Record(
+                    records.LEASED, queue.id, piece.first, len(piece), now_ms, piece.payload,
+                    piece.lo, subscription.epoch, lease.first, flags=min(piece.acquired, 255),
+                )
+            )
+
+
+def _add_live(
+    queue: Queue,
+    piece: Slice,
+    owner: int,
+    acquired: bool,
+    placed: set[int],
+    out: list[Record],
+    now_ms: int,
+) -> None:
+    payload: Payload | None = piece.payload
+    if payload is not None and payload.persistent and payload.position >= 0:
+        _add_payload(payload, placed, out, now_ms)
+    else:
+        payload = None
+    out.append(
+        Record(
+            records.LIVE, queue.id, piece.first, len(piece), now_ms, payload, piece.lo, owner,
+            piece.acquired, flags=records.LIVE_ACQUIRED if acquired else 0,
+        )
+    )
+
+
+def _add_payload(payload: Payload, placed: set[int], out: list[Record], now_ms: int) -> None:
+    if id(payload) not in placed:
+        placed.add(id(payload))
+        out.append(
+            Record(records.PAYLOAD, 0, payload.first_id, payload.count, now_ms, payload)
+        )
+
+
+def _definition(definition: dict[str, object], now_ms: int) -> Record:
+    blob = json.dumps(definition, separators=(",", ":")).encode()
+    return Record(records.DEFINITION, 0, 0, 0, now_ms, blob=blob)

@@ -1,0 +1,140 @@
+"""Routing: from an exchange over bindings and alternate exchanges to a set of queues.
+
+Every exchange is visited once per message, so circles of bindings end; every queue gets a message
+once, however many ways lead to it. An alternate exchange is taken where an exchange has no matching
+binding at all, as RabbitMQ does: a match that leads to another exchange counts, even if nothing is
+bound there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, final
+
+from tallymark.engine.exchange import Exchange, Matches
+
+if TYPE_CHECKING:
+    from tallymark.engine.queue import Queue
+
+MAX_TARGETS: Final = 16_384
+"""Sets of queues remembered per generation."""
+
+
+@final
+class Targets:
+    """The result of routing: a set of queues, in order of their ids.
+
+    Shared: while the virtual host's generation holds, routing to the same set of queues gives this
+    same object (unless more than MAX_TARGETS sets are in use, when it may be another, equal one).
+    """
+
+    __slots__ = ("durable", "queues")
+
+    def __init__(self, queues: list[Queue]) -> None:
+        self.queues = queues
+        self.durable = False
+        """Whether any of the queues is durable."""
+        for queue in queues:
+            if queue.durable:
+                self.durable = True
+
+
+@final
+class Router:
+    """Routes over the tables of a virtual host, which it only reads.
+
+    `changed` must be called after every change of those tables.
+    """
+
+    __slots__ = ("_by_id", "_by_set", "_exchanges", "_needs_headers", "_nowhere", "_queues")
+
+    def __init__(self, exchanges: dict[str, Exchange], queues: dict[str, Queue]) -> None:
+        self._exchanges = exchanges
+        self._queues = queues
+        self._nowhere = Targets([])
+        self._by_id: dict[int, Targets] = {}
+        self._by_set: dict[frozenset[int], Targets] = {}
+        self._needs_headers: dict[str, bool] = {}
+
+    def changed(self) -> None:
+        """Forget what was remembered."""
+        self._by_id.clear()
+        self._by_set.clear()
+        self._needs_headers.clear()
+
+    def route(
+        self, source: Exchange, keys: list[str], headers: dict[str, object] | None
+    ) -> Targets:
+        """The queues a message gets to from an exchange."""
+        matches = Matches()
+        self._collect(source, keys, headers, matches)
+        if matches.exchanges:
+            seen = {source.name}
+            while matches.exchanges:
+                reached = matches.exchanges.pop()
+                if reached.name not in seen:
+                    seen.add(reached.name)
+                    self._collect(reached, keys, headers, matches)
+        return self._targets(matches.queues)
+
+    def needs_headers(self, source: Exchange) -> bool:
+        """Whether routing from this exchange may come to one that looks at headers."""
+        known = self._needs_headers.get(source.name)
+        if known is None:
+            known = self._reaches_headers(source)
+            self._needs_headers[source.name] = known
+        return known
+
+    def _collect(
+        self, source: Exchange, keys: list[str], headers: dict[str, object] | None, into: Matches
+    ) -> None:
+        """One exchange's own matches, or its alternate exchange when it has none."""
+        if source.name == "":
+            for key in keys:
+                queue = self._queues.get(key)
+                if queue is not None:
+                    into.queues[queue.id] = queue
+            return
+        before = into.count
+        source.collect(keys, headers, into)
+        if into.count == before and source.alternate is not None:
+            alternate = self._exchanges.get(source.alternate)
+            if alternate is not None:
+                into.exchanges.append(alternate)
+
+    def _targets(self, queues: dict[int, Queue]) -> Targets:
+        if not queues:
+            return self._nowhere
+        if len(queues) == 1:
+            return self._only(next(iter(queues.values())))
+        ids = frozenset(queues)
+        targets = self._by_set.get(ids)
+        if targets is None:
+            if len(self._by_set) >= MAX_TARGETS:
+                self._by_set.clear()
+            targets = Targets([queues[id] for id in sorted(ids)])
+            self._by_set[ids] = targets
+        return targets
+
+    def _only(self, queue: Queue) -> Targets:
+        """One queue alone: the common case; there are no more of these than queues."""
+        targets = self._by_id.get(queue.id)
+        if targets is None:
+            targets = Targets([queue])
+            self._by_id[queue.id] = targets
+        return targets
+
+    def _reaches_headers(self, source: Exchange) -> bool:
+        seen = {source.name}
+        waiting = [source]
+        while waiting:
+            exchange = waiting.pop()
+            if exchange.reads_headers:
+                return True
+            following = [binding.exchange for binding in exchange.bindings.values()]
+            if exchange.alternate is not None:
+                following.append(self._exchanges.get(exchange.alternate))
+            for reached in following:
+                if reached is not None and reached.name not in seen:
+                    seen.add(reached.name)
+                    waiting.append(reached)
+        return False

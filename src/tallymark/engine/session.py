@@ -1,0 +1,226 @@
+"""Who publishes and consumes: connections, sessions, consumers, and what they hold.
+
+A session is an AMQP 0-9-1 channel, an AMQP 1.0 session, an NSQ connection. Every message handed to
+it gets the next *tag* of the session (the acquisition number of LC-2: AMQP 0-9-1's delivery tag);
+tags are never reused, so a late settlement cannot hit a later delivery of the same message.
+
+In flight is a deque of tag ranges. Settling in order shortens the first range; settling out of
+order finds its range by bisection and marks a lazily made bitmap.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, final
+
+from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.message import Slice
+from tallymark.engine.queue import Queue
+
+UNLIMITED: Final = 1 << 62
+
+ACCEPTED: Final = 1
+"""Outcome: done with. [amqp-0.9.1 basic.ack]"""
+REJECTED: Final = 2
+"""Outcome: refused for good. [amqp-0.9.1 basic.reject, basic.nack, requeue=false]"""
+RETURNED: Final = 3
+"""Outcome: given back, not counted as a failure. [amqp-0.9.1 basic.nack, requeue=true]"""
+FAILED: Final = 4
+"""Outcome: given back, counted as a failure. [amqp-0.9.1 basic.reject, requeue=true]"""
+
+
+@final
+class Connection:
+    """One client connection, as far as the engine cares."""
+
+    __slots__ = ("exclusive_queues", "id", "name", "paused", "room", "sessions", "user", "vhost")
+
+    def __init__(self, id: int, vhost: str, user: str, name: str) -> None:
+        self.id = id
+        self.vhost = vhost
+        self.user = user
+        self.name = name
+        self.paused = False
+        """Its socket takes no more: nothing is taken from a queue for it [SC-D6]."""
+        self.room = 0
+        """Bytes that may still be handed to it in this turn."""
+        self.sessions: list[Session] = []
+        self.exclusive_queues: list[Queue] = []
+
+
+@final
+class InFlight:
+    """Tags first..last of one session: one slice, one consumer."""
+
+    __slots__ = ("consumer", "done", "first", "last", "left", "queue", "slice")
+
+    def __init__(
+        self, first: int, last: int, slice: Slice, queue: Queue, consumer: Consumer | None
+    ) -> None:
+        self.first = first
+        self.last = last
+        self.slice = slice
+        """Its messages are those of the tags, from first on."""
+        self.queue = queue
+        self.consumer = consumer
+        """None where the client asked for the message itself [amqp-0.9.1 basic.get]."""
+        self.done: bytearray | None = None
+        """One byte per tag from `first`, 1 = settled; None while none was out of order."""
+        self.left = last - first + 1
+
+    def pieces(self, low: int, high: int) -> list[tuple[int, int]]:
+        """The unsettled stretches (first tag, last tag) among low..high, ascending."""
+        done = self.done
+        if done is None:
+            return [(low, high)]
+        found = []
+        end = high - self.first + 1
+        at = done.find(0, low - self.first, end)
+        while at >= 0:
+            stop = done.find(1, at, end)
+            if stop < 0:
+                stop = end
+            found.append((self.first + at, self.first + stop - 1))
+            at = done.find(0, stop, end)
+        return found
+
+    def part(self, low: int, high: int) -> Slice:
+        """The messages of tags low..high as a slice of their own."""
+        whole = self.slice
+        at = low - self.first
+        lo = whole.lo + at
+        return Slice(
+            whole.payload, lo, lo + high - low + 1, whole.first + at, whole.acquired
+        )
+
+
+@final
+class Consumer:
+    """Someone who is sent a queue's messages as long as credit lasts [LC-3]."""
+
+    __slots__ = (
+        "active", "exclusive", "handle", "id", "limit", "no_ack", "priority", "queue", "session",
+        "tag", "unacked",
+    )
+
+    def __init__(
+        self,
+        id: int,
+        session: Session,
+        queue: Queue,
+        tag: str,
+        no_ack: bool,
+        exclusive: bool,
+        priority: int,
+        limit: int,
+    ) -> None:
+        self.id = id
+        """Broker-wide; the owner in the ledger."""
+        self.session = session
+        self.queue = queue
+        self.tag = tag
+        self.no_ack = no_ack
+        self.exclusive = exclusive
+        self.priority = priority
+        self.limit = limit
+        """How many unsettled messages it may hold. [amqp-0.9.1 basic.qos]"""
+        self.unacked = 0
+        self.active = True
+        self.handle: object = None
+        """The bridge's own."""
+
+    def credit(self) -> int:
+        """How many messages may be sent now."""
+        session = self.session
+        if not session.flow or session.connection.paused or session.connection.room <= 0:
+            return 0
+        if self.no_ack:
+            return UNLIMITED
+        own = self.limit - self.unacked
+        shared = session.limit - session.unacked
+        return own if own < shared else shared
+
+
+@final
+class Session:
+    """Publishes, consumes and settles, with numbers of its own for both directions."""
+
+    __slots__ = (
+        "closed", "confirm_asked", "confirming", "connection", "consumer_limit", "consumers",
+        "flow", "handle", "id", "inflight", "limit", "next_tag", "published", "unacked",
+    )
+
+    def __init__(self, id: int, connection: Connection) -> None:
+        self.id = id
+        self.connection = connection
+        self.handle: object = None
+        """The bridge's own."""
+        self.closed = False
+        self.flow = True
+        """False: the client wants no deliveries for now [TX-10]."""
+        self.confirming = False
+        self.published = 0
+        """Publishes since confirms were asked for; the number of the last one."""
+        self.confirm_asked = 0
+        """Up to which publish a confirm has been requested."""
+        self.consumers: dict[str, Consumer] = {}
+        self.limit = UNLIMITED
+        """Unsettled messages all consumers together may hold. [basic.qos, global=true]"""
+        self.consumer_limit = UNLIMITED
+        """Limit that consumers made from now on get. [basic.qos, global=false]"""
+        self.next_tag = 1
+        self.inflight: deque[InFlight] = deque()
+        self.unacked = 0
+
+    def find(self, tag: int) -> int:
+        """Index of the in-flight range that holds the tag.
+
+        Raises:
+            PreconditionFailed: the tag was never given out or is settled already.
+        """
+        inflight = self.inflight
+        low = 0
+        high = len(inflight)
+        while low < high:
+            middle = (low + high) >> 1
+            if inflight[middle].last < tag:
+                low = middle + 1
+            else:
+                high = middle
+        if low < len(inflight):
+            entry = inflight[low]
+            if entry.first <= tag and (entry.done is None or not entry.done[tag - entry.first]):
+                return low
+        raise PreconditionFailed(f"unknown delivery tag {tag}")
+
+    def forget(self, at: int, low: int, high: int) -> None:
+        """Tags low..high of the range at index `at` (all unsettled) are settled."""
+        inflight = self.inflight
+        entry = inflight[at]
+        entry.left -= high - low + 1
+        if entry.left == 0:
+            del inflight[at]
+            return
+        if low == entry.first:
+            self.shorten(entry, high + 1 - entry.first)
+            return
+        if entry.done is None:
+            if high == entry.last:
+                entry.last = low - 1
+                return
+            entry.done = bytearray(entry.last - entry.first + 1)
+        start = low - entry.first
+        size = high - low + 1
+        entry.done[start : start + size] = b"\x01" * size
+
+    def shorten(self, entry: InFlight, n: int) -> None:
+        """Drop the first n tags of a range, and settled ones right behind them; some are left."""
+        done = entry.done
+        if done is not None:
+            n = done.find(0, n)
+            del done[:n]
+        entry.first += n
+        piece = entry.slice
+        entry.slice = Slice(
+            piece.payload, piece.lo + n, piece.hi, piece.first + n, piece.acquired
+        )

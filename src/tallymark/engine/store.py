@@ -1,0 +1,122 @@
+"""Where the bytes of payloads are: in memory, in the journal, or no longer needed.
+
+Memory is a cache over the journal. Beyond a budget the newest payloads lose their bytes first: the
+head of a queue is what is read next. A transient payload has no place in the journal until the
+budget is exceeded; then it is given one, and like every transient message it ends at a restart.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, final
+
+from tallymark.engine import records
+from tallymark.engine.message import NOWHERE, ON_ITS_WAY, Payload
+from tallymark.engine.records import Record
+
+if TYPE_CHECKING:
+    from tallymark.engine.queue import Queue
+
+HELD_AT_MOST: Final = 256
+"""How many payloads that cannot lose their bytes yet are passed over in one search."""
+
+
+@final
+class Store:
+    """Counts who needs a payload's bytes, loads them when they are away, lets them go."""
+
+    __slots__ = (
+        "_dead", "_dying", "_fetch", "_residents", "_unused", "released", "resident_bytes",
+        "settling",
+    )
+
+    def __init__(self, fetch: Callable[[Payload], bytes]) -> None:
+        self._fetch = fetch
+        """Reads a payload's bytes back from the journal; may block for a disk read."""
+        self.resident_bytes = 0
+        """Bytes of payloads in memory."""
+        self._residents: deque[Payload] = deque()
+        self._unused = 0
+        """How many entries of `_residents` no longer have bytes."""
+        self._dying: list[Payload] = []
+        """Needed by nobody, but records or effects of this turn may still refer to them."""
+        self._dead: list[Payload] = []
+        self.released: list[tuple[int, int]] = []
+        """Journal extents (position, size) that nothing needs any more; the owner takes them."""
+        self.settling: list[Queue] = []
+        """Queues with settled ranges that are not yet records."""
+
+    def enter(self, payload: Payload, users: int) -> None:
+        """A new payload, needed by so many (queue, message) pairs."""
+        payload.live += users
+        self.resident_bytes += payload.size
+        self._residents.append(payload)
+
+    def load(self, payload: Payload) -> None:
+        """Make sure that payload.raw is there."""
+        if payload.raw is None:
+            payload.raw = self._fetch(payload)
+            self.resident_bytes += payload.size
+            self._residents.append(payload)
+
+    def finish(self, payload: Payload, n: int) -> None:
+        """n (queue, message) pairs need the payload no longer. Its bytes stay until `sweep`."""
+        payload.live -= n
+        if payload.live == 0:
+            self._dying.append(payload)
+
+    def committed(self) -> None:
+        """The records of this turn are in the journal's hands."""
+        if self._dying:
+            self._dead += self._dying
+            self._dying.clear()
+
+    def sweep(self) -> None:
+        """Let go of what had died before the last commit; its effects have been carried out."""
+        for payload in self._dead:
+            if payload.live:
+                continue
+            if payload.raw is not None:
+                self._drop_bytes(payload)
+            if payload.position >= 0:
+                self.released.append((payload.position, payload.size))
+                payload.position = NOWHERE
+        self._dead.clear()
+        residents = self._residents
+        while residents and residents[0].raw is None:
+            residents.popleft()
+            self._unused -= 1
+        if self._unused > 1024 and self._unused * 2 > len(residents):
+            self._residents = deque([p for p in residents if p.raw is not None])
+            self._unused = 0
+
+    def spill(self, budget: int, written: int, out: list[Record], now_ms: int) -> None:
+        """Bring memory down to `budget` bytes: payloads below journal position `written` lose
+        their bytes, transient ones are first given a place through a record in `out`."""
+        held: list[Payload] = []
+        residents = self._residents
+        while self.resident_bytes > budget and residents and len(held) < HELD_AT_MOST:
+            payload = residents.pop()
+            if payload.raw is None:
+                self._unused -= 1
+            elif payload.position < 0 or payload.position + payload.size > written:
+                if payload.position == NOWHERE and payload.live:
+                    payload.position = ON_ITS_WAY
+                    out.append(
+                        Record(
+                            records.PAYLOAD, 0, payload.first_id, payload.count, now_ms, payload,
+                            flags=records.TRANSIENT,
+                        )
+                    )
+                held.append(payload)
+            else:
+                self._drop_bytes(payload)
+                self._unused -= 1
+        held.reverse()
+        residents.extend(held)
+
+    def _drop_bytes(self, payload: Payload) -> None:
+        payload.raw = None
+        self.resident_bytes -= payload.size
+        self._unused += 1

@@ -1,0 +1,141 @@
+"""Durable subscriptions: a queue read as a log, settled only when the reader's batch is committed.
+
+A subscription leases messages of its queue. Each leased message gets a dense *lease sequence*; a
+range of lease sequences once handed out means the same messages in the same order until it is
+settled, across restarts and for any number of readers. What is not leased stays an ordinary queue
+message: priority, competing consumers, purge.
+
+    floor          settled up to here: every lease sequence below it is done
+    floor..next    leased, readable again and again
+    fence          number of the latest attach; earlier holders are refused
+    epoch          the subscription's incarnation: never the same again under the same name
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, final
+
+from tallymark.engine.errors import Fenced, PreconditionFailed
+from tallymark.engine.message import Slice
+from tallymark.engine.queue import Queue
+
+DEFAULT_LIMIT_ROWS: Final = 100_000
+DEFAULT_LIMIT_BYTES: Final = 256 * 1024 * 1024
+
+
+@final
+class Lease:
+    """Lease sequences first..first+len(slice)-1."""
+
+    __slots__ = ("first", "slice")
+
+    def __init__(self, first: int, slice: Slice) -> None:
+        self.first = first
+        self.slice = slice
+
+
+@final
+class Subscription:
+    """State of one durable subscription; the Broker moves the messages and writes the records."""
+
+    __slots__ = (
+        "epoch", "fence", "floor", "leased_bytes", "leases", "limit_bytes", "limit_rows", "name",
+        "next", "queue",
+    )
+
+    def __init__(self, epoch: int, queue: Queue, name: str) -> None:
+        self.epoch = epoch
+        """Also its id in the ledger (the owner of its records); never reused."""
+        self.queue = queue
+        self.name = name
+        self.fence = 0
+        self.floor = 0
+        self.next = 0
+        self.leases: deque[Lease] = deque()
+        self.leased_bytes = 0
+        self.limit_rows = DEFAULT_LIMIT_ROWS
+        self.limit_bytes = DEFAULT_LIMIT_BYTES
+
+    def check_fence(self, fence: int) -> None:
+        """Raises Fenced unless this is the latest attach."""
+        if fence != self.fence:
+            raise Fenced(
+                f"subscription '{self.name}' was attached again: fence {fence} is not the "
+                f"latest, {self.fence}"
+            )
+
+    def check_epoch(self, epoch: int) -> None:
+        """Raises Fenced when the offset belongs to another incarnation."""
+        if epoch != self.epoch:
+            raise Fenced(
+                f"epoch {epoch} is not this subscription's ({self.epoch}): "
+                f"'{self.name}' was deleted and made again since that offset was taken"
+            )
+
+    def check_position(self, position: int, what: str) -> None:
+        """Raises PreconditionFailed for a position never leased."""
+        if position < 0 or position > self.next:
+            raise PreconditionFailed(
+                f"{what} {position} of subscription '{self.name}' was never leased: "
+                f"leased so far up to {self.next}"
+            )
+
+    def add(self, slice: Slice) -> None:
+        """Lease a slice: its messages get the next lease sequences."""
+        self.leases.append(Lease(self.next, slice))
+        self.next += len(slice)
+        self.leased_bytes += slice.size()
+
+    def part(self, low: int, high: int) -> list[tuple[int, Slice]]:
+        """Lease sequences low..high-1 as (first lease sequence, slice) pairs, in order.
+
+        Raises:
+            PreconditionFailed: part of the range is settled already, or was never leased.
+        """
+        if low < self.floor:
+            raise PreconditionFailed(
+                f"lease sequences {low} to {high} of subscription '{self.name}' are settled up to "
+                f"{self.floor} and can no longer be read"
+            )
+        self.check_position(high, "sequence")
+        found = []
+        for lease in self.leases:
+            piece = lease.slice
+            end = lease.first + len(piece)
+            if end <= low:
+                continue
+            if lease.first >= high:
+                break
+            skip = max(0, low - lease.first)
+            stop = min(end, high) - lease.first
+            part = Slice(
+                piece.payload, piece.lo + skip, piece.lo + stop, piece.first + skip, piece.acquired
+            )
+            found.append((lease.first + skip, part))
+        return found
+
+    def settle(self, end: int) -> list[Slice]:
+        """Raise the floor to `end`; returns what that settles, in order. Repeating is no error."""
+        done: list[Slice] = []
+        leases = self.leases
+        while leases and leases[0].first < end:
+            lease = leases[0]
+            piece = lease.slice
+            if lease.first + len(piece) <= end:
+                leases.popleft()
+            else:
+                piece = piece.take(end - lease.first)
+                lease.first = end
+            self.leased_bytes -= piece.size()
+            done.append(piece)
+        if end > self.floor:
+            self.floor = end
+        return done
+
+    def release(self) -> list[Slice]:
+        """Give every leased message up; the caller puts them back into the queue."""
+        pieces = [lease.slice for lease in self.leases]
+        self.leases.clear()
+        self.leased_bytes = 0
+        return pieces

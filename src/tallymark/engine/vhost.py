@@ -1,0 +1,583 @@
+"""A virtual host: its exchanges, queues and bindings, their rules, and routing over them.
+
+Every command checks everything before it changes anything. What outlives a restart (durable
+exchanges, durable queues that are nobody's own, bindings between such) leaves one DEFINITION record
+per change, see definitions.py; replaying them, or a snapshot, rebuilds it.
+
+Texts and rules are those of RabbitMQ 3.10 where the specification leaves a choice: unbinding what
+is not bound and deleting an exchange that is not there succeed; exclusive queues are never durable;
+line breaks are taken out of declared names. Names are otherwise not restricted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import urlsafe_b64encode
+from collections.abc import Callable
+from typing import Final, final
+
+from tallymark.engine import definitions, records
+from tallymark.engine.arguments import (
+    QUEUE_ARGUMENTS,
+    check_queue_arguments,
+    check_quorum_properties,
+    check_same_arguments,
+    check_same_flag,
+    named,
+)
+from tallymark.engine.errors import (
+    AccessRefused,
+    NotFound,
+    PreconditionFailed,
+    ResourceLocked,
+)
+from tallymark.engine.exchange import (
+    DIRECT,
+    FANOUT,
+    HEADERS,
+    TOPIC,
+    Binding,
+    Exchange,
+    check_exchange_arguments,
+    check_same_exchange,
+    check_type,
+    identity_of,
+    make_exchange,
+)
+from tallymark.engine.queue import Queue
+from tallymark.engine.records import Record
+from tallymark.engine.routing import Router, Targets
+
+__all__ = ["PREDECLARED", "Targets", "VirtualHost"]
+
+PREDECLARED: Final = (
+    ("", DIRECT, False),
+    ("amq.direct", DIRECT, False),
+    ("amq.fanout", FANOUT, False),
+    ("amq.headers", HEADERS, False),
+    ("amq.match", HEADERS, False),
+    ("amq.rabbitmq.trace", TOPIC, True),
+    ("amq.topic", TOPIC, False),
+)
+"""Name, type, internal: in every virtual host from the start, durable, never deleted."""
+
+
+def _cleaned(name: str) -> str:
+    return name.replace("\r", "").replace("\n", "")
+
+
+@final
+class VirtualHost:
+    """See the module's text. Not for use by two threads."""
+
+    __slots__ = (
+        "_router", "exchanges", "generation", "inbound", "name", "name_seed", "next_queue_id",
+        "now_ms", "queues", "records",
+    )
+
+    def __init__(
+        self, name: str, records: list[Record], next_queue_id: Callable[[], int]
+    ) -> None:
+        self.name = name
+        self.records = records
+        """Where definitions are appended. Whoever takes them must clear this list, or set another
+        one here."""
+        self.next_queue_id = next_queue_id
+        self.now_ms = 0
+        """Wall time for records, milliseconds since 1970; set by the owner each turn."""
+        self.name_seed = b""
+        """Random bytes, set by the owner at start, that make server-given names unguessable."""
+        self.exchanges: dict[str, Exchange] = {}
+        self.queues: dict[str, Queue] = {}
+        self.inbound: dict[int, dict[Binding, None]] = {}
+        """Bindings by the id of the queue they lead to."""
+        self.generation = 1
+        """Raised by every change of declarations and bindings: cached routes end with it."""
+        self._router = Router(self.exchanges, self.queues)
+        for predeclared, type, internal in PREDECLARED:
+            exchange = make_exchange(predeclared, type, True, False, internal, {})
+            self.exchanges[predeclared] = exchange
+
+    # -- routing
+
+    def route(
+        self, exchange: str, keys: list[str], headers: dict[str, object] | None
+    ) -> Targets:
+        """Where a message published to an exchange goes.
+
+        keys: the routing key first, then what CC and BCC add. headers: needed only when
+        needs_headers(exchange); with the properties of exchange.property_key.
+        Raises: NotFound, AccessRefused (internal exchange).
+        """
+        source = self.exchange(exchange)
+        if source.internal:
+            raise AccessRefused(f"cannot publish to internal {self._exchange_text(exchange)}")
+        return self.route_from(source, keys, headers)
+
+    def route_from(
+        self, source: Exchange, keys: list[str], headers: dict[str, object] | None
+    ) -> Targets:
+        """As route, from an exchange that may be internal (dead letters go there)."""
+        return self._router.route(source, keys, headers)
+
+    def needs_headers(self, exchange: str) -> bool:
+        """Whether routing from this exchange may look at headers or properties.
+
+        Raises: NotFound.
+        """
+        return self._router.needs_headers(self.exchange(exchange))
+
+    def _changed(self) -> None:
+        self.generation += 1
+        self._router.changed()
+
+    # -- exchanges
+
+    def exchange(self, name: str) -> Exchange:
+        """Raises NotFound."""
+        found = self.exchanges.get(name)
+        if found is None:
+            raise NotFound(f"no {self._exchange_text(name)}")
+        return found
+
+    def declare_exchange(
+        self,
+        name: str,
+        type: str,
+        durable: bool,
+        auto_delete: bool,
+        internal: bool,
+        arguments: dict[str, object],
+        passive: bool,
+    ) -> Exchange:
+        """Make the exchange, or find it just as described; passive only asks whether it is there.
+
+        Raises: InvalidCommand (unknown type), AccessRefused (default exchange, reserved name),
+        NotFound (passive), PreconditionFailed (other properties, bad arguments).
+        """
+        if not passive:
+            check_type(type)
+        name = _cleaned(name)
+        self._refuse_default(name)
+        if passive:
+            return self.exchange(name)
+        current = self.exchanges.get(name)
+        if current is not None:
+            check_same_exchange(
+                self.name, current, type, durable, auto_delete, internal, arguments
+            )
+            return current
+        _refuse_reserved("exchange", name)
+        check_exchange_arguments(self._exchange_text(name), type, arguments)
+        exchange = make_exchange(name, type, durable, auto_delete, internal, arguments)
+        self.exchanges[name] = exchange
+        if durable:
+            self._record(definitions.of_exchange(self.name, exchange))
+        self._changed()
+        return exchange
+
+    def delete_exchange(self, name: str, if_unused: bool) -> None:
+        """Delete an exchange and its bindings; nothing when it is not there.
+
+        Raises: AccessRefused (default or predeclared), PreconditionFailed (if_unused and it is the
+        source of a binding).
+        """
+        name = _cleaned(name)
+        self._refuse_default(name)
+        if name.startswith("amq."):
+            raise AccessRefused(f"deletion of system {self._exchange_text(name)} not allowed")
+        exchange = self.exchanges.get(name)
+        if exchange is None:
+            return
+        if if_unused and exchange.bindings:
+            raise PreconditionFailed(f"{self._exchange_text(name)} in use")
+        self._delete_exchanges([exchange])
+
+    def _delete_exchanges(self, doomed: list[Exchange]) -> None:
+        """Delete these, and then those auto-delete ones that lose their last binding by it."""
+        while doomed:
+            exchange = doomed.pop()
+            if self.exchanges.get(exchange.name) is not exchange:
+                continue
+            sources = self._forget_exchange(exchange)
+            if exchange.durable:
+                self._record(definitions.of_exchange_deletion(self.name, exchange))
+            doomed.extend([source for source in sources if _is_orphan(source)])
+
+    def _forget_exchange(self, exchange: Exchange) -> list[Exchange]:
+        """Take an exchange and its bindings out; returns the exchanges that were bound to it."""
+        for binding in list(exchange.bindings.values()):
+            self._detach(binding)
+        inbound = list(exchange.inbound)
+        for binding in inbound:
+            self._detach(binding)
+        del self.exchanges[exchange.name]
+        self._changed()
+        return [binding.source for binding in inbound]
+
+    # -- queues
+
+    def queue(self, name: str, owner: int) -> Queue:
+        """The queue, for use by the connection `owner`. Raises: NotFound, ResourceLocked."""
+        found = self.queues.get(name)
+        if found is None:
+            raise NotFound(f"no {self._queue_text(name)}")
+        self._check_owner(found, owner)
+        return found
+
+    def declare_queue(
+        self,
+        name: str,
+        durable: bool,
+        exclusive: bool,
+        auto_delete: bool,
+        arguments: dict[str, object],
+        owner: int,
+        passive: bool,
+    ) -> Queue:
+        """Make the queue, or find it just as described; passive only asks whether it is there.
+
+        owner: id of the asking connection (above 0), whose own an exclusive queue becomes. An
+        exclusive queue is never durable. An empty name asks for one nobody has.
+        Raises: AccessRefused (reserved name), NotFound (passive), ResourceLocked (another
+        connection's, or declared with another `exclusive`), PreconditionFailed (other properties,
+        bad arguments).
+        """
+        name = _cleaned(name)
+        if passive:
+            return self.queue(name, owner)
+        lasting = durable and not exclusive
+        current = self.queues.get(name)
+        if current is not None:
+            if current.exclusive_owner != (owner if exclusive else 0):
+                raise self._locked(name)
+            what = self._queue_text(name)
+            check_same_flag("durable", what, lasting, current.durable)
+            check_same_flag("auto_delete", what, auto_delete, current.auto_delete)
+            check_same_arguments(QUEUE_ARGUMENTS, what, arguments, current.arguments)
+            return current
+        _refuse_reserved("queue", name)
+        what = self._queue_text(name)
+        check_queue_arguments(what, arguments)
+        if arguments.get("x-queue-type") == "quorum":
+            check_quorum_properties(what, durable, exclusive, auto_delete)
+        id = self.next_queue_id()
+        queue = Queue(
+            id,
+            name or self._free_name(id),
+            self.name,
+            lasting,
+            owner if exclusive else 0,
+            auto_delete,
+            arguments,
+        )
+        self._enter_queue(queue)
+        if lasting:
+            self._record(definitions.of_queue(self.name, queue))
+        return queue
+
+    def delete_queue(
+        self, name: str, if_unused: bool, if_empty: bool, owner: int
+    ) -> Queue:
+        """Delete a queue and its bindings and return it.
+
+        What is in it, and its consumers, are the caller's to deal with.
+        Raises: NotFound, ResourceLocked, PreconditionFailed (if_empty, if_unused do not hold).
+        """
+        name = _cleaned(name)
+        queue = self.queue(name, owner)
+        if if_empty and queue.ready > 0:
+            raise PreconditionFailed(f"{self._queue_text(name)} not empty")
+        if if_unused and queue.consumers:
+            raise PreconditionFailed(f"{self._queue_text(name)} in use")
+        self._delete_queue(queue)
+        return queue
+
+    def queue_unused(self, queue: Queue) -> bool:
+        """The queue's last consumer went. Deletes it when it is an auto-delete one, and says so."""
+        if not queue.auto_delete or self.queues.get(queue.name) is not queue:
+            return False
+        self._delete_queue(queue)
+        return True
+
+    def queues_of(self, owner: int) -> list[Queue]:
+        """The exclusive queues of a connection, to be deleted when it ends. O(queues)."""
+        return [queue for queue in self.queues.values() if queue.exclusive_owner == owner]
+
+    def _enter_queue(self, queue: Queue) -> None:
+        self.queues[queue.name] = queue
+        self._changed()
+
+    def _delete_queue(self, queue: Queue) -> None:
+        sources = self._forget_queue(queue)
+        if queue.durable:
+            self._record(definitions.of_queue_deletion(self.name, queue))
+        self._delete_exchanges([source for source in sources if _is_orphan(source)])
+
+    def _forget_queue(self, queue: Queue) -> list[Exchange]:
+        """Take a queue and its bindings out; returns the exchanges that were bound to it."""
+        inbound = list(self.inbound.get(queue.id, ()))
+        for binding in inbound:
+            self._detach(binding)
+        del self.queues[queue.name]
+        self._changed()
+        return [binding.source for binding in inbound]
+
+    def _free_name(self, id: int) -> str:
+        """A name no queue has; ids make it unique, the seed unguessable."""
+        salt = 0
+        while True:
+            digest = hashlib.blake2b(b"%d.%d" % (id, salt), key=self.name_seed[:64], digest_size=16)
+            text = urlsafe_b64encode(digest.digest()).decode("ascii").rstrip("=")
+            name = f"amq.gen-{text}"
+            if name not in self.queues:
+                return name
+            salt += 1
+
+    # -- bindings
+
+    def bind_queue(
+        self, queue: str, exchange: str, key: str, arguments: dict[str, object], owner: int
+    ) -> None:
+        """Bind a queue to an exchange; an equal binding is there only once.
+
+        Raises: AccessRefused (default exchange), NotFound, PreconditionFailed (key or arguments do
+        not suit the exchange), ResourceLocked (another connection's queue).
+        """
+        self._refuse_default(exchange)
+        source = self.exchange(exchange)
+        found = self.queues.get(queue)
+        if found is None:
+            raise NotFound(f"no {self._queue_text(queue)}")
+        source.check_binding(key, arguments)
+        self._check_owner(found, owner)
+        self._bind(Binding(source, found, None, key, arguments))
+
+    def unbind_queue(
+        self, queue: str, exchange: str, key: str, arguments: dict[str, object], owner: int
+    ) -> None:
+        """Undo bind_queue; nothing when there is no such binding, queue or exchange.
+
+        Raises: AccessRefused (default exchange), ResourceLocked (another connection's queue).
+        """
+        self._refuse_default(exchange)
+        binding = self._find_binding(exchange, "queue", queue, key, arguments)
+        if binding is not None:
+            if binding.queue is not None:
+                self._check_owner(binding.queue, owner)
+            self._unbind(binding)
+
+    def bind_exchange(
+        self, destination: str, source: str, key: str, arguments: dict[str, object]
+    ) -> None:
+        """Bind an exchange to another (or itself: harmless); an equal binding is there only once.
+
+        Raises: AccessRefused (default exchange), NotFound, PreconditionFailed.
+        """
+        self._refuse_default(destination)
+        self._refuse_default(source)
+        origin = self.exchange(source)
+        target = self.exchange(destination)
+        origin.check_binding(key, arguments)
+        self._bind(Binding(origin, None, target, key, arguments))
+
+    def unbind_exchange(
+        self, destination: str, source: str, key: str, arguments: dict[str, object]
+    ) -> None:
+        """Undo bind_exchange; nothing when there is no such binding or exchange.
+
+        Raises: AccessRefused (default exchange).
+        """
+        self._refuse_default(destination)
+        self._refuse_default(source)
+        binding = self._find_binding(source, "exchange", destination, key, arguments)
+        if binding is not None:
+            self._unbind(binding)
+
+    def bindings(self) -> list[Binding]:
+        """All bindings, without the default exchange's implied ones."""
+        found: list[Binding] = []
+        for exchange in self.exchanges.values():
+            found.extend(exchange.bindings.values())
+        return found
+
+    def _find_binding(
+        self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object]
+    ) -> Binding | None:
+        exchange = self.exchanges.get(source)
+        if exchange is None:
+            return None
+        return exchange.bindings.get(identity_of(kind, destination, key, arguments))
+
+    def _bind(self, binding: Binding) -> None:
+        if binding.identity in binding.source.bindings:
+            return
+        self._attach(binding)
+        if binding.durable:
+            self._record(definitions.of_binding(definitions.BINDING, self.name, binding))
+
+    def _unbind(self, binding: Binding) -> None:
+        self._detach(binding)
+        if binding.durable:
+            self._record(definitions.of_binding(definitions.UNBIND, self.name, binding))
+        self._changed()
+        if _is_orphan(binding.source):
+            self._delete_exchanges([binding.source])
+
+    def _attach(self, binding: Binding) -> None:
+        binding.source.add(binding)
+        if binding.queue is not None:
+            self.inbound.setdefault(binding.queue.id, {})[binding] = None
+        elif binding.exchange is not None:
+            binding.exchange.inbound[binding] = None
+        self._changed()
+
+    def _detach(self, binding: Binding) -> None:
+        """Take a binding out of both its ends. The caller calls _changed."""
+        binding.source.remove(binding)
+        if binding.queue is not None:
+            bound = self.inbound[binding.queue.id]
+            del bound[binding]
+            if not bound:
+                del self.inbound[binding.queue.id]
+        elif binding.exchange is not None:
+            del binding.exchange.inbound[binding]
+
+    # -- rules
+
+    def _refuse_default(self, exchange: str) -> None:
+        if exchange == "":
+            raise AccessRefused("operation not permitted on the default exchange")
+
+    def _check_owner(self, queue: Queue, owner: int) -> None:
+        if queue.exclusive_owner not in (0, owner):
+            raise self._locked(queue.name)
+
+    def _locked(self, queue: str) -> ResourceLocked:
+        return ResourceLocked(
+            f"cannot obtain exclusive access to locked {self._queue_text(queue)}. It could be "
+            "originally declared on another connection or the exclusive property value does not "
+            "match that of the original declaration."
+        )
+
+    def _exchange_text(self, name: str) -> str:
+        return named("exchange", name, self.name)
+
+    def _queue_text(self, name: str) -> str:
+        return named("queue", name, self.name)
+
+    # -- definitions
+
+    def definitions(self) -> list[bytes]:
+        """All that outlives a restart, as definitions which, applied in order to a new virtual
+        host, rebuild it. The first one is the virtual host's own."""
+        blobs = [definitions.vhost_definition(self.name)]
+        predeclared = [name for name, _, _ in PREDECLARED]
+        for exchange in self.exchanges.values():
+            if exchange.durable and exchange.name not in predeclared:
+                blobs.append(definitions.encode(definitions.of_exchange(self.name, exchange)))
+        for queue in self.queues.values():
+            if queue.durable:
+                blobs.append(definitions.encode(definitions.of_queue(self.name, queue)))
+        for binding in self.bindings():
+            if binding.durable:
+                found = definitions.of_binding(definitions.BINDING, self.name, binding)
+                blobs.append(definitions.encode(found))
+        return blobs
+
+    def apply_definition(self, blob: bytes) -> None:
+        """Repeat a recorded change, without recording it again.
+
+        Nothing follows from it by itself: what a change brought about has records of its own.
+        What is there already, and what needs something that is not there (which happens only where
+        a damaged journal was accepted), is passed over.
+        Raises: ValueError, InvalidCommand (exchange type) when it cannot be understood.
+        """
+        definition = definitions.decode(blob)
+        op = definitions.text_of(definition, "op")
+        if op == definitions.EXCHANGE:
+            self._apply_exchange(definition)
+        elif op == definitions.QUEUE:
+            self._apply_queue(definition)
+        elif op == definitions.BINDING:
+            self._apply_binding(definition)
+        elif op == definitions.UNBIND:
+            bound = self._described_binding(definition)
+            if bound is not None:
+                self._detach(bound)
+                self._changed()
+        elif op == definitions.DELETE_EXCHANGE:
+            exchange = self.exchanges.get(definitions.text_of(definition, "name"))
+            if exchange is not None:
+                self._forget_exchange(exchange)
+        elif op == definitions.DELETE_QUEUE:
+            queue = self.queues.get(definitions.text_of(definition, "name"))
+            if queue is not None and queue.id == definitions.id_of(definition):
+                self._forget_queue(queue)
+        elif op not in (definitions.VHOST, definitions.DELETE_VHOST):
+            raise ValueError(f"definition op {op!r}: written by a newer version?")
+
+    def _apply_exchange(self, definition: dict[str, object]) -> None:
+        name = definitions.text_of(definition, "name")
+        if name in self.exchanges:
+            return
+        self.exchanges[name] = make_exchange(
+            name,
+            definitions.text_of(definition, "type"),
+            definitions.flag_of(definition, "durable"),
+            definitions.flag_of(definition, "auto_delete"),
+            definitions.flag_of(definition, "internal"),
+            definitions.arguments_of(definition),
+        )
+        self._changed()
+
+    def _apply_queue(self, definition: dict[str, object]) -> None:
+        name = definitions.text_of(definition, "name")
+        if name in self.queues:
+            return
+        queue = Queue(
+            definitions.id_of(definition),
+            name,
+            self.name,
+            definitions.flag_of(definition, "durable"),
+            0,
+            definitions.flag_of(definition, "auto_delete"),
+            definitions.arguments_of(definition),
+        )
+        self._enter_queue(queue)
+
+    def _apply_binding(self, definition: dict[str, object]) -> None:
+        source = self.exchanges.get(definitions.text_of(definition, "source"))
+        destination = definitions.text_of(definition, "destination")
+        to_queue = definitions.text_of(definition, "kind") == "queue"
+        queue = self.queues.get(destination) if to_queue else None
+        exchange = None if to_queue else self.exchanges.get(destination)
+        if source is None or (queue is None and exchange is None):
+            return
+        key = definitions.text_of(definition, "key")
+        binding = Binding(source, queue, exchange, key, definitions.arguments_of(definition))
+        if binding.identity not in source.bindings:
+            self._attach(binding)
+
+    def _described_binding(self, definition: dict[str, object]) -> Binding | None:
+        return self._find_binding(
+            definitions.text_of(definition, "source"),
+            definitions.text_of(definition, "kind"),
+            definitions.text_of(definition, "destination"),
+            definitions.text_of(definition, "key"),
+            definitions.arguments_of(definition),
+        )
+
+    def _record(self, definition: dict[str, object]) -> None:
+        blob = definitions.encode(definition)
+        self.records.append(Record(records.DEFINITION, 0, 0, 0, self.now_ms, blob=blob))
+
+
+def _refuse_reserved(kind: str, name: str) -> None:
+    if name.startswith("amq."):
+        raise AccessRefused(f"{kind} name '{name}' contains reserved prefix 'amq.*'")
+
+
+def _is_orphan(exchange: Exchange) -> bool:
+    """An auto-delete exchange that is no longer the source of anything."""
+    return exchange.auto_delete and not exchange.bindings

@@ -1,0 +1,155 @@
+"""Checks of arguments, and RabbitMQ's words for what is wrong with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tallymark.engine.arguments import (
+    QUEUE_ARGUMENTS,
+    check_consumer_arguments,
+    check_queue_arguments,
+    check_same_arguments,
+    consumer_priority,
+    equal_values,
+    named,
+    same_argument,
+    type_name,
+    wire_bytes,
+)
+from tallymark.engine.errors import PreconditionFailed
+
+WHAT = named("queue", "q", "/")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"x-message-ttl": 0, "x-expires": 1, "x-max-length": 0, "x-max-length-bytes": 1 << 40},
+        {"x-max-priority": 255, "x-single-active-consumer": True, "x-overflow": "reject-publish"},
+        {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "k"},
+        {"x-dead-letter-strategy": "at-least-once", "x-delivery-limit": 5},
+        {"x-queue-mode": "lazy", "x-queue-version": 2, "x-queue-type": "classic"},
+        {"x-consumer-timeout": 1000, "x-whatever": object},
+    ],
+)
+def test_good_queue_arguments(arguments: dict[str, object]) -> None:
+    check_queue_arguments(WHAT, arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        ({"x-message-ttl": -1}, "{value_negative,-1}"),
+        ({"x-message-ttl": "1"}, '"expected integer, got longstr"'),
+        ({"x-message-ttl": True}, '"expected integer, got bool"'),
+        ({"x-message-ttl": 1.0}, '"expected integer, got double"'),
+        ({"x-expires": 0}, "{value_zero,0}"),
+        ({"x-max-length": -5}, "{value_negative,-5}"),
+        ({"x-max-priority": 256}, "{max_value_exceeded,256}"),
+        ({"x-single-active-consumer": 1}, "{unacceptable_type,signedint}"),
+        ({"x-overflow": "spill"}, "invalid_overflow"),
+        ({"x-overflow": 1}, "{unacceptable_type,signedint}"),
+        ({"x-queue-mode": "eager"}, "invalid_queue_mode"),
+        ({"x-queue-version": 3}, "\"unsupported queue version '3'\""),
+        ({"x-queue-type": "fast"}, "invalid_queue_type"),
+        ({"x-queue-type": "stream"}, "streams are not offered, expected classic or quorum"),
+        ({"x-dead-letter-strategy": "never"}, "invalid_dlx_strategy"),
+        ({"x-dead-letter-routing-key": "k"}, "routing_key_but_no_dlx_defined"),
+    ],
+)
+def test_bad_queue_arguments(arguments: dict[str, object], wrong: str) -> None:
+    with pytest.raises(PreconditionFailed) as refused:
+        check_queue_arguments(WHAT, arguments)
+    name = next(iter(arguments))
+    assert str(refused.value) == f"invalid arg '{name}' for queue 'q' in vhost '/': {wrong}"
+
+
+def test_dead_letter_exchange_must_be_text() -> None:
+    with pytest.raises(PreconditionFailed) as refused:
+        check_queue_arguments(WHAT, {"x-dead-letter-exchange": 1})
+    assert str(refused.value) == (
+        "invalid type 'signedint' for arg 'x-dead-letter-exchange' in queue 'q' in vhost '/'"
+    )
+
+
+def test_arguments_of_streams_are_refused() -> None:
+    with pytest.raises(PreconditionFailed) as refused:
+        check_queue_arguments(WHAT, {"x-max-age": "1D"})
+    assert str(refused.value) == (
+        "invalid arg 'x-max-age' for queue 'q' in vhost '/' of queue type rabbit_classic_queue"
+    )
+
+
+@pytest.mark.parametrize(
+    ("received", "current", "text"),
+    [
+        ({"x-max-length": 2}, {"x-max-length": 1}, "received '2' but current is '1'"),
+        ({"x-max-length": "1"}, {"x-max-length": 1}, "received '1' but current is '1'"),
+        (
+            {},
+            {"x-max-length": 1},
+            "received none but current is the value '1' of type 'signedint'",
+        ),
+        (
+            {"x-max-length": 1 << 40},
+            {},
+            "received the value '1099511627776' of type 'long' but current is none",
+        ),
+    ],
+)
+def test_inequivalent_arguments(
+    received: dict[str, object], current: dict[str, object], text: str
+) -> None:
+    with pytest.raises(PreconditionFailed) as refused:
+        check_same_arguments(QUEUE_ARGUMENTS, WHAT, received, current)
+    assert str(refused.value) == (
+        f"inequivalent arg 'x-max-length' for queue 'q' in vhost '/': {text}"
+    )
+
+
+def test_equivalent_arguments() -> None:
+    check_same_arguments(QUEUE_ARGUMENTS, WHAT, {"x-foo": 1}, {"x-foo": 2})
+    check_same_arguments(QUEUE_ARGUMENTS, WHAT, {"x-queue-type": "classic"}, {})
+    check_same_arguments(QUEUE_ARGUMENTS, WHAT, {}, {"x-queue-type": "classic"})
+    with pytest.raises(PreconditionFailed):
+        check_same_arguments(QUEUE_ARGUMENTS, WHAT, {"x-queue-type": "quorum"}, {})
+
+
+def test_equality_of_values() -> None:
+    assert equal_values([1, "a"], (1.0, b"a"))
+    assert not equal_values([1], [1, 2])
+    assert not equal_values([1], 1)
+    assert equal_values({"k": [None]}, {"k": [None]})
+    assert not equal_values({"k": 1}, {"j": 1})
+    assert not equal_values({"k": 1}, {"k": 1, "j": 1})
+    assert not equal_values(0, False)
+    assert not equal_values(None, 0)
+    assert equal_values("\udcff", b"\xff")
+    assert not same_argument(1, 1.0)
+    assert same_argument("a", b"a")
+
+
+def test_text_that_no_wire_sent_has_bytes_too() -> None:
+    assert wire_bytes("\ud800") == b"\xed\xa0\x80"
+
+
+def test_consumer_arguments() -> None:
+    check_consumer_arguments(WHAT, {"x-priority": -3})
+    assert consumer_priority({"x-priority": -3}) == -3
+    assert consumer_priority({}) == 0
+    with pytest.raises(PreconditionFailed) as refused:
+        check_consumer_arguments(WHAT, {"x-priority": "high"})
+    assert str(refused.value) == (
+        "invalid arg 'x-priority' for queue 'q' in vhost '/': \"expected integer, got longstr\""
+    )
+
+
+def test_names_of_types() -> None:
+    class Tagged(int):
+        tag = "l"
+
+    values: list[object] = [None, True, 1, Tagged(1), 0.5, "", b"", {}, []]
+    assert [type_name(value) for value in values] == [
+        "void", "bool", "signedint", "long", "double", "longstr", "binary", "table", "array",
+    ]

@@ -1,0 +1,240 @@
+"""The property that guards the run: what clients see does not depend on how input is batched.
+
+The same commands go to three brokers: everything published in one run per command; message by
+message; in one run but with no memory for bodies, so that each is read back from the journal. A
+naive model with one entry per message says what a single consumer must see.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tallymark.engine.errors import BrokerError
+from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED, Consumer, Session
+from tests.support.engine_rig import Delivery, Rig
+
+QUEUES = ("a", "b")
+OUTCOMES = (ACCEPTED, REJECTED, RETURNED, FAILED)
+
+publishes = st.tuples(
+    st.just("publish"), st.sampled_from(QUEUES), st.integers(1, 40), st.booleans()
+)
+commands = st.one_of(
+    publishes,
+    publishes,
+    st.tuples(st.just("consume"), st.sampled_from(QUEUES), st.integers(0, 7), st.booleans()),
+    st.tuples(st.just("cancel"), st.integers(0, 5)),
+    st.tuples(st.just("get"), st.sampled_from(QUEUES), st.booleans()),
+    st.tuples(
+        st.just("settle"), st.integers(1, 60), st.integers(0, 9), st.sampled_from(OUTCOMES)
+    ),
+    st.tuples(st.just("settle_up_to"), st.integers(0, 60), st.sampled_from(OUTCOMES)),
+    st.tuples(st.just("recover")),
+    st.tuples(st.just("reopen"), st.booleans()),
+    st.tuples(st.just("flow"), st.booleans()),
+    st.tuples(st.just("purge"), st.sampled_from(QUEUES)),
+)
+
+
+@dataclass
+class Player:
+    """Plays commands against one rig and writes down what is seen."""
+
+    split: bool
+    budget: int = 1 << 40
+    rig: Rig = field(default_factory=Rig)
+    seen: list[Delivery | str] = field(default_factory=list)
+    next_number: int = 1
+    consumers: list[Consumer] = field(default_factory=list)
+    session: Session = field(init=False)
+    publisher: Session = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in QUEUES:
+            self.rig.queue(name, durable=name == "a")
+        self.session = self.rig.session()
+        self.publisher = self.rig.session()
+        self.publisher.confirming = True
+        self.rig.turn()
+
+    def play(self, command: tuple) -> None:
+        try:
+            getattr(self, "do_" + command[0])(*command[1:])
+        except BrokerError as error:
+            self.seen.append(f"{type(error).__name__}: {error}")
+        self.seen += self.rig.settle_down(self.budget)
+        self.rig.broker.check()
+
+    def do_publish(self, queue: str, n: int, persistent: bool) -> None:
+        messages = list(range(self.next_number, self.next_number + n))
+        self.next_number += n
+        for run in [[m] for m in messages] if self.split else [messages]:
+            self.rig.publish(self.publisher, queue, run, persistent)
+
+    def do_consume(self, queue: str, prefetch: int, no_ack: bool) -> None:
+        broker = self.rig.broker
+        broker.set_prefetch(self.session, prefetch, shared=False)
+        tag = f"c{len(self.consumers)}"
+        self.consumers.append(
+            broker.consume(
+                self.session, self.rig.vhost.queues[queue], tag, no_ack, False, prefetch % 2, {}
+            )
+        )
+
+    def do_cancel(self, which: int) -> None:
+        if which < len(self.consumers):
+            self.rig.broker.cancel(self.consumers[which])
+
+    def do_get(self, queue: str, no_ack: bool) -> None:
+        self.seen.append(f"get {self.rig.get(self.session, self.rig.vhost.queues[queue], no_ack)}")
+
+    def do_settle(self, first: int, more: int, outcome: int) -> None:
+        self.rig.broker.settle(self.session, first, first + more, outcome)
+
+    def do_settle_up_to(self, last: int, outcome: int) -> None:
+        self.rig.broker.settle_up_to(self.session, last, outcome)
+
+    def do_recover(self) -> None:
+        self.rig.broker.recover(self.session)
+
+    def do_reopen(self, lost: bool) -> None:
+        self.rig.broker.close_session(self.session, lost)
+        self.session = self.rig.session()
+
+    def do_flow(self, active: bool) -> None:
+        self.rig.broker.set_flow(self.session, active)
+
+    def do_purge(self, queue: str) -> None:
+        self.seen.append(f"purged {self.rig.broker.purge(self.rig.vhost.queues[queue])}")
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(commands, max_size=40))
+def test_observations_do_not_depend_on_batching(history: list[tuple]) -> None:
+    whole, split, spilled = Player(split=False), Player(split=True), Player(False, budget=0)
+    for command in history:
+        for player in (whole, split, spilled):
+            player.play(command)
+        assert whole.seen == split.seen
+        assert whole.seen == spilled.seen
+    for name in QUEUES:
+        assert whole.rig.ready(name) == split.rig.ready(name)
+        assert (
+            whole.rig.vhost.queues[name].counters() == split.rig.vhost.queues[name].counters()
+        )
+    assert whole.rig.confirmed == split.rig.confirmed
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(commands, max_size=30), st.booleans(), st.integers(0, 30))
+def test_a_restart_keeps_the_account_and_the_order(
+    history: list[tuple], clean: bool, checkpoint_at: int
+) -> None:
+    player = Player(split=False)
+    for i, command in enumerate(history):
+        player.play(command)
+        if i == checkpoint_at:
+            player.rig.checkpoint()
+    queue = player.rig.vhost.queues["a"]
+    counters = queue.counters()
+    unsettled: set[int] = set(player.rig.ready("a"))
+    delivered = {x.number for x in player.seen if isinstance(x, Delivery)}
+    for entry in player.session.inflight:
+        if entry.queue is queue:
+            for low, high in entry.pieces(entry.first, entry.last):
+                piece = entry.part(low, high)
+                player.rig.broker.store.load(piece.payload)
+                raw, cuts = piece.payload.raw, piece.payload.cuts
+                assert raw is not None
+                unsettled |= {
+                    int.from_bytes(raw[cuts[i] : cuts[i + 1]], "big")
+                    for i in range(piece.lo, piece.hi)
+                }
+    after = player.rig.restart(clean)
+    after.turn()
+    after.broker.check()
+    found = after.vhost.queues["a"]
+    ready = after.ready("a")
+    assert ready == sorted(ready)
+    lost = unsettled - set(ready)
+    assert set(ready) <= unsettled
+    assert found.dropped.get(4, 0) == len(lost)  # transient at restart
+    assert found.entered == counters["entered"]
+    assert found.settled == counters["settled"]
+    sequences = [s for p in found.slices() for s in range(p.first, p.first + len(p))]
+    again = [p.acquired > 0 for p in found.slices() for _ in range(len(p))]
+    assert sequences == sorted(sequences)
+    for number, redelivered in zip(ready, again, strict=True):
+        assert redelivered or number not in delivered
+    assert "b" not in after.vhost.queues
+
+
+class Model:
+    """One queue, one consumer, one entry per message: the rules in their plainest form."""
+
+    def __init__(self, prefetch: int) -> None:
+        self.ready: list[tuple[int, bool]] = []
+        self.unacked: dict[int, int] = {}
+        self.prefetch = prefetch
+        self.next_tag = 1
+
+    def publish(self, messages: list[int]) -> None:
+        self.ready += [(m, False) for m in messages]
+
+    def deliver(self) -> list[tuple[int, int, bool]]:
+        out = []
+        while self.ready and len(self.unacked) < self.prefetch:
+            number, again = self.ready.pop(0)
+            self.unacked[self.next_tag] = number
+            out.append((self.next_tag, number, again))
+            self.next_tag += 1
+        return out
+
+    def settle(self, tag: int, outcome: int) -> None:
+        number = self.unacked.pop(tag)
+        if outcome in (RETURNED, FAILED):
+            self.ready = sorted([*self.ready, (number, True)])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(1, 12),
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("publish"), st.integers(1, 30), st.just(0)),
+            st.tuples(st.just("settle"), st.integers(0, 30), st.sampled_from(OUTCOMES)),
+            st.tuples(st.just("many"), st.integers(0, 30), st.sampled_from(OUTCOMES)),
+        ),
+        max_size=60,
+    ),
+)
+def test_a_single_consumer_sees_what_the_naive_model_says(
+    prefetch: int, history: list[tuple[str, int, int]]
+) -> None:
+    rig, model = Rig(), Model(prefetch)
+    queue, session = rig.queue("q"), rig.session()
+    rig.broker.set_prefetch(session, prefetch, shared=False)
+    rig.broker.consume(session, queue, "c", False, False, 0, {})
+    number = 1
+    for what, n, outcome in history:
+        if what == "publish":
+            messages = list(range(number, number + n))
+            number += n
+            rig.publish(session, "q", messages)
+            model.publish(messages)
+        elif model.unacked:
+            tags = sorted(model.unacked)
+            tag = tags[n % len(tags)]
+            if what == "settle":
+                rig.broker.settle(session, tag, tag, outcome)
+                model.settle(tag, outcome)
+            else:
+                rig.broker.settle_up_to(session, tag, outcome)
+                for each in tags[: tags.index(tag) + 1]:
+                    model.settle(each, outcome)
+        seen = [(d.tag, d.number, d.redelivered) for d in rig.settle_down()]
+        assert seen == model.deliver()
+        rig.broker.check()
