@@ -25,6 +25,11 @@ publishes = st.tuples(
 commands = st.one_of(
     publishes,
     publishes,
+    st.tuples(
+        st.just("publish_parts"),
+        st.lists(st.tuples(st.sampled_from(["a", "b", "ab"]), st.integers(1, 3)), min_size=1),
+        st.booleans(),
+    ),
     st.tuples(st.just("consume"), st.sampled_from(QUEUES), st.integers(0, 7), st.booleans()),
     st.tuples(st.just("cancel"), st.integers(0, 5)),
     st.tuples(st.just("get"), st.sampled_from(QUEUES), st.booleans()),
@@ -55,6 +60,10 @@ class Player:
     def __post_init__(self) -> None:
         for name in QUEUES:
             self.rig.queue(name, durable=name == "a")
+        vhost = self.rig.vhost
+        vhost.declare_exchange("x", "direct", True, False, False, {}, False)
+        for queue, key in (("a", "a"), ("a", "ab"), ("b", "b"), ("b", "ab")):
+            vhost.bind_queue(queue, "x", key, {}, self.rig.connection.id)
         self.session = self.rig.session()
         self.publisher = self.rig.session()
         self.publisher.confirming = True
@@ -73,6 +82,14 @@ class Player:
         self.next_number += n
         for run in [[m] for m in messages] if self.split else [messages]:
             self.rig.publish(self.publisher, queue, run, persistent)
+
+    def do_publish_parts(self, wanted: list[tuple[str, int]], persistent: bool) -> None:
+        parts = []
+        for key, n in wanted:
+            parts.append((key, list(range(self.next_number, self.next_number + n))))
+            self.next_number += n
+        for some in [[part] for part in parts] if self.split else [parts]:
+            self.rig.publish_parts(self.publisher, "x", some, persistent)
 
     def do_consume(self, queue: str, prefetch: int, no_ack: bool) -> None:
         broker = self.rig.broker

@@ -10,7 +10,7 @@ from array import array
 from dataclasses import dataclass
 
 from tallymark.engine import records
-from tallymark.engine.broker import Broker
+from tallymark.engine.broker import Broker, Part
 from tallymark.engine.effects import Cancelled, Confirm, Deliver, Durable, Effect
 from tallymark.engine.message import Payload, Route, Slice
 from tallymark.engine.queue import Queue
@@ -124,13 +124,32 @@ class Rig:
     ) -> None:
         """One run of messages through the default exchange."""
         targets = self.vhost.route("", [queue], None)
+        self.broker.publish(session, targets, self.payload(queue, messages, persistent))
+
+    def publish_parts(
+        self,
+        session: Session,
+        exchange: str,
+        parts: list[tuple[str, list[int]]],
+        persistent: bool = True,
+    ) -> None:
+        """One payload through an exchange: (routing key, messages) pairs in order."""
+        messages = [m for _, part in parts for m in part]
+        made, lo = [], 0
+        for key, part in parts:
+            targets = self.vhost.route(exchange, [key], None)
+            made.append(Part(targets, lo, lo + len(part)))
+            lo += len(part)
+        self.broker.publish_parts(session, self.payload(exchange, messages, persistent), made)
+
+    def payload(self, key: str, messages: list[int], persistent: bool) -> Payload:
+        """Messages that arrived together."""
         raw = b"".join(n.to_bytes(SIZE, "big") for n in messages)
         cuts = array("I", range(0, len(raw) + 1, SIZE))
-        payload = Payload(
-            0, raw, cuts, Route("", queue), None, self.broker.new_message_ids(len(messages)),
+        return Payload(
+            0, raw, cuts, Route("", key), None, self.broker.new_message_ids(len(messages)),
             self.now_ms, persistent, SIZE,
-        )
-        self.broker.publish(session, targets, payload)
+        )  # fmt: skip
 
     def turn(self, budget: int = 1 << 40) -> list[Delivery]:
         """One turn of the loop; advances the clock by a millisecond."""

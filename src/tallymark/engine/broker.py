@@ -37,6 +37,18 @@ DEFAULT_VHOST: Final = "/"
 
 
 @final
+class Part:
+    """Messages lo..hi-1 of a payload and where they go."""
+
+    __slots__ = ("hi", "lo", "targets")
+
+    def __init__(self, targets: Targets, lo: int, hi: int) -> None:
+        self.targets = targets
+        self.lo = lo
+        self.hi = hi
+
+
+@final
 class Counter:
     """Hands out 1, 2, 3, ...; continues after a restart where it was."""
 
@@ -274,6 +286,48 @@ class Broker:
                     )
             if queue.consumers:
                 self.dispatcher.mark(queue)
+
+    def publish_parts(self, session: Session, payload: Payload, parts: list[Part]) -> None:
+        """As publish, for a payload whose messages go to different sets of queues: the parts are
+        in order and do not overlap; messages in no part go nowhere and are not counted here."""
+        now_ms = self.now_ms
+        kept = False
+        count = users = 0
+        for part in parts:
+            n = part.hi - part.lo
+            count += n
+            users += n * len(part.targets.queues)
+            kept = kept or (payload.persistent and part.targets.durable)
+        self.published += count
+        if session.confirming:
+            self.durability.published(session, count)
+        if not users:
+            return
+        self.store.enter(payload, users)
+        if kept:
+            payload.position = ON_ITS_WAY
+            self.records.append(
+                Record(records.PAYLOAD, 0, payload.first_id, payload.count, now_ms, payload)
+            )
+        entered: dict[int, Record] = {}
+        for part in parts:
+            n = part.hi - part.lo
+            for queue in part.targets.queues:
+                first = queue.push_part(payload, part.lo, part.hi)
+                if queue.consumers:
+                    self.dispatcher.mark(queue)
+                if not queue.stored:
+                    continue
+                last = entered.get(queue.id)
+                if last is not None and (not kept or last.lo + last.count == part.lo):
+                    last.count += n
+                    continue
+                record = Record(
+                    records.ENTERED, queue.id, first, n, now_ms, payload if kept else None,
+                    part.lo if kept else 0, flags=0 if kept else records.TRANSIENT,
+                )  # fmt: skip
+                self.records.append(record)
+                entered[queue.id] = record
 
     def published_nowhere(self, session: Session, count: int) -> None:
         """Publishes that ended before any queue (unroutable, refused) still get their confirm."""

@@ -120,6 +120,22 @@ class Queue:
         self.fresh.append(Slice(payload, 0, count, first, 0))
         return first
 
+    def push_part(self, payload: Payload, lo: int, hi: int) -> int:
+        """Append messages lo..hi-1 of a payload; returns the first sequence they got."""
+        first = self.entered + 1
+        self.entered += hi - lo
+        self.ready += hi - lo
+        cuts = payload.cuts
+        self.ready_bytes += cuts[hi] - cuts[lo]
+        fresh = self.fresh
+        if fresh:
+            last = fresh[-1]
+            if last.payload is payload and last.hi == lo:
+                last.hi = hi
+                return first
+        fresh.append(Slice(payload, lo, hi, first, 0))
+        return first
+
     def head(self) -> Slice | None:
         """The slice that leaves next; its bytes may not be in memory."""
         if self.returned:

@@ -1,0 +1,502 @@
+"""One AMQP 0-9-1 client: wire events in, engine commands out; engine effects in, frames out.
+
+Pure: the owner moves bytes and time. It feeds `receive`, carries engine effects to `deliver`,
+`confirm`, `cancelled`, `close_session` and `durable`, and writes what `take_output` gives. While
+`pending_login` is set it checks the credentials and answers with `login_succeeded` or
+`login_failed`. When `closing` turns true it closes the transport after writing.
+
+An error of a command closes its channel or the connection, as its reply code says; the engine's
+side ends at once, whatever the peer answers and when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, final
+
+from tallymark.bridge import amqp091_basic as basic
+from tallymark.bridge import amqp091_publish as publishing
+from tallymark.bridge import amqp091_topology as topology
+from tallymark.bridge.amqp091_channel import Channel, Client
+from tallymark.bridge.amqp091_content import Recipient
+from tallymark.bridge.amqp091_errors import wire_error
+from tallymark.bridge.amqp091_gate import Gate, OutputGate
+from tallymark.bridge.amqp091_login import (
+    MECHANISMS,
+    client_capabilities,
+    credentials,
+    server_properties,
+)
+from tallymark.bridge.direct_reply import DirectReplies
+from tallymark.bridge.permissions import Access, Permissions
+from tallymark.engine.broker import Broker
+from tallymark.engine.effects import Cancelled, CloseSession, Confirm, Deliver, Durable
+from tallymark.engine.errors import BrokerError, NotAllowed
+from tallymark.engine.session import Connection as EngineConnection
+from tallymark.wire.amqp091.connection import Connection as WireConnection
+from tallymark.wire.amqp091.errors import (
+    ACCESS_REFUSED,
+    CONNECTION,
+    CONNECTION_FORCED,
+    NOT_ALLOWED,
+    WireError,
+)
+from tallymark.wire.amqp091.events import (
+    AckRange,
+    Event,
+    MethodReceived,
+    Opening,
+    PeerClosed,
+    ProtocolFailure,
+    PublishReceived,
+)
+from tallymark.wire.amqp091.layouts import layout_of
+from tallymark.wire.amqp091.limits import Limits
+from tallymark.wire.amqp091.methods import (
+    AccessRequest,
+    BasicAck,
+    BasicCancel,
+    BasicConsume,
+    BasicGet,
+    BasicNack,
+    BasicQos,
+    BasicRecover,
+    BasicRecoverAsync,
+    BasicReject,
+    ChannelClose,
+    ChannelCloseOk,
+    ChannelFlow,
+    ChannelFlowOk,
+    ChannelOpen,
+    ChannelOpenOk,
+    ConfirmSelect,
+    ConnectionBlocked,
+    ConnectionClose,
+    ConnectionCloseOk,
+    ConnectionOpen,
+    ConnectionOpenOk,
+    ConnectionStartOk,
+    ConnectionTuneOk,
+    ConnectionUnblocked,
+    ConnectionUpdateSecret,
+    ConnectionUpdateSecretOk,
+    ExchangeBind,
+    ExchangeDeclare,
+    ExchangeDelete,
+    ExchangeUnbind,
+    Method,
+    QueueBind,
+    QueueDeclare,
+    QueueDelete,
+    QueuePurge,
+    QueueUnbind,
+    TxCommit,
+    TxRollback,
+    TxSelect,
+)
+
+Handler = Callable[[Channel, Any], None]
+
+HANDLERS: Final[dict[type[Method], Handler]] = {
+    AccessRequest: basic.request_access,
+    BasicAck: basic.ack,
+    BasicCancel: basic.cancel,
+    BasicConsume: basic.consume,
+    BasicGet: basic.get,
+    BasicNack: basic.nack,
+    BasicQos: basic.qos,
+    BasicRecover: basic.recover,
+    BasicRecoverAsync: basic.recover_async,
+    BasicReject: basic.reject,
+    ChannelFlow: basic.flow,
+    ChannelFlowOk: basic.confirm_flow,
+    ConfirmSelect: basic.select_confirms,
+    ExchangeBind: topology.bind_exchange,
+    ExchangeDeclare: topology.declare_exchange,
+    ExchangeDelete: topology.delete_exchange,
+    ExchangeUnbind: topology.unbind_exchange,
+    QueueBind: topology.bind_queue,
+    QueueDeclare: topology.declare_queue,
+    QueueDelete: topology.delete_queue,
+    QueuePurge: topology.purge_queue,
+    QueueUnbind: topology.unbind_queue,
+    TxCommit: basic.end_transaction,
+    TxRollback: basic.end_transaction,
+    TxSelect: basic.select_transactions,
+}
+"""Methods on an open channel; open, close and close-ok are the connection's own."""
+
+
+@final
+class Settings:
+    """What all connections of a broker share."""
+
+    __slots__ = ("limits", "platform", "random_name", "replies")
+
+    def __init__(
+        self,
+        limits: Limits,
+        platform: str,
+        random_name: Callable[[], str],
+        replies: DirectReplies,
+    ) -> None:
+        self.limits = limits
+        self.platform = platform
+        """Shown to clients, such as "Python 3.11.2"."""
+        self.random_name = random_name
+        """Gives 22 characters of [A-Za-z0-9_-] that nobody can guess."""
+        self.replies = replies
+
+
+@final
+class Amqp091:
+    """See the module's text."""
+
+    __slots__ = (
+        "_capabilities", "_gate", "_login_mechanism", "_now_ms", "_over", "_permissions", "broker",
+        "client", "client_properties", "peer", "pending_login", "publishing", "reason", "settings",
+        "wire",
+    )
+
+    def __init__(self, broker: Broker, settings: Settings, peer: str) -> None:
+        self.broker = broker
+        self.settings = settings
+        self.peer = peer
+        """Names the connection in logs and lists, such as "127.0.0.1:50000 -> 127.0.0.1:5672"."""
+        self.wire = WireConnection(settings.limits)
+        self.client: Client | None = None
+        """Set once it has entered a virtual host."""
+        self.client_properties: dict[str, object] = {}
+        self.pending_login: tuple[str, str, str] | None = None
+        """(mechanism, user, password) to be checked."""
+        self.publishing = False
+        """Whether it has published anything."""
+        self.reason = ""
+        """Why the connection ended or is about to; empty while it lives."""
+        self._login_mechanism = ""
+        self._permissions: Permissions | None = None
+        self._capabilities: frozenset[str] = frozenset()
+        self._gate = OutputGate(self.wire, self)
+        self._now_ms = 0
+        self._over = False
+
+    # -- the owner's side
+
+    @property
+    def closing(self) -> bool:
+        """The transport is to be closed, once what take_output gives is written."""
+        return self._over and not self._gate.shut
+
+    @property
+    def connection(self) -> EngineConnection | None:
+        """The engine's side, once the client has entered a virtual host."""
+        return None if self.client is None else self.client.connection
+
+    def receive(self, data: bytes, now_ms: int, wall_ms: int) -> None:
+        """Take what was read. now_ms: monotonic; wall_ms: since 1970, the messages' arrival."""
+        self._now_ms = now_ms
+        if self.client is not None:
+            self.client.wall_ms = wall_ms
+        self.wire.receive_data(data, now_ms)
+        self._handle_events()
+
+    def eof(self) -> None:
+        """The peer will send nothing more: the connection is lost unless it was closed."""
+        self.wire.receive_eof()
+        self._handle_events()
+
+    def tick(self, now_ms: int) -> None:
+        """Heartbeats and time-outs; call at `next_deadline`."""
+        self._now_ms = now_ms
+        self.wire.tick(now_ms)
+        self._handle_events()
+
+    def next_deadline(self) -> int | None:
+        """When `tick` is due, monotonic milliseconds."""
+        return self.wire.next_deadline()
+
+    def take_output(self) -> list[bytes]:
+        """What to write now, in order."""
+        return self._gate.take(self._now_ms)
+
+    def login_succeeded(self, permissions: Permissions) -> None:
+        """The pending login is good."""
+        if self.pending_login is None:
+            return
+        self.pending_login = None
+        self._permissions = permissions
+        self.wire.send_tune()
+        self._handle_events()
+
+    def login_failed(self) -> None:
+        """The pending login is refused; only a client that understands it is told."""
+        if self.pending_login is None:
+            return
+        self.pending_login = None
+        self.reason = "login refused"
+        if "authentication_failure_close" in self._capabilities:
+            text = (
+                f"Login was refused using authentication mechanism {self._login_mechanism}. "
+                "For details see the broker logfile."
+            )
+            self.wire.send_close(0, WireError(ACCESS_REFUSED, text, scope=CONNECTION))
+        else:
+            self._over = True
+
+    def block(self, reason: str) -> None:
+        """Tell the client that nothing it publishes is read for now, if it wants to know."""
+        if self.client is not None and "connection.blocked" in self._capabilities:
+            self.wire.send_method(0, ConnectionBlocked(reason))
+
+    def unblock(self) -> None:
+        if self.client is not None and "connection.blocked" in self._capabilities:
+            self.wire.send_method(0, ConnectionUnblocked())
+
+    def shutdown(self, reason: str = "shutdown") -> None:
+        """End the connection by the operator's or the broker's will. [320 CONNECTION_FORCED]"""
+        text = f"broker forced connection closure with reason '{reason}'"
+        self._fail_connection(WireError(CONNECTION_FORCED, text))
+
+    def describe(self) -> dict[str, object]:
+        """What the HTTP API shows of the connection."""
+        client = self.client
+        channels = [] if client is None else list(client.channels.values())
+        permissions = self._permissions
+        return {
+            "peer": self.peer,
+            "protocol": "AMQP 0-9-1",
+            "state": self.wire.state.value,
+            "user": None if permissions is None else permissions.user,
+            "vhost": None if client is None else client.vhost.name,
+            "client_properties": self.client_properties,
+            "channel_max": self.wire.channel_max,
+            "frame_max": self.wire.frame_max,
+            "channels": [_described(channel) for channel in channels],
+        }
+
+    # -- effects
+
+    def deliver(self, effect: Deliver) -> None:
+        consumer = effect.consumer
+        if consumer.session.closed:
+            return
+        recipient = consumer.handle
+        assert isinstance(recipient, Recipient)
+        piece = effect.slice
+        self.wire.out.append(
+            recipient.encode(
+                piece.payload, piece.lo, piece.hi, effect.first_tag, piece.acquired > 0
+            )
+        )
+
+    def confirm(self, effect: Confirm) -> None:
+        """Several publishes are confirmed by one frame."""
+        if effect.session.closed:
+            return
+        channel = effect.session.handle
+        assert isinstance(channel, Channel)
+        newly = effect.upto - channel.confirmed
+        if newly > 0:
+            channel.confirmed = effect.upto
+            channel.send(BasicAck(effect.upto, newly > 1))
+
+    def cancelled(self, effect: Cancelled) -> None:
+        """A consumer's queue is gone; a client that did not ask to know is not told."""
+        client = self.client
+        session = effect.consumer.session
+        if client is None or session.closed or not client.cancel_notify:
+            return
+        channel = session.handle
+        assert isinstance(channel, Channel)
+        channel.send(BasicCancel(effect.consumer.tag, True))
+
+    def close_session(self, effect: CloseSession) -> None:
+        """The engine ends a channel, or what the error's reply code says."""
+        channel = effect.session.handle
+        assert isinstance(channel, Channel)
+        if not self._over:
+            self._fail(channel.number, wire_error(effect.error, 0, 0))
+
+    def durable(self, effect: Durable) -> None:
+        """What an answer waited for is on disk: it leaves with the next take_output."""
+        gate = effect.waiter
+        assert isinstance(gate, Gate)
+        assert gate.owner is self
+        self._gate.release(gate)
+
+    # -- events
+
+    def _handle_events(self) -> None:
+        wire = self.wire
+        event = wire.next_event()
+        while event is not None:
+            if isinstance(event, PublishReceived):
+                channel = self._channel(event.channel)
+                if channel is not None:
+                    self.publishing = True
+                    try:
+                        publishing.publish(channel, event)
+                    except BrokerError as error:
+                        self._refuse(channel.number, error, 60, 40)
+                    except WireError as fault:  # mypyc: a name has one type per function
+                        self._fail(channel.number, fault)
+            elif isinstance(event, AckRange):
+                channel = self._channel(event.channel)
+                if channel is not None:
+                    try:
+                        basic.acked(channel, event)
+                    except BrokerError as error:
+                        self._refuse(channel.number, error, 60, 80)
+            elif isinstance(event, MethodReceived):
+                self._method(event.channel, event.method)
+            else:
+                self._other_event(event)
+            event = wire.next_event()
+
+    def _other_event(self, event: Event) -> None:
+        if isinstance(event, Opening):
+            self.wire.send_start(server_properties(self.settings.platform), MECHANISMS)
+        elif isinstance(event, ProtocolFailure):
+            self._fail(event.channel, event.error)
+        elif isinstance(event, PeerClosed):
+            self.reason = self.reason or event.reason
+            self._leave(not event.clean)
+            self._over = True
+
+    def _channel(self, number: int) -> Channel | None:
+        client = self.client
+        return None if client is None else client.channels.get(number)
+
+    def _method(self, number: int, method: Method) -> None:
+        try:
+            if number == 0:
+                self._method_of_connection(method)
+            else:
+                self._method_of_channel(number, method)
+        except BrokerError as error:
+            layout = layout_of(method)
+            self._refuse(number, error, layout.class_id, layout.method_id)
+        except WireError as fault:
+            self._fail(number, fault)
+
+    def _method_of_channel(self, number: int, method: Method) -> None:
+        client = self.client
+        if client is None or client.closed:
+            return
+        if isinstance(method, ChannelOpen):
+            self._open_channel(client, number)
+            return
+        channel = client.channels.get(number)
+        if isinstance(method, ChannelClose):
+            if channel is not None:
+                channel.close(False)
+            self.wire.send_method(number, ChannelCloseOk())
+        elif channel is not None:
+            HANDLERS[type(method)](channel, method)
+
+    def _open_channel(self, client: Client, number: int) -> None:
+        most = self.wire.channel_max
+        if len(client.channels) >= most:
+            raise WireError(
+                NOT_ALLOWED,
+                f"number of channels opened ({len(client.channels)}) has reached the negotiated "
+                f"channel_max ({most})",
+            )
+        session = self.broker.open_session(client.connection)
+        client.channels[number] = Channel(client, number, session)
+        self.wire.send_method(number, ChannelOpenOk())
+
+    def _method_of_connection(self, method: Method) -> None:
+        if isinstance(method, ConnectionStartOk):
+            self._start(method)
+        elif isinstance(method, ConnectionOpen):
+            self._open(method.virtual_host)
+        elif isinstance(method, ConnectionClose):
+            self.reason = f"closed by the client: {method.reply_code} {method.reply_text}"
+            self._leave(False)
+            self.wire.send_method(0, ConnectionCloseOk())
+        elif isinstance(method, ConnectionUpdateSecret):
+            self.wire.send_method(0, ConnectionUpdateSecretOk())
+        else:
+            assert isinstance(method, (ConnectionTuneOk, ConnectionCloseOk)), method
+
+    def _start(self, method: ConnectionStartOk) -> None:
+        self.client_properties = method.client_properties
+        self._capabilities = client_capabilities(method.client_properties)
+        self._login_mechanism = method.mechanism
+        found = credentials(method.mechanism, method.response)
+        if found is None:
+            # As RabbitMQ: somebody we do not know and cannot understand gets no answer.
+            self.reason = f"no credentials in a response of mechanism {method.mechanism[:40]!r}"
+            self._over = True
+        else:
+            self.pending_login = (method.mechanism, found[0], found[1])
+
+    def _open(self, vhost: str) -> None:
+        permissions = self._permissions
+        assert permissions is not None
+        if vhost not in self.broker.vhosts:
+            raise NotAllowed(f"vhost {vhost} not found")
+        patterns = permissions.patterns(vhost)
+        if patterns is None:
+            raise NotAllowed(f"access to vhost '{vhost}' refused for user '{permissions.user}'")
+        self.client = Client(
+            self.broker,
+            self.wire,
+            self._gate,
+            self.settings.replies,
+            self.settings.random_name,
+            self.broker.open_connection(vhost, permissions.user, self.peer),
+            Access(permissions.user, vhost, patterns),
+            "consumer_cancel_notify" in self._capabilities,
+            self,
+        )
+        self.wire.send_method(0, ConnectionOpenOk())
+
+    # -- endings
+
+    def _refuse(self, number: int, error: BrokerError, class_id: int, method_id: int) -> None:
+        self._fail(number, wire_error(error, class_id, method_id))
+
+    def _fail(self, number: int, error: WireError) -> None:
+        """Close the channel, or the connection where the error reaches so far."""
+        if number == 0 or error.scope == CONNECTION:
+            self._fail_connection(error)
+            return
+        channel = self._channel(number)
+        if channel is not None:
+            channel.close(False)
+        self.wire.send_close(number, error)
+
+    def _fail_connection(self, error: WireError) -> None:
+        """Say why, end the engine's side, and wait for close-ok (wire times it out)."""
+        self.reason = self.reason or f"{error.reply_code} {error.reply_text}"
+        self._leave(False)
+        error.scope = CONNECTION
+        self.wire.send_close(0, error)
+
+    def _leave(self, lost: bool) -> None:
+        """End the engine's side: channels, unsettled messages, exclusive queues."""
+        client = self.client
+        if client is None or client.closed:
+            return
+        client.closed = True
+        for channel in list(client.channels.values()):
+            channel.close(lost)
+        self.broker.close_connection(client.connection, lost)
+
+
+def _described(channel: Channel) -> dict[str, object]:
+    session = channel.session
+    return {
+        "number": channel.number,
+        "consumers": len(session.consumers),
+        "prefetch": channel.prefetch,
+        "prefetch_shared": channel.prefetch_shared,
+        "unacked": session.unacked,
+        "confirms": session.confirming,
+        "published": session.published,
+        "unconfirmed": session.published - channel.confirmed,
+        "returned": channel.returned,
+        "flow": session.flow,
+    }

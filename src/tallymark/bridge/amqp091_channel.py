@@ -1,0 +1,141 @@
+"""What the handlers work on: one client connection and its channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, final
+
+from tallymark.bridge.amqp091_gate import OutputGate
+from tallymark.bridge.direct_reply import DirectReplies, ReplyConsumer
+from tallymark.bridge.permissions import Access
+from tallymark.engine.broker import Broker
+from tallymark.engine.errors import NotFound
+from tallymark.engine.session import Connection as EngineConnection
+from tallymark.engine.session import Session
+from tallymark.engine.vhost import VirtualHost
+from tallymark.wire.amqp091.connection import Connection as WireConnection
+from tallymark.wire.amqp091.methods import Method
+
+if TYPE_CHECKING:
+    from tallymark.bridge.amqp091_publish import Publish
+
+ROUTES_KEPT: Final = 4096
+"""Publish method frames remembered per connection."""
+REPLIES_HELD: Final = 16 << 20
+"""Bytes of direct replies written to a connection whose socket is full; more are dropped."""
+
+
+@final
+class Client:
+    """A client that is logged in to a virtual host."""
+
+    __slots__ = (
+        "_held_replies", "access", "broker", "cancel_notify", "channels", "closed", "connection",
+        "gate", "generation", "owner", "random_name", "replies", "routes", "vhost", "wall_ms",
+        "wire",
+    )
+
+    def __init__(
+        self,
+        broker: Broker,
+        wire: WireConnection,
+        gate: OutputGate,
+        replies: DirectReplies,
+        random_name: Callable[[], str],
+        connection: EngineConnection,
+        access: Access,
+        cancel_notify: bool,
+        owner: object,
+    ) -> None:
+        self.broker = broker
+        self.wire = wire
+        self.gate = gate
+        self.replies = replies
+        self.random_name = random_name
+        """22 characters of [A-Za-z0-9_-] that nobody can guess."""
+        self.connection = connection
+        self.vhost: VirtualHost = broker.vhost(connection.vhost)
+        self.access = access
+        self.cancel_notify = cancel_notify
+        """Whether the client wants to hear that a consumer's queue is gone."""
+        self.owner = owner
+        """The bridge: what is flushed."""
+        self.closed = False
+        """Nothing may be delivered any more."""
+        self.channels: dict[int, Channel] = {}
+        self.routes: dict[bytes, Publish] = {}
+        """By the bytes of the publish method frame, channel included."""
+        self.generation = self.vhost.generation
+        """Of the topology that `routes` was made with."""
+        self.wall_ms = 0
+        """Milliseconds since 1970 of what was received last."""
+        self._held_replies = 0
+
+    def publish_of(self, method: bytes) -> Publish | None:
+        """What is known of a publish method frame, unless the topology changed since."""
+        if self.generation != self.vhost.generation:
+            self.routes.clear()
+            self.generation = self.vhost.generation
+        return self.routes.get(method)
+
+    def remember(self, method: bytes, publish: Publish) -> None:
+        if len(self.routes) >= ROUTES_KEPT:
+            self.routes.clear()
+        self.routes[method] = publish
+
+
+    def takes_reply(self, size: int) -> bool:
+        """Whether a direct reply may be written: not without end to a client that reads nothing."""
+        if not self.connection.paused:
+            self._held_replies = 0
+        self._held_replies += size
+        return not self.closed and self._held_replies <= REPLIES_HELD
+
+
+@final
+class Channel:
+    """One open channel: the engine's session and what only AMQP 0-9-1 knows."""
+
+    __slots__ = (
+        "client", "confirmed", "current_queue", "number", "prefetch", "prefetch_shared",
+        "reply_consumer", "returned", "session",
+    )
+
+    def __init__(self, client: Client, number: int, session: Session) -> None:
+        self.client = client
+        self.number = number
+        self.session = session
+        self.current_queue = ""
+        """Declared last; what an empty queue name stands for [amqp-0.9.1 queue.declare]."""
+        self.confirmed = 0
+        """Number of the last publish that was confirmed."""
+        self.returned = 0
+        """Messages sent back as unroutable."""
+        self.prefetch = 0
+        self.prefetch_shared = 0
+        self.reply_consumer: ReplyConsumer | None = None
+        session.handle = self
+
+    def send(self, method: Method) -> None:
+        self.client.wire.send_method(self.number, method)
+
+    def queue_name(self, given: str) -> str:
+        """The name given, or the queue declared last on this channel.
+
+        Raises:
+            NotFound: no name, and nothing was declared.
+        """
+        if given:
+            return given
+        if not self.current_queue:
+            raise NotFound("no previously declared queue")
+        return self.current_queue
+
+    def close(self, lost: bool) -> None:
+        """End the engine's side; says nothing to the peer."""
+        client = self.client
+        if self.reply_consumer is not None:
+            client.replies.remove(self.reply_consumer)
+            self.reply_consumer = None
+        client.channels.pop(self.number, None)
+        client.broker.close_session(self.session, lost)

@@ -1,0 +1,199 @@
+"""Content to clients: basic.deliver, basic.get-ok, basic.return.
+
+Header and body frames leave as the publisher sent them; in front of each comes a frame made of a
+template and a tag. Only where the channel number differs, or the reader's frame-max is smaller than
+a frame, is anything inside rewritten.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final, final
+
+from tallymark.bridge.amqp091_channel import Channel
+from tallymark.bridge.direct_reply import ReplyConsumer
+from tallymark.engine.message import Payload, Route, Slice
+from tallymark.wire.amqp091.errors import NO_ROUTE
+from tallymark.wire.amqp091.frames import METHOD, frame
+from tallymark.wire.amqp091.kernel import (
+    encode_deliveries,
+    encode_mixed_deliveries,
+    rechannel,
+    reframe,
+)
+from tallymark.wire.amqp091.layouts import encode_method
+from tallymark.wire.amqp091.methods import BasicGetOk, BasicReturn
+
+DELIVER: Final = b"\x00\x3c\x00\x3c"
+TEMPLATES_KEPT: Final = 1024
+"""Routes remembered per consumer."""
+PUBLISH_FIXED: Final = 17
+"""Bytes of a publish method frame beside the exchange's and the key's own."""
+
+
+@final
+class Template:
+    """One consumer's deliver frame for one route, but for the tag."""
+
+    __slots__ = ("again", "fresh", "method_size", "prefix")
+
+    def __init__(self, channel: int, tag: bytes, route: Route) -> None:
+        exchange = route.exchange.encode()
+        key = route.key.encode()
+        names = bytes((len(exchange),)) + exchange + bytes((len(key),)) + key + b"\xce"
+        size = len(DELIVER) + 1 + len(tag) + 8 + len(names)  # one more for the flag, less the end
+        self.prefix = (
+            b"\x01" + channel.to_bytes(2, "big") + size.to_bytes(4, "big")
+            + DELIVER + bytes((len(tag),)) + tag
+        )  # fmt: skip
+        """The frame up to the delivery tag."""
+        self.fresh = b"\x00" + names
+        """The frame after the delivery tag, not redelivered."""
+        self.again = b"\x01" + names
+        self.method_size = method_size(route)
+
+
+def method_size(route: Route) -> int:
+    """Bytes of the publish method frame in front of a message of this route."""
+    return PUBLISH_FIXED + len(route.exchange.encode()) + len(route.key.encode())
+
+
+@final
+class Recipient:
+    """Where a consumer's deliveries go: Consumer.handle."""
+
+    __slots__ = ("_tag", "_templates", "channel")
+
+    def __init__(self, channel: Channel, tag: str) -> None:
+        self.channel = channel
+        self._tag = tag.encode()
+        self._templates: dict[Route, Template] = {}
+
+    def template(self, route: Route) -> Template:
+        found = self._templates.get(route)
+        if found is None:
+            if len(self._templates) >= TEMPLATES_KEPT:
+                self._templates.clear()
+            found = Template(self.channel.number, self._tag, route)
+            self._templates[route] = found
+        return found
+
+    def encode(
+        self, payload: Payload, lo: int, hi: int, first_tag: int, is_redelivered: bool
+    ) -> bytes:
+        """Messages lo..hi-1 of a payload whose bytes are in memory, as frames of this channel."""
+        raw = payload.raw
+        assert raw is not None, payload.position
+        number = self.channel.number
+        limit = self.channel.client.wire.frame_max
+        if limit and payload.largest_frame > limit:
+            return self._reframed(payload, raw, lo, hi, first_tag, is_redelivered)
+        cuts = payload.cuts
+        route = payload.route
+        routes = payload.routes
+        if routes is not None:
+            part = routes[lo:hi]
+            route = part[0]
+            if part.count(route) < hi - lo:
+                prefixes: list[bytes] = []
+                suffixes: list[bytes] = []
+                for each in part:
+                    template = self.template(each)
+                    prefixes.append(template.prefix)
+                    suffixes.append(template.again if is_redelivered else template.fresh)
+                data = encode_mixed_deliveries(prefixes, suffixes, first_tag, raw, cuts, lo, hi)
+                return data if channel_of(raw, cuts[lo]) == number else rechannel(data, number)
+        template = self.template(route)
+        suffix = template.again if is_redelivered else template.fresh
+        data = encode_deliveries(
+            template.prefix, suffix, first_tag, raw, cuts, lo, hi, template.method_size
+        )
+        return data if channel_of(raw, cuts[lo]) == number else rechannel(data, number)
+
+    def _reframed(
+        self, payload: Payload, raw: bytes, lo: int, hi: int, first_tag: int, is_redelivered: bool
+    ) -> bytes:
+        """Message by message, for a reader that takes smaller frames."""
+        number = self.channel.number
+        limit = self.channel.client.wire.frame_max
+        out: list[bytes] = []
+        for i in range(lo, hi):
+            template = self.template(_route_of(payload, i))
+            message = raw[payload.cuts[i] : payload.cuts[i + 1]]
+            out += (
+                template.prefix,
+                (first_tag + i - lo).to_bytes(8, "big"),
+                template.again if is_redelivered else template.fresh,
+                reframe(message, template.method_size, number, limit),
+            )
+        return b"".join(out)
+
+
+def channel_of(raw: bytes, at: int) -> int:
+    """Of the frame that begins at `at`; all frames of a payload are of one channel."""
+    return raw[at + 1] << 8 | raw[at + 2]
+
+
+def _route_of(payload: Payload, i: int) -> Route:
+    return payload.route if payload.routes is None else payload.routes[i]
+
+
+def content_for(channel: Channel, message: bytes, size: int, largest_frame: int) -> bytes:
+    """Header and body frames of one message, as this channel's client takes them. `size`: bytes of
+    the publish method frame in front."""
+    limit = channel.client.wire.frame_max
+    if limit and largest_frame > limit:
+        return reframe(message, size, channel.number, limit)
+    content = message[size:]
+    if channel_of(message, 0) == channel.number:
+        return content
+    return rechannel(content, channel.number)
+
+
+def send_got(channel: Channel, piece: Slice, tag: int, left: int) -> None:
+    """Answer basic.get with a slice of one message; `left`: how many are ready behind it."""
+    payload = piece.payload
+    raw = payload.raw
+    assert raw is not None, payload.position
+    route = _route_of(payload, piece.lo)
+    message = raw[payload.cuts[piece.lo] : payload.cuts[piece.hi]]
+    content = content_for(channel, message, method_size(route), payload.largest_frame)
+    answer = BasicGetOk(tag, piece.acquired > 0, route.exchange, route.key, left)
+    channel.client.wire.send_content(channel.number, answer, content, b"")
+
+
+def return_messages(
+    channel: Channel, route: Route, raw: bytes, cuts: array[int], lo: int, hi: int, size: int
+) -> None:
+    """Send messages lo..hi-1 back: nobody is there to take them [amqp-0.9.1 basic.return].
+
+    They came on this very channel: their frames fit it as they are. `size`: bytes of the method
+    frame in front of each.
+    """
+    head = frame(
+        METHOD,
+        channel.number,
+        encode_method(BasicReturn(NO_ROUTE, "NO_ROUTE", route.exchange, route.key)),
+    )
+    parts: list[bytes] = []
+    for i in range(lo, hi):
+        parts += (head, raw[cuts[i] + size : cuts[i + 1]])
+    channel.returned += hi - lo
+    channel.client.wire.out.append(b"".join(parts))
+
+
+def deliver_reply(
+    consumer: ReplyConsumer, route: Route, message: bytes, size: int, largest_frame: int
+) -> None:
+    """Hand an answer to the channel that waits for it. Takes no delivery tag of its own, there
+    being nothing to acknowledge [rabbitmq direct reply-to]."""
+    channel = consumer.channel
+    client = channel.client
+    if not client.takes_reply(len(message)):
+        return
+    template = Template(channel.number, consumer.tag.encode(), route)
+    client.wire.out.append(
+        template.prefix + channel.session.next_tag.to_bytes(8, "big") + template.fresh
+        + content_for(channel, message, size, largest_frame)
+    )  # fmt: skip
+    client.replies.written.append(client.owner)

@@ -1,0 +1,43 @@
+"""One engine error, its AMQP 0-9-1 face: reply code, text and how far it reaches."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tallymark.engine.errors import (
+    AccessRefused,
+    BrokerError,
+    Fenced,
+    InvalidCommand,
+    NotAllowed,
+    NotFound,
+    PreconditionFailed,
+    ResourceExhausted,
+    ResourceLocked,
+    Unsupported,
+)
+from tallymark.wire.amqp091 import errors as wire_errors
+from tallymark.wire.amqp091.errors import WireError
+
+REPLY_CODES: Final[dict[type[BrokerError], int]] = {
+    AccessRefused: wire_errors.ACCESS_REFUSED,
+    NotFound: wire_errors.NOT_FOUND,
+    ResourceLocked: wire_errors.RESOURCE_LOCKED,
+    PreconditionFailed: wire_errors.PRECONDITION_FAILED,
+    Fenced: wire_errors.PRECONDITION_FAILED,
+    InvalidCommand: wire_errors.COMMAND_INVALID,
+    NotAllowed: wire_errors.NOT_ALLOWED,
+    Unsupported: wire_errors.NOT_IMPLEMENTED,
+    ResourceExhausted: wire_errors.RESOURCE_ERROR,
+}
+"""Whether a code closes the channel or the connection is the protocol's: wire errors.REPLIES.
+
+Never sent, here as by RabbitMQ: 311 (a body above the limit is 406), 313 (immediate is 540), 402
+(an unknown virtual host is 530).
+"""
+
+
+def wire_error(error: BrokerError, class_id: int, method_id: int) -> WireError:
+    """What the client is told when the method with these ids was refused."""
+    code = REPLY_CODES.get(type(error), wire_errors.INTERNAL_ERROR)
+    return WireError(code, str(error), class_id, method_id)

@@ -1,0 +1,86 @@
+"""The output gate: answers that may not leave before the disk says so.
+
+The answer to a durable declaration waits until its record is on disk; whatever the connection says
+after it waits behind it, so that order is kept. Without gates nothing is copied or queued.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import final
+
+from tallymark.engine.broker import Broker
+from tallymark.wire.amqp091.connection import Connection
+
+
+@final
+class Gate:
+    """What `Broker.await_durable` is given: output behind it waits for `waits` releases."""
+
+    __slots__ = ("chunks", "owner", "waits")
+
+    def __init__(self, owner: object) -> None:
+        self.owner = owner
+        """The bridge it belongs to: whoever gets the Durable effect asks it to go on."""
+        self.waits = 1
+        self.chunks: list[bytes] = []
+
+
+@final
+class OutputGate:
+    """Orders one connection's output around its gates."""
+
+    __slots__ = ("_fresh", "_gates", "_open", "_owner", "_wire")
+
+    def __init__(self, wire: Connection, owner: object) -> None:
+        self._wire = wire
+        """Writes into its `out`."""
+        self._owner = owner
+        self._open: list[bytes] = []
+        """What was said before the first gate."""
+        self._gates: deque[Gate] = deque()
+        self._fresh = False
+        """Whether the last gate was made since the last `take`."""
+
+    @property
+    def shut(self) -> bool:
+        """Whether some output waits for the disk."""
+        return bool(self._gates)
+
+    def shut_for(self, broker: Broker) -> None:
+        """Hold back what is said from now on until all records emitted so far are on disk."""
+        if self._fresh:
+            gate = self._gates[-1]
+            gate.waits += 1
+        else:
+            self._settle()
+            gate = Gate(self._owner)
+            self._gates.append(gate)
+            self._fresh = True
+        broker.await_durable(gate)
+
+    def release(self, gate: Gate) -> None:
+        """The disk has what the gate waited for."""
+        gate.waits -= 1
+
+    def take(self, now_ms: int) -> list[bytes]:
+        """What may be written now, in order."""
+        self._fresh = False
+        gates = self._gates
+        if not gates:
+            return self._wire.take_output(now_ms)
+        self._settle()
+        while gates and gates[0].waits <= 0:
+            self._open += gates.popleft().chunks
+        chunks = self._open
+        self._open = []
+        return chunks
+
+    def _settle(self) -> None:
+        """What was written since the last gate belongs behind it."""
+        out = self._wire.out
+        if self._gates:
+            self._gates[-1].chunks += out
+        else:
+            self._open += out
+        out.clear()

@@ -1,0 +1,68 @@
+"""What the broker says of itself, and how credentials come [amqp-0.9.1 connection.start, start-ok].
+
+PLAIN is [RFC 4616]: authorization id, user and password with zero bytes between; AMQPLAIN, the
+mechanism of early AMQP, is a table without its length.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tallymark import __version__
+from tallymark.wire.amqp091.errors import WireError
+from tallymark.wire.amqp091.fields import decode_table
+
+MECHANISMS: Final = b"PLAIN AMQPLAIN"
+PLAIN: Final = "PLAIN"
+AMQPLAIN: Final = "AMQPLAIN"
+
+CAPABILITIES: Final = (
+    "publisher_confirms",
+    "exchange_exchange_bindings",
+    "basic.nack",
+    "consumer_cancel_notify",
+    "connection.blocked",
+    "consumer_priorities",
+    "authentication_failure_close",
+    "per_consumer_qos",
+    "direct_reply_to",
+)
+
+
+def server_properties(platform: str) -> dict[str, object]:
+    """`platform`: what the broker runs on, such as "Python 3.11.2"."""
+    capabilities: dict[str, object] = dict.fromkeys(CAPABILITIES, True)
+    return {
+        "capabilities": capabilities,
+        "product": "Tallymark",
+        "version": __version__,
+        "platform": platform,
+        "copyright": "Copyright the Tallymark authors",
+        "information": "Licensed under the Apache License 2.0",
+    }
+
+
+def credentials(mechanism: str, response: bytes) -> tuple[str, str] | None:
+    """User and password, or None where the response is malformed or the mechanism unknown."""
+    if mechanism == PLAIN:
+        parts = response.split(b"\0")
+        if len(parts) != 3 or parts[0] not in (b"", parts[1]):
+            return None
+        return parts[1].decode("utf-8", "replace"), parts[2].decode("utf-8", "replace")
+    if mechanism == AMQPLAIN:
+        try:
+            table = decode_table(len(response).to_bytes(4, "big") + response)
+        except WireError:
+            return None
+        user, password = table.get("LOGIN"), table.get("PASSWORD")
+        if isinstance(user, str) and isinstance(password, str):
+            return user, password
+    return None
+
+
+def client_capabilities(client_properties: dict[str, object]) -> frozenset[str]:
+    """What the client says it can deal with."""
+    found = client_properties.get("capabilities")
+    if not isinstance(found, dict):
+        return frozenset()
+    return frozenset([str(name) for name, value in found.items() if value is True])

@@ -1,0 +1,344 @@
+"""From stretches of publishes to payloads in queues.
+
+What a publish method frame means (where it goes, under which name) is looked up by its raw bytes.
+A stretch with one set of target queues becomes one payload without copying anything. One that
+interleaves several sets is grouped, a payload per set, unless two sets share a queue: then all of
+it is one payload, and each queue gets slices of it in the order they were published.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final, final
+
+from tallymark.bridge.amqp091_channel import Channel, Client
+from tallymark.bridge.amqp091_content import deliver_reply, return_messages
+from tallymark.bridge.amqp091_special import Special, examine, headers_of, with_section
+from tallymark.bridge.direct_reply import PREFIX
+from tallymark.bridge.permissions import EXCHANGE, WRITE
+from tallymark.engine.broker import Part
+from tallymark.engine.errors import BrokerError
+from tallymark.engine.message import Payload, Route
+from tallymark.engine.vhost import Targets
+from tallymark.wire.amqp091.errors import NOT_IMPLEMENTED, WireError
+from tallymark.wire.amqp091.events import PublishReceived
+from tallymark.wire.amqp091.kernel import PERSISTENT, SPECIAL
+
+FORMAT: Final = 1
+"""Payload.format: AMQP 0-9-1 publish frames (method, header, bodies) as they were received."""
+CLASS_ID: Final = 60
+METHOD_ID: Final = 40
+
+
+@final
+class Publish:
+    """What a publish method frame says, and where it leads while the topology stays."""
+
+    __slots__ = ("is_reply", "mandatory", "route", "size", "targets")
+
+    def __init__(self, route: Route, mandatory: bool, size: int, targets: Targets | None) -> None:
+        self.route = route
+        self.mandatory = mandatory
+        self.size = size
+        """Bytes of the method frame."""
+        self.targets = targets
+        """None: the headers of each message decide."""
+        self.is_reply = route.exchange == "" and route.key.startswith(PREFIX)
+
+
+def publish(channel: Channel, event: PublishReceived) -> None:
+    """Enter a stretch of publishes.
+
+    Raises:
+        BrokerError, WireError: one of them was refused; those before it are in their queues, it and
+        those after it are not.
+    """
+    client = channel.client
+    methods = event.methods
+    if len(methods) == 1 and not event.facts & SPECIAL:
+        known = _known(client, methods[0])
+        targets = known.targets
+        if targets is not None and not known.is_reply:
+            count = len(event.cuts) - 1
+            if not targets.queues:
+                _nowhere(channel, known, event.raw, event.cuts, 0, count)
+                return
+            client.broker.publish(
+                channel.session,
+                targets,
+                Payload(
+                    FORMAT, event.raw, event.cuts, known.route, None,
+                    client.broker.new_message_ids(count), client.wall_ms,
+                    event.facts & PERSISTENT != 0, event.largest_frame,
+                ),
+            )
+            return
+    _publish_mixed(channel, event)
+
+
+def _known(client: Client, method: bytes) -> Publish:
+    """Raises BrokerError or WireError when it must not be published so."""
+    known = client.publish_of(method)
+    if known is None:
+        known = _read(client, method)
+        client.remember(method, known)
+    return known
+
+
+def _read(client: Client, method: bytes) -> Publish:
+    key_at = 14 + method[13]
+    bits_at = key_at + 1 + method[key_at]
+    if method[bits_at] & 2:
+        raise WireError(NOT_IMPLEMENTED, "immediate=true", CLASS_ID, METHOD_ID)
+    route = Route(method[14:key_at].decode(), method[key_at + 1 : bits_at].decode())
+    client.access.check(EXCHANGE, route.exchange, WRITE)
+    vhost = client.vhost
+    targets: Targets | None = None
+    if not vhost.needs_headers(route.exchange):
+        targets = vhost.route(route.exchange, [route.key], None)
+    return Publish(route, method[bits_at] & 1 == 1, len(method), targets)
+
+
+def _nowhere(
+    channel: Channel, known: Publish, raw: bytes, cuts: array[int], lo: int, hi: int
+) -> None:
+    """Messages lo..hi-1 reach no queue: mandatory ones go back, before their confirm."""
+    if known.mandatory:
+        return_messages(channel, known.route, raw, cuts, lo, hi, known.size)
+    channel.client.broker.published_nowhere(channel.session, hi - lo)
+
+
+@final
+class Stretch:
+    """Publishes in order: messages bounds[k]..bounds[k+1]-1 came under publishes[k] and go to
+    targets[k]."""
+
+    __slots__ = (
+        "bounds", "cuts", "facts", "has_replies", "largest_frame", "publishes", "raw", "targets",
+    )
+
+    def __init__(self, event: PublishReceived) -> None:
+        self.raw = event.raw
+        self.cuts = event.cuts
+        self.facts = event.facts
+        self.largest_frame = event.largest_frame
+        self.bounds = [0]
+        self.publishes: list[Publish] = []
+        self.targets: list[Targets] = []
+        self.has_replies = False
+        """Whether some are direct replies."""
+
+    def add(self, known: Publish, targets: Targets, end: int) -> None:
+        """The messages from the last bound to `end` - 1."""
+        self.publishes.append(known)
+        self.targets.append(targets)
+        self.bounds.append(end)
+        if known.is_reply:
+            self.has_replies = True
+
+    def payload(self, client: Client, pieces: list[int] | None) -> Payload:
+        """The messages of these pieces, or of all, as one payload."""
+        raw, cuts, routes = self.raw, self.cuts, self._routes(pieces)
+        if pieces is not None:
+            raw, cuts = self._copy(pieces)
+        elif self.bounds[-1] < len(cuts) - 1:
+            cuts = cuts[: self.bounds[-1] + 1]
+            raw = raw[: cuts[-1]]
+        route = routes[0]
+        column = None if routes.count(route) == len(routes) else routes
+        count = len(cuts) - 1
+        return Payload(
+            FORMAT, raw, cuts, route, column, client.broker.new_message_ids(count),
+            client.wall_ms, self.facts & PERSISTENT != 0, self.largest_frame,
+        )
+
+    def _routes(self, pieces: list[int] | None) -> list[Route]:
+        """One per message."""
+        bounds, publishes = self.bounds, self.publishes
+        routes: list[Route] = []
+        for k in range(len(publishes)) if pieces is None else pieces:
+            n = bounds[k + 1] - bounds[k]
+            if n == 1:
+                routes.append(publishes[k].route)
+            else:
+                routes += [publishes[k].route] * n
+        return routes
+
+    def _copy(self, pieces: list[int]) -> tuple[bytes, array[int]]:
+        raw, cuts, bounds = self.raw, self.cuts, self.bounds
+        parts: list[bytes] = []
+        ends = [0]
+        at = 0
+        for k in pieces:
+            lo = bounds[k]
+            hi = bounds[k + 1]
+            shift = at - cuts[lo]
+            for i in range(lo + 1, hi + 1):
+                ends.append(cuts[i] + shift)
+            at = ends[-1]
+            parts.append(raw[cuts[lo] : cuts[hi]])
+        return b"".join(parts), array("I", ends)
+
+
+def _publish_mixed(channel: Channel, event: PublishReceived) -> None:
+    """Several routes, or properties that matter."""
+    client = channel.client
+    stretch = Stretch(event)
+    failure: Exception | None = None
+    try:
+        if event.facts & SPECIAL:
+            _route_special(client, channel, event, stretch)
+        else:
+            _route_plain(client, event, stretch)
+    except (BrokerError, WireError) as error:
+        failure = error
+    if stretch.publishes:
+        _enter(channel, stretch)
+    if failure is not None:
+        raise failure
+
+
+def _route_plain(client: Client, event: PublishReceived, stretch: Stretch) -> None:
+    """Fill in where each piece goes, up to the first that is refused; then raise."""
+    starts, methods = event.starts, event.methods
+    count = len(event.cuts) - 1
+    last = len(methods) - 1
+    for k, method in enumerate(methods):
+        known = _known(client, method)
+        end = starts[k + 1] if k < last else count
+        found = known.targets
+        if found is None:
+            _route_by_headers(client, event, stretch, known, starts[k], end)
+        else:
+            stretch.add(known, found, end)
+
+
+def _route_by_headers(
+    client: Client, event: PublishReceived, stretch: Stretch, known: Publish, lo: int, hi: int
+) -> None:
+    """Messages lo..hi-1 of one publish frame, each by its own properties unless all are equal."""
+    route = known.route
+    vhost = client.vhost
+    if event.uniform:
+        headers = headers_of(event.properties)
+        stretch.add(known, vhost.route(route.exchange, [route.key], headers), hi)
+        return
+    raw, cuts = event.raw, event.cuts
+    for i in range(lo, hi):
+        at = cuts[i] + known.size
+        end = at + 7 + int.from_bytes(raw[at + 3 : at + 7], "big")
+        headers = headers_of(raw[at + 19 : end])
+        stretch.add(known, vhost.route(route.exchange, [route.key], headers), i + 1)
+
+
+def _route_special(
+    client: Client, channel: Channel, event: PublishReceived, stretch: Stretch
+) -> None:
+    """All property sections are equal, and there is something in them to act upon."""
+    starts, methods = event.starts, event.methods
+    special: Special | None = None
+    try:
+        for k, method in enumerate(methods):
+            known = _known(client, method)
+            if special is None:
+                special = examine(channel, event.properties)
+            route = known.route
+            if special.more_keys or known.targets is None:
+                found = client.vhost.route(
+                    route.exchange, [route.key, *special.more_keys], special.headers
+                )
+            else:
+                found = known.targets
+            stretch.add(known, found, starts[k + 1] if k + 1 < len(starts) else len(event))
+    finally:
+        if special is not None and special.section is not None and stretch.publishes:
+            sizes = [known.size for known in stretch.publishes]
+            stretch.raw, stretch.cuts = with_section(
+                stretch.raw, stretch.cuts, stretch.bounds, sizes, special.section
+            )
+            stretch.largest_frame = max(stretch.largest_frame, 20 + len(special.section))
+        if special is not None:
+            _answer_more(channel, stretch, special.more_keys)
+
+
+def _answer_more(channel: Channel, stretch: Stretch, keys: list[str]) -> None:
+    """CC and BCC may name reply consumers too, on the default exchange."""
+    for key in keys:
+        if key.startswith(PREFIX):
+            for k, known in enumerate(stretch.publishes):
+                if known.route.exchange == "":
+                    _answer(channel, stretch, k, key)
+
+
+def _answer(channel: Channel, stretch: Stretch, k: int, key: str) -> None:
+    """Hand a piece to whoever waits for answers under that key; nobody: it is dropped."""
+    consumer = channel.client.replies.find(key)
+    if consumer is None:
+        return
+    known = stretch.publishes[k]
+    for i in range(stretch.bounds[k], stretch.bounds[k + 1]):
+        deliver_reply(
+            consumer,
+            known.route,
+            stretch.raw[stretch.cuts[i] : stretch.cuts[i + 1]],
+            known.size,
+            stretch.largest_frame,
+        )
+
+
+def _enter(channel: Channel, stretch: Stretch) -> None:
+    """Publish what was routed, in as few payloads as order allows."""
+    if stretch.has_replies:
+        for k, known in enumerate(stretch.publishes):
+            if known.is_reply:
+                _answer(channel, stretch, k, known.route.key)
+    client = channel.client
+    targets = stretch.targets
+    first = targets[0]
+    if first.queues and targets.count(first) == len(targets):
+        client.broker.publish(channel.session, first, stretch.payload(client, None))
+        return
+    groups: dict[Targets, list[int]] = {}
+    taken: set[int] = set()
+    for k, target in enumerate(targets):
+        group = groups.get(target)
+        if group is None:
+            for queue in target.queues:
+                if queue.id in taken:
+                    _publish_parts(channel, stretch)
+                    return
+                taken.add(queue.id)
+            group = []
+            groups[target] = group
+        group.append(k)
+    for target, group in groups.items():
+        _publish_group(channel, stretch, target, group)
+
+
+def _publish_parts(channel: Channel, stretch: Stretch) -> None:
+    """Sets that share queues: one payload for all, so that each queue gets its messages in the
+    order of publishing."""
+    client = channel.client
+    bounds = stretch.bounds
+    parts: list[Part] = []
+    for k, target in enumerate(stretch.targets):
+        if target.queues:
+            parts.append(Part(target, bounds[k], bounds[k + 1]))
+        else:
+            _nowhere(
+                channel, stretch.publishes[k], stretch.raw, stretch.cuts, bounds[k], bounds[k + 1]
+            )
+    client.broker.publish_parts(channel.session, stretch.payload(client, None), parts)
+
+
+def _publish_group(
+    channel: Channel, stretch: Stretch, target: Targets, group: list[int]
+) -> None:
+    if target.queues:
+        client = channel.client
+        client.broker.publish(channel.session, target, stretch.payload(client, group))
+        return
+    bounds = stretch.bounds
+    for k in group:
+        known = stretch.publishes[k]
+        _nowhere(channel, known, stretch.raw, stretch.cuts, bounds[k], bounds[k + 1])

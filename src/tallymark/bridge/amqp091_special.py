@@ -1,0 +1,151 @@
+"""Properties a broker acts upon at publish: user-id, expiration, reply-to, and headers CC and BCC.
+
+All messages of such a stretch have equal properties, so everything here is done once per stretch,
+but for writing the changed ones into each message.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from typing import Final, final
+
+from tallymark.bridge.amqp091_channel import Channel
+from tallymark.bridge.direct_reply import PREFIX, PSEUDO_QUEUE
+from tallymark.engine.arguments import type_name
+from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.exchange import property_key
+from tallymark.wire.amqp091.properties import (
+    Properties,
+    decode_properties,
+    encode_properties,
+)
+
+_NUMBER: Final = re.compile(r"[+-]?[0-9]+")
+
+
+@final
+class Special:
+    """What the properties ask for."""
+
+    __slots__ = ("headers", "more_keys", "section")
+
+    def __init__(
+        self, more_keys: list[str], headers: dict[str, object], section: bytes | None
+    ) -> None:
+        self.more_keys = more_keys
+        """Further routing keys: CC, then BCC."""
+        self.headers = headers
+        """What routing by headers looks at."""
+        self.section = section
+        """The property section the consumers see, where it is another than the publisher's."""
+
+
+def examine(channel: Channel, section: bytes) -> Special:
+    """Check a property section and say what follows from it.
+
+    Raises:
+        PreconditionFailed: another user's id, a malformed expiration, CC or BCC that is no array,
+            reply-to without a reply consumer.
+        WireError: it cannot be decoded.
+    """
+    properties = decode_properties(section)
+    changed = False
+    if properties.reply_to == PSEUDO_QUEUE:
+        consumer = channel.reply_consumer
+        if consumer is None:
+            raise PreconditionFailed("fast reply consumer does not exist")
+        properties.reply_to = PREFIX + consumer.token
+        changed = True
+    check_user(properties.user_id, channel.client.access.user)
+    check_expiration(properties.expiration)
+    headers = properties.headers
+    more_keys: list[str] = []
+    if headers is not None:
+        more_keys = _keys(headers, "CC") + _keys(headers, "BCC")
+    seen = _seen_by_routing(properties)
+    if headers is not None and "BCC" in headers:
+        del headers["BCC"]
+        changed = True
+    return Special(more_keys, seen, encode_properties(properties) if changed else None)
+
+
+def check_user(user_id: str | None, user: str) -> None:
+    """Raises PreconditionFailed when a message claims another user [rabbitmq validated user-id]."""
+    if user_id is not None and user_id != user:
+        raise PreconditionFailed(
+            f"user_id property set to '{user_id}' but authenticated user was '{user}'"
+        )
+
+
+def check_expiration(expiration: str | None) -> None:
+    """Raises PreconditionFailed for anything but a non-negative integer of milliseconds."""
+    if expiration is None:
+        return
+    number = _NUMBER.match(expiration)
+    if number is None:
+        wrong = "no_integer"
+    elif number.end() < len(expiration):
+        wrong = f'{{leftover_string,"{expiration[number.end():]}"}}'
+    elif int(number.group()) < 0:
+        wrong = f"{{value_negative,{int(number.group())}}}"
+    else:
+        return
+    raise PreconditionFailed(f"invalid expiration '{expiration}': {wrong}")
+
+
+def _keys(headers: dict[str, object], name: str) -> list[str]:
+    """The routing keys in CC or BCC; what is no string in the array is passed over."""
+    if name not in headers:
+        return []
+    value = headers[name]
+    if not isinstance(value, list):
+        raise PreconditionFailed(
+            f'invalid message: {{unacceptable_type_in_header,"{name}",{type_name(value)}}}'
+        )
+    return [key for key in value if isinstance(key, str)]
+
+
+def headers_of(section: bytes) -> dict[str, object]:
+    """What routing by headers looks at in a property section. Raises WireError."""
+    return _seen_by_routing(decode_properties(section))
+
+
+def _seen_by_routing(properties: Properties) -> dict[str, object]:
+    """The headers, and the properties that x-consistent-hash may be told to hash."""
+    seen: dict[str, object] = {}
+    if properties.headers is not None:
+        seen.update(properties.headers)
+    if properties.message_id is not None:
+        seen[property_key("message_id")] = properties.message_id
+    if properties.correlation_id is not None:
+        seen[property_key("correlation_id")] = properties.correlation_id
+    if properties.timestamp is not None:
+        seen[property_key("timestamp")] = properties.timestamp
+    return seen
+
+
+def with_section(
+    raw: bytes, cuts: array[int], bounds: list[int], sizes: list[int], section: bytes
+) -> tuple[bytes, array[int]]:
+    """The same messages with another property section.
+
+    Messages bounds[k]..bounds[k+1]-1 have method frames of sizes[k] bytes; those after the last
+    bound are left out.
+    """
+    size = (12 + len(section)).to_bytes(4, "big")
+    parts: list[bytes] = []
+    ends = [0]
+    at = 0
+    for k, method_size in enumerate(sizes):
+        for i in range(bounds[k], bounds[k + 1]):
+            start = cuts[i]
+            header = start + method_size
+            old = 8 + int.from_bytes(raw[header + 3 : header + 7], "big")
+            parts += (
+                raw[start : header + 3], size, raw[header + 7 : header + 19], section, b"\xce",
+                raw[header + old : cuts[i + 1]],
+            )
+            at += cuts[i + 1] - start - old + 20 + len(section)
+            ends.append(at)
+    return b"".join(parts), array("I", ends)

@@ -1,0 +1,76 @@
+"""What a user may do, as RabbitMQ decides it: three regular expressions per virtual host.
+
+    configure   make and delete the thing
+    write       publish to an exchange, bind something *to* the thing
+    read        consume, get, purge; bind something *from* the exchange
+
+A pattern matches anywhere in the name; the empty pattern matches only the empty name. The default
+exchange is known here as `amq.default` [rabbitmq access control].
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, final
+
+from tallymark.engine.errors import AccessRefused
+
+CONFIGURE: Final = 0
+WRITE: Final = 1
+READ: Final = 2
+
+EXCHANGE: Final = "exchange"
+QUEUE: Final = "queue"
+ANY_VHOST: Final = "*"
+REMEMBERED: Final = 4096
+"""Answers kept per connection."""
+
+
+@final
+class Permissions:
+    """A user and, per virtual host, the patterns (configure, write, read). A value."""
+
+    __slots__ = ("user", "vhosts")
+
+    def __init__(self, user: str, vhosts: dict[str, tuple[str, str, str]]) -> None:
+        self.user = user
+        self.vhosts = vhosts
+        """By virtual host; `*` stands for every one that is not named."""
+
+    @staticmethod
+    def all(user: str) -> Permissions:
+        """May do everything everywhere."""
+        return Permissions(user, {ANY_VHOST: (".*", ".*", ".*")})
+
+    def patterns(self, vhost: str) -> tuple[str, str, str] | None:
+        """The patterns that hold in a virtual host, or None: no access to it."""
+        found = self.vhosts.get(vhost)
+        return self.vhosts.get(ANY_VHOST) if found is None else found
+
+
+@final
+class Access:
+    """One user's permissions in one virtual host, with the answers already given."""
+
+    __slots__ = ("_known", "_patterns", "user", "vhost")
+
+    def __init__(self, user: str, vhost: str, patterns: tuple[str, str, str]) -> None:
+        self.user = user
+        self.vhost = vhost
+        self._patterns = [re.compile(pattern or "^$") for pattern in patterns]
+        self._known: dict[tuple[int, str], bool] = {}
+
+    def check(self, kind: str, name: str, operation: int) -> None:
+        """Raises AccessRefused unless the user may do that to the exchange or queue."""
+        shown = name if name or kind == QUEUE else "amq.default"
+        key = (operation, shown)
+        allowed = self._known.get(key)
+        if allowed is None:
+            allowed = self._patterns[operation].search(shown) is not None
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            self._known[key] = allowed
+        if not allowed:
+            raise AccessRefused(
+                f"access to {kind} '{shown}' in vhost '{self.vhost}' refused for user '{self.user}'"
+            )
