@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine.errors import AccessRefused, NotAllowed, PreconditionFailed
+from tallymark.engine.restore import drop_lost
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED
 from tests.support.engine_rig import Delivery, Rig
 
@@ -350,3 +351,25 @@ def test_transient_bodies_beyond_the_budget_get_a_place_but_end_at_a_restart() -
     assert queue.counters()["dropped"] == {"transient_at_restart": 100}
     assert "t" not in after.vhost.queues
     after.broker.check()
+
+
+def test_bytes_found_gone_after_a_restart_end_as_lost_and_the_rest_is_served() -> None:
+    rig = Rig()
+    queue, session = rig.queue("q"), rig.session()
+    for n in (0, 10, 20):
+        rig.publish(session, "q", list(range(n, n + 10)))
+    subscription = rig.broker.leases.attach(queue, "s")
+    rig.broker.leases.lease(subscription, 0, 15, 0)
+    rig.turn()
+    after = rig.restart()
+    found = after.vhost.queues["q"]
+    payload = found.slices()[0].payload
+    assert drop_lost(after.broker, [payload]) == 10
+    after.turn()
+    after.broker.check()
+    assert after.ready("q") == list(range(20, 30))
+    assert found.counters()["dropped"] == {"lost": 10}
+    again = after.restart()
+    again.turn()
+    again.broker.check()
+    assert again.ready("q") == list(range(20, 30))

@@ -95,6 +95,9 @@ class Restorer:
             queue.dropped[record.reason] = queue.dropped.get(record.reason, 0) + record.count
             history.finished.add(first, end)
             history.acquired.remove(first, end)
+            if record.reason == records.DROPPED_LOST:
+                for subscription in queue.subscriptions:
+                    subscription.lose(first, end)
         elif kind == records.RETURNED:
             history.acquired.remove(first, end)
             history.handed_out.add(first, end)
@@ -273,6 +276,39 @@ def live_payloads(broker: Broker) -> list[Payload]:
     for entry in _in_flight(broker):
         found[id(entry.slice.payload)] = entry.slice.payload
     return list(found.values())
+
+
+def drop_lost(broker: Broker, lost: list[Payload]) -> int:
+    """After a restore: these payloads' bytes are gone, and the operator has accepted it. Their
+    messages end as DROPPED_LOST; returns how many. What a subscription had leased of them is
+    missing from then on when its range is read."""
+    gone = {id(payload) for payload in lost}
+    count = 0
+    for queue in broker.queues.values():
+        for piece in queue.clear():
+            if id(piece.payload) in gone:
+                queue.drop_ready(len(piece), piece.size(), records.DROPPED_LOST)
+                count += _record_lost(broker, queue, piece)
+            else:
+                queue.fresh.append(piece)
+        for subscription in queue.subscriptions:
+            held = [lease.slice for lease in subscription.leases]
+            for piece in [x for x in held if id(x.payload) in gone]:
+                subscription.lose(piece.first, piece.first + len(piece))
+                queue.leased -= len(piece)
+                queue.drop_acquired(len(piece), piece.size(), records.DROPPED_LOST)
+                count += _record_lost(broker, queue, piece)
+    return count
+
+
+def _record_lost(broker: Broker, queue: Queue, piece: Slice) -> int:
+    broker.records.append(
+        Record(
+            records.DROPPED, queue.id, piece.first, len(piece), broker.now_ms,
+            reason=records.DROPPED_LOST,
+        )
+    )  # fmt: skip
+    return len(piece)
 
 
 def _in_flight(broker: Broker) -> list[InFlight]:

@@ -133,6 +133,14 @@ class Subscription:
             self.floor = end
         return done
 
+    def lose(self, low: int, high: int) -> list[Slice]:
+        """Take out the leases that begin among the queue's sequences low..high-1: their bytes are
+        lost. Returns their slices."""
+        lost = [x.slice for x in self.leases if low <= x.slice.first < high]
+        self.leases = deque([x for x in self.leases if not low <= x.slice.first < high])
+        self.leased_bytes -= sum(piece.size() for piece in lost)
+        return lost
+
     def release(self) -> list[Slice]:
         """Give every leased message up; the caller puts them back into the queue."""
         pieces = [lease.slice for lease in self.leases]

@@ -1,0 +1,15 @@
+"""The journal: blocks on disk, one per turn of the engine. It is also the ledger.
+
+layout    the block, byte by byte; packing and unpacking; no files
+block     a block's header: read, checked, written
+segment   scanning a segment's bytes: sound, torn or corrupt; file names
+files     the operating system's calls, in one replaceable place
+lock      one broker per folder
+writer    the thread that writes and fdatasyncs
+recovery  newest checkpoint and later blocks -> records
+spares    segments allocated ahead; the reserve for a full disk
+stock     which segments are there, and how many of their bytes are needed
+cleaner   the thread that checkpoints, strips and preallocates
+journal   what the server calls
+verify    what `tallymark journal verify` reports
+"""

@@ -1,0 +1,231 @@
+"""The second thread: checkpoints, stripping, preallocation. Nothing here is on a message's way.
+
+Each job ends in a `Done`, which the loop collects when it next calls `Journal.clean`. A full disk
+makes a job fail, and it may be tried again; any other failure of the disk ends the journal, as it
+does in the writer.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Final, final
+
+from tallymark.engine.records import Record
+from tallymark.journal.files import Files
+from tallymark.journal.layout import (
+    CHECKPOINT,
+    HEADER,
+    REFERENCED,
+    SEALED,
+    STRIPPED,
+    Header,
+    LayoutError,
+    Packer,
+    bare_block,
+    crc32c,
+)
+from tallymark.journal.segment import SEAL, checkpoint_name, ledger_name, scan, segment_name
+from tallymark.journal.spares import Spares, is_full
+from tallymark.journal.writer import Writer
+
+# Jobs, and what a Done speaks of.
+CHECKPOINTED: Final = 1
+STRIP: Final = 2
+DROP: Final = 3
+TOP_UP: Final = 4
+_STOP: Final = 0
+_TELL: Final = 5
+
+# Rows per block of a checkpoint: about 0.5 ms of packing between two writes, which let the loop's
+# thread run.
+_CHECKPOINT_ROWS: Final = 512
+_STRIP_BLOCKS: Final = 256
+
+
+@final
+class Job:
+    __slots__ = ("ended", "kind", "names", "number", "position", "records", "salt", "time_ms")
+
+    def __init__(
+        self,
+        kind: int,
+        number: int = 0,
+        salt: int = 0,
+        position: int = 0,
+        time_ms: int = 0,
+        records: list[Record] | None = None,
+        names: list[str] | None = None,
+        ended: threading.Event | None = None,
+    ) -> None:
+        self.kind = kind
+        self.number = number
+        self.salt = salt
+        self.position = position
+        self.time_ms = time_ms
+        self.records: list[Record] = records if records is not None else []
+        self.names: list[str] = names if names is not None else []
+        self.ended = ended
+
+
+@final
+class Done:
+    """How a job ended. problem is empty when it succeeded."""
+
+    __slots__ = ("job", "problem", "size")
+
+    def __init__(self, job: Job, problem: str, size: int) -> None:
+        self.job = job
+        self.problem = problem
+        self.size = size
+        """STRIP: bytes of the ledger file."""
+
+
+@final
+class Cleaner:
+    __slots__ = ("_files", "_folder", "_jobs", "_spares", "_worker", "_writer", "done")
+
+    def __init__(self, folder: Path, files: Files, spares: Spares, writer: Writer) -> None:
+        self._folder = folder
+        self._files = files
+        self._spares = spares
+        self._writer = writer
+        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._worker = threading.Thread(target=self._run, name="journal-cleaner", daemon=True)
+        self.done: SimpleQueue[Done] = SimpleQueue()
+
+    def start(self) -> None:
+        self._worker.start()
+
+    def put(self, job: Job) -> None:
+        """Queue a job; they run one after the other."""
+        self._jobs.put(job)
+
+    def finish(self) -> None:
+        """Wait until everything queued so far was carried out."""
+        ended = threading.Event()
+        self._jobs.put(Job(_TELL, ended=ended))
+        while self._worker.is_alive() and not ended.wait(0.1):
+            pass
+
+    def stop(self) -> None:
+        """Finish what was queued and end the thread."""
+        if self._worker.is_alive():
+            self._jobs.put(Job(_STOP))
+            self._worker.join()
+
+    def _run(self) -> None:
+        while True:
+            job = self._jobs.get()
+            if job.kind == _STOP:
+                return
+            if job.ended is not None:
+                job.ended.set()
+                continue
+            try:
+                self.done.put(self._with_reserve(job))
+            except OSError as failure:
+                self._writer.fail(failure)
+                self.done.put(Done(job, str(failure), 0))
+            except BaseException as bug:
+                self._writer.fail(OSError(errno.EIO, f"the journal's cleaner ended: {bug!r}"))
+                raise
+
+    def _with_reserve(self, job: Job) -> Done:
+        """Run a job; on a full disk give it the room of one reserved segment and try again."""
+        try:
+            return self._carried_out(job)
+        except OSError as error:
+            if not is_full(error) or not self._spares.give_up_one():
+                if is_full(error):
+                    return Done(job, str(error), 0)
+                raise
+        try:
+            return self._carried_out(job)
+        except OSError as error:
+            if is_full(error):
+                return Done(job, str(error), 0)
+            raise
+
+    def _carried_out(self, job: Job) -> Done:
+        if job.kind == CHECKPOINTED:
+            return self._checkpoint(job)
+        if job.kind == STRIP:
+            return self._strip(job)
+        if job.kind == DROP:
+            self._drop(job)
+        else:
+            self._spares.top_up()
+        return Done(job, "", 0)
+
+    def _checkpoint(self, job: Job) -> Done:
+        """Write a checkpoint once everything it builds on is on disk."""
+        if self._writer.durable < job.position and not self._writer.sync():
+            return Done(job, "the journal failed before the checkpoint's position was on disk", 0)
+        name = checkpoint_name(job.position)
+        self._files.replace(self._folder, name, _checkpoint_chunks(job))
+        for name in job.names:
+            self._files.unlink(str(self._folder / name))
+        job.records = []
+        return Done(job, "", 0)
+
+    def _strip(self, job: Job) -> Done:
+        """Replace a sealed segment by its ledger. Either is whole at every moment."""
+        old = self._folder / segment_name(job.number, job.salt)
+        data = old.read_bytes()
+        try:
+            headers, _, verdict = scan(data, job.number, job.salt)
+        except LayoutError as error:
+            return Done(job, f"{old.name}: {error}", 0)
+        if verdict.kind != SEAL:
+            return Done(job, f"{old.name} is not stripped: {verdict.reason}", 0)
+        name = ledger_name(job.number, job.salt)
+        self._files.replace(self._folder, name, _stripped_chunks(data, headers))
+        self._files.unlink(str(old))
+        self._files.sync_folder(self._folder)
+        return Done(job, "", (self._folder / name).stat().st_size)
+
+    def _drop(self, job: Job) -> None:
+        for name in job.names:
+            path = self._folder / name
+            if path.exists():
+                self._files.unlink(str(path))
+        self._files.sync_folder(self._folder)
+
+
+def _checkpoint_chunks(job: Job) -> Iterator[list[bytes]]:
+    packer = Packer()
+    segment = job.position >> 32
+    number = 0
+    records = job.records
+    for first in range(0, len(records), _CHECKPOINT_ROWS):
+        packer.load(records[first : first + _CHECKPOINT_ROWS], REFERENCED)
+        yield packer.finish(segment, 0, number, 0, job.position, job.time_ms, CHECKPOINT)
+        number += 1
+    yield [bare_block(segment, number, 0, job.time_ms, CHECKPOINT | SEALED, HEADER, job.position)]
+
+
+def _stripped_chunks(data: bytes, headers: list[Header]) -> Iterator[list[bytes]]:
+    chunk: list[bytes] = []
+    for header in headers:
+        chunk.append(stripped(data, header))
+        if len(chunk) >= _STRIP_BLOCKS:
+            yield chunk
+            chunk = []
+    yield chunk
+
+
+def stripped(data: bytes, header: Header) -> bytes:
+    """A block without its raw bytes, which remembers the position it had."""
+    body = data[header.at + HEADER : header.at + header.raw_at]
+    return (
+        Header(
+            header.flags | STRIPPED, header.salt, header.segment, header.block,
+            HEADER + len(body), header.rows, header.bounds, header.routes, 0, header.time_ms,
+            header.position, crc32c(body),
+        ).encoded()
+        + body
+    )  # fmt: skip

@@ -1,0 +1,532 @@
+"""The journal as the server sees it: one block per turn in, one position per block out.
+
+Who does what: the loop's thread packs blocks and hands them over (`commit`), and calls everything
+else here too; the writer's thread writes and syncs; the cleaner's thread makes checkpoints, strips
+and preallocates. No method but `open`, `recovered`, `start` and `close` waits for the disk, save
+`fetch` and `relocate`, which read.
+
+Room. A segment is preallocated. A turn never spans segments, so a turn with a body of 128 MiB
+makes its segment grow past `segment_bytes`; positions limit it to 4 GiB. Three segments are made
+ahead. When a fourth cannot be allocated and only two are left, `accepts_payloads` turns false: the
+server then blocks publishers, while settlements go on into the two. A payload that is committed
+all the same is written too; a write that finds the disk full after all is a failed write.
+
+Failure. After a failed write or fsync `on_failure` is called once, from a worker's thread, and
+nothing is reported as synced any more. `commit` goes on taking blocks, which go nowhere: the
+server is expected to close its connections and end.
+
+Bytes. The journal counts, per segment, the bytes of payloads somebody still needs: `commit` adds,
+`release` takes off, and after a replay the engine calls `retain` once per payload that is still
+live. A sealed segment that lies before a durable checkpoint and has none left is stripped: its
+rows stay, in a .ledger file, until the retention time has passed. A ledger may then be deleted
+without harm to the equation, since each checkpoint carries the totals of every queue (COUNTERS).
+What was released only counts as released once the turn that released it is on disk: before that a
+crash would bring the message back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, final
+
+from tallymark.engine.message import Payload
+from tallymark.engine.records import MOVED, PAYLOAD, Record
+from tallymark.journal import cleaner as cleaning
+from tallymark.journal.cleaner import Cleaner
+from tallymark.journal.files import Files
+from tallymark.journal.layout import HEADER, RELOCATED, SEALED, STORED, Packer, bare_block
+from tallymark.journal.lock import FolderLock
+from tallymark.journal.recovery import Folder, JournalCorrupt, Recovery
+from tallymark.journal.segment import (
+    checkpoint_name,
+    ledger_name,
+    parsed_checkpoint,
+    segment_name,
+)
+from tallymark.journal.spares import Spares
+from tallymark.journal.stock import Stock
+from tallymark.journal.writer import COMMIT, SYNC_MODES, Writer
+
+SEGMENT_BYTES: Final = 64 * 1024 * 1024
+MIN_SEGMENT_BYTES: Final = 4096
+_FILES_OPEN: Final = 64
+_LIMIT: Final = (1 << 32) - HEADER
+
+
+class BytesLost(Exception):
+    """A payload's bytes are not in the journal (any more)."""
+
+
+@final
+class _Pending:
+    """A block that may not be written yet: fetched from here."""
+
+    __slots__ = ("buffers", "end", "start")
+
+    def __init__(self, start: int, end: int, buffers: list[bytes]) -> None:
+        self.start = start
+        self.end = end
+        self.buffers = buffers
+
+    def cut(self, position: int, size: int) -> bytes:
+        skip = position - self.start
+        parts: list[bytes] = []
+        for buffer in self.buffers:
+            if skip < len(buffer):
+                part = buffer[skip : skip + size]
+                parts.append(part)
+                size -= len(part)
+                if not size:
+                    break
+                skip = 0
+            else:
+                skip -= len(buffer)
+        return b"".join(parts)
+
+
+@final
+class Journal:
+    """Open, use up `recovered`, `retain` what is live, `start`; then commit. One thread."""
+
+    __slots__ = (
+        "_blocks", "_checkpoint_names", "_checkpointing", "_cleaner", "_files", "_folder",
+        "_handed_bytes", "_lock", "_offset", "_on_failure", "_open_files", "_packer", "_pending",
+        "_recovery", "_salt", "_segment", "_segment_bytes", "_spares", "_stock", "_stripping",
+        "_time_ms", "_topping_up", "_writer", "end", "problems", "sync",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        folder: Path,
+        on_synced: Callable[[], None],
+        on_failure: Callable[[OSError], None],
+        sync: str,
+        interval_ms: int,
+        segment_bytes: int,
+        accept_loss: bool,
+        files: Files,
+        lock: FolderLock,
+    ) -> None:
+        """Use `open`."""
+        self._lock = lock
+        found = Folder(folder)
+        self._folder = folder
+        self._files = files
+        self._segment_bytes = segment_bytes
+        self._recovery = Recovery(found, accept_loss)
+        self._stock = Stock(found)
+        self._spares = Spares(folder, files, segment_bytes, found.spares)
+        self._writer = Writer(folder, files, self._spares, sync, interval_ms, on_synced, on_failure)
+        self._cleaner = Cleaner(folder, files, self._spares, self._writer)
+        self._packer = Packer()
+        self._pending: deque[_Pending] = deque()
+        self._open_files: dict[int, int] = {}
+        self._checkpoint_names = [name for _, name in found.checkpoints]
+        self._checkpointing = False
+        self._stripping = False
+        self._topping_up = False
+        self._segment = 0
+        self._salt = 0
+        self._offset = 0
+        self._blocks = 0
+        self._handed_bytes = 0
+        self._time_ms = 0
+        self.sync = sync
+        """The mode: "commit", "interval" or "never"."""
+        self.end = 0
+        """Position behind everything committed."""
+        self.problems: list[str] = []
+        """What went wrong without ending the journal, for the log. The reader clears it."""
+
+    @staticmethod
+    def open(
+        folder: Path,
+        on_synced: Callable[[], None],
+        on_failure: Callable[[OSError], None],
+        sync: str = COMMIT,
+        interval_ms: int = 100,
+        segment_bytes: int = SEGMENT_BYTES,
+        accept_loss: bool = False,
+        files: Files | None = None,
+    ) -> Journal:
+        """Take a data folder; make it if need be. Nothing in it is changed before `start`.
+
+        on_synced, on_failure: called from worker threads; see `synced` and the module's text.
+        Raises FolderInUse, ValueError for a setting out of range, OSError.
+        """
+        if sync not in SYNC_MODES:
+            raise ValueError(f"sync {sync!r}, expected one of {', '.join(SYNC_MODES)}")
+        if not MIN_SEGMENT_BYTES <= segment_bytes < _LIMIT:
+            raise ValueError(f"segment of {segment_bytes} bytes, expected {MIN_SEGMENT_BYTES} or "
+                             f"more and less than {_LIMIT}")  # fmt: skip
+        folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        lock = FolderLock(folder)
+        try:
+            return Journal(
+                folder,
+                on_synced,
+                on_failure,
+                sync,
+                interval_ms,
+                segment_bytes,
+                accept_loss,
+                files if files is not None else Files(),
+                lock,
+            )
+        except OSError:
+            lock.release()
+            raise
+
+    # -- recovery ---------------------------------------------------------------------------
+
+    def recovered(self) -> Iterator[Record]:
+        """What the folder holds: see Recovery.records, whose promises and errors these are."""
+        return self._recovery.records()
+
+    def retain(self, position: int, size: int) -> bool:
+        """After the replay, once per payload that is live: its bytes are needed.
+
+        False when they are gone, which only damage explains: `start` then refuses, unless the
+        loss is accepted, and the engine drops the messages as DROPPED_LOST (releasing them again
+        or not: both are right).
+        """
+        if self._stock.retain(position, size):
+            return True
+        self._recovery.missing(f"{size} bytes at position {position:#x} are gone")
+        return False
+
+    def start(self) -> None:
+        """Repair what a crash left, make a new segment, start the threads.
+
+        Nothing is ever appended to an old segment: a torn one is written anew up to its last
+        sound block and sealed. Raises JournalCorrupt when `retain` found bytes gone, OSError.
+        """
+        recovery = self._recovery
+        assert recovery.is_complete, "use up `recovered` first: it finds what must be repaired"
+        if recovery.gone:
+            raise JournalCorrupt(self._folder, recovery.gone)
+        self.problems.extend(recovery.problems)
+        self._repair()
+        newest = self._stock.newest
+        if newest:
+            self._files.sync_file(self._folder / self._stock.name_of(newest))
+        self._stock.checkpointed(recovery.checkpoint, recovery.older)
+        self._begin(max(newest, recovery.checkpoint >> 32) + 1)
+        self._writer.start(self._segment, self._salt)
+        self._spares.top_up()
+        self._cleaner.start()
+
+    def _repair(self) -> None:
+        recovery = self._recovery
+        for name in recovery.folder.leftovers:
+            self._files.unlink(str(self._folder / name))
+        for repair in recovery.repairs:
+            segment = repair.segment
+            if repair.corrupt:
+                self._quarantine(segment.name)
+            self._files.replace(self._folder, segment.name, [recovery.repaired(repair)])
+            size = (self._folder / segment.name).stat().st_size
+            self._stock.repaired(segment.number, size, repair.time_ms)
+        damaged = [n for at, n in recovery.folder.checkpoints if at > recovery.checkpoint]
+        for name in damaged:
+            self._quarantine(name)
+            self._files.unlink(str(self._folder / name))
+            self._checkpoint_names.remove(name)
+        self._files.sync_folder(self._folder)
+
+    def _quarantine(self, name: str) -> None:
+        """Keep a damaged file as it was found."""
+        place = self._folder / "quarantine"
+        place.mkdir(mode=0o750, exist_ok=True)
+        kept = place / name
+        if not kept.exists():
+            os.link(self._folder / name, kept)
+        self._files.sync_folder(place)
+
+    # -- the turn ---------------------------------------------------------------------------
+
+    def commit(self, records: list[Record], now_ms: int) -> int:
+        """Pack one block and hand it to the writer. Every payload of a PAYLOAD record gets its
+        position. Returns the end of the block: all of it is safe once `synced` reaches that.
+
+        Raises ValueError, having changed nothing, when a payload's bytes are not in memory or the
+        block would reach 4 GiB.
+        """
+        packer = self._packer
+        length = packer.load(records, STORED)
+        if length > _LIMIT:
+            raise ValueError(f"turn of {length} bytes, a segment holds {_LIMIT}")
+        if self._offset and self._offset + length + HEADER > self._segment_bytes:
+            self._roll()
+        offset = self._offset
+        buffers = packer.finish(
+            self._segment, offset, self._blocks, self._salt, self._writer.durable, now_ms, 0
+        )
+        self._hand_over(buffers, length)
+        self._stock.committed(self._segment, self._offset, packer.raw_bytes, now_ms, self.end)
+        self._time_ms = now_ms
+        return self.end
+
+    def _hand_over(self, buffers: list[bytes], length: int) -> None:
+        writer = self._writer
+        self._forget_written()
+        offset = self._offset
+        self._offset = offset + length
+        self._blocks += 1
+        self._handed_bytes += length
+        start = self.end
+        self.end = self._segment << 32 | self._offset
+        if writer.failure is None:
+            self._pending.append(_Pending(start, self.end, buffers))
+            writer.write(self._segment, self._salt, offset, length, buffers)
+
+    def _forget_written(self) -> None:
+        pending = self._pending
+        written = self._writer.written
+        while pending and pending[0].end <= written:
+            pending.popleft()
+
+    def _roll(self) -> None:
+        """Seal the segment and go on in a new one."""
+        self._seal()
+        self._stock.sealed(self._segment, self._offset)
+        self._begin(self._segment + 1)
+        self._top_up()
+
+    def _begin(self, number: int) -> None:
+        self._segment = number
+        self._salt = int.from_bytes(os.urandom(4), "little")
+        self._offset = 0
+        self._blocks = 0
+        self.end = number << 32
+        self._stock.begun(number, self._salt, segment_name(number, self._salt))
+
+    def _seal(self) -> None:
+        seal = bare_block(
+            self._segment, self._blocks, self._salt, self._time_ms, SEALED, HEADER,
+            self._writer.durable,
+        )  # fmt: skip
+        self._hand_over([seal], HEADER)
+
+    @property
+    def synced(self) -> int:
+        """What may be confirmed. sync=commit: it is on disk. Otherwise: it was written."""
+        return self._writer.synced
+
+    @property
+    def durable(self) -> int:
+        """What is on disk, in every mode."""
+        return self._writer.durable
+
+    @property
+    def written(self) -> int:
+        """What the operating system was given."""
+        return self._writer.written
+
+    @property
+    def syncs(self) -> int:
+        """Calls of fdatasync so far."""
+        return self._writer.syncs
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes committed and not yet written; they are held in memory."""
+        return self._handed_bytes - self._writer.written_bytes
+
+    def flush(self) -> bool:
+        """Wait until everything committed is on disk, in every mode; may be called from any thread.
+        False: it never will be."""
+        return self._writer.sync()
+
+    @property
+    def accepts_payloads(self) -> bool:
+        """False while the disk is full and only the reserve is left: block publishers."""
+        return not self._spares.is_short
+
+    @property
+    def failed(self) -> bool:
+        return self._writer.failure is not None
+
+    def free_bytes(self) -> int:
+        """Room left on the file system of the data folder, without what is preallocated."""
+        return self._files.free_bytes(str(self._folder))
+
+    # -- bytes ------------------------------------------------------------------------------
+
+    def fetch(self, payload: Payload) -> bytes:
+        """The bytes of a payload, from memory while they are not written, else from the file.
+
+        Raises BytesLost when they are not there, OSError.
+        """
+        position = payload.position
+        if position < 0:
+            raise BytesLost(f"payload of message {payload.first_id} was never committed")
+        size = payload.size
+        if self._segment and position >= self._writer.written:
+            for pending in self._pending:
+                if pending.start <= position < pending.end:
+                    return pending.cut(position, size)
+            raise BytesLost(f"position {position:#x} was never written, the journal failed")
+        data = b""
+        fd = self._opened(position >> 32)
+        if fd >= 0:
+            data = self._files.read_exactly(fd, size, position & 0xFFFFFFFF)
+        if len(data) != size:
+            raise BytesLost(f"{len(data)} of {size} bytes found at position {position:#x}")
+        return data
+
+    def _opened(self, number: int) -> int:
+        """A descriptor for reading a segment, -1 when there is none."""
+        fd = self._open_files.get(number)
+        if fd is not None:
+            return fd
+        name = self._stock.name_of(number)
+        if not name:
+            return -1
+        if len(self._open_files) >= _FILES_OPEN:
+            self._forget_file(next(iter(self._open_files)))
+        fd = os.open(self._folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        self._open_files[number] = fd
+        return fd
+
+    def _forget_file(self, number: int) -> None:
+        fd = self._open_files.pop(number, -1)
+        if fd >= 0:
+            os.close(fd)
+
+    def release(self, position: int, size: int) -> None:
+        """Nobody needs these bytes any more: the whole of a payload. Takes effect once the next
+        commit (or what is committed when `clean` is called) is on disk."""
+        self._stock.release(position, size)
+
+    def relocate(self, payloads: list[Payload], now_ms: int) -> int:
+        """Write live payloads again, so that their old segment can be stripped.
+
+        Commits one block with a second copy of each and a MOVED row that names the first; every
+        payload has its new position at once. A crash before the block is on disk brings back the
+        old positions, whose bytes are still there: a release counts only once it is on disk. Does
+        nothing while a checkpoint is being written, since that must see one or the other.
+        Reads the bytes here: give it a few MiB at a time. Returns as `commit`.
+        """
+        if self._checkpointing or not payloads:
+            return self.end
+        copies: list[Payload] = []
+        records: list[Record] = []
+        moving = list({id(p): p for p in payloads}.values())
+        for p in moving:
+            raw = p.raw if p.raw is not None else self.fetch(p)
+            copy = Payload(
+                p.format, raw, p.cuts, p.route, p.routes, p.first_id, p.arrived_ms, p.persistent,
+                p.largest_frame,
+            )  # fmt: skip
+            copies.append(copy)
+            records.append(Record(PAYLOAD, 0, p.first_id, p.count, now_ms, copy, flags=RELOCATED))
+            records.append(Record(MOVED, 0, p.first_id, p.count, now_ms, copy, other=p.position))
+        self.commit(records, now_ms)
+        for p, copy in zip(moving, copies, strict=True):
+            self._stock.release(p.position, p.size)
+            p.position = copy.position
+        return self.end
+
+    def sparse(self) -> list[int]:
+        """Numbers of sealed segments before the checkpoint of which less than a quarter is live:
+        the live payloads in them are worth a `relocate`. position >> 32 is a payload's segment."""
+        return [] if self._checkpointing else self._stock.sparse()
+
+    # -- housekeeping -----------------------------------------------------------------------
+
+    def checkpoint(self, records: list[Record], now_ms: int) -> bool:
+        """Keep the state as of `end`, in a file of its own, written by the cleaner once all before
+        `end` is on disk. Call it between turns, with everything committed.
+
+        PAYLOAD records stand for bytes where they are: no byte of a message is written again. The
+        records are packed later; their payloads must not be changed (relocate does not).
+        False, having done nothing, while another one is being written or after a failure.
+        """
+        if self._checkpointing or self._writer.failure is not None:
+            return False
+        self._checkpointing = True
+        name = checkpoint_name(self.end)
+        superseded = [n for n in self._checkpoint_names if n != name][1:]
+        job = cleaning.Job(cleaning.CHECKPOINTED, 0, 0, self.end, now_ms, records, superseded)
+        self._cleaner.put(job)
+        return True
+
+    def clean(self, now_ms: int, ledger_retention_ms: int) -> None:
+        """A step of cleaning: take in what the cleaner finished, give it the next segment to
+        strip and the ledgers to delete. Call it between turns, now and then; waits for nothing."""
+        while not self._cleaner.done.empty():
+            self._finished(self._cleaner.done.get())
+        self._forget_written()
+        self._stock.turn_ended(self.end)
+        if self._writer.failure is not None:
+            return
+        self._top_up()
+        if not self._stripping:
+            segment = self._stock.strippable(self._writer.durable)
+            if segment is not None:
+                self._stripping = True
+                self._cleaner.put(cleaning.Job(cleaning.STRIP, segment.number, segment.salt))
+        names = self._stock.drop_ledgers(now_ms - ledger_retention_ms)
+        if names:
+            self._cleaner.put(cleaning.Job(cleaning.DROP, names=names))
+
+    def finish_cleaning(self) -> None:
+        """Wait for the cleaner: checkpoints and cleaning asked for so far are on disk. For a clean
+        stop and for tests; call `clean` to take the results in."""
+        self._cleaner.finish()
+
+    def _finished(self, done: cleaning.Done) -> None:
+        job = done.job
+        if done.problem:
+            self.problems.append(done.problem)
+        if job.kind == cleaning.CHECKPOINTED:
+            self._checkpointing = False
+            if not done.problem:
+                name = checkpoint_name(job.position)
+                kept = [n for n in self._checkpoint_names if n != name and n not in job.names]
+                self._checkpoint_names = [name, *kept]
+                older = parsed_checkpoint(kept[0]) if kept else None
+                self._stock.checkpointed(job.position, older or 0)
+        elif job.kind == cleaning.STRIP:
+            self._stripping = False
+            if done.problem:
+                self._stock.keep(job.number)
+            else:
+                self._forget_file(job.number)
+                self._stock.stripped(job.number, ledger_name(job.number, job.salt), done.size)
+        elif job.kind == cleaning.TOP_UP:
+            self._topping_up = False
+
+    def _top_up(self) -> None:
+        if not self._topping_up and self._spares.is_missing:
+            self._topping_up = True
+            self._cleaner.put(cleaning.Job(cleaning.TOP_UP))
+
+    @property
+    def checkpoint_position(self) -> int:
+        """Position of the newest durable checkpoint, 0 for none."""
+        return self._stock.checkpoint
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of all segments and ledgers, preallocation not counted."""
+        return self._stock.bytes
+
+    def close(self, clean: bool = True) -> None:
+        """Finish what was handed over, end the threads, let the folder go.
+
+        clean: seal the segment, so that the next start has nothing to repair. Without it the
+        folder is left as a crash between two turns leaves it.
+        """
+        if self._segment:
+            if clean and self._writer.sync():
+                self._seal()
+            self._cleaner.stop()
+            self._writer.stop()
+        for number in list(self._open_files):
+            self._forget_file(number)
+        self._lock.release()

@@ -1,0 +1,512 @@
+"""The block: how the transitions of one turn lie on disk and in a READ answer. Format version 1.
+
+All numbers are little-endian; a block begins at a multiple of 8 and is a multiple of 8 long.
+
+    block     | header 64 | rows 64 each | bounds u32 | route ends u32 | text | 0..7 | raw | 0..7 |
+
+    header    at size
+               0  4  magic, f5 54 4d 42 ("\\xf5TMB")
+               4  2  format version, u16
+               6  2  flags, u16: STRIPPED 1, CHECKPOINT 2, SEALED 4, LOST 8
+               8  4  salt, u32: one random number per segment, so that bytes inside a message can
+                     not pass for a block; 0 in a READ answer
+              12  4  segment number, u32; 0 in a READ answer
+              16  4  block number in the segment, u32, counted from 0
+              20  4  length of the whole block, u32
+              24  4  rows, u32
+              28  4  bounds, u32: how many u32 the bounds column has
+              32  4  routes, u32
+              36  4  raw bytes, u32; 0 when STRIPPED. raw starts at length - (raw bytes up to 8)
+              40  8  time, ms since 1970, i64
+              48  8  journal position known to be on disk when the block was packed, i64.
+                     STRIPPED: position of the block before it was stripped
+                     CHECKPOINT: position whose state the checkpoint describes
+              56  4  CRC-32C of everything after the header, u32
+              60  4  CRC-32C of header bytes 0..59, u32
+
+    row       at size   (numpy: ROW_DTYPE below)
+               0  1  kind              engine/records.py
+               1  1  flags             as the record's | PAYLOAD: PERSISTENT 1, ROUTE_COLUMN 2,
+                                       ELSEWHERE 4, RELOCATED 8
+               2  1  reason            as the record's | PAYLOAD: wire format of the messages
+               3  1  0
+               4  4  queue, u32
+               8  8  first, i64        sequence        | PAYLOAD: first message id
+              16  8  time, i64         ms since 1970   | PAYLOAD: arrival
+              24  4  count, u32
+              28  4  lo, u32           first message of the payload
+                                                       | PAYLOAD: index in the bounds column of
+                                                         its count + 1 bounds
+              32  8  owner, i64                        | PAYLOAD: number of its route; with
+                                                         ROUTE_COLUMN the index in the bounds
+                                                         column of count route numbers
+              40  8  other, i64                        | PAYLOAD: bytes of raw
+                                                       | MOVED: old position
+              48  8  payload, i64      position of the payload meant, -1 for none
+                                                       | PAYLOAD: its own position
+              56  4  at, u32           the blob's offset from the start of the block
+                                                       | PAYLOAD: the same of raw; 0: not here
+              60  4  size, u32         bytes of the blob
+                                                       | PAYLOAD: bytes of its largest frame
+
+    bounds    u32 each. Message i of a payload is raw[bound[i]:bound[i + 1]], relative to the
+              payload's own raw; the bounds of an undivided payload begin with 0.
+    route ends  2 x routes + 1 u32, the first 0; absent when there is no route. With the text they
+              are a string column: cell 2i is the exchange of route i, cell 2i + 1 its key (UTF-8,
+              bytes that are not UTF-8 as they came). Offsets count from the start of the text.
+    text      exchanges and keys end to end, then blobs
+    raw       payloads end to end, in row order, without gaps
+
+A position is segment number << 32 | offset in the segment's file: it grows, and says where to
+read. In a READ answer the segment is 0 and the offset counts from the start of the block; use
+`at` to find raw and `payload` only to match rows with their payload.
+
+Why rows of one width and not an array per column: the hot path packs a record with one call, and
+a structured dtype (or a stride) still reads any column of a block without a loop.
+
+A STRIPPED block keeps rows, bounds, routes and text as they were; only raw is gone. A LOST block
+fills the place of blocks that were found corrupt, so that offsets behind it stay true.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from struct import Struct
+from struct import error as StructError
+from typing import Final, final
+
+from tallymark.engine.message import Payload, Route
+from tallymark.engine.records import MOVED, PAYLOAD, Record
+from tallymark.journal.block import ALIGN as ALIGN
+from tallymark.journal.block import CHECKPOINT as CHECKPOINT
+from tallymark.journal.block import FORMAT as FORMAT
+from tallymark.journal.block import HEADER as HEADER
+from tallymark.journal.block import LOST as LOST
+from tallymark.journal.block import MAGIC as MAGIC
+from tallymark.journal.block import ROW as ROW
+from tallymark.journal.block import SEALED as SEALED
+from tallymark.journal.block import STRIPPED as STRIPPED
+from tallymark.journal.block import Header as Header
+from tallymark.journal.block import LayoutError as LayoutError
+from tallymark.journal.block import aligned as aligned
+from tallymark.journal.block import bare_block as bare_block
+from tallymark.journal.block import crc32c as crc32c
+from tallymark.journal.block import header_at as header_at
+from tallymark.journal.block import is_whole as is_whole
+from tallymark.journal.block import row_kinds as row_kinds
+
+# Flags of a PAYLOAD row.
+PERSISTENT: Final = 1
+ROUTE_COLUMN: Final = 2
+ELSEWHERE: Final = 4
+"""The bytes lie at `payload` in the journal, not in this block (checkpoints)."""
+RELOCATED: Final = 8
+"""A second copy written by the cleaner; the MOVED row of the same block names the first."""
+
+ROW_DTYPE: Final = (
+    ("kind", "u1"), ("flags", "u1"), ("reason", "u1"), ("zero", "u1"), ("queue", "<u4"),
+    ("first", "<i8"), ("time", "<i8"), ("count", "<u4"), ("lo", "<u4"), ("owner", "<i8"),
+    ("other", "<i8"), ("payload", "<i8"), ("at", "<u4"), ("size", "<u4"),
+)  # fmt: skip
+"""`numpy.dtype(list(ROW_DTYPE))` reads a block's rows; numpy is not needed here."""
+
+# Where a packed PAYLOAD row's bytes are, and what `payload` says.
+STORED: Final = 0
+"""In the block; every payload gets the position it has there."""
+STANDALONE: Final = 1
+"""In the block, which lies in no segment: positions count from its start, nothing is changed."""
+REFERENCED: Final = 2
+"""Where they were: only positions and bounds are written."""
+
+_END: Final = Struct("<I")
+_ROW: Final = Struct("<BBBBIqqIIqqqII")
+_LITTLE: Final = sys.byteorder == "little"
+_PAD: Final = bytes(8)
+
+# Payloads shorter than this are joined before they are written and checked: below it a copy is
+# cheaper than another buffer (one crc call and one iovec, about 0.3 us).
+_JOIN_BYTES: Final = 16 * 1024
+_CHUNK_BYTES: Final = 256 * 1024
+
+
+# -- packing ------------------------------------------------------------------------------------
+
+
+@final
+class Packer:
+    """Turns records into one block, in two steps: the position of a payload depends on the size
+    of everything before it. Reused from block to block."""
+
+    __slots__ = (
+        "_bounds", "_mode", "_payloads", "_places", "_records", "_route_ends", "_route_numbers",
+        "_texts", "_text_bytes", "length", "raw_bytes",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.raw_bytes = 0
+        self._mode = STORED
+        self._records: list[Record] = []
+        self._payloads: list[Payload] = []
+        self._bounds: array[int] = array("I")
+        self._route_ends: array[int] = array("I")
+        self._route_numbers: dict[tuple[str, str], int] = {}
+        self._texts: list[bytes] = []
+        self._text_bytes = 0
+        self._places: dict[int, int] = {}
+
+    def load(self, records: list[Record], mode: int) -> int:
+        """Take the records of one block and return its length in bytes. Changes no record.
+
+        Raises ValueError for a payload whose bytes are needed and not in memory, do not match its
+        cuts, or are none at all, and when the block would reach 4 GiB.
+        """
+        self._records = records
+        self._mode = mode
+        self._payloads = []
+        self._bounds = array("I")
+        self._route_ends = array("I")
+        self._route_numbers = {}
+        self._texts = []
+        self._text_bytes = 0
+        self.raw_bytes = 0
+        blob_bytes = 0
+        for record in records:
+            if record.kind == PAYLOAD:
+                self._load_payload(record.payload)
+            elif record.blob:
+                blob_bytes += len(record.blob)
+        self.length = aligned(
+            HEADER
+            + ROW * len(records)
+            + 4 * len(self._bounds)
+            + 4 * len(self._route_ends)
+            + self._text_bytes
+            + blob_bytes
+        ) + aligned(self.raw_bytes)
+        if self.length >= 1 << 32:
+            raise ValueError(f"block of {self.length} bytes, a block is less than 4 GiB")
+        return self.length
+
+    def _load_payload(self, payload: Payload | None) -> None:
+        if payload is None:
+            raise ValueError("PAYLOAD record without a payload")
+        if self._mode != REFERENCED:
+            raw = payload.raw
+            if raw is None or len(raw) != payload.size:
+                have = "none" if raw is None else str(len(raw))
+                raise ValueError(f"payload of {payload.size} bytes, {have} in memory")
+            if not raw:
+                raise ValueError("payload of 0 bytes; its position would be its neighbour's")
+            self.raw_bytes += payload.size
+        self._payloads.append(payload)
+        self._bounds.extend(payload.cuts)
+        if payload.routes is None:
+            self._number_of(payload.route)
+        else:
+            if len(payload.routes) != payload.count:
+                raise ValueError(f"{payload.count} messages with {len(payload.routes)} routes")
+            self._bounds.extend(array("I", [self._number_of(r) for r in payload.routes]))
+
+    def _number_of(self, route: Route) -> int:
+        name = (route.exchange, route.key)
+        number = self._route_numbers.get(name)
+        if number is None:
+            if not self._route_ends:
+                self._route_ends.append(0)
+            number = self._route_numbers[name] = len(self._route_numbers)
+            for text in name:
+                encoded = text.encode("utf-8", "surrogateescape")
+                self._texts.append(encoded)
+                self._text_bytes += len(encoded)
+                self._route_ends.append(self._text_bytes)
+        return number
+
+    def finish(
+        self,
+        segment: int,
+        offset: int,
+        block: int,
+        salt: int,
+        synced: int,
+        time_ms: int,
+        flags: int,
+    ) -> list[bytes]:
+        """The block as buffers to be written end to end. In mode STORED every payload of it now
+        has its position. Large raws are the payloads' own bytes, not copies."""
+        bounds, ends = self._bounds, self._route_ends
+        raw_at = self.length - aligned(self.raw_bytes)
+        base = segment << 32 | offset
+        self._place(base, raw_at)
+        text_at = HEADER + ROW * len(self._records) + 4 * (len(bounds) + len(ends))
+        parts = self._rows(base, text_at)
+        tables_at = len(self._records)
+        parts.insert(tables_at, _encoded_array(bounds))
+        parts.insert(tables_at + 1, _encoded_array(ends))
+        buffers = _with_raws(parts, raw_at - HEADER, self._payloads, self._mode)
+        crc = 0
+        for buffer in buffers:
+            crc = crc32c(buffer, crc)
+        header = Header(
+            flags, salt, segment, block, self.length, len(self._records), len(bounds),
+            len(self._route_numbers), self.raw_bytes, time_ms, synced, crc,
+        )  # fmt: skip
+        buffers.insert(0, header.encoded())
+        self._records = []
+        self._payloads = []
+        return buffers
+
+    def _place(self, base: int, raw_at: int) -> None:
+        """Give each payload of the block its position, in the payload or beside it."""
+        mode = self._mode
+        if mode == REFERENCED:
+            return
+        self._places = {}
+        for payload in self._payloads:
+            if mode == STORED:
+                payload.position = base + raw_at
+            else:
+                self._places[id(payload)] = raw_at
+            raw_at += payload.size
+
+    def _rows(self, base: int, text_at: int) -> list[bytes]:
+        """The rows, then route texts and blobs."""
+        rows: list[bytes] = []
+        texts = self._texts
+        blob_at = text_at + self._text_bytes
+        bound = 0
+        pack = _ROW.pack
+        for r in self._records:
+            kind = r.kind
+            position = -1
+            payload = r.payload
+            if payload is not None:
+                if self._mode == STANDALONE:
+                    position = self._places.get(id(payload), -1)
+                else:
+                    position = payload.position
+            if kind == PAYLOAD:
+                assert payload is not None
+                rows.append(self._payload_row(r, payload, position, position - base, bound))
+                bound += payload.count + 1 + (payload.count if payload.routes is not None else 0)
+                continue
+            size = len(r.blob)
+            row = pack(
+                kind, r.flags, r.reason, 0, r.queue, r.first, r.time_ms, r.count, r.lo, r.owner,
+                r.other, position, blob_at if size else 0, size,
+            )  # fmt: skip
+            rows.append(row)
+            if size:
+                texts.append(r.blob)
+                blob_at += size
+        rows.extend(texts)
+        return rows
+
+    def _payload_row(self, r: Record, p: Payload, position: int, at: int, bound: int) -> bytes:
+        flags = (PERSISTENT if p.persistent else 0) | (r.flags & RELOCATED)
+        if p.routes is None:
+            owner = self._number_of(p.route)
+        else:
+            flags |= ROUTE_COLUMN
+            owner = bound + p.count + 1
+        if self._mode == REFERENCED:
+            flags |= ELSEWHERE
+            at = 0
+        return _ROW.pack(
+            PAYLOAD, flags, p.format, 0, 0, p.first_id, p.arrived_ms, p.count, bound, owner,
+            p.size, position, at, p.largest_frame,
+        )  # fmt: skip
+
+
+def _encoded_array(numbers: array[int]) -> bytes:
+    if not _LITTLE:
+        numbers = array("I", numbers)
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _with_raws(parts: list[bytes], size: int, payloads: list[Payload], mode: int) -> list[bytes]:
+    """Rows and tables padded to `size`, then the payloads' bytes: small ones joined."""
+    have = 0
+    for part in parts:
+        have += len(part)
+    parts.append(_PAD[: size - have])
+    if mode == REFERENCED:
+        return [b"".join(parts)]
+    buffers: list[bytes] = []
+    held = size
+    raw_bytes = 0
+    for payload in payloads:
+        raw = payload.raw
+        assert raw is not None
+        raw_bytes += len(raw)
+        if parts and (len(raw) >= _JOIN_BYTES or held >= _CHUNK_BYTES):
+            buffers.append(b"".join(parts))
+            parts = []
+            held = 0
+        if len(raw) >= _JOIN_BYTES:
+            buffers.append(raw)
+        else:
+            parts.append(raw)
+            held += len(raw)
+    parts.append(_PAD[: aligned(raw_bytes) - raw_bytes])
+    last = b"".join(parts)
+    if last:
+        buffers.append(last)
+    return buffers
+
+
+def pack(records: list[Record], time_ms: int = 0) -> bytes:
+    """One block outside any segment, as a READ answer carries it. Changes no payload.
+
+    Rows that mean a payload find it by `payload` when its PAYLOAD record is among `records`.
+    Raises ValueError for a payload that is not in memory.
+    """
+    packer = Packer()
+    packer.load(records, STANDALONE)
+    return b"".join(packer.finish(0, 0, 0, 0, 0, time_ms, 0))
+
+
+# -- unpacking ----------------------------------------------------------------------------------
+
+
+@final
+class Unpacker:
+    """Turns blocks back into records. Remembers the last route table: neighbours mostly agree."""
+
+    __slots__ = ("_routes", "_table", "payloads", "with_raw")
+
+    def __init__(self, payloads: dict[int, Payload], with_raw: bool) -> None:
+        self.payloads = payloads
+        """Position -> payload; rows find theirs here, PAYLOAD rows add to it."""
+        self.with_raw = with_raw
+        self._table = b""
+        self._routes: list[Route] = []
+
+    def records(self, data: bytes, header: Header) -> list[Record]:
+        """The records of a sound block, in order.
+
+        A PAYLOAD record's payload is new, with `raw` (when asked for, and there) or its position.
+        A row whose payload is not known has none. Relocations are applied, not returned: the
+        payload that moved keeps its identity and gets its new position.
+
+        Raises LayoutError when a row points outside the block (its checksum being right).
+        """
+        start = header.at
+        found: list[Record] = []
+        payloads = self.payloads
+        rows = memoryview(data)[start + HEADER : start + header.bounds_at]
+        for (
+            kind, flags, reason, _, queue, first, time_ms, count, lo, owner, other, position, at,
+            size,
+        ) in _ROW.iter_unpack(rows):  # fmt: skip
+            if kind == PAYLOAD:
+                payload = self._payload(
+                    data, header, flags, reason, first, time_ms, count, lo, owner, other, at, size
+                )
+                payload.position = position
+                payloads[position] = payload
+                if flags & RELOCATED:
+                    continue
+                found.append(Record(PAYLOAD, 0, first, count, time_ms, payload))
+            elif kind == MOVED:
+                self._moved(position, other)
+            else:
+                if size and at + size > header.raw_at:
+                    raise LayoutError(f"blob ends at {at + size}, text ends at {header.raw_at}")
+                blob = data[start + at : start + at + size] if size else b""
+                meant = payloads.get(position) if position >= 0 else None
+                record = Record(
+                    kind, queue, first, count, time_ms, meant, lo, owner, other, reason, flags,
+                    blob,
+                )  # fmt: skip
+                found.append(record)
+        return found
+
+    def _moved(self, position: int, old: int) -> None:
+        payload = self.payloads.pop(old, None)
+        if payload is not None:
+            payload.position = position
+            self.payloads[position] = payload
+
+    def _payload(
+        self, data: bytes, header: Header, flags: int, format: int, first: int, time_ms: int,
+        count: int, bound: int, owner: int, size: int, at: int, largest_frame: int,
+    ) -> Payload:  # fmt: skip
+        cuts = self._numbers(data, header, bound, count + 1)
+        if cuts[count] != size:
+            raise LayoutError(f"payload of {size} bytes, its bounds end at {cuts[count]}")
+        routes = self._route_table(data, header)
+        own: list[Route] | None = None
+        try:
+            if flags & ROUTE_COLUMN:
+                own = [routes[n] for n in self._numbers(data, header, owner, count)]
+                route = own[0] if own else Route("", "")
+            else:
+                route = routes[owner]
+        except IndexError:
+            raise LayoutError(f"route number beyond the block's {header.routes} routes") from None
+        raw: bytes | None = None
+        if self.with_raw and at and not header.flags & STRIPPED:
+            if at + size > header.length:
+                raise LayoutError(f"raw ends at {at + size}, the block at {header.length}")
+            raw = data[header.at + at : header.at + at + size]
+        return Payload(
+            format, raw, cuts, route, own, first, time_ms, flags & PERSISTENT != 0, largest_frame
+        )
+
+    def _numbers(self, data: bytes, header: Header, index: int, count: int) -> array[int]:
+        if index < 0 or index + count > header.bounds:
+            raise LayoutError(f"bounds {index} to {index + count} of {header.bounds}")
+        start = header.at + header.bounds_at + 4 * index
+        return _decoded_array(data[start : start + 4 * count])
+
+    def _route_table(self, data: bytes, header: Header) -> list[Route]:
+        if not header.routes:
+            return []
+        ends_at = header.at + header.routes_at
+        text_at = header.at + header.text_at
+        text_end = text_at + _END.unpack_from(data, text_at - 4)[0]
+        table = data[ends_at:text_end]
+        if table != self._table:
+            if text_end > header.at + header.raw_at:
+                raise LayoutError("routes end beyond the text of the block")
+            ends = _decoded_array(data[ends_at:text_at])
+            for i in range(2 * header.routes):
+                if ends[i] > ends[i + 1]:  # compiled, a slice that ends before it begins raises
+                    raise LayoutError(f"route text {i} ends before it begins")
+            cells = [
+                data[text_at + ends[i] : text_at + ends[i + 1]].decode("utf-8", "surrogateescape")
+                for i in range(2 * header.routes)
+            ]
+            self._routes = [Route(cells[i], cells[i + 1]) for i in range(0, len(cells), 2)]
+            self._table = table
+        return self._routes
+
+
+def _decoded_array(data: bytes) -> array[int]:
+    numbers = array("I")
+    numbers.frombytes(data)
+    if not _LITTLE:
+        numbers.byteswap()
+    return numbers
+
+
+def unpack(block: bytes) -> list[Record]:
+    """The records of one or more blocks end to end, payloads with their bytes.
+
+    Raises LayoutError for anything else, whatever the bytes.
+    """
+    found: list[Record] = []
+    at = 0
+    while at < len(block):
+        header = header_at(block, at)
+        if header is None or not is_whole(block, header):
+            raise LayoutError(f"no sound block at byte {at} of {len(block)}")
+        try:
+            found += Unpacker({}, True).records(block, header)
+        except StructError as error:
+            raise LayoutError(str(error)) from error
+        at += header.length
+    return found

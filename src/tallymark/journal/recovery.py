@@ -1,0 +1,299 @@
+"""A data folder back into records: the newest sound checkpoint, then every later block, in order.
+
+Reads each segment in one go and builds nothing per message. Nothing is written here: what has to
+be repaired before the folder may be written to again is listed, and `Journal.start` does it.
+
+A segment is sealed and synced before the first byte of the next is written. So only the newest
+segment with blocks can have a torn tail; any other that does not end with its seal is corrupt.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import final
+
+from tallymark.engine.message import Payload
+from tallymark.engine.records import Record
+from tallymark.journal.layout import (
+    HEADER,
+    LOST,
+    SEALED,
+    STRIPPED,
+    Header,
+    Unpacker,
+    bare_block,
+    header_at,
+)
+from tallymark.journal.segment import (
+    CORRUPT,
+    SEAL,
+    Verdict,
+    is_sound_checkpoint,
+    parsed_checkpoint,
+    parsed_name,
+    scan,
+)
+
+
+class JournalCorrupt(Exception):
+    """Bytes that had been synced are damaged or gone. `problems` name each loss for humans."""
+
+    def __init__(self, folder: Path, problems: list[str]) -> None:
+        super().__init__(
+            f"journal in {folder} is corrupt: {'; '.join(problems)}. "
+            "Restore the files, or start with --accept-loss to go on without what is named"
+        )
+        self.problems = problems
+
+
+@final
+class SegmentFile:
+    """One segment of a data folder, as its name and size give it."""
+
+    __slots__ = ("name", "number", "salt", "size", "stripped", "time_ms")
+
+    def __init__(self, path: Path, number: int, salt: int) -> None:
+        self.number = number
+        self.salt = salt
+        self.name = path.name
+        self.stripped = path.suffix == ".ledger"
+        self.time_ms = 0
+        """Wall time of the seal; 0 where there is none, or in the name of no turn."""
+        with open(path, "rb") as file:
+            self.size = file.seek(0, os.SEEK_END)
+            if self.size >= HEADER:
+                file.seek(self.size - HEADER)
+                seal = header_at(file.read(HEADER), 0)
+                if seal is not None and seal.flags & SEALED:
+                    self.time_ms = seal.time_ms
+
+
+@final
+class Folder:
+    """What lies in a data folder."""
+
+    __slots__ = ("checkpoints", "leftovers", "path", "segments", "spares")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.segments: dict[int, SegmentFile] = {}
+        """By number, ascending. Where a crash left a segment and its ledger, the ledger: it was
+        complete before it got its name."""
+        self.checkpoints: list[tuple[int, str]] = []
+        """Position and name, newest first."""
+        self.spares: list[str] = []
+        self.leftovers: list[str] = []
+        """Names of files that a crash left unfinished or superseded."""
+        segments: list[SegmentFile] = []
+        for name in sorted(os.listdir(path)):
+            named = parsed_name(name)
+            position = parsed_checkpoint(name)
+            if named is not None:
+                segments.append(SegmentFile(path / name, named[0], named[1]))
+            elif position is not None:
+                self.checkpoints.insert(0, (position, name))
+            elif name.endswith(".tmp"):
+                self.leftovers.append(name)
+            elif name.startswith("spare-"):
+                self.spares.append(name)
+        for segment in segments:
+            known = self.segments.get(segment.number)
+            if known is None:
+                self.segments[segment.number] = segment
+            elif known.stripped:
+                self.leftovers.append(segment.name)
+            else:
+                self.leftovers.append(known.name)
+                self.segments[segment.number] = segment
+
+
+@final
+class Repair:
+    """How a segment must look before a new one is started: these stretches of the old file, and
+    between two of them a LOST block. Ends with a seal."""
+
+    __slots__ = ("blocks", "corrupt", "segment", "stretches", "time_ms")
+
+    def __init__(self, segment: SegmentFile, corrupt: bool) -> None:
+        self.segment = segment
+        self.corrupt = corrupt
+        """The damaged file is kept in quarantine/."""
+        self.stretches: list[tuple[int, int, int]] = []
+        """Start, end, and the block number that follows each sound stretch."""
+        self.blocks = 0
+        """Number of the seal."""
+        self.time_ms = 0
+
+
+@final
+class Recovery:
+    """One pass over a folder. After `records` is used up: `known_synced`, `repairs`, `problems`."""
+
+    __slots__ = (
+        "_accept_loss", "_payloads", "_tail", "_unpacker", "checkpoint", "folder",
+        "gone", "is_complete", "known_synced", "older", "problems", "repairs",
+    )  # fmt: skip
+
+    def __init__(self, folder: Folder, accept_loss: bool) -> None:
+        self.folder = folder
+        self._accept_loss = accept_loss
+        self.checkpoint = 0
+        """Position of the checkpoint used, 0 for none."""
+        self.older = 0
+        """Position of the next older one, 0 for none."""
+        self.known_synced = 0
+        self.problems: list[str] = []
+        """What was found wrong and got around, or accepted as lost."""
+        self.gone: list[str] = []
+        """Bytes of live messages that are not there, and not accepted as lost."""
+        self.repairs: list[Repair] = []
+        self.is_complete = False
+        """All records were given; only then are the repairs known."""
+        self._tail = 0
+        self._payloads: dict[int, Payload] = {}
+        self._unpacker = Unpacker(self._payloads, False)
+
+    def records(self) -> Iterator[Record]:
+        """Every record, in order.
+
+        Payloads are without bytes; rows that mean the same one share it, however far apart. So
+        every payload since the checkpoint is kept until the last record was given, and none
+        afterwards: only whoever replays knows which of them a later row may still mean (a lease,
+        a dead letter), and mostly works that out at the end.
+        After an accepted loss a row can lack its payload and sequences can be missing.
+
+        Raises JournalCorrupt, possibly after records were given: they are then void. LayoutError
+        for blocks of a later format version.
+        """
+        for found in self._checkpointed():
+            yield from found
+        later = self._later_segments()
+        self._tail = self._newest_with_blocks(later)
+        self.known_synced = max(self.checkpoint, self._tail << 32)
+        for segment in later:
+            for found in self._replayed(segment):
+                yield from found
+        self._payloads.clear()
+        self.is_complete = True
+
+    def _checkpointed(self) -> Iterator[list[Record]]:
+        for i, (position, name) in enumerate(self.folder.checkpoints):
+            data = (self.folder.path / name).read_bytes()
+            if not is_sound_checkpoint(data):
+                self.problems.append(f"checkpoint {name} is damaged, going back to an older one")
+                continue
+            self.checkpoint = position
+            if i + 1 < len(self.folder.checkpoints):
+                self.older = self.folder.checkpoints[i + 1][0]
+            headers, _, _ = scan(data, salt=0)
+            for header in headers:
+                yield self._unpacker.records(data, header)
+            return
+
+    def _later_segments(self) -> list[SegmentFile]:
+        """What to replay. Their numbers must follow each other from the checkpoint's on."""
+        first = max(self.checkpoint >> 32, 1)
+        found = [s for s in self.folder.segments.values() if s.number >= first]
+        expected = first
+        for segment in found:
+            if segment.number != expected:
+                self._lost(f"segments {expected} to {segment.number - 1} are missing")
+            expected = segment.number + 1
+        if not found and self.checkpoint:
+            self._lost(f"segment {first} is missing, which the checkpoint continues")
+        return found
+
+    def _newest_with_blocks(self, segments: list[SegmentFile]) -> int:
+        for segment in reversed(segments):
+            with open(self.folder.path / segment.name, "rb") as file:
+                header = header_at(file.read(HEADER), 0)
+            if header is not None and header.segment == segment.number:
+                return segment.number
+        return 0
+
+    def _replayed(self, segment: SegmentFile) -> Iterator[list[Record]]:
+        data = (self.folder.path / segment.name).read_bytes()
+        repair = Repair(segment, False)
+        start = block = 0
+        while True:
+            headers, end, verdict = scan(
+                data, segment.number, segment.salt, self.known_synced, start, block
+            )
+            if headers:
+                repair.blocks = headers[-1].block + 1
+                repair.stretches.append((start, end, repair.blocks))
+                repair.time_ms = headers[-1].time_ms
+            for header in headers:
+                self.known_synced = max(self.known_synced, header.known_synced)
+                if header.position >= self.checkpoint:
+                    yield self._unpacker.records(data, header)
+            if verdict.kind != CORRUPT:
+                break
+            repair.corrupt = True
+            self._lost(_loss(segment, end, verdict, headers))
+            if verdict.resume < 0:
+                break
+            start, block = verdict.resume, repair.blocks
+        seal = headers[-1] if headers and verdict.kind == SEAL else None
+        if seal is None or repair.corrupt or self._is_doubtful(seal):
+            self._needs(repair, headers)
+
+    def _is_doubtful(self, seal: Header) -> bool:
+        """Whether what the seal ends may not be on disk, though it reads back: a crash of the
+        process keeps what was written, a later crash of the machine need not."""
+        return (
+            seal.segment >= self._tail
+            and seal.known_synced < seal.position
+            and not (seal.flags & STRIPPED)
+        )
+
+    def _needs(self, repair: Repair, headers: list[Header]) -> None:
+        if headers and headers[-1].flags & SEALED:
+            start, end, _ = repair.stretches[-1]
+            end -= HEADER
+            repair.blocks -= 1
+            if end > start:
+                repair.stretches[-1] = (start, end, repair.blocks)
+            else:
+                repair.stretches.pop()
+        self.repairs.append(repair)
+
+    def repaired(self, repair: Repair) -> list[bytes]:
+        """The content that `repair` asks for. A LOST block keeps later offsets true."""
+        segment = repair.segment
+        data = (self.folder.path / segment.name).read_bytes()
+        buffers: list[bytes] = []
+        at = block = 0
+        for start, end, after in repair.stretches:
+            if start > at:
+                buffers.append(bare_block(segment.number, block, segment.salt, 0, LOST, start - at))
+            buffers.append(data[start:end])
+            at = end
+            block = after
+        position = segment.number << 32 | at
+        buffers.append(
+            bare_block(
+                segment.number, block, segment.salt, repair.time_ms, SEALED, HEADER, position
+            )
+        )
+        return buffers
+
+    def missing(self, problem: str) -> None:
+        """Bytes of a live message are not there."""
+        if self._accept_loss:
+            self.problems.append(problem)
+        else:
+            self.gone.append(problem)
+
+    def _lost(self, problem: str) -> None:
+        if not self._accept_loss:
+            raise JournalCorrupt(self.folder.path, [problem])
+        self.problems.append(problem)
+
+
+def _loss(segment: SegmentFile, at: int, verdict: Verdict, headers: list[Header]) -> str:
+    until = str(verdict.resume) if verdict.resume >= 0 else "its end"
+    after = f", after block {headers[-1].block} of {headers[-1].time_ms} ms" if headers else ""
+    return f"{segment.name}: bytes {at} to {until} are lost{after} ({verdict.reason})"

@@ -1,0 +1,202 @@
+"""A segment's bytes, judged: which blocks are sound, and what the first unsound one means.
+
+A crash leaves a torn tail: blocks of the last turns, half written. They were never synced, nobody
+was told of them, and they are cut. Damage to what *was* synced is corruption and must be seen by a
+human. The two look alike at the bad block; the difference is in what comes later. Each header
+carries the position known to be on disk when it was packed, so one sound header further on that
+says the bad block was on disk proves corruption [design 4].
+
+    0000000007-5eed5a17.segment   number and salt. The salt is drawn when the segment is made and
+                                  stands in each of its headers: a message that contains a copy of
+                                  a block is no proof of anything.
+    0000000003-0badcafe.ledger    the same blocks without raw bytes, rewritten by the cleaner
+    0000001e00000040.checkpoint   state at that position; two are kept
+    spare-0.segment               preallocated, empty, without a number
+    quarantine/                   what was found corrupt, as it was found
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from tallymark.journal.layout import (
+    ALIGN,
+    CHECKPOINT,
+    LOST,
+    MAGIC,
+    SEALED,
+    STRIPPED,
+    Header,
+    LayoutError,
+    header_at,
+    is_whole,
+)
+
+# What follows the sound blocks of a segment.
+SEAL: Final = "sealed"
+"""Nothing: the last block is the seal, the segment is complete."""
+BLANK: Final = "blank"
+"""Nothing, or preallocated zeros: a crash between two turns."""
+TORN: Final = "torn"
+"""A block that was being written. It was never synced: cut it."""
+CORRUPT: Final = "corrupt"
+"""Damage to bytes that had been synced."""
+
+
+@final
+class Verdict:
+    """What follows the sound blocks."""
+
+    __slots__ = ("kind", "reason", "resume")
+
+    def __init__(self, kind: str, reason: str = "", resume: int = -1) -> None:
+        self.kind = kind
+        self.reason = reason
+        """For humans: where it ends, and why it was judged so."""
+        self.resume = resume
+        """CORRUPT: offset of the next sound block, -1 when there is none."""
+
+
+def scan(
+    data: bytes,
+    segment: int = -1,
+    salt: int = -1,
+    known_synced: int = 0,
+    start: int = 0,
+    block: int = 0,
+) -> tuple[list[Header], int, Verdict]:
+    """The sound blocks of a segment's bytes, how far they reach, and the verdict on the rest.
+
+    segment, salt: as the file's name gives them; -1 takes those of the first sound header.
+    known_synced: a position known from elsewhere (a checkpoint, a later segment) to be on disk.
+    start, block: go on at this offset, where this block number or a later one is expected.
+    Pure. Raises LayoutError for a sound header of an unknown format version.
+    """
+    found: list[Header] = []
+    at = start
+    size = len(data)
+    gap = start > 0
+    while at < size:
+        header = header_at(data, at)
+        if header is None or not is_whole(data, header):
+            break
+        if not _belongs(header, segment, salt):
+            break
+        if header.block < block or (header.block > block and not gap):
+            break
+        segment = header.segment
+        salt = header.salt
+        gap = header.flags & LOST != 0
+        block = header.block + 1
+        found.append(header)
+        at += header.length
+        if header.flags & SEALED:
+            break
+    return found, at, _judge(data, at, segment, salt, known_synced, found, block)
+
+
+def _belongs(header: Header, segment: int, salt: int) -> bool:
+    return segment in (-1, header.segment) and salt in (-1, header.salt)
+
+
+def _judge(
+    data: bytes,
+    at: int,
+    segment: int,
+    salt: int,
+    known_synced: int,
+    found: list[Header],
+    block: int,
+) -> Verdict:
+    rest = len(data) - at
+    blank = data.count(0, at) == rest
+    if found and found[-1].flags & SEALED:
+        if blank:
+            return Verdict(SEAL)
+        return Verdict(CORRUPT, f"{rest} bytes behind the seal at offset {at}")
+    if found and found[-1].flags & STRIPPED:
+        return Verdict(CORRUPT, f"no sound block at offset {at} of a ledger")
+    later = _later_headers(data, at, segment, salt, block)
+    if segment < 0 and later:
+        segment = later[0].segment
+    proof = known_synced if segment >= 0 else 0
+    resume = -1
+    for header in later:
+        proof = max(proof, header.known_synced)
+        if resume < 0 and is_whole(data, header):
+            resume = header.at
+    if proof > segment << 32 | at:
+        reason = f"no sound block at offset {at}, though position {proof:#x} was known on disk"
+        return Verdict(CORRUPT, reason, resume)
+    if blank:
+        return Verdict(BLANK)
+    return Verdict(TORN, f"block at offset {at} was being written")
+
+
+def _later_headers(data: bytes, at: int, segment: int, salt: int, block: int) -> list[Header]:
+    """Sound headers behind a bad block that can only be this segment's own."""
+    found: list[Header] = []
+    at = data.find(MAGIC, at + 1)
+    while at >= 0:
+        if at % ALIGN == 0:
+            header = _any_header(data, at)
+            if header is not None and _belongs(header, segment, salt) and header.block > block:
+                found.append(header)
+        at = data.find(MAGIC, at + 1)
+    return found
+
+
+def _any_header(data: bytes, at: int) -> Header | None:
+    try:
+        return header_at(data, at)
+    except LayoutError:
+        return None  # a message's bytes may look like a header of any version
+
+
+def segment_name(number: int, salt: int) -> str:
+    return f"{number:010d}-{salt:08x}.segment"
+
+
+def ledger_name(number: int, salt: int) -> str:
+    return f"{number:010d}-{salt:08x}.ledger"
+
+
+def checkpoint_name(position: int) -> str:
+    return f"{position:016x}.checkpoint"
+
+
+def spare_name(number: int) -> str:
+    return f"spare-{number}.segment"
+
+
+def parsed_name(name: str) -> tuple[int, int] | None:
+    """Number and salt of a segment's or ledger's file name, None for any other name."""
+    stem, _, suffix = name.partition(".")
+    number, _, salt = stem.partition("-")
+    if suffix not in ("segment", "ledger") or len(number) != 10 or len(salt) != 8:
+        return None
+    try:
+        return int(number), int(salt, 16)
+    except ValueError:
+        return None
+
+
+def parsed_checkpoint(name: str) -> int | None:
+    """The position a checkpoint's file name gives, None for any other name."""
+    stem, _, suffix = name.partition(".")
+    if suffix != "checkpoint" or len(stem) != 16:
+        return None
+    try:
+        return int(stem, 16)
+    except ValueError:
+        return None
+
+
+def is_sound_checkpoint(data: bytes) -> bool:
+    """Whether every block of a checkpoint is there, the seal included."""
+    headers, length, verdict = scan(data, salt=0)
+    return (
+        verdict.kind == SEAL
+        and length == len(data)
+        and all(header.flags & CHECKPOINT for header in headers)
+    )

@@ -1,0 +1,104 @@
+"""Segments made ahead: allocated, empty, without a number.
+
+Allocating a file takes time and may find the disk full; both happen here, ahead of need. Of the
+three files kept the last two are the reserve: while only they are left, settlements, checkpoints
+and cleaning still have room, and publishers must wait [design 4].
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+from typing import Final, final
+
+from tallymark.journal.files import Files
+from tallymark.journal.segment import spare_name
+
+WANTED: Final = 3
+RESERVE: Final = 2
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the error says that there is no room, as opposed to a device that fails."""
+    return error.errno in _FULL
+
+
+@final
+class Spares:
+    """The spare segments of a folder. Used by the writer's and the cleaner's thread."""
+
+    __slots__ = ("_files", "_folder", "_guard", "_names", "_next", "bytes_each", "full")
+
+    def __init__(self, folder: Path, files: Files, bytes_each: int, names: list[str]) -> None:
+        self._folder = folder
+        self._files = files
+        self._names = list(names)
+        self._next = 0
+        self._guard = threading.Lock()
+        self.bytes_each = bytes_each
+        self.full = False
+        """The last attempt to make a spare found the disk full."""
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @property
+    def is_missing(self) -> bool:
+        return len(self._names) < WANTED
+
+    @property
+    def is_short(self) -> bool:
+        """Only the reserve is left, and no more room was found."""
+        return self.full and len(self._names) <= RESERVE
+
+    def become(self, name: str) -> None:
+        """Give a spare this name, for good even if the machine stops; make one where none is
+        left. Raises OSError."""
+        with self._guard:
+            spare = self._names.pop(0) if self._names else self._made()
+            self._files.rename(str(self._folder / spare), str(self._folder / name))
+            self._files.sync_folder(self._folder)
+
+    def top_up(self) -> None:
+        """Make what is missing, or note that the disk is full. Raises any other OSError."""
+        while len(self._names) < WANTED:
+            try:
+                with self._guard:
+                    self._names.append(self._made())
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                self.full = True
+                return
+        self.full = False
+
+    def give_up_one(self) -> bool:
+        """Free one of the reserve's files for a checkpoint or the cleaner. The last one stays."""
+        with self._guard:
+            if len(self._names) < RESERVE:
+                return False
+            self._files.unlink(str(self._folder / self._names.pop()))
+            self.full = True
+            return True
+
+    def _made(self) -> str:
+        name = spare_name(self._next)
+        while name in self._names or (self._folder / name).exists():
+            self._next += 1
+            name = spare_name(self._next)
+        temporary = str(self._folder / (name + ".tmp"))
+        fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_RDWR | os.O_CLOEXEC, 0o640)
+        try:
+            self._files.fallocate(fd, 0, self.bytes_each)
+            self._files.fsync(fd)
+        except OSError:
+            self._files.unlink(temporary)
+            raise
+        finally:
+            os.close(fd)
+        self._files.rename(temporary, str(self._folder / name))
+        return name

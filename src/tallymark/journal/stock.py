@@ -1,0 +1,181 @@
+"""What is in store: the segments of a folder, and how many bytes of each are still needed.
+
+Pure bookkeeping: no file is touched here. See journal.py for when a segment may be stripped.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from tallymark.journal.recovery import Folder
+
+_SPARSE_PER_CENT: Final = 25
+
+
+@final
+class Segment:
+    """A segment, being written, sealed, or stripped to a ledger."""
+
+    __slots__ = ("kept", "live", "name", "number", "released_at", "salt", "sealed", "size",
+                 "stripped", "time_ms")  # fmt: skip
+
+    def __init__(self, number: int, salt: int, name: str) -> None:
+        self.number = number
+        self.salt = salt
+        self.name = name
+        self.size = 0
+        self.time_ms = 0
+        """Wall time of the last block."""
+        self.sealed = False
+        self.stripped = False
+        self.live = 0
+        """Bytes of payloads that somebody needs."""
+        self.released_at = 0
+        """Position that must be on disk before what was released may be forgotten."""
+        self.kept = False
+        """Stripping it failed: left alone until the next start."""
+
+
+@final
+class Stock:
+    __slots__ = ("_lost", "_released", "_segments", "checkpoint", "older")
+
+    def __init__(self, folder: Folder) -> None:
+        self._segments: dict[int, Segment] = {}
+        self._released: set[int] = set()
+        self._lost: set[int] = set()
+        self.checkpoint = 0
+        """Position of the newest durable checkpoint, 0 for none."""
+        self.older = 0
+        """Position of the one before, 0 for none: the fallback, from which on segments or their
+        ledgers must stay."""
+        for file in folder.segments.values():
+            segment = Segment(file.number, file.salt, file.name)
+            segment.size = file.size
+            segment.time_ms = file.time_ms
+            segment.sealed = True
+            segment.stripped = file.stripped
+            self._segments[file.number] = segment
+
+    @property
+    def newest(self) -> int:
+        """The highest segment number, 0 for none."""
+        return max(self._segments, default=0)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all segments and ledgers, without what is only preallocated."""
+        return sum(segment.size for segment in self._segments.values())
+
+    def name_of(self, number: int) -> str:
+        """The file a segment's payloads are read from; empty when their bytes are gone."""
+        segment = self._segments.get(number)
+        return "" if segment is None or segment.stripped else segment.name
+
+    # -- growing
+
+    def begun(self, number: int, salt: int, name: str) -> None:
+        self._segments[number] = Segment(number, salt, name)
+
+    def committed(self, number: int, size: int, raw_bytes: int, time_ms: int, end: int) -> None:
+        """A block was added: the segment is `size` long now and the journal ends at `end`."""
+        segment = self._segments[number]
+        segment.size = size
+        segment.live += raw_bytes
+        segment.time_ms = time_ms
+        if self._released:
+            self.turn_ended(end)
+
+    def sealed(self, number: int, size: int) -> None:
+        self._segments[number].size = size
+        self._segments[number].sealed = True
+
+    def repaired(self, number: int, size: int, time_ms: int) -> None:
+        self._segments[number].size = size
+        self._segments[number].time_ms = time_ms
+
+    # -- needing and releasing
+
+    def retain(self, position: int, size: int) -> bool:
+        """These bytes are needed; False when they are not there."""
+        segment = self._segments.get(position >> 32)
+        if segment is None or segment.stripped or (position & 0xFFFFFFFF) + size > segment.size:
+            self._lost.add(position)
+            return False
+        segment.live += size
+        return True
+
+    def release(self, position: int, size: int) -> None:
+        number = position >> 32
+        segment = self._segments.get(number)
+        if position in self._lost:
+            return
+        if segment is None or segment.live < size:
+            have = 0 if segment is None else segment.live
+            raise ValueError(f"{size} bytes released at {position:#x}, {have} are live there")
+        segment.live -= size
+        self._released.add(number)
+
+    def turn_ended(self, end: int) -> None:
+        """What was released so far rests on records that end at `end`."""
+        for number in self._released:
+            self._segments[number].released_at = end
+        self._released.clear()
+
+    # -- stripping and dropping
+
+    def checkpointed(self, position: int, older: int) -> None:
+        """These are the durable checkpoints now, newest first."""
+        self.checkpoint = position
+        self.older = older
+
+    def strippable(self, durable: int) -> Segment | None:
+        """The oldest sealed segment before the checkpoint whose bytes nobody needs, for good."""
+        before = self.checkpoint >> 32
+        for segment in self._segments.values():
+            if (
+                segment.number < before
+                and segment.sealed
+                and not segment.stripped
+                and not segment.kept
+                and not segment.live
+                and segment.released_at <= durable
+                and segment.number not in self._released
+            ):
+                return segment
+        return None
+
+    def sparse(self) -> list[int]:
+        """Numbers of sealed segments before the checkpoint that are mostly dead, oldest first."""
+        before = self.checkpoint >> 32
+        return [
+            s.number
+            for s in self._segments.values()
+            if s.number < before
+            and s.sealed
+            and not s.stripped
+            and s.live > 0
+            and s.live * 100 < s.size * _SPARSE_PER_CENT
+        ]
+
+    def stripped(self, number: int, name: str, size: int) -> None:
+        segment = self._segments[number]
+        segment.stripped = True
+        segment.name = name
+        segment.size = size
+
+    def keep(self, number: int) -> None:
+        self._segments[number].kept = True
+
+    def drop_ledgers(self, before_ms: int) -> list[str]:
+        """Take ledgers whose last block is older than this out of the books; their names. Only
+        such that neither checkpoint is continued by: the totals of their rows are in both."""
+        before = self.older >> 32
+        old = [
+            s
+            for s in self._segments.values()
+            if s.number < before and s.stripped and s.time_ms < before_ms
+        ]
+        for segment in old:
+            del self._segments[segment.number]
+        return [segment.name for segment in old]

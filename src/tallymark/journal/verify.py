@@ -1,0 +1,227 @@
+"""What is in a data folder, and whether it is sound: `tallymark journal verify DIR`.
+
+Reads every byte, holds one segment in memory at a time, changes nothing and takes no lock: beside
+a running broker the newest segment is seen as a crash at that moment would leave it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, final
+
+from tallymark.engine import records as kinds
+from tallymark.journal.layout import (
+    HEADER,
+    LOST,
+    SEALED,
+    Header,
+    LayoutError,
+    header_at,
+    row_kinds,
+)
+from tallymark.journal.recovery import Folder, SegmentFile
+from tallymark.journal.segment import CORRUPT, is_sound_checkpoint, scan
+
+KIND_NAMES: Final = {
+    kinds.PAYLOAD: "payload",
+    kinds.ENTERED: "entered",
+    kinds.ACQUIRED: "acquired",
+    kinds.SETTLED: "settled",
+    kinds.RETURNED: "returned",
+    kinds.DROPPED: "dropped",
+    kinds.MARK: "mark",
+    kinds.DEFINITION: "definition",
+    kinds.LEASED: "leased",
+    kinds.LEASE_SETTLED: "lease_settled",
+    kinds.MOVED: "moved",
+    kinds.COUNTERS: "counters",
+    kinds.LIVE: "live",
+}
+
+
+@final
+class SegmentReport:
+    """One segment or ledger."""
+
+    __slots__ = ("blocks", "bytes", "file_bytes", "first_ms", "last_ms", "name", "number",
+                 "raw_bytes", "rows", "stripped", "verdict")  # fmt: skip
+
+    def __init__(self, file: SegmentFile) -> None:
+        self.name = file.name
+        self.number = file.number
+        self.stripped = file.stripped
+        self.file_bytes = file.size
+        self.bytes = 0
+        """Bytes of sound blocks."""
+        self.raw_bytes = 0
+        self.blocks = 0
+        """Blocks with rows; seals and LOST blocks are not counted."""
+        self.rows: dict[str, int] = {}
+        """Rows by the name of their kind."""
+        self.first_ms = 0
+        """Wall time of the first block with rows, 0 without one."""
+        self.last_ms = 0
+        self.verdict = ""
+        """sealed, blank, torn or corrupt: segment.py."""
+
+
+@final
+class Report:
+    """The whole folder."""
+
+    __slots__ = ("checkpoints", "folder", "problems", "segments", "spares")
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.segments: list[SegmentReport] = []
+        self.checkpoints: list[str] = []
+        """Names of sound checkpoints, newest first."""
+        self.spares = 0
+        self.problems: list[str] = []
+        """Damage. A torn tail is none: it was never confirmed to anybody."""
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.problems
+
+    @property
+    def blocks(self) -> int:
+        return sum(s.blocks for s in self.segments)
+
+    @property
+    def bytes(self) -> int:
+        return sum(s.bytes for s in self.segments)
+
+    @property
+    def raw_bytes(self) -> int:
+        return sum(s.raw_bytes for s in self.segments)
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows by the name of their kind."""
+        total: dict[str, int] = {}
+        for segment in self.segments:
+            _add(total, segment.rows)
+        return total
+
+    @property
+    def first_ms(self) -> int:
+        return min((s.first_ms for s in self.segments if s.blocks), default=0)
+
+    @property
+    def last_ms(self) -> int:
+        return max((s.last_ms for s in self.segments if s.blocks), default=0)
+
+    def as_dict(self) -> dict[str, object]:
+        """For `--json`: plain values only."""
+        return {
+            "folder": str(self.folder),
+            "sound": self.is_sound,
+            "problems": self.problems,
+            "checkpoints": self.checkpoints,
+            "spares": self.spares,
+            "blocks": self.blocks,
+            "bytes": self.bytes,
+            "raw_bytes": self.raw_bytes,
+            "rows": self.rows,
+            "first_ms": self.first_ms,
+            "last_ms": self.last_ms,
+            "segments": [
+                {
+                    "name": s.name,
+                    "number": s.number,
+                    "stripped": s.stripped,
+                    "verdict": s.verdict,
+                    "blocks": s.blocks,
+                    "bytes": s.bytes,
+                    "raw_bytes": s.raw_bytes,
+                    "file_bytes": s.file_bytes,
+                    "rows": s.rows,
+                    "first_ms": s.first_ms,
+                    "last_ms": s.last_ms,
+                }
+                for s in self.segments
+            ],
+        }
+
+
+def verify(folder: Path) -> Report:
+    """Read and judge everything in a data folder. Raises OSError when it cannot be read."""
+    found = Folder(folder)
+    report = Report(folder)
+    report.spares = len(found.spares)
+    checkpoint = 0
+    for position, name in found.checkpoints:
+        if is_sound_checkpoint((folder / name).read_bytes()):
+            report.checkpoints.append(name)
+            checkpoint = max(checkpoint, position)
+        else:
+            report.problems.append(f"{name}: damaged checkpoint")
+    files = list(found.segments.values())
+    _check_numbers(report, files, checkpoint)
+    tail = _tail(folder, files)
+    known = max(checkpoint, tail << 32)
+    for file in files:
+        report.segments.append(_segment(report, file, known))
+    return report
+
+
+def _check_numbers(report: Report, files: list[SegmentFile], checkpoint: int) -> None:
+    expected = max(checkpoint >> 32, 1)
+    for file in files:
+        if file.number >= expected:
+            if file.number > expected:
+                report.problems.append(f"segments {expected} to {file.number - 1} are missing")
+            expected = file.number + 1
+
+
+def _tail(folder: Path, files: list[SegmentFile]) -> int:
+    """Number of the newest segment with blocks: every older one was on disk as a whole."""
+    for file in reversed(files):
+        with open(folder / file.name, "rb") as opened:
+            header = header_at(opened.read(HEADER), 0)
+        if header is not None and header.segment == file.number:
+            return file.number
+    return 0
+
+
+def _segment(report: Report, file: SegmentFile, known: int) -> SegmentReport:
+    segment = SegmentReport(file)
+    data = (report.folder / file.name).read_bytes()
+    start = block = 0
+    while True:
+        try:
+            headers, end, verdict = scan(data, file.number, file.salt, known, start, block)
+        except LayoutError as error:
+            segment.verdict = CORRUPT
+            report.problems.append(f"{file.name}: {error}")
+            return segment
+        for header in headers:
+            _count(segment, data, header)
+            block = header.block + 1
+        segment.bytes += end - start
+        if segment.verdict != CORRUPT:
+            segment.verdict = verdict.kind
+        if verdict.kind != CORRUPT:
+            return segment
+        report.problems.append(f"{file.name}: {verdict.reason}")
+        if verdict.resume < 0:
+            return segment
+        start = verdict.resume
+
+
+def _count(segment: SegmentReport, data: bytes, header: Header) -> None:
+    if header.flags & (SEALED | LOST):
+        return
+    if not segment.blocks:
+        segment.first_ms = header.time_ms
+    segment.last_ms = header.time_ms
+    segment.blocks += 1
+    segment.raw_bytes += header.raw_bytes
+    counted = row_kinds(data, header)
+    _add(segment.rows, {KIND_NAMES.get(k, f"kind {k}"): n for k, n in counted.items()})
+
+
+def _add(total: dict[str, int], more: dict[str, int]) -> None:
+    for name, count in more.items():
+        total[name] = total.get(name, 0) + count

@@ -1,0 +1,237 @@
+"""The thread that writes blocks and waits for the disk, so that the loop never does.
+
+The loop hands over packed blocks; each round takes everything that was handed over since the last
+one, writes it with as few calls as possible, and pays one fdatasync for all of it (group commit).
+Positions only ever grow, each written by this thread and read by the loop.
+
+The first failed write or fsync ends the thread for good: pages may read back clean without being
+on disk, so nothing handed over later is ever reported as synced.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Final, final
+
+from tallymark.journal.files import Files
+from tallymark.journal.segment import segment_name
+from tallymark.journal.spares import Spares
+
+COMMIT: Final = "commit"
+INTERVAL: Final = "interval"
+NEVER: Final = "never"
+SYNC_MODES: Final = (COMMIT, INTERVAL, NEVER)
+
+_STOP: Final = 0
+_WRITE: Final = 1
+_SYNC: Final = 2
+
+
+@final
+class Job:
+    """Write these buffers at a segment's offset; or sync; or stop."""
+
+    __slots__ = ("buffers", "done", "kind", "length", "offset", "salt", "segment")
+
+    def __init__(
+        self,
+        kind: int,
+        segment: int = 0,
+        salt: int = 0,
+        offset: int = 0,
+        length: int = 0,
+        buffers: list[bytes] | None = None,
+        done: threading.Event | None = None,
+    ) -> None:
+        self.kind = kind
+        self.segment = segment
+        self.salt = salt
+        self.offset = offset
+        self.length = length
+        self.buffers: list[bytes] = buffers if buffers is not None else []
+        self.done = done
+
+
+@final
+class Writer:
+    """Owns the file being written. `write`, `sync` and `stop` may be called from any thread."""
+
+    __slots__ = (
+        "_fd", "_files", "_folder", "_guard", "_interval_s", "_jobs", "_number", "_offset",
+        "_on_failure", "_on_synced", "_spares", "_sync", "_synced_at", "_worker", "durable",
+        "failure", "syncs", "synced", "written", "written_bytes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        folder: Path,
+        files: Files,
+        spares: Spares,
+        sync: str,
+        interval_ms: int,
+        on_synced: Callable[[], None],
+        on_failure: Callable[[OSError], None],
+    ) -> None:
+        self._folder = folder
+        self._files = files
+        self._spares = spares
+        self._sync = sync
+        self._interval_s = interval_ms / 1000
+        self._on_synced = on_synced
+        self._on_failure = on_failure
+        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._guard = threading.Lock()
+        self._worker = threading.Thread(target=self._run, name="journal-writer", daemon=True)
+        self._fd = -1
+        self._number = 0
+        self._offset = 0
+        self._synced_at = 0.0
+        self.written = 0
+        """Everything before this position was given to the operating system."""
+        self.durable = 0
+        """Everything before it is on disk: a fdatasync that came after returned."""
+        self.synced = 0
+        """What may be confirmed: `durable` with sync=commit, else `written`."""
+        self.written_bytes = 0
+        self.syncs = 0
+        self.failure: OSError | None = None
+
+    def start(self, number: int, salt: int) -> None:
+        """Make the first segment and begin. Raises OSError when the segment cannot be made."""
+        self._open_segment(number, salt)
+        self.written = self.durable = self.synced = number << 32
+        self._worker.start()
+
+    def write(
+        self, segment: int, salt: int, offset: int, length: int, buffers: list[bytes]
+    ) -> None:
+        """Hand over one block. A new segment number begins a new file."""
+        self._jobs.put(Job(_WRITE, segment, salt, offset, length, buffers))
+
+    def sync(self) -> bool:
+        """Wait until everything handed over is on disk. False: it never will be."""
+        done = threading.Event()
+        self._jobs.put(Job(_SYNC, done=done))
+        while self.failure is None and self._worker.is_alive():
+            if done.wait(0.1):
+                return self.failure is None
+        return False
+
+    def stop(self) -> None:
+        """Write and sync what was handed over, cut the file to its length, end the thread."""
+        if self._worker.is_alive():
+            self._jobs.put(Job(_STOP))
+            self._worker.join()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def fail(self, failure: OSError) -> None:
+        """The disk cannot be trusted any more. Reported once, whoever found out first."""
+        with self._guard:
+            if self.failure is not None:
+                return
+            self.failure = failure
+        self._on_failure(failure)
+
+    def _run(self) -> None:
+        try:
+            while self._round(self._handed_over()):
+                pass
+        except OSError as failure:
+            self.fail(failure)
+        except BaseException as bug:
+            self.fail(OSError(errno.EIO, f"the journal's writer ended: {bug!r}"))
+            raise
+
+    def _handed_over(self) -> list[Job]:
+        """Everything waiting; waits for the first. Empty when it is time for an interval's sync."""
+        jobs: list[Job] = []
+        try:
+            if self._sync == INTERVAL and self.durable < self.written:
+                left = self._synced_at + self._interval_s - monotonic()
+                jobs.append(self._jobs.get(True, max(left, 0.0)))
+            else:
+                jobs.append(self._jobs.get())
+            while True:
+                jobs.append(self._jobs.get_nowait())
+        except Empty:
+            return jobs
+
+    def _round(self, jobs: list[Job]) -> bool:
+        """Carry out what was handed over; whether to go on."""
+        if self.failure is not None:
+            return False
+        waiting: list[threading.Event] = []
+        stop = False
+        buffers: list[bytes] = []
+        begin = self._offset
+        for job in jobs:
+            if job.kind == _WRITE:
+                if job.segment != self._number:
+                    self._put(buffers, begin)
+                    self._seal()
+                    self._open_segment(job.segment, job.salt)
+                    buffers = []
+                    begin = 0
+                assert job.offset == self._offset, "blocks are handed over in order"
+                buffers.extend(job.buffers)
+                self._offset += job.length
+            elif job.kind == _SYNC:
+                assert job.done is not None
+                waiting.append(job.done)
+            else:
+                stop = True
+        self._put(buffers, begin)
+        self._settle(bool(waiting) or stop)
+        for done in waiting:
+            done.set()
+        if stop:
+            self._files.ftruncate(self._fd, self._offset)
+            self._files.fsync(self._fd)
+        return not stop
+
+    def _put(self, buffers: list[bytes], begin: int) -> None:
+        if buffers:
+            self.written_bytes += self._files.write_all(self._fd, buffers, begin)
+            self.written = self._number << 32 | self._offset
+
+    def _settle(self, must: bool) -> None:
+        """fdatasync where the mode, or somebody waiting, asks for it; tell the loop."""
+        now = 0.0
+        if self._sync == INTERVAL:
+            now = monotonic()
+            must = must or now >= self._synced_at + self._interval_s
+        if self.durable < self.written and (must or self._sync == COMMIT):
+            upto = self.written
+            self._files.fdatasync(self._fd)
+            self.syncs += 1
+            self.durable = upto
+            self._synced_at = now
+        reached = self.durable if self._sync == COMMIT else self.written
+        if reached > self.synced:
+            self.synced = reached
+            self._on_synced()
+
+    def _seal(self) -> None:
+        """End the current file: on disk before the next begins, in every mode. Recovery counts on
+        it (recovery.py)."""
+        self._files.ftruncate(self._fd, self._offset)
+        self._files.fdatasync(self._fd)
+        self.syncs += 1
+        self.durable = self.written
+        os.close(self._fd)
+        self._fd = -1
+
+    def _open_segment(self, number: int, salt: int) -> None:
+        name = segment_name(number, salt)
+        self._spares.become(name)
+        self._fd = os.open(self._folder / name, os.O_RDWR | os.O_CLOEXEC)
+        self._number = number
+        self._offset = 0
