@@ -1,0 +1,1 @@
+"""Wire formats: bytes to events and back, one package each. Imports nothing else of ours."""

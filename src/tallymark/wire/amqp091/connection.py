@@ -1,0 +1,587 @@
+"""A server's end of one AMQP 0-9-1 connection, without I/O and without a clock.
+
+The owner feeds bytes and time, asks for events until there are none, and writes what collects in
+`out`. Bytes are looked at only when an event is asked for: so what the owner sends in answer to one
+event (a channel.close, say) is in force before the next frame is read, however the bytes came.
+
+Any bytes give events, or one fatal `ProtocolFailure`; never an exception. Kept in memory are at
+most one incomplete frame, or one incomplete single-frame publish, and the unfinished contents of
+all channels up to `Limits.unfinished_max_bytes`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from struct import Struct
+from typing import Final, final
+
+from tallymark.wire.amqp091.channel import Channel
+from tallymark.wire.amqp091.content import PUBLISH
+from tallymark.wire.amqp091.errors import (
+    CHANNEL_ERROR,
+    CONNECTION,
+    FRAME_ERROR,
+    RESOURCE_ERROR,
+    UNEXPECTED_FRAME,
+    WireError,
+)
+from tallymark.wire.amqp091.events import (
+    AckRange,
+    Event,
+    MethodReceived,
+    Opening,
+    PeerClosed,
+    ProtocolFailure,
+)
+from tallymark.wire.amqp091.frames import (
+    BASIC,
+    BODY,
+    FRAME_END,
+    HEAD,
+    HEADER,
+    HEARTBEAT,
+    HEARTBEAT_FRAME,
+    METHOD,
+    OVERHEAD,
+    PROTOCOL_HEADER,
+    content_frames,
+    frame,
+    snippet,
+)
+from tallymark.wire.amqp091.heartbeat import Heartbeat
+from tallymark.wire.amqp091.inbox import Inbox
+from tallymark.wire.amqp091.kernel import (
+    publish_needs,
+    scan_acks,
+    scan_publishes,
+)
+from tallymark.wire.amqp091.layouts import decode_method, encode_method, layout_of
+from tallymark.wire.amqp091.limits import INITIAL_FRAME_MAX, Limits, check_tune
+from tallymark.wire.amqp091.methods import (
+    ChannelClose,
+    ChannelCloseOk,
+    ChannelOpen,
+    ChannelOpenOk,
+    ConnectionClose,
+    ConnectionCloseOk,
+    ConnectionOpenOk,
+    ConnectionStart,
+    ConnectionTune,
+    ConnectionTuneOk,
+    Method,
+)
+from tallymark.wire.amqp091.states import (
+    HANDSHAKE,
+    LOGGED_IN,
+    OUR_TURN,
+    OVER,
+    RECEIVING,
+    SENDING,
+    ChannelState,
+    State,
+)
+
+__all__ = ["Connection", "Limits"]
+
+_ACK: Final = BASIC << 16 | 80
+_CHANNEL_CLOSE: Final = 20 << 16 | 40
+_CHANNEL_CLOSE_OK: Final = 20 << 16 | 41
+_CONNECTION_CLOSE: Final = 10 << 16 | 50
+_CONNECTION_CLOSE_OK: Final = 10 << 16 | 51
+
+CLOSING_TIMEOUT_MS: Final = 30_000
+"""How long a peer may take to answer connection.close [rabbitmq closing timeout]."""
+DEAF_TIMEOUT_MS: Final = 3_000
+"""The same, where we have lost its frames' beginnings and would not see the answer."""
+UNLIMITED_FRAME_MIN: Final = 131_072
+"""Payload bytes that always fit a frame where no frame-max was agreed on."""
+EARLY_MAX: Final = 65_536
+"""Bytes a peer may send ahead while it is our turn in the handshake."""
+
+# Protocol headers accepted, and the version connection.start then names. 0-9 and 0-8 are read as
+# 0-9-1, which changed nothing they need [rabbitmq rabbit_reader].
+VERSIONS: Final[dict[bytes, tuple[int, int, int]]] = {
+    b"AMQP\0\0\x09\x01": (0, 9, 1),
+    b"AMQP\x01\x01\0\x09": (0, 9, 0),
+    b"AMQP\x01\x01\x08\0": (8, 0, 0),
+}
+
+_frame_head: Final = Struct(">BHI").unpack_from
+
+
+@final
+class Connection:
+    """Not thread-safe; one owner. Times are monotonic milliseconds."""
+
+    __slots__ = (
+        "_channels", "_deadline_ms", "_eof", "_events", "_frame_limit", "_heartbeat", "_inbox",
+        "_is_deaf", "_known", "_now_ms", "_state", "_unfinished", "channel_max", "frame_max",
+        "limits", "out", "version",
+    )
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.out: list[bytes] = []
+        """What to write, in order; the owner takes and clears it (or calls take_output)."""
+        self.channel_max = limits.channel_max
+        """As negotiated; before that, ours."""
+        self.frame_max = limits.frame_max
+        """As negotiated, bytes, 0: no limit; before that, ours."""
+        self.version = (0, 9, 1)
+        self._state = State.HEADER
+        self._is_deaf = False
+        self._channels: dict[int, Channel] = {}
+        self._events: deque[Event] = deque()
+        self._known: dict[bytes, bytes] = {}
+        self._unfinished = 0  # bytes of contents under way
+        self._inbox = Inbox(8)
+        self._eof = False
+        self._frame_limit = INITIAL_FRAME_MAX  # payload bytes
+        self._now_ms = -1
+        self._deadline_ms = -1  # of the handshake or of the close, -1: none
+        self._heartbeat = Heartbeat(0, 0)
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    # Input
+
+    def receive_data(self, data: bytes, now_ms: int) -> None:
+        """Take what was read. Never raises; ask next_event what it meant. O(1)."""
+        self._start_clock(now_ms)
+        self._heartbeat.received_ms = now_ms
+        if self._is_deaf or self._state is State.CLOSED or not data:
+            return
+        self._inbox.add(data)
+        if self._state in OUR_TURN and self._inbox.waiting > EARLY_MAX:
+            ahead = f"{self._inbox.waiting} bytes sent ahead of our answer"
+            self._fail(WireError(RESOURCE_ERROR, f"{ahead}, at most {EARLY_MAX} expected"))
+            self._stop_listening()
+
+    def receive_eof(self) -> None:
+        """The peer closed its side. PeerClosed comes behind the events of what came before."""
+        self._eof = True
+
+    def next_event(self) -> Event | None:
+        """The next event, or None: it takes more bytes, or more time. Never raises."""
+        events = self._events
+        while not events:
+            if self._state is State.CLOSED:
+                return None
+            if self._state in OUR_TURN or not self._inbox.gather():
+                if not self._eof:
+                    return None
+                self._end("closed by the peer without a closing handshake", False)
+                continue
+            try:
+                self._parse()
+            except WireError as error:
+                self._fail(error)
+        return events.popleft()
+
+    def _parse(self) -> None:
+        """Take one frame, or one stretch of frames; or set what the inbox needs."""
+        if self._state is State.HEADER:
+            self._read_protocol_header()
+            return
+        inbox = self._inbox
+        data = inbox.data
+        pos = inbox.pos
+        end = len(data)
+        kind, number, size = _frame_head(data, pos)
+        if size > self._frame_limit:
+            self._stop_listening()
+            most = self._frame_limit - OVERHEAD
+            raise WireError(
+                FRAME_ERROR,
+                f"type {kind}, all octets = <<>>: {{frame_too_large,{size},{most}}}",
+            )
+        total: int = size + OVERHEAD
+        if self._state is State.RUNNING and kind == METHOD and pos + 11 <= end:
+            method_id = int.from_bytes(data[pos + 7 : pos + 11], "big")
+            if method_id in (PUBLISH, _ACK):
+                channel = self._channels.get(number)
+                if channel is not None and channel.is_idle() and self._scan(channel, method_id):
+                    return
+        if pos + total > end:
+            inbox.need = total
+            return
+        inbox.advance(pos + total, HEAD)
+        if data[pos + total - 1] != FRAME_END:
+            self._stop_listening()
+            octets = snippet(data[pos + 7 : pos + 7 + size])
+            marker = data[pos + total - 1]
+            raise WireError(
+                FRAME_ERROR, f"type {kind}, {octets}: {{invalid_frame_end_marker,{marker}}}"
+            )
+        self._frame(kind, number, data[pos : pos + total])
+
+    def _scan(self, channel: Channel, method_id: int) -> bool:
+        """The fast paths. False: there is no whole publish or ack, go on frame by frame."""
+        inbox = self._inbox
+        data = inbox.data
+        pos = inbox.pos
+        end = len(data)
+        if method_id == _ACK:
+            after, first, last, multiple = scan_acks(data, pos, end, channel.ack_prefix)
+            if after == pos:
+                return False
+            inbox.advance(after, HEAD)
+            self._events.append(AckRange(channel.number, first, last, multiple))
+            return True
+        most = self.limits.max_message_bytes
+        limit = self._frame_limit
+        stretch = scan_publishes(data, pos, end, channel.number, limit, most, self._known)
+        if stretch is not None:
+            inbox.advance(pos + len(stretch.raw), HEAD)
+            self._events.append(stretch)
+            return True
+        need = publish_needs(data, pos, end, channel.number, limit, most)
+        if need:
+            inbox.need = need
+        return need > 0
+
+    def _read_protocol_header(self) -> None:
+        inbox = self._inbox
+        header = inbox.data[inbox.pos : inbox.pos + 8]
+        inbox.advance(inbox.pos + 8, HEAD)
+        version = VERSIONS.get(header)
+        if version is None:
+            self.out.append(PROTOCOL_HEADER)
+            self._stop_listening()
+            raise WireError(
+                FRAME_ERROR, f"protocol header {header!r}, expected {PROTOCOL_HEADER!r}"
+            )
+        self.version = version
+        self._state = State.OPENED
+        self._events.append(Opening(version[0], version[1], version[2]))
+
+    def _frame(self, kind: int, number: int, whole: bytes) -> None:
+        """One complete frame, of the kinds and in the places where a frame may be."""
+        if self._state in OVER:
+            self._frame_when_over(kind, number, whole)
+            return
+        if kind == HEARTBEAT:
+            if len(whole) > OVERHEAD:
+                raise self._unknown_frame(kind, whole)
+            if number:
+                raise self._unexpected_frame(kind, whole)
+        elif kind != METHOD and kind != HEADER and kind != BODY:
+            raise self._unknown_frame(kind, whole)
+        elif number == 0:
+            if kind != METHOD:
+                raise self._unexpected_frame(kind, whole)
+            self._method_of_connection(decode_method(whole[7:-1]))
+        elif self._state is not State.RUNNING:
+            raise self._unexpected_frame(kind, whole)
+        else:
+            self._frame_of_channel(kind, number, whole)
+
+    def _unknown_frame(self, kind: int, whole: bytes) -> WireError:
+        return WireError(
+            FRAME_ERROR, f"type {kind}, {snippet(whole[7:-1])}: unknown_frame"
+        )
+
+    def _unexpected_frame(self, kind: int, whole: bytes) -> WireError:
+        return WireError(UNEXPECTED_FRAME, f"type {kind}, {snippet(whole[7:-1])}")
+
+    def _method_of_connection(self, method: Method) -> None:
+        after = RECEIVING.get((self._state, type(method)))
+        if after is None:
+            layout = layout_of(method)
+            raise WireError(
+                CHANNEL_ERROR,
+                f"unexpected method in connection state {self._state.value}",
+                layout.class_id,
+                layout.method_id,
+            )
+        if isinstance(method, ConnectionTuneOk):
+            self._tune(method)
+        self._state = after
+        if after is State.PEER_CLOSING:
+            self._drop_channels()
+        self._events.append(MethodReceived(0, method))
+
+    def _tune(self, method: ConnectionTuneOk) -> None:
+        check_tune(self.limits, method)
+        self.channel_max = method.channel_max or 65535
+        self.frame_max = method.frame_max
+        # RabbitMQ lets a frame exceed frame-max by its overhead: "quite a few get it wrong". Where
+        # frames have no limit, one around the largest body is the largest there can be.
+        most = max(self.limits.max_message_bytes, UNLIMITED_FRAME_MIN)
+        self._frame_limit = method.frame_max or most
+        self._heartbeat = Heartbeat(method.heartbeat, self._now_ms)
+
+    def _frame_of_channel(self, kind: int, number: int, whole: bytes) -> None:
+        if number > self.channel_max:
+            raise WireError(
+                CHANNEL_ERROR,
+                f"channel number {number} is greater than the negotiated channel_max "
+                f"({self.channel_max})",
+            )
+        channel = self._channels.get(number)
+        if channel is None:
+            self._frame_of_closed_channel(kind, number, whole)
+        elif not channel.is_open():
+            self._frame_when_closing(channel, kind, whole)
+        else:
+            before = channel.held()
+            event = channel.receive(kind, whole)
+            self._count_unfinished(channel.held() - before)
+            if channel.is_closed():
+                del self._channels[number]
+            if event is not None:
+                self._events.append(event)
+
+    def _count_unfinished(self, change: int) -> None:
+        self._unfinished += change
+        most = self.limits.unfinished_bytes()
+        if change > 0 and self._unfinished > most:
+            raise WireError(
+                RESOURCE_ERROR,
+                f"unfinished contents of {self._unfinished} bytes on all channels together, "
+                f"at most {most} allowed",
+            )
+
+    def _frame_of_closed_channel(self, kind: int, number: int, whole: bytes) -> None:
+        if kind != METHOD:
+            raise WireError(
+                UNEXPECTED_FRAME, "expected method frame, got non method frame instead"
+            )
+        method = decode_method(whole[7:-1])
+        if not isinstance(method, ChannelOpen):
+            layout = layout_of(method)
+            raise WireError(
+                CHANNEL_ERROR, "expected 'channel.open'", layout.class_id, layout.method_id
+            )
+        self._channels[number] = Channel(number, self.limits.max_message_bytes)
+        self._events.append(MethodReceived(number, method))
+
+    def _frame_when_closing(self, channel: Channel, kind: int, whole: bytes) -> None:
+        """All but the closing handshake is dropped, unread [amqp-0.9.1 channel.close]."""
+        if kind != METHOD or len(whole) < 4 + OVERHEAD:
+            return
+        method_id = int.from_bytes(whole[7:11], "big")
+        if method_id == _CHANNEL_CLOSE:
+            self.out.append(frame(METHOD, channel.number, encode_method(ChannelCloseOk())))
+            if channel.state is ChannelState.FAILED:
+                del self._channels[channel.number]
+                self._events.append(MethodReceived(channel.number, ChannelCloseOk()))
+        elif method_id == _CHANNEL_CLOSE_OK and channel.state is ChannelState.CLOSING:
+            del self._channels[channel.number]
+            self._events.append(MethodReceived(channel.number, ChannelCloseOk()))
+
+    def _drop_channels(self) -> None:
+        self._channels.clear()
+        self._known.clear()
+        self._unfinished = 0
+
+    # Endings
+
+    def _fail(self, error: WireError) -> None:
+        """The connection is over by the peer's fault."""
+        if self._state in OVER:
+            return
+        may_answer = self._state in LOGGED_IN
+        self._state = State.FAILED
+        self._drop_channels()
+        error.scope = CONNECTION
+        self._events.append(ProtocolFailure(0, error))
+        if may_answer:
+            self._set_deadline(DEAF_TIMEOUT_MS if self._is_deaf else CLOSING_TIMEOUT_MS)
+        else:
+            self._end(f"not answered: {error}", False)
+
+    def _stop_listening(self) -> None:
+        """Where the next frame begins is not known: whatever comes is thrown away."""
+        self._is_deaf = True
+        self._inbox.clear()
+        if self._state is State.CLOSING:
+            self._set_deadline(DEAF_TIMEOUT_MS)
+
+    def _frame_when_over(self, kind: int, number: int, whole: bytes) -> None:
+        if kind != METHOD or number or len(whole) < 4 + OVERHEAD:
+            return
+        method_id = int.from_bytes(whole[7:11], "big")
+        if method_id == _CONNECTION_CLOSE and self._state is not State.PEER_CLOSING:
+            self.out.append(frame(METHOD, 0, encode_method(ConnectionCloseOk())))
+            if self._state is State.FAILED:
+                self._end("connection.close", True)
+        elif method_id == _CONNECTION_CLOSE_OK and self._state is State.CLOSING:
+            self._events.append(MethodReceived(0, ConnectionCloseOk()))
+            self._end("connection.close-ok", True)
+
+    def _end(self, reason: str, clean: bool) -> None:
+        if self._state is State.CLOSED:
+            return
+        self._state = State.CLOSED
+        self._drop_channels()
+        self._stop_listening()
+        self._deadline_ms = -1
+        self._events.append(PeerClosed(reason, clean))
+
+    # Time
+
+    def _start_clock(self, now_ms: int) -> None:
+        if self._now_ms < 0:
+            self._heartbeat = Heartbeat(0, now_ms)
+            self._deadline_ms = now_ms + self.limits.handshake_timeout_ms
+        self._now_ms = now_ms
+
+    def _set_deadline(self, after_ms: int) -> None:
+        self._deadline_ms = self._now_ms + after_ms
+
+    def next_deadline(self) -> int | None:
+        """When to call tick, None: no need. 0 before the first tick or byte: at once, so that the
+        handshake's time begins to run."""
+        if self._now_ms < 0:
+            return 0
+        if self._state is State.CLOSED:
+            return None
+        deadline = self._heartbeat.next_deadline() if self._state not in OVER else None
+        if self._deadline_ms >= 0 and (deadline is None or self._deadline_ms < deadline):
+            return self._deadline_ms
+        return deadline
+
+    def tick(self, now_ms: int) -> None:
+        """Send a heartbeat that is due; notice a peer that is dead or too slow (PeerClosed)."""
+        self._start_clock(now_ms)
+        if self._state is State.CLOSED:
+            return
+        if 0 <= self._deadline_ms <= now_ms:
+            if self._state in OVER:
+                self._end("no connection.close-ok in time", False)
+            else:
+                self._end(
+                    f"handshake not complete after {self.limits.handshake_timeout_ms} ms", False
+                )
+            return
+        if self._state in OVER:
+            return
+        if self._heartbeat.is_missed(now_ms):
+            interval_s = self._heartbeat.interval_ms // 1000
+            self._end(f"missed heartbeats from client, timeout: {interval_s}s", False)
+        elif self._heartbeat.is_due(now_ms):
+            if not self.out:
+                self.out.append(HEARTBEAT_FRAME)
+            self._heartbeat.sent_ms = now_ms
+
+    # Output
+
+    def take_output(self, now_ms: int) -> list[bytes]:
+        """Take what is to be written; it counts as sent now, and puts off the next heartbeat."""
+        out = self.out
+        if out:
+            self.out = []
+            self._heartbeat.sent_ms = now_ms
+        return out
+
+    def send_start(
+        self, server_properties: dict[str, object], mechanisms: bytes, locales: bytes = b"en_US"
+    ) -> None:
+        """The answer to Opening; `mechanisms` and `locales` are lists with spaces between."""
+        major, minor, _ = self.version
+        self.send_method(0, ConnectionStart(major, minor, server_properties, mechanisms, locales))
+
+    def send_tune(self) -> None:
+        """Propose our limits: the credentials were good."""
+        limits = self.limits
+        self.send_method(
+            0, ConnectionTune(limits.channel_max, limits.frame_max, limits.heartbeat_s)
+        )
+
+    def send_method(self, channel: int, method: Method) -> None:
+        """Append a method frame and follow what it means for the states.
+
+        Dropped where nothing may be sent: on a connection that is over or not yet open, a channel
+        that is closing or closed. Raises ValueError for values that do not fit their fields, and
+        for a step of the handshake out of turn.
+        """
+        if channel:
+            if self._state is not State.RUNNING:
+                return
+            if not self._send_on_channel(channel, method):
+                return
+        elif not self._send_on_connection(method):
+            return
+        payload = encode_method(method)
+        if self.version[0] == 8 and isinstance(method, ChannelOpenOk):
+            payload = payload[:4]  # has no fields there
+        self.out.append(frame(METHOD, channel, payload))
+
+    def _send_on_channel(self, number: int, method: Method) -> bool:
+        channel = self._channels.get(number)
+        if channel is None:  # closed by the peer
+            return isinstance(method, ChannelCloseOk)
+        if isinstance(method, ChannelClose):
+            if channel.state is ChannelState.CLOSING:
+                return False
+            channel.state = ChannelState.CLOSING
+            self._unfinished -= channel.held()
+            channel.content = None
+            return True
+        return channel.state is ChannelState.OPEN
+
+    def _send_on_connection(self, method: Method) -> bool:
+        after = SENDING.get((self._state, type(method)))
+        if after is None:
+            if self._state in OVER:
+                return False
+            if isinstance(method, ConnectionClose):
+                self._end("closed before the protocol header came", False)
+                return False
+            if type(method) in HANDSHAKE or isinstance(method, ConnectionCloseOk):
+                raise ValueError(
+                    f"{layout_of(method).name} in connection state {self._state.value}"
+                )
+            return self._state is State.RUNNING
+        if isinstance(method, ConnectionClose):
+            self._close_state()
+        elif isinstance(method, ConnectionCloseOk):
+            self._end("connection.close", True)
+        else:
+            if isinstance(method, ConnectionOpenOk):
+                self._deadline_ms = -1
+            self._state = after
+        return True
+
+    def _close_state(self) -> None:
+        self._state = State.CLOSING
+        self._drop_channels()
+        self._set_deadline(DEAF_TIMEOUT_MS if self._is_deaf else CLOSING_TIMEOUT_MS)
+
+    def send_close(self, channel: int, error: WireError) -> None:
+        """Say what the peer did wrong, as far as `error.scope` (channel 0: the connection) says.
+
+        For a connection that may not be answered nothing is written.
+        """
+        if channel and error.scope != CONNECTION:
+            self.send_method(
+                channel,
+                ChannelClose(error.reply_code, error.reply_text, error.class_id, error.method_id),
+            )
+        else:
+            self.send_method(
+                0,
+                ConnectionClose(
+                    error.reply_code, error.reply_text, error.class_id, error.method_id
+                ),
+            )
+
+    def send_content(self, channel: int, method: Method, header: bytes, body_frames: bytes) -> None:
+        """Append a method and its content as ready-made frames of this channel (either may hold
+        both). Nothing comes between them."""
+        known = self._channels.get(channel)
+        if known is not None and known.is_open() and self._state is State.RUNNING:
+            self.send_method(channel, method)
+            self.out.append(header)
+            if body_frames:
+                self.out.append(body_frames)
+
+    def send_message(self, channel: int, method: Method, properties: bytes, body: bytes) -> None:
+        """Append a method and its content, framed for the negotiated frame-max; `properties` is a
+        property section."""
+        self.send_content(
+            channel, method, content_frames(channel, properties, body, self.frame_max), b""
+        )

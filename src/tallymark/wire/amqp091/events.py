@@ -1,0 +1,134 @@
+"""What a connection tells its owner, in the order of the bytes."""
+
+from __future__ import annotations
+
+from array import array
+from typing import final
+
+from tallymark.wire.amqp091.errors import CONNECTION, WireError
+from tallymark.wire.amqp091.methods import Method
+
+
+class Event:
+    """One of the classes below."""
+
+    __slots__ = ()
+
+
+@final
+class Opening(Event):
+    """A protocol header was accepted: answer with `Connection.send_start`."""
+
+    __slots__ = ("major", "minor", "revision")
+
+    def __init__(self, major: int, minor: int, revision: int) -> None:
+        self.major = major
+        self.minor = minor
+        self.revision = revision
+
+
+@final
+class MethodReceived(Event):
+    """A method that is legal where it came; channel 0 is the connection."""
+
+    __slots__ = ("channel", "method")
+
+    def __init__(self, channel: int, method: Method) -> None:
+        self.channel = channel
+        self.method = method
+
+
+@final
+class PublishReceived(Event):
+    """A stretch of complete publishes on one channel.
+
+    Either *plain*: all have the same persistence, and none has anything a broker has to look at
+    (expiration, user-id, reply-to `amq.rabbitmq.reply-to...`, headers CC, BCC, x-delay); whatever
+    else is in their properties may vary. Or *special*: then all property sections are equal.
+    """
+
+    __slots__ = (
+        "channel", "cuts", "facts", "largest_frame", "methods", "properties", "raw", "starts",
+        "uniform",
+    )
+
+    def __init__(
+        self,
+        channel: int,
+        raw: bytes,
+        cuts: array[int],
+        starts: list[int],
+        methods: list[bytes],
+        facts: int,
+        properties: bytes,
+        uniform: bool,
+        largest_frame: int,
+    ) -> None:
+        self.channel = channel
+        self.raw = raw
+        """Method, header and body frames of all messages, end to end."""
+        self.cuts = cuts
+        """array('I'): message i is raw[cuts[i]:cuts[i + 1]]."""
+        self.starts = starts
+        self.methods = methods
+        """methods[k] is the whole method frame of messages starts[k]..starts[k + 1] - 1. Equal
+        frames are mostly the same object, so that a dict finds them without hashing again."""
+        self.facts = facts
+        """kernel.PERSISTENT | kernel.SPECIAL."""
+        self.properties = properties
+        """Property section of message 0."""
+        self.uniform = uniform
+        """All property sections are equal. Where it is False they may still be."""
+        self.largest_frame = largest_frame
+        """Bytes of the largest header or body frame, overhead included."""
+
+    def __len__(self) -> int:
+        return len(self.cuts) - 1
+
+
+@final
+class AckRange(Event):
+    """Consecutive basic.acks: tags first..last, or all up to `last` when `multiple`
+    (last 0: all outstanding)."""
+
+    __slots__ = ("channel", "first", "last", "multiple")
+
+    def __init__(self, channel: int, first: int, last: int, multiple: bool) -> None:
+        self.channel = channel
+        self.first = first
+        self.last = last
+        self.multiple = multiple
+
+
+@final
+class ProtocolFailure(Event):
+    """The peer broke the protocol. Answer with `Connection.send_close(channel, error)`.
+
+    Scope channel: that channel's input is dropped until it was closed and closed-ok.
+    Scope connection (channel 0): the connection is over, all but close and close-ok is dropped; a
+    `PeerClosed` follows in every case, at the latest when the time for the peer's answer is up.
+    Where the peer may not be answered (before it logged in) send_close writes nothing.
+    """
+
+    __slots__ = ("channel", "error")
+
+    def __init__(self, channel: int, error: WireError) -> None:
+        self.channel = channel
+        self.error = error
+
+    @property
+    def is_fatal(self) -> bool:
+        """The connection is over, not just one channel."""
+        return self.error.scope == CONNECTION
+
+
+@final
+class PeerClosed(Event):
+    """The last event, once: write what is left in `out`, close the transport."""
+
+    __slots__ = ("clean", "reason")
+
+    def __init__(self, reason: str, clean: bool) -> None:
+        self.reason = reason
+        self.clean = clean
+        """After a complete closing handshake, whoever began it."""

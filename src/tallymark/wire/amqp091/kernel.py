@@ -1,0 +1,471 @@
+"""The hot loops: stretches of frames in, stretches of frames out. Pure functions.
+
+The only place where a tuned twin may stand in for the plain functions; nothing here judges the
+peer. What a scan does not recognise it leaves to the connection, which reads frame by frame.
+
+    publish   | method frame | header frame              | body frame          |
+              0              h             h+19       b-1 b       b+7      after-1
+                             | head  | body size | props  | head    | body     xCE
+"""
+
+from __future__ import annotations
+
+from array import array
+from struct import Struct
+from typing import Final
+
+from tallymark.wire.amqp091.events import PublishReceived
+
+PERSISTENT: Final = 1
+"""delivery-mode is 2."""
+SPECIAL: Final = 2
+"""Something a broker has to look at; see PublishReceived."""
+MALFORMED: Final = 4
+"""Not a property section."""
+
+KNOWN_MAX: Final = 4096
+"""Publish method frames remembered as valid, per connection."""
+
+_PUBLISH: Final = 60 << 16 | 40
+_method_head: Final = Struct(">BHII").unpack_from  # type, channel, size, method
+_header_head: Final = Struct(">BHIHHQ").unpack_from  # type, channel, size, class, weight, body size
+_frame_head: Final = Struct(">BHI").unpack_from  # type, channel, size
+_ack: Final = Struct(">QBB").unpack_from  # delivery tag, bits, frame end
+_pack_tag: Final = Struct(">Q").pack
+_pack_head: Final = Struct(">BHI").pack
+
+
+def scan_publishes(
+    data: bytes,
+    pos: int,
+    end: int,
+    channel: int,
+    frame_limit: int,
+    body_limit: int,
+    known: dict[bytes, bytes],
+) -> PublishReceived | None:
+    """The longest stretch of complete single-frame publishes at data[pos:end]; None: not one.
+
+    `frame_limit` and `body_limit` are in bytes of payload and of body. `known` holds method frames
+    found valid before (a cache the caller only keeps). O(bytes), and mostly far less: a message
+    that begins like the one before costs one comparison.
+    """
+    start = pos
+    startswith = data.startswith
+    cuts = [0]
+    starts: list[int] = []
+    methods: list[bytes] = []
+    unit = b""  # method frame, header frame and head of the body frame: all equal last time
+    unit_size = 0
+    method = b""
+    content = b""  # header frame and head of the body frame: equal if the body sizes are
+    content_size = 0
+    before = b""  # the header frame up to the body size
+    behind = b""  # and behind it, with the head of the body frame up to its size
+    body_most = min(frame_limit, body_limit)
+    section = b""
+    first_section = b""
+    facts = -1
+    uniform = True
+    largest = 0
+    last_size = -1
+    while True:
+        if unit:
+            if startswith(unit, pos):
+                after = pos + unit_size
+                if after > end or data[after - 1] != 0xCE:
+                    break
+                cuts.append(after - start)
+                pos = after
+                continue
+            unit = b""
+        if method and startswith(method, pos):
+            frame = method
+        else:
+            frame = _publish_frame(data, pos, end, channel, frame_limit, known)
+            if not frame:
+                break
+        h = pos + len(frame)
+        if content and startswith(content, h):
+            after = h + content_size
+            if after > end or data[after - 1] != 0xCE:
+                break
+            if frame is method:
+                unit = frame + content
+                unit_size = after - pos
+        elif before and startswith(before, h) and startswith(behind, h + 19):
+            b: int = h + 19 + len(behind)
+            body_size: int = int.from_bytes(data[h + 11 : h + 19], "big")
+            after = b + 5 + body_size
+            if (
+                not 0 < body_size <= body_most or after > end or data[after - 1] != 0xCE
+                or data[h + 15 : h + 19] != data[b : b + 4]
+            ):
+                break
+            # Sizes differ more often than not: only two equal ones in a row are remembered.
+            content = data[h : b + 4] if body_size == last_size else b""
+            content_size = after - h
+            last_size = body_size
+            if body_size + 8 > largest:
+                largest = body_size + 8
+        else:
+            if h + 19 > end:
+                break
+            kind, number, size, class_id, weight, body_size = _header_head(data, h)
+            b = h + 8 + size
+            if (
+                kind != 2 or number != channel or size < 14 or size > frame_limit
+                or class_id != 60 or weight != 0 or body_size > body_limit
+                or b > end or data[b - 1] != 0xCE
+            ):
+                break
+            if body_size:
+                if b + 7 > end:
+                    break
+                kind, number, body_frame = _frame_head(data, b)
+                after = b + 8 + body_size
+                if (
+                    kind != 3 or number != channel or body_frame != body_size
+                    or body_size > frame_limit or after > end or data[after - 1] != 0xCE
+                ):
+                    break
+                content = data[h : b + 7]
+            else:
+                after = b
+                content = data[h:b]
+            before = b""
+            if len(section) == size - 12 and startswith(section, h + 19):
+                if body_size:
+                    before = data[h : h + 11]
+                    behind = data[h + 19 : b + 3]
+            else:
+                found = classify_section(data, h + 19, b - 1)
+                if facts < 0:
+                    if found == MALFORMED:
+                        break
+                    facts = found
+                    section = first_section = data[h + 19 : b - 1]
+                else:
+                    if found != facts or found & SPECIAL:
+                        break
+                    uniform = False
+                    section = data[h + 19 : b - 1]
+            content_size = after - h
+            last_size = body_size
+            if size + 8 > largest:
+                largest = size + 8
+            if body_size + 8 > largest:
+                largest = body_size + 8
+        if frame is not method:
+            starts.append(len(cuts) - 1)
+            methods.append(frame)
+            method = frame
+        cuts.append(after - start)
+        pos = after
+    if pos == start:
+        return None
+    return PublishReceived(
+        channel, data[start:pos], array("I", cuts), starts, methods, facts, first_section,
+        uniform, largest,
+    )
+
+
+def _publish_frame(
+    data: bytes, pos: int, end: int, channel: int, frame_limit: int, known: dict[bytes, bytes]
+) -> bytes:
+    """The valid publish method frame at `pos`, or nothing."""
+    if pos + 11 > end:
+        return b""
+    kind, number, size, method = _method_head(data, pos)
+    after: int = pos + 8 + size
+    if (
+        kind != 1 or number != channel or method != _PUBLISH or size > frame_limit or after > end
+    ):
+        return b""
+    frame = data[pos:after]
+    found = known.get(frame)
+    if found is not None:
+        return found
+    if not is_publish_frame(frame):
+        return b""
+    if len(known) >= KNOWN_MAX:
+        known.clear()
+    known[frame] = frame
+    return frame
+
+
+def is_publish_frame(frame: bytes) -> bool:
+    """Whether a whole frame with the head of a basic.publish has well-formed fields."""
+    last = len(frame) - 1
+    if last < 16 or frame[last] != 0xCE:
+        return False
+    key = 14 + frame[13]
+    if key >= last:
+        return False
+    bits = key + 1 + frame[key]
+    if bits != last - 1:
+        return False
+    try:
+        frame[14:key].decode()
+        frame[key + 1 : bits].decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def publish_needs(
+    data: bytes, pos: int, end: int, channel: int, frame_limit: int, body_limit: int
+) -> int:
+    """How many bytes from `pos` on (a publish's method frame head is there) could make it a whole
+    single-frame publish, or bring the decision nearer; 0: it is not one, read it frame by frame.
+
+    Never asks for more than the rest of a frame that has begun, so waiting for it stalls nobody.
+    """
+    size = int.from_bytes(data[pos + 3 : pos + 7], "big")
+    h = pos + 8 + size
+    if h > end:
+        return h - pos
+    if not is_publish_frame(data[pos:h]):
+        return 0
+    if h + 7 > end:
+        return h + 7 - pos
+    _, number, size = _frame_head(data, h)
+    b: int = h + 8 + size
+    if number != channel or size < 14 or size > frame_limit:
+        return 0
+    if b > end:
+        return b - pos
+    _, number, size, class_id, weight, body_size = _header_head(data, h)
+    if (
+        class_id != 60 or weight != 0 or data[b - 1] != 0xCE or body_size == 0
+        or body_size > body_limit or body_size > frame_limit
+        or classify_section(data, h + 19, b - 1) == MALFORMED
+    ):
+        return 0
+    if b + 7 > end:
+        return b + 7 - pos
+    _, number, size = _frame_head(data, b)
+    after: int = b + 8 + body_size
+    if number != channel or size != body_size or after <= end:
+        return 0
+    return after - pos
+
+
+def classify_section(data: bytes, pos: int, end: int) -> int:
+    """PERSISTENT | SPECIAL of the property section data[pos:end], or MALFORMED.
+
+    Checks that the properties fill the section exactly; headers are not decoded, only searched.
+    """
+    if end - pos < 2:
+        return MALFORMED
+    high = data[pos]
+    low = data[pos + 1]
+    facts = 0
+    pos += 2
+    if high & 0x80:  # content-type
+        if pos >= end:
+            return MALFORMED
+        pos += 1 + data[pos]
+    if high & 0x40:  # content-encoding
+        if pos >= end:
+            return MALFORMED
+        pos += 1 + data[pos]
+    if high & 0x20:  # headers
+        table = pos + 4
+        if table > end:
+            return MALFORMED
+        pos = table + int.from_bytes(data[pos:table], "big")
+        if pos > end:
+            return MALFORMED
+        if has_special_header(data, table, pos):
+            facts = SPECIAL
+    if high & 0x10:  # delivery-mode
+        if pos >= end:
+            return MALFORMED
+        if data[pos] == 2:
+            facts |= PERSISTENT
+        pos += 1
+    if high & 0x08:  # priority
+        pos += 1
+    if high & 0x04:  # correlation-id
+        if pos >= end:
+            return MALFORMED
+        pos += 1 + data[pos]
+    if high & 0x02:  # reply-to
+        if pos >= end:
+            return MALFORMED
+        if data[pos] >= 21 and data.startswith(b"amq.rabbitmq.reply-to", pos + 1):
+            facts |= SPECIAL
+        pos += 1 + data[pos]
+    if high & 0x01:  # expiration
+        if pos >= end:
+            return MALFORMED
+        facts |= SPECIAL
+        pos += 1 + data[pos]
+    if low & 0x80:  # message-id
+        if pos >= end:
+            return MALFORMED
+        pos += 1 + data[pos]
+    if low & 0x40:  # timestamp
+        pos += 8
+    if low & 0x3F:
+        if low & 3:
+            return MALFORMED
+        if low & 0x10:
+            facts |= SPECIAL
+        bit = 0x20
+        while bit > 2:  # type, user-id, app-id, cluster-id
+            if low & bit:
+                if pos >= end:
+                    return MALFORMED
+                pos += 1 + data[pos]
+            bit >>= 1
+    return facts if pos == end else MALFORMED
+
+
+def has_special_header(data: bytes, pos: int, end: int) -> bool:
+    """Whether the table entries data[pos:end] have a key CC, BCC or x-delay at the top.
+
+    A search for the bytes decides nearly always; only where they turn up is the table walked. A
+    table that cannot be walked counts as having one: whoever looks will find out.
+    """
+    if (
+        data.find(b"\x02CC", pos, end) < 0
+        and data.find(b"\x03BCC", pos, end) < 0
+        and data.find(b"\x07x-delay", pos, end) < 0
+    ):
+        return False
+    while pos < end:
+        value = pos + 1 + data[pos]
+        if value >= end:
+            return True
+        key = data[pos + 1 : value]
+        if key == b"CC" or key == b"BCC" or key == b"x-delay":
+            return True
+        size = _VALUE_SIZES.get(data[value], -1)
+        if size < 0:
+            return True
+        pos = value + 1 + size
+        if size == 4 and data[value] in b"SxAF":
+            pos += int.from_bytes(data[value + 1 : value + 5], "big")
+    return pos > end
+
+
+# Bytes behind a value's tag; S x A F: of the length, and as many as it says follow.
+_VALUE_SIZES: Final[dict[int, int]] = {
+    ord("t"): 1, ord("b"): 1, ord("B"): 1, ord("s"): 2, ord("u"): 2, ord("I"): 4, ord("i"): 4,
+    ord("l"): 8, ord("L"): 8, ord("f"): 4, ord("d"): 8, ord("D"): 5, ord("S"): 4, ord("x"): 4,
+    ord("T"): 8, ord("A"): 4, ord("F"): 4, ord("V"): 0,
+}
+
+
+def ack_prefix(channel: int) -> bytes:
+    """The first 11 bytes of every basic.ack on a channel."""
+    return _pack_head(1, channel, 13) + b"\x00\x3c\x00\x50"
+
+
+def scan_acks(data: bytes, pos: int, end: int, prefix: bytes) -> tuple[int, int, int, bool]:
+    """Join consecutive basic.acks whose first 11 bytes are `prefix` into one range of tags.
+
+    Returns (where it stopped, first tag, last tag, multiple); stopped at `pos`: there is none.
+    """
+    startswith = data.startswith
+    first = 0
+    last = 0
+    while pos + 21 <= end and startswith(prefix, pos):
+        tag, bits, frame_end = _ack(data, pos + 11)
+        if frame_end != 0xCE:
+            break
+        if last:
+            if tag != last + 1 or bits & 1:
+                break
+            last = tag
+        elif bits & 1 or tag == 0:
+            return pos + 21, tag, tag, bits & 1 == 1
+        else:
+            first = last = tag
+        pos += 21
+    return pos, first, last, False
+
+
+def encode_deliveries(
+    prefix: bytes,
+    suffix: bytes,
+    tag: int,
+    raw: bytes,
+    cuts: array[int],
+    lo: int,
+    hi: int,
+    method_size: int,
+) -> bytes:
+    """basic.deliver frames and the untouched content of messages lo..hi-1, with tags from `tag`.
+
+    `prefix` is the frame up to the delivery tag, `suffix` what follows it, frame end included;
+    `method_size` the bytes of the publish method frame in front of each message.
+    """
+    out: list[bytes] = []
+    pack = _pack_tag
+    start = cuts[lo] + method_size
+    for cut in cuts[lo + 1 : hi + 1]:
+        out += (prefix, pack(tag), suffix, raw[start:cut])
+        tag += 1
+        start = cut + method_size
+    return b"".join(out)
+
+
+def encode_mixed_deliveries(
+    prefixes: list[bytes],
+    suffixes: list[bytes],
+    tag: int,
+    raw: bytes,
+    cuts: array[int],
+    lo: int,
+    hi: int,
+) -> bytes:
+    """As encode_deliveries, for messages of different routes: prefixes[i] and suffixes[i] are
+    those of message lo + i, and the length of each method frame is read from it."""
+    out: list[bytes] = []
+    pack = _pack_tag
+    head = _frame_head
+    for i in range(hi - lo):
+        cut = cuts[lo + i]
+        start: int = cut + 8 + head(raw, cut)[2]
+        out += (prefixes[i], pack(tag), suffixes[i], raw[start : cuts[lo + i + 1]])
+        tag += 1
+    return b"".join(out)
+
+
+def rechannel(raw: bytes, channel: int) -> bytes:
+    """The same frames with another channel number. `raw` is whole frames, end to end."""
+    out = bytearray(raw)
+    high = channel >> 8
+    low = channel & 255
+    head = _frame_head
+    pos = 0
+    end = len(raw)
+    while pos < end:
+        out[pos + 1] = high
+        out[pos + 2] = low
+        pos += 8 + head(raw, pos)[2]
+    return bytes(out)
+
+
+def reframe(raw: bytes, method_size: int, channel: int, frame_max: int) -> bytes:
+    """Header and body frames of one message for a reader with a smaller frame-max (bytes).
+
+    The method frame is left out, `method_size` bytes of it. A header frame is never cut: the
+    protocol has no way to.
+    """
+    header: int = method_size + 8 + _frame_head(raw, method_size)[2]
+    limit = frame_max - 8
+    out: list[bytes] = [rechannel(raw[method_size:header], channel)]
+    pos = header
+    while pos < len(raw):
+        body_end: int = pos + 7 + _frame_head(raw, pos)[2]
+        start = pos + 7
+        while start < body_end:
+            after = start + limit if start + limit < body_end else body_end
+            out += (_pack_head(3, channel, after - start), raw[start:after], b"\xce")
+            start = after
+        pos = body_end + 1
+    return b"".join(out)

@@ -1,0 +1,142 @@
+"""Basic properties: the fourteen fields of a content header [amqp-0.9.1 §4.2.6.1, basic].
+
+A *property section* is what stands in a header frame behind the body size: two bytes of flags,
+highest bit first for content-type, then the properties that are there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, final
+
+from tallymark.wire.amqp091.errors import SYNTAX_ERROR, WireError
+from tallymark.wire.amqp091.fields import Reader, write_short_string, write_table
+from tallymark.wire.amqp091.kernel import MALFORMED, PERSISTENT, SPECIAL, classify_section
+
+__all__ = [
+    "MALFORMED", "PERSISTENT", "SPECIAL", "Properties", "classify", "decode_properties",
+    "encode_properties",
+]
+
+CONTENT_TYPE: Final = 1 << 15
+CONTENT_ENCODING: Final = 1 << 14
+HEADERS: Final = 1 << 13
+DELIVERY_MODE: Final = 1 << 12
+PRIORITY: Final = 1 << 11
+CORRELATION_ID: Final = 1 << 10
+REPLY_TO: Final = 1 << 9
+EXPIRATION: Final = 1 << 8
+MESSAGE_ID: Final = 1 << 7
+TIMESTAMP: Final = 1 << 6
+TYPE: Final = 1 << 5
+USER_ID: Final = 1 << 4
+APP_ID: Final = 1 << 3
+CLUSTER_ID: Final = 1 << 2
+
+
+@final
+@dataclass
+class Properties:
+    """Basic properties; None: not there. Strings that are not UTF-8 carry surrogate escapes."""
+
+    content_type: str | None = None
+    content_encoding: str | None = None
+    headers: dict[str, object] | None = None
+    delivery_mode: int | None = None
+    priority: int | None = None
+    correlation_id: str | None = None
+    reply_to: str | None = None
+    expiration: str | None = None
+    message_id: str | None = None
+    timestamp: int | None = None
+    """Seconds since 1970."""
+    type: str | None = None
+    user_id: str | None = None
+    app_id: str | None = None
+    cluster_id: str | None = None
+
+
+def classify(section: bytes) -> int:
+    """What a broker has to know of a property section, without decoding it: PERSISTENT | SPECIAL,
+    or MALFORMED. O(properties); of the headers only the keys CC, BCC and x-delay are looked for."""
+    return classify_section(section, 0, len(section))
+
+
+def decode_properties(section: bytes) -> Properties:
+    """Raises WireError 502 where the section is not well-formed."""
+    reader = Reader(section, 0, len(section))
+    flags = reader.unsigned(2)
+    if flags & 3:
+        raise WireError(SYNTAX_ERROR, f"unknown property flags {flags & 3:#x}")
+    properties = Properties()
+    if flags & CONTENT_TYPE:
+        properties.content_type = reader.loose_short_string()
+    if flags & CONTENT_ENCODING:
+        properties.content_encoding = reader.loose_short_string()
+    if flags & HEADERS:
+        properties.headers = reader.table()
+    if flags & DELIVERY_MODE:
+        properties.delivery_mode = reader.unsigned(1)
+    if flags & PRIORITY:
+        properties.priority = reader.unsigned(1)
+    if flags & CORRELATION_ID:
+        properties.correlation_id = reader.loose_short_string()
+    if flags & REPLY_TO:
+        properties.reply_to = reader.loose_short_string()
+    if flags & EXPIRATION:
+        properties.expiration = reader.loose_short_string()
+    if flags & MESSAGE_ID:
+        properties.message_id = reader.loose_short_string()
+    if flags & TIMESTAMP:
+        properties.timestamp = reader.unsigned(8)
+    if flags & TYPE:
+        properties.type = reader.loose_short_string()
+    if flags & USER_ID:
+        properties.user_id = reader.loose_short_string()
+    if flags & APP_ID:
+        properties.app_id = reader.loose_short_string()
+    if flags & CLUSTER_ID:
+        properties.cluster_id = reader.loose_short_string()
+    if reader.pos != reader.end:
+        raise WireError(SYNTAX_ERROR, f"{reader.end - reader.pos} bytes after the last property")
+    return properties
+
+
+def encode_properties(properties: Properties) -> bytes:
+    """The property section. Raises ValueError or TypeError for what cannot be written."""
+    out = bytearray(2)
+    flags = _string(out, properties.content_type, CONTENT_TYPE)
+    flags |= _string(out, properties.content_encoding, CONTENT_ENCODING)
+    if properties.headers is not None:
+        flags |= HEADERS
+        write_table(out, properties.headers)
+    flags |= _integer(out, properties.delivery_mode, 1, DELIVERY_MODE)
+    flags |= _integer(out, properties.priority, 1, PRIORITY)
+    flags |= _string(out, properties.correlation_id, CORRELATION_ID)
+    flags |= _string(out, properties.reply_to, REPLY_TO)
+    flags |= _string(out, properties.expiration, EXPIRATION)
+    flags |= _string(out, properties.message_id, MESSAGE_ID)
+    flags |= _integer(out, properties.timestamp, 8, TIMESTAMP)
+    flags |= _string(out, properties.type, TYPE)
+    flags |= _string(out, properties.user_id, USER_ID)
+    flags |= _string(out, properties.app_id, APP_ID)
+    flags |= _string(out, properties.cluster_id, CLUSTER_ID)
+    out[0] = flags >> 8
+    out[1] = flags & 255
+    return bytes(out)
+
+
+def _string(out: bytearray, text: str | None, flag: int) -> int:
+    if text is None:
+        return 0
+    write_short_string(out, text)
+    return flag
+
+
+def _integer(out: bytearray, value: int | None, size: int, flag: int) -> int:
+    if value is None:
+        return 0
+    if not 0 <= value < 1 << 8 * size:
+        raise ValueError(f"property {value} does not fit {8 * size} unsigned bits")
+    out += value.to_bytes(size, "big")
+    return flag

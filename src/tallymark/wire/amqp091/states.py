@@ -1,0 +1,172 @@
+"""The legal orders of a server's connection and its channels, as tables.
+
+Connection [amqp-0.9.1 §2.2.4]; `>` is sent by the client, `<` by us:
+
+    HEADER --(protocol header)--> OPENED --< start--> STARTING --> start-ok--> AUTHENTICATING
+    AUTHENTICATING --< secure--> SECURING --> secure-ok--> AUTHENTICATING
+    AUTHENTICATING --< tune--> TUNING --> tune-ok--> OPENING
+    OPENING --> open--> OPENING --< open-ok--> RUNNING
+    any after OPENED --< close--> CLOSING --> close-ok--> CLOSED
+    any after OPENED --> close--> PEER_CLOSING --< close-ok--> CLOSED
+
+In OPENED and AUTHENTICATING it is our turn: input is kept and not looked at.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from tallymark.wire.amqp091.methods import (
+    AccessRequest,
+    BasicAck,
+    BasicCancel,
+    BasicConsume,
+    BasicGet,
+    BasicNack,
+    BasicPublish,
+    BasicQos,
+    BasicRecover,
+    BasicRecoverAsync,
+    BasicReject,
+    ChannelClose,
+    ChannelCloseOk,
+    ChannelFlow,
+    ChannelFlowOk,
+    ChannelOpen,
+    ConfirmSelect,
+    ConnectionClose,
+    ConnectionCloseOk,
+    ConnectionOpen,
+    ConnectionOpenOk,
+    ConnectionSecure,
+    ConnectionSecureOk,
+    ConnectionStart,
+    ConnectionStartOk,
+    ConnectionTune,
+    ConnectionTuneOk,
+    ConnectionUpdateSecret,
+    ExchangeBind,
+    ExchangeDeclare,
+    ExchangeDelete,
+    ExchangeUnbind,
+    Method,
+    QueueBind,
+    QueueDeclare,
+    QueueDelete,
+    QueuePurge,
+    QueueUnbind,
+    TxCommit,
+    TxRollback,
+    TxSelect,
+)
+
+
+class State(Enum):
+    """Of a connection. The value is RabbitMQ's word for it, as error texts show it."""
+
+    HEADER = "handshake"
+    OPENED = "pre_init"
+    STARTING = "starting"
+    AUTHENTICATING = "authenticating"
+    SECURING = "securing"
+    TUNING = "tuning"
+    OPENING = "opening"
+    RUNNING = "running"
+    FAILED = "failed"
+    CLOSING = "closing"
+    PEER_CLOSING = "closed_by_peer"
+    CLOSED = "closed"
+
+
+OUR_TURN: Final = frozenset((State.OPENED, State.AUTHENTICATING))
+
+LOGGED_IN: Final = frozenset((State.TUNING, State.OPENING, State.RUNNING))
+"""States in which an error is answered; before, nothing is said to a peer we do not know."""
+
+OVER: Final = frozenset((State.FAILED, State.CLOSING, State.PEER_CLOSING, State.CLOSED))
+
+# What may come on channel 0. A pair not listed is 504 "unexpected method in connection state".
+RECEIVING: Final[dict[tuple[State, type[Method]], State]] = {
+    (State.STARTING, ConnectionStartOk): State.AUTHENTICATING,
+    (State.SECURING, ConnectionSecureOk): State.AUTHENTICATING,
+    (State.TUNING, ConnectionTuneOk): State.OPENING,
+    (State.OPENING, ConnectionOpen): State.OPENING,
+    (State.RUNNING, ConnectionUpdateSecret): State.RUNNING,
+    (State.STARTING, ConnectionClose): State.PEER_CLOSING,
+    (State.SECURING, ConnectionClose): State.PEER_CLOSING,
+    (State.TUNING, ConnectionClose): State.PEER_CLOSING,
+    (State.OPENING, ConnectionClose): State.PEER_CLOSING,
+    (State.RUNNING, ConnectionClose): State.PEER_CLOSING,
+}
+
+# What of the handshake we may send. A pair not listed is a mistake of ours.
+SENDING: Final[dict[tuple[State, type[Method]], State]] = {
+    (State.OPENED, ConnectionStart): State.STARTING,
+    (State.AUTHENTICATING, ConnectionSecure): State.SECURING,
+    (State.AUTHENTICATING, ConnectionTune): State.TUNING,
+    (State.OPENING, ConnectionOpenOk): State.RUNNING,
+    (State.OPENED, ConnectionClose): State.CLOSING,
+    (State.STARTING, ConnectionClose): State.CLOSING,
+    (State.AUTHENTICATING, ConnectionClose): State.CLOSING,
+    (State.SECURING, ConnectionClose): State.CLOSING,
+    (State.TUNING, ConnectionClose): State.CLOSING,
+    (State.OPENING, ConnectionClose): State.CLOSING,
+    (State.RUNNING, ConnectionClose): State.CLOSING,
+    (State.FAILED, ConnectionClose): State.CLOSING,
+    (State.PEER_CLOSING, ConnectionCloseOk): State.CLOSED,
+}
+
+HANDSHAKE: Final = frozenset(
+    (ConnectionStart, ConnectionSecure, ConnectionTune, ConnectionOpenOk)
+)
+
+
+class ChannelState(Enum):
+    """Of a channel that was opened [amqp-0.9.1 §1.5.2].
+
+        OPEN --> close--> CLOSED, our close-ok follows
+        OPEN --< close--> CLOSING --> close-ok--> CLOSED
+        OPEN --(its peer's mistake)--> FAILED --< close--> CLOSING
+    """
+
+    OPEN = "open"
+    FAILED = "failed"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+FROM_CLIENT: Final[frozenset[type[Method]]] = frozenset(
+    (
+        AccessRequest,
+        BasicAck,
+        BasicCancel,
+        BasicConsume,
+        BasicGet,
+        BasicNack,
+        BasicPublish,
+        BasicQos,
+        BasicRecover,
+        BasicRecoverAsync,
+        BasicReject,
+        ChannelClose,
+        ChannelCloseOk,
+        ChannelFlow,
+        ChannelFlowOk,
+        ChannelOpen,
+        ConfirmSelect,
+        ExchangeBind,
+        ExchangeDeclare,
+        ExchangeDelete,
+        ExchangeUnbind,
+        QueueBind,
+        QueueDeclare,
+        QueueDelete,
+        QueuePurge,
+        QueueUnbind,
+        TxCommit,
+        TxRollback,
+        TxSelect,
+    )
+)
+"""What a client may send on an open channel; anything else is 503 "unimplemented method"."""
