@@ -1,0 +1,195 @@
+"""A real broker as a process of its own, on free ports, as a user would start it.
+
+    with BrokerProcess(folder) as broker:
+        connection = pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port))
+
+The broker runs with the interpreter and the module path of the test: interpreted from src with
+PYTHONPATH=src, otherwise as installed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+START_S = 30.0
+STOP_S = 30.0
+
+
+class BrokerDied(Exception):
+    """The broker ended instead of becoming ready, or within a call; shows its stderr."""
+
+
+class BrokerProcess:
+    """`tallymark serve` on a data folder. Options are flags: max_memory="64MiB"."""
+
+    def __init__(self, data_dir: Path, *, env: dict[str, str] | None = None, **flags: str) -> None:
+        self.data_dir = data_dir
+        self.flags = flags
+        self.log_file = data_dir.parent / f"{data_dir.name}.log"
+        self.ready: dict[str, Any] = {}
+        self.seconds_to_ready = 0.0
+        self._env = {**os.environ, **(env or {})}
+        self._process: subprocess.Popen[str] | None = None
+
+    # -- life
+
+    def command(self) -> list[str]:
+        command = [sys.executable, "-m", "tallymark", "serve", "--data-dir", str(self.data_dir)]
+        flags = {"amqp_port": "0", "http_port": "0", **self.flags}
+        for name, value in flags.items():
+            command += [f"--{name.replace('_', '-')}", value]
+        return command
+
+    def start(self) -> BrokerProcess:
+        """Returns when the ready line is there. Raises BrokerDied."""
+        began = time.monotonic()
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command(), stdout=subprocess.PIPE, stderr=log, text=True, env=self._env
+            )
+        line = self._first_line()
+        if not line:
+            code = self._process.wait(STOP_S)
+            raise BrokerDied(f"exit code {code}: {self.log()[-2000:]}")
+        self.ready = json.loads(line)
+        self.seconds_to_ready = time.monotonic() - began
+        return self
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit code, 0 when it stopped cleanly."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL: what a crash of the machine's power leaves out is all that is kept."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> BrokerProcess:
+        """Start again on the same folder; ports may be others."""
+        return self.start()
+
+    def wait(self, seconds: float = STOP_S) -> int:
+        """Wait for it to end by itself; returns the exit code."""
+        assert self._process is not None
+        code = self._process.wait(seconds)
+        self._close()
+        return code
+
+    def __enter__(self) -> BrokerProcess:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._process is not None:
+            self._end(signal.SIGTERM if error is None else signal.SIGKILL)
+
+    def _first_line(self) -> str:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        readable, _, _ = select.select([self._process.stdout], [], [], START_S)
+        if not readable:
+            self._end(signal.SIGKILL)
+            raise BrokerDied(f"not ready after {START_S} s: {self.log()[-2000:]}")
+        return self._process.stdout.readline()
+
+    def _end(self, number: signal.Signals) -> int:
+        assert self._process is not None
+        self._process.send_signal(number)
+        try:
+            code = self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise
+        finally:
+            self._close()
+        return code
+
+    def _close(self) -> None:
+        if self._process is not None and self._process.stdout is not None:
+            self._process.stdout.close()
+        self._process = None
+
+    # -- where it is
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def amqp_port(self) -> int:
+        return int(self.ready["amqp"][1])
+
+    @property
+    def http_port(self) -> int:
+        return int(self.ready["http"][1])
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+    def amqp_url(self, user: str = "guest:guest") -> str:
+        return f"amqp://{user}@127.0.0.1:{self.amqp_port}/"
+
+    def log(self) -> str:
+        """Everything it wrote to stderr so far."""
+        return self.log_file.read_text(errors="replace")
+
+    def cpu_seconds(self) -> float:
+        """User and system time used so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    # -- HTTP
+
+    def http(
+        self, method: str, path: str, body: object = None, user: str | None = "guest:guest"
+    ) -> tuple[int, Any]:
+        """Status and decoded JSON (text where the answer is none)."""
+        status, data = self.http_bytes(method, path, body, user)
+        try:
+            return status, json.loads(data or b"{}")
+        except ValueError:
+            return status, data.decode("utf-8", "replace")
+
+    def http_bytes(
+        self, method: str, path: str, body: object = None, user: str | None = "guest:guest"
+    ) -> tuple[int, bytes]:
+        request = urllib.request.Request(f"{self.url}{path}", method=method)
+        if user is not None:
+            pair = base64.b64encode(user.encode()).decode()
+            request.add_header("Authorization", f"Basic {pair}")
+        if body is not None:
+            request.data = json.dumps(body).encode()
+            request.add_header("Content-Type", "application/json")
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return response.status, response.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+
+    def queues(self) -> dict[str, dict[str, Any]]:
+        """Rows of /api/queues by name."""
+        _, answer = self.http("GET", "/api/queues")
+        return {row["name"]: row for row in answer["queues"]}
