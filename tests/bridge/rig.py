@@ -210,7 +210,7 @@ class Peer:
         self, capabilities: dict[str, object] | None = None, response: bytes = b"\0guest\0guest"
     ) -> None:
         """Up to and with connection.start-ok."""
-        (_, start), = self.ask(PROTOCOL_HEADER)
+        ((_, start),) = self.ask(PROTOCOL_HEADER)
         assert isinstance(start, ConnectionStart)
         known = ALL_CAPABILITIES if capabilities is None else capabilities
         properties: dict[str, object] = {"product": "test", "capabilities": known}

@@ -41,7 +41,7 @@ BYE = ConnectionClose(200, "bye")
 
 def test_start_says_who_we_are_and_what_we_can_do() -> None:
     peer = Peer(Rig())
-    (_, start), = peer.ask(PROTOCOL_HEADER)
+    ((_, start),) = peer.ask(PROTOCOL_HEADER)
     assert isinstance(start, ConnectionStart)
     assert (start.version_major, start.version_minor) == (0, 9)
     assert start.mechanisms == b"PLAIN AMQPLAIN"
@@ -144,7 +144,7 @@ def test_virtual_hosts_are_apart() -> None:
     two.login(vhost="other")
     two.open()
     one.ask(QueueDeclare("q"))
-    (_, close), = two.ask(QueueDeclare("q", passive=True))
+    ((_, close),) = two.ask(QueueDeclare("q", passive=True))
     assert isinstance(close, ChannelClose)
     assert close.reply_text == "NOT_FOUND - no queue 'q' in vhost 'other'"
 
@@ -245,7 +245,7 @@ def test_nothing_after_close_is_heeded() -> None:
 def test_both_close_at_once() -> None:
     """Ours is out when theirs comes: theirs is answered, and that is the end or nearly so."""
     peer = Rig().connect()
-    (_, close), = peer.ask(BasicQos(1))
+    ((_, close),) = peer.ask(BasicQos(1))
     assert isinstance(close, ConnectionClose)
     assert peer.ask((0, BYE)) == [(0, ConnectionCloseOk())]
     assert peer.ask((0, ConnectionCloseOk())) == []
@@ -300,7 +300,7 @@ def test_a_lost_connection_gives_everything_back() -> None:
 
 def test_a_channel_is_closed_by_both_at_once() -> None:
     peer = Rig().connect()
-    (_, close), = peer.ask(BasicGet("no"))
+    ((_, close),) = peer.ask(BasicGet("no"))
     assert isinstance(close, ChannelClose)
     # All but the handshake is dropped; their close is answered although ours is not yet.
     assert peer.ask(BasicGet("no"), ChannelOpen(), ChannelClose(200, "bye")) == [

@@ -73,7 +73,7 @@ def test_a_consumer_without_a_name_is_given_one() -> None:
     _, peer = filled(0)
     names = set()
     for _ in range(2):
-        (_, answer), = peer.ask(BasicConsume("q"))
+        ((_, answer),) = peer.ask(BasicConsume("q"))
         assert isinstance(answer, BasicConsumeOk)
         assert answer.consumer_tag.startswith("amq.ctag-")
         names.add(answer.consumer_tag)
@@ -127,9 +127,9 @@ def test_different_routes_and_redelivery_are_shown() -> None:
 
 def test_get_and_its_counts() -> None:
     _, peer = filled(2)
-    (_, first), = peer.ask(BasicGet("q"))
+    ((_, first),) = peer.ask(BasicGet("q"))
     assert first == Content(BasicGetOk(1, False, "", "q", 1), Properties(), b"0")
-    (_, second), = peer.ask(BasicGet("q", no_ack=True))
+    ((_, second),) = peer.ask(BasicGet("q", no_ack=True))
     assert second == Content(BasicGetOk(2, False, "", "q", 0), Properties(), b"1")
     assert peer.ask(BasicGet("q")) == [(1, BasicGetEmpty())]
     assert peer.ask(BasicAck(1), BasicAck(0, True)) == []
@@ -138,7 +138,7 @@ def test_get_and_its_counts() -> None:
 def test_an_unknown_tag_among_acks_leaves_the_earlier_ones_settled() -> None:
     rig, peer = filled(3)
     peer.ask(BasicConsume("q", "c"))
-    (_, close), = peer.ask(BasicAck(1), BasicAck(2), BasicAck(3), BasicAck(4))
+    ((_, close),) = peer.ask(BasicAck(1), BasicAck(2), BasicAck(3), BasicAck(4))
     assert isinstance(close, ChannelClose)
     assert close.reply_text == "PRECONDITION_FAILED - unknown delivery tag 4"
     assert rig.broker.vhosts["/"].queues["q"].settled == 3
@@ -147,7 +147,7 @@ def test_an_unknown_tag_among_acks_leaves_the_earlier_ones_settled() -> None:
 def test_acking_twice_is_an_unknown_tag() -> None:
     _, peer = filled(2)
     peer.ask(BasicConsume("q", "c"))
-    (_, close), = peer.ask(BasicAck(1), BasicAck(1))
+    ((_, close),) = peer.ask(BasicAck(1), BasicAck(1))
     assert isinstance(close, ChannelClose)
     assert (close.reply_code, close.class_id, close.method_id) == (406, 60, 80)
 
@@ -160,7 +160,7 @@ def test_returned_messages_come_back_at_their_old_positions() -> None:
     peer.ask(BasicNack(2, True, True))
     found = []
     for _ in range(4):
-        (_, got), = peer.ask(BasicGet("q"))
+        ((_, got),) = peer.ask(BasicGet("q"))
         assert isinstance(got, Content)
         assert isinstance(got.method, BasicGetOk)
         found.append((got.body, got.method.redelivered))

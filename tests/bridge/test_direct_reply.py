@@ -29,7 +29,7 @@ def asked(rig: Rig) -> tuple[Peer, Peer, str]:
     assert client.ask(REPLIES) == [(1, BasicConsumeOk("me"))]
     request = client.publish(b"?", "rpc", reply_to="amq.rabbitmq.reply-to", correlation_id="7")
     client.ask(request)
-    (_, got), = server.hear()
+    ((_, got),) = server.hear()
     assert isinstance(got, Content)
     assert got.body == b"?"
     assert got.properties.correlation_id == "7"
@@ -77,7 +77,7 @@ def test_answers_end_with_the_channel_that_asked() -> None:
     assert server.ask(QueueDeclare(reply_to)) == [(1, QueueDeclareOk(reply_to, 0, 1))]
     client.ask(ChannelClose(200, "bye"))
     assert rig.replies.consumers == {}
-    (_, close), = server.ask(QueueDeclare(reply_to))
+    ((_, close),) = server.ask(QueueDeclare(reply_to))
     assert isinstance(close, ChannelClose)
     assert close.reply_code == 404
 
@@ -88,7 +88,7 @@ def test_answers_by_cc_and_to_a_reader_with_small_frames() -> None:
     client = rig.connect(frame_max=4096)
     server.ask(QueueDeclare("rpc"), BasicConsume("rpc", "s", no_ack=True))
     client.ask(REPLIES, client.publish(b"?", "rpc", reply_to="amq.rabbitmq.reply-to"))
-    (_, got), = server.hear()
+    ((_, got),) = server.hear()
     assert isinstance(got, Content)
     reply_to = got.properties.reply_to
     server.ask(server.publish(b"!" * 10_000, "nowhere", headers={"BCC": [reply_to]}))
@@ -112,7 +112,8 @@ def test_a_client_that_reads_nothing_costs_bounded_memory() -> None:
 def test_the_pseudo_queue_seems_to_be_there() -> None:
     peer = Rig().connect()
     name = "amq.rabbitmq.reply-to"
-    assert peer.ask(QueueDeclare(name), QueueDeclare(name, passive=True)) == [
-        (1, QueueDeclareOk(name, 0, 1))
-    ] * 2
+    assert (
+        peer.ask(QueueDeclare(name), QueueDeclare(name, passive=True))
+        == [(1, QueueDeclareOk(name, 0, 1))] * 2
+    )
     assert peer.ask(QueueDelete(name)) == [(1, QueueDeleteOk(0))]

@@ -105,7 +105,7 @@ def test_a_message_taken_by_get_leaves_once_the_disk_knows() -> None:
     rig.hold_disk = True
     assert peer.ask(BasicGet("q")) == []
     rig.hold_disk = False
-    (_, got), = peer.hear()
+    ((_, got),) = peer.hear()
     assert isinstance(got, Content)
     assert got.method == BasicGetOk(1, False, "", "q", 0)
     assert peer.ask(BasicAck(1)) == []

@@ -31,7 +31,7 @@ from tests.support.amqp091 import publish
 def contents(peer: Peer, queue: str) -> Iterator[Content]:
     """Everything in a queue, taken out by basic.get."""
     while True:
-        (_, got), = peer.ask(BasicGet(queue, True))
+        ((_, got),) = peer.ask(BasicGet(queue, True))
         if isinstance(got, BasicGetEmpty):
             return
         assert isinstance(got, Content)
@@ -217,7 +217,7 @@ def test_cc_and_bcc_are_further_keys_and_bcc_is_not_shown(
 
 def test_a_returned_message_does_not_show_bcc() -> None:
     peer = Rig().connect()
-    (_, got), = peer.ask(peer.publish(b"x", "no", mandatory=True, headers={"BCC": ["no"]}))
+    ((_, got),) = peer.ask(peer.publish(b"x", "no", mandatory=True, headers={"BCC": ["no"]}))
     assert got == Content(BasicReturn(312, "NO_ROUTE", "", "no"), Properties(headers={}), b"x")
 
 
@@ -318,8 +318,11 @@ def run(program: Program, cut: int) -> tuple[list[Heard], list[list[bytes]]]:
         elif kind == 3:
             properties = {"expiration": "10"}
         raw += publish(
-            1 + i % 2 * (kind == 0), b"%d" % i, exchange=("", "amq.topic")[exchange],
-            routing_key=KEYS[route], mandatory=mandatory,
+            1 + i % 2 * (kind == 0),
+            b"%d" % i,
+            exchange=("", "amq.topic")[exchange],
+            routing_key=KEYS[route],
+            mandatory=mandatory,
             properties=encode_properties(Properties(**properties)),  # type: ignore[arg-type]
         )
     heard: list[Heard] = []

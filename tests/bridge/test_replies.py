@@ -64,7 +64,10 @@ def message(
         method = method_frame(1, BasicPublish(exchange, key))
         return method_frame(1, BasicPublish(exchange, key, False, True)) + whole[len(method) :]
     return publish(
-        1, b"x", exchange=exchange, routing_key=key,
+        1,
+        b"x",
+        exchange=exchange,
+        routing_key=key,
         properties=Properties(**properties),  # type: ignore[arg-type]
     )
 
@@ -279,7 +282,7 @@ def test_too_many_channels_cost_the_connection() -> None:
     rig = Rig()
     peer = rig.connect(channel_max=2)
     peer.open(2)
-    (number, close), = peer.ask((3, ChannelOpen()))
+    ((number, close),) = peer.ask((3, ChannelOpen()))
     assert number == 0
     assert isinstance(close, ConnectionClose)
     assert close.reply_code == 504
@@ -312,7 +315,7 @@ def test_every_engine_error_has_a_reply_code() -> None:
 def test_a_long_text_is_cut_at_255_bytes() -> None:
     rig = Rig()
     peer = rig.connect()
-    (_, close), = peer.ask(BasicGet("ä" * 127))
+    ((_, close),) = peer.ask(BasicGet("ä" * 127))
     assert isinstance(close, ChannelClose)
     assert close.reply_text.startswith("NOT_FOUND - no queue 'ää")
     assert close.reply_text.endswith("...")

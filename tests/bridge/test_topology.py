@@ -108,7 +108,7 @@ def test_names_the_broker_gives() -> None:
     peer = Rig().connect()
     names = []
     for _ in range(2):
-        (_, answer), = peer.ask(QueueDeclare("", exclusive=True))
+        ((_, answer),) = peer.ask(QueueDeclare("", exclusive=True))
         assert isinstance(answer, QueueDeclareOk)
         assert answer.queue.startswith("amq.gen-")
         assert len(answer.queue) == 30
@@ -131,8 +131,8 @@ def test_an_empty_name_is_the_queue_declared_last_on_the_channel() -> None:
     assert peer.ask((2, BasicGet(""))) == [(2, BasicGetEmpty())]
     assert peer.ask(BasicConsume("", "c")) == [(1, BasicConsumeOk("c"))]
     assert rig.broker.vhosts["/"].queues["one"].consumers[0].tag == "c"
-    assert peer.ask(QueueDelete("")) [0] == (1, QueueDeleteOk(0))
-    (_, close), = peer.ask(BasicGet(""))
+    assert peer.ask(QueueDelete(""))[0] == (1, QueueDeleteOk(0))
+    ((_, close),) = peer.ask(BasicGet(""))
     assert isinstance(close, ChannelClose)
     assert close.reply_text == "NOT_FOUND - no queue 'one' in vhost '/'"
 
@@ -164,7 +164,7 @@ def test_an_exclusive_queue_is_locked_for_others() -> None:
     ]
     for method in methods:
         other = rig.connect()
-        (_, close), = other.ask(method)
+        ((_, close),) = other.ask(method)
         assert isinstance(close, ChannelClose), method
         assert close.reply_code == 405, method
         assert close.reply_text.startswith(
@@ -230,7 +230,7 @@ REFUSED: dict[str, tuple[Method | bytes, str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_to_a_user_with_few_rights(name: str) -> None:
     sent, what = REFUSED[name]
-    (_, close), = limited().ask(sent)
+    ((_, close),) = limited().ask(sent)
     assert isinstance(close, ChannelClose)
     assert close.reply_text.startswith(f"ACCESS_REFUSED - access to {what}")
     assert close.reply_text.endswith("in vhost '/' refused for user 'lim'")
@@ -248,7 +248,7 @@ def test_refused_to_a_user_with_few_rights(name: str) -> None:
 )  # fmt: skip
 def test_publishing_needs_the_right_to_write(exchange: str, code: int, text: str) -> None:
     peer = limited()
-    (_, close), = peer.ask(peer.publish(b"x", "k", exchange=exchange))
+    ((_, close),) = peer.ask(peer.publish(b"x", "k", exchange=exchange))
     assert close == ChannelClose(code, text, 60, 40)
 
 
@@ -273,10 +273,10 @@ def test_what_a_user_with_few_rights_may_do() -> None:
 
 
 def test_order_of_refusals_on_the_default_and_system_exchanges() -> None:
-    (_, close), = limited().ask(QueueBind("wrq", "", "k"))
+    ((_, close),) = limited().ask(QueueBind("wrq", "", "k"))
     assert isinstance(close, ChannelClose)
     assert "operation not permitted on the default exchange" in close.reply_text
-    (_, close), = limited().ask(ExchangeDelete("amq.direct"))
+    ((_, close),) = limited().ask(ExchangeDelete("amq.direct"))
     assert isinstance(close, ChannelClose)
     assert "deletion of system exchange 'amq.direct'" in close.reply_text
 

@@ -151,5 +151,13 @@ def test_names_of_types() -> None:
 
     values: list[object] = [None, True, 1, Tagged(1), 0.5, "", b"", {}, []]
     assert [type_name(value) for value in values] == [
-        "void", "bool", "signedint", "long", "double", "longstr", "binary", "table", "array",
+        "void",
+        "bool",
+        "signedint",
+        "long",
+        "double",
+        "longstr",
+        "binary",
+        "table",
+        "array",
     ]

@@ -33,9 +33,7 @@ commands = st.one_of(
     st.tuples(st.just("consume"), st.sampled_from(QUEUES), st.integers(0, 7), st.booleans()),
     st.tuples(st.just("cancel"), st.integers(0, 5)),
     st.tuples(st.just("get"), st.sampled_from(QUEUES), st.booleans()),
-    st.tuples(
-        st.just("settle"), st.integers(1, 60), st.integers(0, 9), st.sampled_from(OUTCOMES)
-    ),
+    st.tuples(st.just("settle"), st.integers(1, 60), st.integers(0, 9), st.sampled_from(OUTCOMES)),
     st.tuples(st.just("settle_up_to"), st.integers(0, 60), st.sampled_from(OUTCOMES)),
     st.tuples(st.just("recover")),
     st.tuples(st.just("reopen"), st.booleans()),
@@ -139,9 +137,7 @@ def test_observations_do_not_depend_on_batching(history: list[tuple]) -> None:
         assert whole.seen == spilled.seen
     for name in QUEUES:
         assert whole.rig.ready(name) == split.rig.ready(name)
-        assert (
-            whole.rig.vhost.queues[name].counters() == split.rig.vhost.queues[name].counters()
-        )
+        assert whole.rig.vhost.queues[name].counters() == split.rig.vhost.queues[name].counters()
     assert whole.rig.confirmed == split.rig.confirmed
 
 

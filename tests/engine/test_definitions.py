@@ -82,13 +82,25 @@ KEYS = st.sampled_from(["1", "2", "a.#"])
 ARGUMENTS = st.sampled_from([{}, {"n": 1}, {"n": b"\xff", "f": 1.0, "t": {"$x": None}}])
 COMMANDS = st.one_of(
     st.tuples(
-        st.just("declare_exchange"), NAMES, KINDS, st.booleans(), st.booleans(), st.booleans(),
-        ARGUMENTS, st.just(False),
+        st.just("declare_exchange"),
+        NAMES,
+        KINDS,
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
+        ARGUMENTS,
+        st.just(False),
     ),
     st.tuples(st.just("delete_exchange"), NAMES, st.booleans()),
     st.tuples(
-        st.just("declare_queue"), NAMES, st.booleans(), st.booleans(), st.booleans(), ARGUMENTS,
-        st.just(1), st.just(False),
+        st.just("declare_queue"),
+        NAMES,
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
+        ARGUMENTS,
+        st.just(1),
+        st.just(False),
     ),
     st.tuples(st.just("delete_queue"), NAMES, st.just(False), st.just(False), st.just(1)),
     st.tuples(st.just("bind_queue"), NAMES, NAMES, KEYS, ARGUMENTS, st.just(1)),
@@ -184,8 +196,13 @@ def test_queue_definition_in_full() -> None:
     records: list[Record] = []
     host_of(records).declare_queue("q", True, False, False, {"x-max-length": 9}, 1, False)
     assert definitions.decode(records[0].blob) == {
-        "op": "queue", "vhost": "/v", "id": 1, "name": "q", "durable": True,
-        "auto_delete": False, "arguments": {"x-max-length": 9},
+        "op": "queue",
+        "vhost": "/v",
+        "id": 1,
+        "name": "q",
+        "durable": True,
+        "auto_delete": False,
+        "arguments": {"x-max-length": 9},
     }
 
 
@@ -201,14 +218,16 @@ def test_changes_of_what_is_missing_are_passed_over() -> None:
         b'{"op":"%s","vhost":"/v","source":"no","kind":"queue","destination":"no",'
         b'"key":"k","arguments":{}}'
     )
-    vhost = replayed([
-        binding % b"binding",
-        binding % b"unbind",
-        b'{"op":"delete_exchange","vhost":"/v","name":"no"}',
-        b'{"op":"delete_queue","vhost":"/v","id":7,"name":"no"}',
-        definitions.vhost_definition("/v"),
-        definitions.vhost_deletion("/v"),
-    ])
+    vhost = replayed(
+        [
+            binding % b"binding",
+            binding % b"unbind",
+            b'{"op":"delete_exchange","vhost":"/v","name":"no"}',
+            b'{"op":"delete_queue","vhost":"/v","id":7,"name":"no"}',
+            definitions.vhost_definition("/v"),
+            definitions.vhost_deletion("/v"),
+        ]
+    )
     assert vhost.definitions() == [definitions.vhost_definition("/v")]
 
 

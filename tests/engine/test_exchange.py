@@ -27,9 +27,7 @@ def queue_of(id: int) -> Queue:
     return Queue(id, f"q{id}", "/", False, 0, False, {})
 
 
-def matched(
-    exchange: Exchange, *keys: str, headers: dict[str, object] | None = None
-) -> list[int]:
+def matched(exchange: Exchange, *keys: str, headers: dict[str, object] | None = None) -> list[int]:
     matches = Matches()
     exchange.collect(list(keys), headers, matches)
     return sorted(matches.queues)

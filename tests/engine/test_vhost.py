@@ -30,8 +30,15 @@ class Host:
         self.vhost = VirtualHost("/", self.records, lambda: next(ids))
 
     def queue(
-        self, name: str, *, durable: bool = False, exclusive: bool = False,
-        auto_delete: bool = False, owner: int = ME, passive: bool = False, **arguments: object,
+        self,
+        name: str,
+        *,
+        durable: bool = False,
+        exclusive: bool = False,
+        auto_delete: bool = False,
+        owner: int = ME,
+        passive: bool = False,
+        **arguments: object,
     ) -> Queue:
         renamed = {name.replace("_", "-"): value for name, value in arguments.items()}
         return self.vhost.declare_queue(
@@ -39,14 +46,18 @@ class Host:
         )
 
     def exchange(
-        self, name: str, type: str = "direct", *, durable: bool = False,
-        auto_delete: bool = False, internal: bool = False, passive: bool = False,
+        self,
+        name: str,
+        type: str = "direct",
+        *,
+        durable: bool = False,
+        auto_delete: bool = False,
+        internal: bool = False,
+        passive: bool = False,
         **arguments: object,
     ) -> None:
         renamed = {name.replace("_", "-"): value for name, value in arguments.items()}
-        self.vhost.declare_exchange(
-            name, type, durable, auto_delete, internal, renamed, passive
-        )
+        self.vhost.declare_exchange(name, type, durable, auto_delete, internal, renamed, passive)
 
     def bind(self, queue: str, exchange: str, key: str = "") -> None:
         self.vhost.bind_queue(queue, exchange, key, {}, ME)
@@ -222,14 +233,20 @@ def test_bad_arguments_leave_no_queue(host: Host) -> None:
     assert refusal(PreconditionFailed, lambda: host.queue("q", x_queue_type="quorum")) == (
         "invalid property 'non-durable' for queue 'q' in vhost '/'"
     )
-    assert refusal(
-        PreconditionFailed,
-        lambda: host.queue("q", durable=True, exclusive=True, x_queue_type="quorum"),
-    ) == "invalid property 'exclusive-owner' for queue 'q' in vhost '/'"
-    assert refusal(
-        PreconditionFailed,
-        lambda: host.queue("q", durable=True, auto_delete=True, x_queue_type="quorum"),
-    ) == "invalid property 'auto-delete' for queue 'q' in vhost '/'"
+    assert (
+        refusal(
+            PreconditionFailed,
+            lambda: host.queue("q", durable=True, exclusive=True, x_queue_type="quorum"),
+        )
+        == "invalid property 'exclusive-owner' for queue 'q' in vhost '/'"
+    )
+    assert (
+        refusal(
+            PreconditionFailed,
+            lambda: host.queue("q", durable=True, auto_delete=True, x_queue_type="quorum"),
+        )
+        == "invalid property 'auto-delete' for queue 'q' in vhost '/'"
+    )
     assert host.vhost.queues == {}
     assert host.vhost.generation == 1
 
@@ -250,9 +267,10 @@ def test_exclusive_queues_are_one_connections_own(host: Host) -> None:
     ):
         assert refusal(ResourceLocked, call) == LOCKED
     host.bind("q", "amq.direct", "k")
-    assert refusal(
-        ResourceLocked, lambda: host.vhost.unbind_queue("q", "amq.direct", "k", {}, OTHER)
-    ) == LOCKED
+    assert (
+        refusal(ResourceLocked, lambda: host.vhost.unbind_queue("q", "amq.direct", "k", {}, OTHER))
+        == LOCKED
+    )
     host.vhost.delete_queue("q", False, False, ME)
 
 
@@ -316,7 +334,13 @@ def test_unbinding_what_is_not_bound_succeeds(host: Host) -> None:
 def test_a_bindings_identity_is_source_destination_key_and_arguments(host: Host) -> None:
     host.queue("q")
     tables: list[dict[str, object]] = [
-        {}, {"a": 1}, {"a": 1.0}, {"a": True}, {"a": "1"}, {"a": 1}, {},
+        {},
+        {"a": 1},
+        {"a": 1.0},
+        {"a": True},
+        {"a": "1"},
+        {"a": 1},
+        {},
     ]
     for arguments in tables:
         host.vhost.bind_queue("q", "amq.direct", "k", arguments, ME)
@@ -333,9 +357,7 @@ def test_bad_bindings(host: Host) -> None:
     host.exchange("hash", "x-consistent-hash")
     host.queue("q")
     refusal(PreconditionFailed, host.bind, "q", "hash", "heavy")
-    refusal(
-        PreconditionFailed, host.vhost.bind_queue, "q", "amq.match", "", {"x-match": "no"}, ME
-    )
+    refusal(PreconditionFailed, host.vhost.bind_queue, "q", "amq.match", "", {"x-match": "no"}, ME)
     assert host.vhost.bindings() == []
 
 

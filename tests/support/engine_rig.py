@@ -97,23 +97,45 @@ class Rig:
                 new = made.get(id(old))
                 if new is None:
                     new = Payload(
-                        old.format, None, old.cuts, old.route, old.routes, old.first_id,
-                        old.arrived_ms, old.persistent, old.largest_frame,
+                        old.format,
+                        None,
+                        old.cuts,
+                        old.route,
+                        old.routes,
+                        old.first_id,
+                        old.arrived_ms,
+                        old.persistent,
+                        old.largest_frame,
                     )
                     new.position = position
                     made[id(old)] = new
             out.append(
                 Record(
-                    record.kind, record.queue, record.first, record.count, record.time_ms, new,
-                    record.lo, record.owner, record.other, record.reason, record.flags, record.blob,
+                    record.kind,
+                    record.queue,
+                    record.first,
+                    record.count,
+                    record.time_ms,
+                    new,
+                    record.lo,
+                    record.owner,
+                    record.other,
+                    record.reason,
+                    record.flags,
+                    record.blob,
                 )
             )
         return out
 
     def queue(self, name: str, durable: bool = True, **more: bool) -> Queue:
         return self.broker.declare_queue(
-            self.connection, name, durable, more.get("exclusive", False),
-            more.get("auto_delete", False), {}, False,
+            self.connection,
+            name,
+            durable,
+            more.get("exclusive", False),
+            more.get("auto_delete", False),
+            {},
+            False,
         )
 
     def session(self, connection: Connection | None = None) -> Session:
@@ -186,8 +208,11 @@ class Rig:
                 for i, number in enumerate(numbers(effect.slice)):
                     out.append(
                         Delivery(
-                            effect.consumer.tag, effect.consumer.session.id, effect.first_tag + i,
-                            number, effect.slice.acquired > 0,
+                            effect.consumer.tag,
+                            effect.consumer.session.id,
+                            effect.first_tag + i,
+                            number,
+                            effect.slice.acquired > 0,
                         )
                     )
             elif isinstance(effect, Confirm):

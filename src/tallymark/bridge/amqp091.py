@@ -153,8 +153,20 @@ class Amqp091:
     """See the module's text."""
 
     __slots__ = (
-        "_capabilities", "_gate", "_login_mechanism", "_now_ms", "_over", "_permissions", "broker",
-        "client", "client_properties", "peer", "pending_login", "publishing", "reason", "settings",
+        "_capabilities",
+        "_gate",
+        "_login_mechanism",
+        "_now_ms",
+        "_over",
+        "_permissions",
+        "broker",
+        "client",
+        "client_properties",
+        "peer",
+        "pending_login",
+        "publishing",
+        "reason",
+        "settings",
         "wire",
     )
 

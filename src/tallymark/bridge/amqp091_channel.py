@@ -30,8 +30,21 @@ class Client:
     """A client that is logged in to a virtual host."""
 
     __slots__ = (
-        "_held_replies", "access", "broker", "cancel_notify", "channels", "closed", "connection",
-        "gate", "generation", "owner", "random_name", "replies", "routes", "vhost", "wall_ms",
+        "_held_replies",
+        "access",
+        "broker",
+        "cancel_notify",
+        "channels",
+        "closed",
+        "connection",
+        "gate",
+        "generation",
+        "owner",
+        "random_name",
+        "replies",
+        "routes",
+        "vhost",
+        "wall_ms",
         "wire",
     )
 
@@ -83,7 +96,6 @@ class Client:
             self.routes.clear()
         self.routes[method] = publish
 
-
     def takes_reply(self, size: int) -> bool:
         """Whether a direct reply may be written: not without end to a client that reads nothing."""
         if not self.connection.paused:
@@ -97,8 +109,15 @@ class Channel:
     """One open channel: the engine's session and what only AMQP 0-9-1 knows."""
 
     __slots__ = (
-        "client", "confirmed", "current_queue", "number", "prefetch", "prefetch_shared",
-        "reply_consumer", "returned", "session",
+        "client",
+        "confirmed",
+        "current_queue",
+        "number",
+        "prefetch",
+        "prefetch_shared",
+        "reply_consumer",
+        "returned",
+        "session",
     )
 
     def __init__(self, client: Client, number: int, session: Session) -> None:

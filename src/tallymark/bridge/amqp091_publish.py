@@ -67,9 +67,15 @@ def publish(channel: Channel, event: PublishReceived) -> None:
                 channel.session,
                 targets,
                 Payload(
-                    FORMAT, event.raw, event.cuts, known.route, None,
-                    client.broker.new_message_ids(count), client.wall_ms,
-                    event.facts & PERSISTENT != 0, event.largest_frame,
+                    FORMAT,
+                    event.raw,
+                    event.cuts,
+                    known.route,
+                    None,
+                    client.broker.new_message_ids(count),
+                    client.wall_ms,
+                    event.facts & PERSISTENT != 0,
+                    event.largest_frame,
                 ),
             )
             return
@@ -114,7 +120,14 @@ class Stretch:
     targets[k]."""
 
     __slots__ = (
-        "bounds", "cuts", "facts", "has_replies", "largest_frame", "publishes", "raw", "targets",
+        "bounds",
+        "cuts",
+        "facts",
+        "has_replies",
+        "largest_frame",
+        "publishes",
+        "raw",
+        "targets",
     )
 
     def __init__(self, event: PublishReceived) -> None:
@@ -148,8 +161,15 @@ class Stretch:
         column = None if routes.count(route) == len(routes) else routes
         count = len(cuts) - 1
         return Payload(
-            FORMAT, raw, cuts, route, column, client.broker.new_message_ids(count),
-            client.wall_ms, self.facts & PERSISTENT != 0, self.largest_frame,
+            FORMAT,
+            raw,
+            cuts,
+            route,
+            column,
+            client.broker.new_message_ids(count),
+            client.wall_ms,
+            self.facts & PERSISTENT != 0,
+            self.largest_frame,
         )
 
     def _routes(self, pieces: list[int] | None) -> list[Route]:
@@ -331,9 +351,7 @@ def _publish_parts(channel: Channel, stretch: Stretch) -> None:
     client.broker.publish_parts(channel.session, stretch.payload(client, None), parts)
 
 
-def _publish_group(
-    channel: Channel, stretch: Stretch, target: Targets, group: list[int]
-) -> None:
+def _publish_group(channel: Channel, stretch: Stretch, target: Targets, group: list[int]) -> None:
     if target.queues:
         client = channel.client
         client.broker.publish(channel.session, target, stretch.payload(client, group))

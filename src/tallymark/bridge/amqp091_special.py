@@ -86,7 +86,7 @@ def check_expiration(expiration: str | None) -> None:
     if number is None:
         wrong = "no_integer"
     elif number.end() < len(expiration):
-        wrong = f'{{leftover_string,"{expiration[number.end():]}"}}'
+        wrong = f'{{leftover_string,"{expiration[number.end() :]}"}}'
     elif int(number.group()) < 0:
         wrong = f"{{value_negative,{int(number.group())}}}"
     else:
@@ -143,7 +143,11 @@ def with_section(
             header = start + method_size
             old = 8 + int.from_bytes(raw[header + 3 : header + 7], "big")
             parts += (
-                raw[start : header + 3], size, raw[header + 7 : header + 19], section, b"\xce",
+                raw[start : header + 3],
+                size,
+                raw[header + 7 : header + 19],
+                section,
+                b"\xce",
                 raw[header + old : cuts[i + 1]],
             )
             at += cuts[i + 1] - start - old + 20 + len(section)

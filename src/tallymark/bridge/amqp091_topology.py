@@ -168,9 +168,7 @@ def _check_declaration(client: Client, name: str, method: QueueDeclare) -> None:
 def _declare_pseudo_queue(channel: Channel, method: QueueDeclare, name: str) -> None:
     """Tells whether whoever waits for answers is still there [rabbitmq direct reply-to]."""
     client = channel.client
-    if name != PSEUDO_QUEUE and (
-        not name.startswith(PREFIX) or client.replies.find(name) is None
-    ):
+    if name != PSEUDO_QUEUE and (not name.startswith(PREFIX) or client.replies.find(name) is None):
         raise NotFound(f"no {named(QUEUE, name, client.vhost.name)}")
     channel.current_queue = name
     if not method.no_wait:

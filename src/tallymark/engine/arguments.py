@@ -260,7 +260,9 @@ QUEUE_CHECKS: Final[dict[str, Callable[[object], str]]] = {
 QUEUE_ARGUMENTS: Final = list(QUEUE_CHECKS)
 """Compared when a queue is declared again."""
 STREAM_ARGUMENTS: Final = (
-    "x-max-age", "x-stream-max-segment-size-bytes", "x-stream-filter-size-bytes",
+    "x-max-age",
+    "x-stream-max-segment-size-bytes",
+    "x-stream-filter-size-bytes",
     "x-initial-cluster-size",
 )
 CONSUMER_CHECKS: Final[dict[str, Callable[[object], str]]] = {

@@ -280,7 +280,12 @@ class Broker:
                 else:
                     out.append(
                         Record(
-                            records.ENTERED, queue.id, first, count, now_ms, None,
+                            records.ENTERED,
+                            queue.id,
+                            first,
+                            count,
+                            now_ms,
+                            None,
                             flags=records.TRANSIENT,
                         )
                     )
@@ -359,7 +364,13 @@ class Broker:
         if consumers and (exclusive or consumers[0].exclusive):
             raise AccessRefused(f"queue '{queue.name}' in vhost '{queue.vhost}' in exclusive use")
         consumer = Consumer(
-            self.owner_ids(), session, queue, tag, no_ack, exclusive, priority,
+            self.owner_ids(),
+            session,
+            queue,
+            tag,
+            no_ack,
+            exclusive,
+            priority,
             session.consumer_limit,
         )
         session.consumers[tag] = consumer
@@ -488,6 +499,10 @@ class Broker:
         """A Durable(waiter) effect comes once all records emitted so far are on disk."""
         self.durability.ask(waiter)
 
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for the records emitted so far: a confirm, a mark, a waiter."""
+        return self.durability.is_awaited()
+
     def has_work(self) -> bool:
         """Whether a turn would do something that no later command announces."""
         return bool(self.dispatcher.changed or self.dispatcher.again or self.records)
@@ -514,8 +529,13 @@ class Broker:
         for done in queue.settled_ranges:
             self.records.append(
                 Record(
-                    records.SETTLED, queue.id, done.low, done.high - done.low, self.now_ms,
-                    owner=done.owner, reason=done.reason,
+                    records.SETTLED,
+                    queue.id,
+                    done.low,
+                    done.high - done.low,
+                    self.now_ms,
+                    owner=done.owner,
+                    reason=done.reason,
                 )
             )
         queue.settled_ranges.clear()
@@ -559,4 +579,3 @@ class Broker:
             leased = sum(len(x.slice) for s in queue.subscriptions for x in s.leases)
             assert leased == queue.leased, (queue.name, leased, queue.leased)
             assert queue.acquired == held.get(queue.id, 0) + leased, (queue.name, queue.acquired)
-

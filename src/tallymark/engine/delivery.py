@@ -189,7 +189,14 @@ class Dispatcher:
         if queue.stored:
             self.records.append(
                 Record(
-                    records.ACQUIRED, queue.id, piece.first, n, self.now_ms, None, 0, owner,
+                    records.ACQUIRED,
+                    queue.id,
+                    piece.first,
+                    n,
+                    self.now_ms,
+                    None,
+                    0,
+                    owner,
                     piece.acquired,
                 )
             )

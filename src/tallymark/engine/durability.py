@@ -64,6 +64,10 @@ class Durability:
         """Whether anything is still due."""
         return bool(self._waits or self._confirming or self._asked)
 
+    def is_awaited(self) -> bool:
+        """Whether anything waits for the records that are not committed yet."""
+        return bool(self._confirming or self._asked or self._dispatcher.mark_waits)
+
     def committed(self, position: int) -> None:
         """This turn's block ends at `position`."""
         waits = self._waits

@@ -127,8 +127,16 @@ class Exchange:
     """What all kinds share. Use make_exchange; bind through the VirtualHost."""
 
     __slots__ = (
-        "alternate", "arguments", "auto_delete", "bindings", "durable", "inbound", "internal",
-        "name", "reads_headers", "type",
+        "alternate",
+        "arguments",
+        "auto_delete",
+        "bindings",
+        "durable",
+        "inbound",
+        "internal",
+        "name",
+        "reads_headers",
+        "type",
     )
 
     def __init__(
@@ -175,9 +183,7 @@ class Exchange:
     def unindex(self, binding: Binding) -> None:
         raise NotImplementedError(self.type)
 
-    def collect(
-        self, keys: list[str], headers: dict[str, object] | None, into: Matches
-    ) -> None:
+    def collect(self, keys: list[str], headers: dict[str, object] | None, into: Matches) -> None:
         """Add the bindings that match a message with these routing keys (at least one)."""
         raise NotImplementedError(self.type)
 
@@ -189,7 +195,11 @@ class DirectExchange(Exchange):
     __slots__ = ("by_key",)
 
     def __init__(
-        self, name: str, durable: bool, auto_delete: bool, internal: bool,
+        self,
+        name: str,
+        durable: bool,
+        auto_delete: bool,
+        internal: bool,
         arguments: dict[str, object],
     ) -> None:
         super().__init__(name, DIRECT, durable, auto_delete, internal, arguments)
@@ -204,9 +214,7 @@ class DirectExchange(Exchange):
         if not bound:
             del self.by_key[binding.key]
 
-    def collect(
-        self, keys: list[str], headers: dict[str, object] | None, into: Matches
-    ) -> None:
+    def collect(self, keys: list[str], headers: dict[str, object] | None, into: Matches) -> None:
         for key in keys:
             bound = self.by_key.get(key)
             if bound is not None:
@@ -221,7 +229,11 @@ class FanoutExchange(Exchange):
     __slots__ = ()
 
     def __init__(
-        self, name: str, durable: bool, auto_delete: bool, internal: bool,
+        self,
+        name: str,
+        durable: bool,
+        auto_delete: bool,
+        internal: bool,
         arguments: dict[str, object],
     ) -> None:
         super().__init__(name, FANOUT, durable, auto_delete, internal, arguments)
@@ -232,9 +244,7 @@ class FanoutExchange(Exchange):
     def unindex(self, binding: Binding) -> None:
         """`bindings` is all it needs."""
 
-    def collect(
-        self, keys: list[str], headers: dict[str, object] | None, into: Matches
-    ) -> None:
+    def collect(self, keys: list[str], headers: dict[str, object] | None, into: Matches) -> None:
         for binding in self.bindings.values():
             into.add(binding)
 
@@ -246,7 +256,11 @@ class TopicExchange(Exchange):
     __slots__ = ("trie",)
 
     def __init__(
-        self, name: str, durable: bool, auto_delete: bool, internal: bool,
+        self,
+        name: str,
+        durable: bool,
+        auto_delete: bool,
+        internal: bool,
         arguments: dict[str, object],
     ) -> None:
         super().__init__(name, TOPIC, durable, auto_delete, internal, arguments)
@@ -258,9 +272,7 @@ class TopicExchange(Exchange):
     def unindex(self, binding: Binding) -> None:
         self.trie.remove(binding.key, binding)
 
-    def collect(
-        self, keys: list[str], headers: dict[str, object] | None, into: Matches
-    ) -> None:
+    def collect(self, keys: list[str], headers: dict[str, object] | None, into: Matches) -> None:
         for key in keys:
             for binding in self.trie.match(key):
                 into.add(binding)
@@ -273,7 +285,11 @@ class HeadersExchange(Exchange):
     __slots__ = ("table",)
 
     def __init__(
-        self, name: str, durable: bool, auto_delete: bool, internal: bool,
+        self,
+        name: str,
+        durable: bool,
+        auto_delete: bool,
+        internal: bool,
         arguments: dict[str, object],
     ) -> None:
         super().__init__(name, HEADERS, durable, auto_delete, internal, arguments)
@@ -288,9 +304,7 @@ class HeadersExchange(Exchange):
     def unindex(self, binding: Binding) -> None:
         self.table.remove(binding)
 
-    def collect(
-        self, keys: list[str], headers: dict[str, object] | None, into: Matches
-    ) -> None:
+    def collect(self, keys: list[str], headers: dict[str, object] | None, into: Matches) -> None:
         for binding in self.table.match(headers if headers is not None else {}):
             into.add(binding)
 
@@ -302,7 +316,11 @@ class HashExchange(Exchange):
     __slots__ = ("hashed", "ring")
 
     def __init__(
-        self, name: str, durable: bool, auto_delete: bool, internal: bool,
+        self,
+        name: str,
+        durable: bool,
+        auto_delete: bool,
+        internal: bool,
         arguments: dict[str, object],
     ) -> None:
         super().__init__(name, CONSISTENT_HASH, durable, auto_delete, internal, arguments)
@@ -326,9 +344,7 @@ class HashExchange(Exchange):
     def unindex(self, binding: Binding) -> None:
         self.ring.remove(_ring_name(binding), weight_of(binding.key), binding)
 
-    def collect(
-        self, keys: list[str], headers: dict[str, object] | None, into: Matches
-    ) -> None:
+    def collect(self, keys: list[str], headers: dict[str, object] | None, into: Matches) -> None:
         value: object = keys[0]
         if self.hashed:
             value = headers.get(self.hashed) if headers is not None else None

@@ -42,9 +42,7 @@ class Leases:
         for subscription in queue.subscriptions:
             if subscription.name == name:
                 return subscription
-        raise NotFound(
-            f"no subscription '{name}' on queue '{queue.name}' in vhost '{queue.vhost}'"
-        )
+        raise NotFound(f"no subscription '{name}' on queue '{queue.name}' in vhost '{queue.vhost}'")
 
     def attach(
         self, queue: Queue, name: str, limit_rows: int = 0, limit_bytes: int = 0
@@ -130,8 +128,16 @@ class Leases:
             piece = queue.take(n)
             self.records.append(
                 Record(
-                    records.LEASED, queue.id, piece.first, n, self.now_ms, payload, piece.lo,
-                    subscription.epoch, subscription.next, flags=min(piece.acquired, 255),
+                    records.LEASED,
+                    queue.id,
+                    piece.first,
+                    n,
+                    self.now_ms,
+                    payload,
+                    piece.lo,
+                    subscription.epoch,
+                    subscription.next,
+                    flags=min(piece.acquired, 255),
                 )
             )
             subscription.add(piece)
@@ -171,8 +177,15 @@ class Leases:
                 self.store.finish(piece.payload, n)
             self.records.append(
                 Record(
-                    records.LEASE_SETTLED, queue.id, 0, 0, self.now_ms, None, 0,
-                    subscription.epoch, end,
+                    records.LEASE_SETTLED,
+                    queue.id,
+                    0,
+                    0,
+                    self.now_ms,
+                    None,
+                    0,
+                    subscription.epoch,
+                    end,
                 )
             )
         return subscription.floor

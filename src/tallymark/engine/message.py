@@ -38,8 +38,19 @@ class Payload:
     where its bytes are: in memory (`raw`), in the journal (`position`), or both."""
 
     __slots__ = (
-        "format", "count", "raw", "cuts", "route", "routes", "first_id", "arrived_ms",
-        "persistent", "largest_frame", "position", "live", "size",
+        "format",
+        "count",
+        "raw",
+        "cuts",
+        "route",
+        "routes",
+        "first_id",
+        "arrived_ms",
+        "persistent",
+        "largest_frame",
+        "position",
+        "live",
+        "size",
     )
 
     def __init__(

@@ -48,10 +48,34 @@ class Queue:
     """One queue. Plain state and its own bookkeeping: records and effects are the Broker's."""
 
     __slots__ = (
-        "acquired", "acquired_bytes", "arguments", "auto_delete", "consumers", "deleted", "dirty",
-        "dropped", "durable", "entered", "exclusive_owner", "fresh", "had_consumer", "id", "leased",
-        "mark", "mark_durable", "name", "next_turn", "ready", "ready_bytes", "reserve", "returned",
-        "settled", "settled_ranges", "stored", "subscriptions", "vhost",
+        "acquired",
+        "acquired_bytes",
+        "arguments",
+        "auto_delete",
+        "consumers",
+        "deleted",
+        "dirty",
+        "dropped",
+        "durable",
+        "entered",
+        "exclusive_owner",
+        "fresh",
+        "had_consumer",
+        "id",
+        "leased",
+        "mark",
+        "mark_durable",
+        "name",
+        "next_turn",
+        "ready",
+        "ready_bytes",
+        "reserve",
+        "returned",
+        "settled",
+        "settled_ranges",
+        "stored",
+        "subscriptions",
+        "vhost",
     )
 
     def __init__(

@@ -72,8 +72,18 @@ class Record:
     """One row of the ledger. Which fields mean what depends on the kind, see above."""
 
     __slots__ = (
-        "kind", "flags", "reason", "queue", "first", "count", "payload", "lo", "owner", "other",
-        "time_ms", "blob",
+        "kind",
+        "flags",
+        "reason",
+        "queue",
+        "first",
+        "count",
+        "payload",
+        "lo",
+        "owner",
+        "other",
+        "time_ms",
+        "blob",
     )
 
     def __init__(

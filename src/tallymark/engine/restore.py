@@ -129,7 +129,10 @@ class Restorer:
         subscription.next = max(subscription.next, low + record.count)
         if skip < record.count:
             piece = Slice(
-                record.payload, record.lo + skip, record.lo + record.count, record.first + skip,
+                record.payload,
+                record.lo + skip,
+                record.lo + record.count,
+                record.first + skip,
                 int(record.flags > 0),
             )
             subscription.next = low + skip
@@ -227,7 +230,11 @@ class Restorer:
             for a, b in gone.gaps(low, high):
                 broker.records.append(
                     Record(
-                        records.RETURNED, queue.id, a, b - a, broker.now_ms,
+                        records.RETURNED,
+                        queue.id,
+                        a,
+                        b - a,
+                        broker.now_ms,
                         reason=records.RETURNED_BY_LOSS,
                     )
                 )
@@ -245,9 +252,7 @@ class Restorer:
         pieces += [(a, b, 0) for a, b in again.gaps(low, high)]
         for a, b, acquired in sorted(pieces):
             lo = whole.lo + a - whole.first
-            piece = Slice(
-                whole.payload, lo, lo + b - a, a, max(acquired, whole.acquired)
-            )
+            piece = Slice(whole.payload, lo, lo + b - a, a, max(acquired, whole.acquired))
             piece.payload.live += b - a
             queue.ready += b - a
             queue.ready_bytes += piece.size()
@@ -367,7 +372,14 @@ def _snapshot_queue(
         out.append(_definition(broker.leases.definition(subscription), now_ms))
         out.append(
             Record(
-                records.LEASE_SETTLED, queue.id, 0, 0, now_ms, None, 0, subscription.epoch,
+                records.LEASE_SETTLED,
+                queue.id,
+                0,
+                0,
+                now_ms,
+                None,
+                0,
+                subscription.epoch,
                 subscription.floor,
             )
         )
@@ -376,8 +388,16 @@ def _snapshot_queue(
             _add_payload(piece.payload, placed, out, now_ms)
             out.append(
                 Record(
-                    records.LEASED, queue.id, piece.first, len(piece), now_ms, piece.payload,
-                    piece.lo, subscription.epoch, lease.first, flags=min(piece.acquired, 255),
+                    records.LEASED,
+                    queue.id,
+                    piece.first,
+                    len(piece),
+                    now_ms,
+                    piece.payload,
+                    piece.lo,
+                    subscription.epoch,
+                    lease.first,
+                    flags=min(piece.acquired, 255),
                 )
             )
 
@@ -398,8 +418,16 @@ def _add_live(
         payload = None
     out.append(
         Record(
-            records.LIVE, queue.id, piece.first, len(piece), now_ms, payload, piece.lo, owner,
-            piece.acquired, flags=records.LIVE_ACQUIRED if acquired else 0,
+            records.LIVE,
+            queue.id,
+            piece.first,
+            len(piece),
+            now_ms,
+            payload,
+            piece.lo,
+            owner,
+            piece.acquired,
+            flags=records.LIVE_ACQUIRED if acquired else 0,
         )
     )
 
@@ -407,9 +435,7 @@ def _add_live(
 def _add_payload(payload: Payload, placed: set[int], out: list[Record], now_ms: int) -> None:
     if id(payload) not in placed:
         placed.add(id(payload))
-        out.append(
-            Record(records.PAYLOAD, 0, payload.first_id, payload.count, now_ms, payload)
-        )
+        out.append(Record(records.PAYLOAD, 0, payload.first_id, payload.count, now_ms, payload))
 
 
 def _definition(definition: dict[str, object], now_ms: int) -> Record:

@@ -89,9 +89,7 @@ class InFlight:
         whole = self.slice
         at = low - self.first
         lo = whole.lo + at
-        return Slice(
-            whole.payload, lo, lo + high - low + 1, whole.first + at, whole.acquired
-        )
+        return Slice(whole.payload, lo, lo + high - low + 1, whole.first + at, whole.acquired)
 
 
 @final
@@ -99,8 +97,17 @@ class Consumer:
     """Someone who is sent a queue's messages as long as credit lasts [LC-3]."""
 
     __slots__ = (
-        "active", "exclusive", "handle", "id", "limit", "no_ack", "priority", "queue", "session",
-        "tag", "unacked",
+        "active",
+        "exclusive",
+        "handle",
+        "id",
+        "limit",
+        "no_ack",
+        "priority",
+        "queue",
+        "session",
+        "tag",
+        "unacked",
     )
 
     def __init__(
@@ -146,8 +153,20 @@ class Session:
     """Publishes, consumes and settles, with numbers of its own for both directions."""
 
     __slots__ = (
-        "closed", "confirm_asked", "confirming", "connection", "consumer_limit", "consumers",
-        "flow", "handle", "id", "inflight", "limit", "next_tag", "published", "unacked",
+        "closed",
+        "confirm_asked",
+        "confirming",
+        "connection",
+        "consumer_limit",
+        "consumers",
+        "flow",
+        "handle",
+        "id",
+        "inflight",
+        "limit",
+        "next_tag",
+        "published",
+        "unacked",
     )
 
     def __init__(self, id: int, connection: Connection) -> None:
@@ -221,6 +240,4 @@ class Session:
             del done[:n]
         entry.first += n
         piece = entry.slice
-        entry.slice = Slice(
-            piece.payload, piece.lo + n, piece.hi, piece.first + n, piece.acquired
-        )
+        entry.slice = Slice(piece.payload, piece.lo + n, piece.hi, piece.first + n, piece.acquired)

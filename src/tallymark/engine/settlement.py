@@ -122,9 +122,7 @@ class Settlement:
                         queue.drop_acquired(len(piece), piece.size(), reason)
                         self.record_drop(queue, piece.first, piece.first + len(piece), reason)
 
-    def _finish(
-        self, session: Session, entry: InFlight, low: int, high: int, outcome: int
-    ) -> None:
+    def _finish(self, session: Session, entry: InFlight, low: int, high: int, outcome: int) -> None:
         """Tags low..high of one entry, all unsettled, end with an outcome. The caller forgets
         them in the session."""
         queue = entry.queue

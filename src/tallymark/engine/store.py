@@ -27,7 +27,13 @@ class Store:
     """Counts who needs a payload's bytes, loads them when they are away, lets them go."""
 
     __slots__ = (
-        "_dead", "_dying", "_fetch", "_residents", "_unused", "released", "resident_bytes",
+        "_dead",
+        "_dying",
+        "_fetch",
+        "_residents",
+        "_unused",
+        "released",
+        "resident_bytes",
         "settling",
     )
 
@@ -105,7 +111,12 @@ class Store:
                     payload.position = ON_ITS_WAY
                     out.append(
                         Record(
-                            records.PAYLOAD, 0, payload.first_id, payload.count, now_ms, payload,
+                            records.PAYLOAD,
+                            0,
+                            payload.first_id,
+                            payload.count,
+                            now_ms,
+                            payload,
                             flags=records.TRANSIENT,
                         )
                     )

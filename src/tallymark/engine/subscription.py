@@ -40,8 +40,16 @@ class Subscription:
     """State of one durable subscription; the Broker moves the messages and writes the records."""
 
     __slots__ = (
-        "epoch", "fence", "floor", "leased_bytes", "leases", "limit_bytes", "limit_rows", "name",
-        "next", "queue",
+        "epoch",
+        "fence",
+        "floor",
+        "leased_bytes",
+        "leases",
+        "limit_bytes",
+        "limit_rows",
+        "name",
+        "next",
+        "queue",
     )
 
     def __init__(self, epoch: int, queue: Queue, name: str) -> None:

@@ -71,13 +71,19 @@ class VirtualHost:
     """See the module's text. Not for use by two threads."""
 
     __slots__ = (
-        "_router", "exchanges", "generation", "inbound", "name", "name_seed", "next_queue_id",
-        "now_ms", "queues", "records",
+        "_router",
+        "exchanges",
+        "generation",
+        "inbound",
+        "name",
+        "name_seed",
+        "next_queue_id",
+        "now_ms",
+        "queues",
+        "records",
     )
 
-    def __init__(
-        self, name: str, records: list[Record], next_queue_id: Callable[[], int]
-    ) -> None:
+    def __init__(self, name: str, records: list[Record], next_queue_id: Callable[[], int]) -> None:
         self.name = name
         self.records = records
         """Where definitions are appended. Whoever takes them must clear this list, or set another
@@ -100,9 +106,7 @@ class VirtualHost:
 
     # -- routing
 
-    def route(
-        self, exchange: str, keys: list[str], headers: dict[str, object] | None
-    ) -> Targets:
+    def route(self, exchange: str, keys: list[str], headers: dict[str, object] | None) -> Targets:
         """Where a message published to an exchange goes.
 
         keys: the routing key first, then what CC and BCC add. headers: needed only when
@@ -163,9 +167,7 @@ class VirtualHost:
             return self.exchange(name)
         current = self.exchanges.get(name)
         if current is not None:
-            check_same_exchange(
-                self.name, current, type, durable, auto_delete, internal, arguments
-            )
+            check_same_exchange(self.name, current, type, durable, auto_delete, internal, arguments)
             return current
         _refuse_reserved("exchange", name)
         check_exchange_arguments(self._exchange_text(name), type, arguments)
@@ -276,9 +278,7 @@ class VirtualHost:
             self._record(definitions.of_queue(self.name, queue))
         return queue
 
-    def delete_queue(
-        self, name: str, if_unused: bool, if_empty: bool, owner: int
-    ) -> Queue:
+    def delete_queue(self, name: str, if_unused: bool, if_empty: bool, owner: int) -> Queue:
         """Delete a queue and its bindings and return it.
 
         What is in it, and its consumers, are the caller's to deal with.

@@ -43,56 +43,116 @@ WRONG = [
     (publish(2, b"x"), 504, "expected 'channel.open'"),
     (method_frame(2, ChannelCloseOk()), 504, "expected 'channel.open'"),
     (method_frame(1, ChannelOpen()), 504, "second 'channel.open' seen"),
-    (method_frame(2048, ChannelOpen()), 504,
-     "channel number 2048 is greater than the negotiated channel_max (2047)"),
+    (
+        method_frame(2048, ChannelOpen()),
+        504,
+        "channel number 2048 is greater than the negotiated channel_max (2047)",
+    ),
     (method_frame(1, ChannelCloseOk()), 503, "unimplemented method"),
     (method_frame(1, BasicDeliver()), 503, "unimplemented method"),
     (method_frame(1, BasicGetOk()), 503, "unimplemented method"),
     (method_frame(1, ConnectionOpen("/")), 503, "unimplemented method"),
     (frame(1, 1, b"\0\x3c\0\x63"), 540, "unknown method 60.99"),
     (frame(1, 1, b"\0\x3c"), 502, "method frame of 2 bytes, at least 4 expected"),
-    (frame(1, 1, b"\0\x3c\0\x28\0\0\x01\xff\0\0"), 502,
-     "basic.publish: malformed UTF-8 in short string b'\\xff'"),
+    (
+        frame(1, 1, b"\0\x3c\0\x28\0\0\x01\xff\0\0"),
+        502,
+        "basic.publish: malformed UTF-8 in short string b'\\xff'",
+    ),
     (frame(1, 1, b"\0\x3c\0\x50\0\0"), 502, "basic.ack: value of 8 bytes where only 2 are left"),
-    (content_frames(1, b"\0\0", b"x", 0), 505,
-     "expected method frame, got non method frame instead"),
-    (content_frames(2, b"\0\0", b"x", 0), 505,
-     "expected method frame, got non method frame instead"),
-    (content_frames(0, b"\0\0", b"x", 0), 505,
-     "type 2, all octets = <<0,60,0,0,0,0,0,0,0,0,0,1,0,0>>"),
+    (
+        content_frames(1, b"\0\0", b"x", 0),
+        505,
+        "expected method frame, got non method frame instead",
+    ),
+    (
+        content_frames(2, b"\0\0", b"x", 0),
+        505,
+        "expected method frame, got non method frame instead",
+    ),
+    (
+        content_frames(0, b"\0\0", b"x", 0),
+        505,
+        "type 2, all octets = <<0,60,0,0,0,0,0,0,0,0,0,1,0,0>>",
+    ),
     (body_frames(1, b"x", 0), 505, "expected method frame, got non method frame instead"),
     (frame(8, 1, b""), 505, "type 8, all octets = <<>>"),
     (frame(8, 0, b"abc"), 501, 'type 8, all octets = <<"abc">>: unknown_frame'),
-    (frame(4, 1, b"0123456789abcdef+"), 501,
-     'type 4, first 16 octets = <<"0123456789abcdef">>: unknown_frame'),
-    (PUBLISH + ack(1, 1), 505,
-     "expected content header for class 60, got non content header frame instead"),
-    (PUBLISH + PUBLISH, 505,
-     "expected content header for class 60, got non content header frame instead"),
-    (PUBLISH + body_frames(1, b"x", 0), 505,
-     "expected content header for class 60, got non content header frame instead"),
-    (PUBLISH + frame(2, 1, b"\0\x3c\0\x01" + bytes(10)), 505,
-     "expected content header for class 60, got non content header frame instead"),
-    (PUBLISH + frame(2, 1, b"\0\x32\0\0" + bytes(10)), 505,
-     "expected content header for class 60, got one for class 50 instead"),
-    (PUBLISH + frame(2, 1, b"\0\x3c\0\0" + bytes(7)), 501,
-     "content header of 11 bytes, at least 12 expected"),
-    (PUBLISH + frame(2, 1, b"\0\x3c\0\0" + bytes(8)), 502,
-     "malformed properties in content header"),
-    (PUBLISH + header_frame(1, 1, b"\x80\0\x05ab") + body_frames(1, b"x", 0), 502,
-     "malformed properties in content header"),
-    (PUBLISH + header_frame(1, 5, b"\0\0") + header_frame(1, 5, b"\0\0"), 505,
-     "expected content body, got non content body frame instead"),
-    (PUBLISH + header_frame(1, 5, b"\0\0") + ack(1, 1), 505,
-     "expected content body, got non content body frame instead"),
-    (PUBLISH + header_frame(1, 5, b"\0\0") + body_frames(1, b"123456", 0), 501,
-     "content body frame exceeds remaining content size"),
-    (PUBLISH + header_frame(1, 5, b"\0\0") + body_frames(1, b"123", 0) * 2, 501,
-     "content body frame exceeds remaining content size"),
-    (PUBLISH + header_frame(1, 0, b"\0\0") + body_frames(1, b"1", 0), 505,
-     "expected method frame, got non method frame instead"),
-    (method_frame(1, BasicQos())[:-1] + b"\xcd", 501,
-     "type 1, all octets = <<0,60,0,10,0,0,0,0,0,0,0>>: {invalid_frame_end_marker,205}"),
+    (
+        frame(4, 1, b"0123456789abcdef+"),
+        501,
+        'type 4, first 16 octets = <<"0123456789abcdef">>: unknown_frame',
+    ),
+    (
+        PUBLISH + ack(1, 1),
+        505,
+        "expected content header for class 60, got non content header frame instead",
+    ),
+    (
+        PUBLISH + PUBLISH,
+        505,
+        "expected content header for class 60, got non content header frame instead",
+    ),
+    (
+        PUBLISH + body_frames(1, b"x", 0),
+        505,
+        "expected content header for class 60, got non content header frame instead",
+    ),
+    (
+        PUBLISH + frame(2, 1, b"\0\x3c\0\x01" + bytes(10)),
+        505,
+        "expected content header for class 60, got non content header frame instead",
+    ),
+    (
+        PUBLISH + frame(2, 1, b"\0\x32\0\0" + bytes(10)),
+        505,
+        "expected content header for class 60, got one for class 50 instead",
+    ),
+    (
+        PUBLISH + frame(2, 1, b"\0\x3c\0\0" + bytes(7)),
+        501,
+        "content header of 11 bytes, at least 12 expected",
+    ),
+    (
+        PUBLISH + frame(2, 1, b"\0\x3c\0\0" + bytes(8)),
+        502,
+        "malformed properties in content header",
+    ),
+    (
+        PUBLISH + header_frame(1, 1, b"\x80\0\x05ab") + body_frames(1, b"x", 0),
+        502,
+        "malformed properties in content header",
+    ),
+    (
+        PUBLISH + header_frame(1, 5, b"\0\0") + header_frame(1, 5, b"\0\0"),
+        505,
+        "expected content body, got non content body frame instead",
+    ),
+    (
+        PUBLISH + header_frame(1, 5, b"\0\0") + ack(1, 1),
+        505,
+        "expected content body, got non content body frame instead",
+    ),
+    (
+        PUBLISH + header_frame(1, 5, b"\0\0") + body_frames(1, b"123456", 0),
+        501,
+        "content body frame exceeds remaining content size",
+    ),
+    (
+        PUBLISH + header_frame(1, 5, b"\0\0") + body_frames(1, b"123", 0) * 2,
+        501,
+        "content body frame exceeds remaining content size",
+    ),
+    (
+        PUBLISH + header_frame(1, 0, b"\0\0") + body_frames(1, b"1", 0),
+        505,
+        "expected method frame, got non method frame instead",
+    ),
+    (
+        method_frame(1, BasicQos())[:-1] + b"\xcd",
+        501,
+        "type 1, all octets = <<0,60,0,10,0,0,0,0,0,0,0>>: {invalid_frame_end_marker,205}",
+    ),
     (b"\x03\0\x01\0\x02\0\x01", 501, "type 3, all octets = <<>>: {frame_too_large,131073,131064}"),
 ]
 
@@ -120,7 +180,9 @@ def test_a_channel_that_was_closed_can_be_opened_again() -> None:
     server = running(1)
     server.feed(method_frame(1, ChannelClose(200, "bye")) + open_channels([1]) + publish(1, b"x"))
     assert [type(event).__name__ for event in server.events] == [
-        "MethodReceived", "MethodReceived", "PublishReceived",
+        "MethodReceived",
+        "MethodReceived",
+        "PublishReceived",
     ]
     assert server.sent() == [(1, ChannelCloseOk()), (1, ChannelOpenOk())]
 
@@ -175,10 +237,15 @@ def test_a_body_above_the_limit_costs_the_channel_only() -> None:
     assert isinstance(failure, ProtocolFailure)
     assert not failure.is_fatal
     assert server.sent() == [
-        (1, ChannelClose(
-            406, "PRECONDITION_FAILED - message size 101 is larger than configured max size 100",
-            60, 40,
-        )),
+        (
+            1,
+            ChannelClose(
+                406,
+                "PRECONDITION_FAILED - message size 101 is larger than configured max size 100",
+                60,
+                40,
+            ),
+        ),
     ]
     assert len(server.events) == 3
     huge = running(1)

@@ -70,9 +70,21 @@ def test_true_is_written_as_1_whatever_it_came_as() -> None:
 @pytest.mark.parametrize(
     ("value", "tag"),
     [
-        (5, b"I"), (-(2**31), b"I"), (2**31, b"l"), (-(2**63), b"l"), (True, b"t"), ("s", b"S"),
-        (b"s", b"x"), (bytearray(b"s"), b"x"), (0.5, b"d"), ([], b"A"), ((), b"A"), ({}, b"F"),
-        (None, b"V"), (Decimal("0.1"), b"D"), (Timestamp(1), b"T"),
+        (5, b"I"),
+        (-(2**31), b"I"),
+        (2**31, b"l"),
+        (-(2**63), b"l"),
+        (True, b"t"),
+        ("s", b"S"),
+        (b"s", b"x"),
+        (bytearray(b"s"), b"x"),
+        (0.5, b"d"),
+        ([], b"A"),
+        ((), b"A"),
+        ({}, b"F"),
+        (None, b"V"),
+        (Decimal("0.1"), b"D"),
+        (Timestamp(1), b"T"),
     ],
 )
 def test_plain_values_get_the_usual_tags(value: object, tag: bytes) -> None:
@@ -81,8 +93,18 @@ def test_plain_values_get_the_usual_tags(value: object, tag: bytes) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [2**63, -(2**63) - 1, WireInt(300, "B"), Decimal("-1"), Decimal("1e-256"), Decimal(2**32),
-     Decimal("NaN"), Decimal("1e5"), Timestamp(-1), Timestamp(2**64)],
+    [
+        2**63,
+        -(2**63) - 1,
+        WireInt(300, "B"),
+        Decimal("-1"),
+        Decimal("1e-256"),
+        Decimal(2**32),
+        Decimal("NaN"),
+        Decimal("1e5"),
+        Timestamp(-1),
+        Timestamp(2**64),
+    ],
 )
 def test_numbers_without_room_are_refused(value: object) -> None:
     with pytest.raises(ValueError):
@@ -109,9 +131,19 @@ def test_a_wire_int_is_an_int_and_keeps_its_width_when_copied() -> None:
 @pytest.mark.parametrize(
     "raw",
     [
-        b"", b"\0\0\0", b"\0\0\0\x01", table(b"?\0"), table(b"S\0\0\0\x09a"), table(b"I\0\0"),
-        table(b"A\0\0\0\x02I\0"), table(b"F\0\0\0\x02\x05a"), table(b"t\x01") + b"x", table(b""),
-        table(b"A\xff\xff\xff\xff"), table(b"d\0"), table(b"D\0\0"),
+        b"",
+        b"\0\0\0",
+        b"\0\0\0\x01",
+        table(b"?\0"),
+        table(b"S\0\0\0\x09a"),
+        table(b"I\0\0"),
+        table(b"A\0\0\0\x02I\0"),
+        table(b"F\0\0\0\x02\x05a"),
+        table(b"t\x01") + b"x",
+        table(b""),
+        table(b"A\xff\xff\xff\xff"),
+        table(b"d\0"),
+        table(b"D\0\0"),
     ],
 )
 def test_what_does_not_fit_is_a_syntax_error(raw: bytes) -> None:
@@ -148,8 +180,11 @@ scalars = st.one_of(
     st.integers(-128, 127).map(lambda n: WireInt(n, "b")),
     st.integers(0, 65535).map(lambda n: WireInt(n, "u")),
     st.floats(width=32, allow_nan=False).map(Float32),
-    st.builds(lambda n, k: Decimal((0, tuple(map(int, str(n))), -k)),
-              st.integers(0, 2**32 - 1), st.integers(0, 255)),
+    st.builds(
+        lambda n, k: Decimal((0, tuple(map(int, str(n))), -k)),
+        st.integers(0, 2**32 - 1),
+        st.integers(0, 255),
+    ),
 )
 values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4)

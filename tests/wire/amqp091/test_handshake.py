@@ -92,7 +92,10 @@ def test_channel_open_ok_has_no_field_in_0_8() -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        b"AMQP\0\x01\0\0", b"AMQP\x03\x01\0\0", b"AMQP\0\0\x09\x02", b"GET / HT",
+        b"AMQP\0\x01\0\0",
+        b"AMQP\x03\x01\0\0",
+        b"AMQP\0\0\x09\x02",
+        b"GET / HT",
         b"\x16\x03\x01\0\0\x01\0\0",
     ],
 )
@@ -152,16 +155,26 @@ def test_a_flood_before_our_answer_ends_the_connection() -> None:
 @pytest.mark.parametrize(
     ("tuned", "text"),
     [
-        (tune_ok(frame_max=131_073),
-         "negotiated frame_max = 131073 is higher than the maximum allowed value (131072)"),
-        (tune_ok(frame_max=0),
-         "negotiated frame_max = 0 is higher than the maximum allowed value (131072)"),
-        (tune_ok(frame_max=4095),
-         "negotiated frame_max = 4095 is lower than the minimum allowed value (4096)"),
-        (tune_ok(channel_max=2048),
-         "negotiated channel_max = 2048 is higher than the maximum allowed value (2047)"),
-        (tune_ok(channel_max=0),
-         "negotiated channel_max = 0 is higher than the maximum allowed value (2047)"),
+        (
+            tune_ok(frame_max=131_073),
+            "negotiated frame_max = 131073 is higher than the maximum allowed value (131072)",
+        ),
+        (
+            tune_ok(frame_max=0),
+            "negotiated frame_max = 0 is higher than the maximum allowed value (131072)",
+        ),
+        (
+            tune_ok(frame_max=4095),
+            "negotiated frame_max = 4095 is lower than the minimum allowed value (4096)",
+        ),
+        (
+            tune_ok(channel_max=2048),
+            "negotiated channel_max = 2048 is higher than the maximum allowed value (2047)",
+        ),
+        (
+            tune_ok(channel_max=0),
+            "negotiated channel_max = 0 is higher than the maximum allowed value (2047)",
+        ),
     ],
 )
 def test_a_client_may_not_ask_above_what_was_proposed(tuned: bytes, text: str) -> None:
@@ -222,7 +235,8 @@ def test_a_refused_login_can_be_told() -> None:
     connection.send_method(0, ConnectionClose(403, "ACCESS_REFUSED - no"))
     connection.receive_data(method_frame(0, ConnectionCloseOk()), 0)
     assert flatten(iter(connection.next_event, None)) == [
-        (0, ConnectionCloseOk()), ("closed", "connection.close-ok", True),
+        (0, ConnectionCloseOk()),
+        ("closed", "connection.close-ok", True),
     ]
 
 
@@ -236,7 +250,8 @@ def test_the_client_closes() -> None:
     server = running(1)
     server.feed(method_frame(0, ConnectionClose(200, "bye")) + method_frame(1, QueueDeclare()))
     assert flatten(server.events) == [
-        (0, ConnectionClose(200, "bye")), ("closed", "connection.close", True),
+        (0, ConnectionClose(200, "bye")),
+        ("closed", "connection.close", True),
     ]
     assert server.sent() == [(0, ConnectionCloseOk())]
     server.connection.send_method(1, QueueDeclare())
@@ -251,7 +266,8 @@ def test_the_server_closes_and_ignores_the_rest() -> None:
     assert server.events == []
     server.feed(method_frame(0, ConnectionCloseOk()) + b"noise")
     assert flatten(server.events) == [
-        (0, ConnectionCloseOk()), ("closed", "connection.close-ok", True),
+        (0, ConnectionCloseOk()),
+        ("closed", "connection.close-ok", True),
     ]
 
 
@@ -279,16 +295,21 @@ def test_the_end_of_the_stream_comes_last_and_once(cut: int) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [ConnectionStartOk(), ConnectionTuneOk(), ConnectionOpen(), ConnectionCloseOk(),
-     ConnectionBlocked("x"), ChannelOpen(), QueueDeclare()],
+    [
+        ConnectionStartOk(),
+        ConnectionTuneOk(),
+        ConnectionOpen(),
+        ConnectionCloseOk(),
+        ConnectionBlocked("x"),
+        ChannelOpen(),
+        QueueDeclare(),
+    ],
 )
 def test_methods_without_business_on_channel_0(method: Method) -> None:
     server = running()
     server.feed(method_frame(0, method))
     error = failure_of(server).error
-    assert error.reply_text == (
-        "CHANNEL_ERROR - unexpected method in connection state running"
-    )
+    assert error.reply_text == ("CHANNEL_ERROR - unexpected method in connection state running")
     assert error.reply_code == 504
 
 

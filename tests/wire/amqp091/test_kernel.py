@@ -218,9 +218,10 @@ def test_deliveries_are_what_encoding_one_by_one_gives(
         size = frames.frame_length(parts[lo], 0)
         alike = b"".join(parts[lo:hi])
         cuts = array("I", [cut - cuts[lo] for cut in cuts[lo : hi + 1]])
-        assert encode_deliveries(
-            prefixes[0], suffixes[0], tag, alike, cuts, 0, hi - lo, size
-        ) == expected
+        assert (
+            encode_deliveries(prefixes[0], suffixes[0], tag, alike, cuts, 0, hi - lo, size)
+            == expected
+        )
 
 
 @given(bodies, st.integers(1, 65535))

@@ -33,8 +33,17 @@ from tests.wire.amqp091.test_fields import tables
 
 ALL = [row[3] for row in METHODS]
 
-TYPES = {"octet": int, "short": int, "long": int, "longlong": int, "shortstr": str, "text": str,
-         "longstr": bytes, "bit": bool, "table": dict[str, object]}
+TYPES = {
+    "octet": int,
+    "short": int,
+    "long": int,
+    "longlong": int,
+    "shortstr": str,
+    "text": str,
+    "longstr": bytes,
+    "bit": bool,
+    "table": dict[str, object],
+}
 
 
 def test_every_method_class_has_one_layout() -> None:
@@ -77,9 +86,7 @@ FIELD_VALUES: dict[str, st.SearchStrategy[object]] = {
 @st.composite
 def any_method(draw: st.DrawFn) -> Method:
     layout = BY_CLASS[draw(st.sampled_from(ALL))]
-    return layout.kind(
-        **{name: draw(FIELD_VALUES[t]) for name, t in layout.fields if name != "-"}
-    )
+    return layout.kind(**{name: draw(FIELD_VALUES[t]) for name, t in layout.fields if name != "-"})
 
 
 @given(any_method())
@@ -98,7 +105,8 @@ def test_a_method_cut_short_is_a_syntax_error_that_names_it(method: Method, cut:
             decode_method(raw[:cut])
         assert caught.value.reply_code == 502
         assert (caught.value.class_id, caught.value.method_id) == (
-            layout.class_id, layout.method_id,
+            layout.class_id,
+            layout.method_id,
         )
 
 

@@ -21,11 +21,21 @@ texts = st.none() | st.text(max_size=40)
 octets = st.none() | st.integers(0, 255)
 
 properties = st.builds(
-    Properties, content_type=texts, content_encoding=texts, headers=st.none() | tables,
-    delivery_mode=octets, priority=octets, correlation_id=texts,
+    Properties,
+    content_type=texts,
+    content_encoding=texts,
+    headers=st.none() | tables,
+    delivery_mode=octets,
+    priority=octets,
+    correlation_id=texts,
     reply_to=texts | st.just("amq.rabbitmq.reply-to") | st.just("amq.rabbitmq.reply-to.abc"),
-    expiration=texts, message_id=texts, timestamp=st.none() | st.integers(0, 2**64 - 1),
-    type=texts, user_id=texts, app_id=texts, cluster_id=texts,
+    expiration=texts,
+    message_id=texts,
+    timestamp=st.none() | st.integers(0, 2**64 - 1),
+    type=texts,
+    user_id=texts,
+    app_id=texts,
+    cluster_id=texts,
 )
 
 
@@ -75,8 +85,16 @@ def test_what_decodes_is_not_malformed(raw: bytes) -> None:
 @pytest.mark.parametrize("key", ["CC", "BCC", "x-delay"])
 def test_special_headers_are_found_behind_others_of_every_type(key: str) -> None:
     others: dict[str, object] = {
-        "a": 1, "b": "text CC", "c": [1, "x"], "d": {"CC": ["nested does not count"]}, "e": None,
-        "f": 1.5, "g": True, "h": b"\x02CC", "i": WireInt(1, "u"), "j": 2**40,
+        "a": 1,
+        "b": "text CC",
+        "c": [1, "x"],
+        "d": {"CC": ["nested does not count"]},
+        "e": None,
+        "f": 1.5,
+        "g": True,
+        "h": b"\x02CC",
+        "i": WireInt(1, "u"),
+        "j": 2**40,
     }
     assert classify(encode_properties(Properties(headers=others))) == 0
     assert classify(encode_properties(Properties(headers={**others, key: ["k"]}))) == SPECIAL

@@ -76,7 +76,8 @@ def test_bodies_interleaved_over_channels() -> None:
         server.feed(*chunks)
         events = server.events
         assert [event.raw for event in events if isinstance(event, PublishReceived)] == [
-            b"".join(one), b"".join(two),
+            b"".join(one),
+            b"".join(two),
         ]
 
 
@@ -124,7 +125,11 @@ def test_acks_are_joined_per_channel() -> None:
         if isinstance(event, AckRange)
     ]
     assert ranges == [
-        (1, 1, 2, False), (2, 3, 3, False), (2, 5, 5, False), (1, 9, 9, True), (1, 0, 0, True),
+        (1, 1, 2, False),
+        (2, 3, 3, False),
+        (2, 5, 5, False),
+        (1, 9, 9, True),
+        (1, 0, 0, True),
         (1, 2**64 - 1, 2**64 - 1, False),
     ]
 
@@ -133,19 +138,29 @@ class Peer:
     """Draws what a client might send on channels 1 to 3, right or not quite."""
 
     PROPERTIES = (
-        Properties(), Properties(delivery_mode=2), Properties(delivery_mode=2, message_id="a"),
-        Properties(delivery_mode=2, message_id="b"), Properties(expiration="9"),
-        Properties(headers={"CC": ["x"]}), Properties(headers={"a": 1}), Properties(user_id="u"),
+        Properties(),
+        Properties(delivery_mode=2),
+        Properties(delivery_mode=2, message_id="a"),
+        Properties(delivery_mode=2, message_id="b"),
+        Properties(expiration="9"),
+        Properties(headers={"CC": ["x"]}),
+        Properties(headers={"a": 1}),
+        Properties(user_id="u"),
     )
 
     @staticmethod
     def publishes() -> st.SearchStrategy[bytes]:
         return st.builds(
-            lambda channel, body, key, properties, frame_max, times: publish(
-                channel, body, routing_key=key, properties=properties, frame_max=frame_max
-            ) * times,
-            st.integers(1, 3), st.binary(max_size=40), st.sampled_from(["a", "b", "cc"]),
-            st.sampled_from(Peer.PROPERTIES), st.sampled_from([12, 20, 4096]), st.integers(1, 3),
+            lambda channel, body, key, properties, frame_max, times: (
+                publish(channel, body, routing_key=key, properties=properties, frame_max=frame_max)
+                * times
+            ),
+            st.integers(1, 3),
+            st.binary(max_size=40),
+            st.sampled_from(["a", "b", "cc"]),
+            st.sampled_from(Peer.PROPERTIES),
+            st.sampled_from([12, 20, 4096]),
+            st.integers(1, 3),
         )
 
     @staticmethod

@@ -55,9 +55,7 @@ class Channel:
         if content is not None:
             return self._receive_content(content, kind, whole)
         if kind != METHOD:
-            raise WireError(
-                UNEXPECTED_FRAME, "expected method frame, got non method frame instead"
-            )
+            raise WireError(UNEXPECTED_FRAME, "expected method frame, got non method frame instead")
         if int.from_bytes(whole[7:11], "big") == PUBLISH and is_publish_frame(whole):
             self.content = Content(self.number, whole)
             return None

@@ -114,9 +114,23 @@ class Connection:
     """Not thread-safe; one owner. Times are monotonic milliseconds."""
 
     __slots__ = (
-        "_channels", "_deadline_ms", "_eof", "_events", "_frame_limit", "_heartbeat", "_inbox",
-        "_is_deaf", "_known", "_now_ms", "_state", "_unfinished", "channel_max", "frame_max",
-        "limits", "out", "version",
+        "_channels",
+        "_deadline_ms",
+        "_eof",
+        "_events",
+        "_frame_limit",
+        "_heartbeat",
+        "_inbox",
+        "_is_deaf",
+        "_known",
+        "_now_ms",
+        "_state",
+        "_unfinished",
+        "channel_max",
+        "frame_max",
+        "limits",
+        "out",
+        "version",
     )
 
     def __init__(self, limits: Limits) -> None:
@@ -279,9 +293,7 @@ class Connection:
             self._frame_of_channel(kind, number, whole)
 
     def _unknown_frame(self, kind: int, whole: bytes) -> WireError:
-        return WireError(
-            FRAME_ERROR, f"type {kind}, {snippet(whole[7:-1])}: unknown_frame"
-        )
+        return WireError(FRAME_ERROR, f"type {kind}, {snippet(whole[7:-1])}: unknown_frame")
 
     def _unexpected_frame(self, kind: int, whole: bytes) -> WireError:
         return WireError(UNEXPECTED_FRAME, f"type {kind}, {snippet(whole[7:-1])}")
@@ -346,9 +358,7 @@ class Connection:
 
     def _frame_of_closed_channel(self, kind: int, number: int, whole: bytes) -> None:
         if kind != METHOD:
-            raise WireError(
-                UNEXPECTED_FRAME, "expected method frame, got non method frame instead"
-            )
+            raise WireError(UNEXPECTED_FRAME, "expected method frame, got non method frame instead")
         method = decode_method(whole[7:-1])
         if not isinstance(method, ChannelOpen):
             layout = layout_of(method)

@@ -82,8 +82,7 @@ class Content:
             )
         if class_id != BASIC:
             raise wrong_frame(
-                f"expected content header for class {BASIC}, "
-                f"got one for class {class_id} instead"
+                f"expected content header for class {BASIC}, got one for class {class_id} instead"
             )
         self.facts = classify_section(frame, 19, len(frame) - 1)
         if self.facts == MALFORMED:

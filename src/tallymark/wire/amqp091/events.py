@@ -48,7 +48,14 @@ class PublishReceived(Event):
     """
 
     __slots__ = (
-        "channel", "cuts", "facts", "largest_frame", "methods", "properties", "raw", "starts",
+        "channel",
+        "cuts",
+        "facts",
+        "largest_frame",
+        "methods",
+        "properties",
+        "raw",
+        "starts",
         "uniform",
     )
 

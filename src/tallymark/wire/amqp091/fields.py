@@ -76,8 +76,15 @@ _f64: Final = Struct(">d")
 
 # tag: bytes, signed
 _INTEGERS: Final[dict[str, tuple[int, bool]]] = {
-    "b": (1, True), "B": (1, False), "s": (2, True), "u": (2, False),
-    "I": (4, True), "i": (4, False), "l": (8, True), "L": (8, True), "T": (8, False),
+    "b": (1, True),
+    "B": (1, False),
+    "s": (2, True),
+    "u": (2, False),
+    "I": (4, True),
+    "i": (4, False),
+    "l": (8, True),
+    "L": (8, True),
+    "T": (8, False),
 }
 _WIDTHS: Final = "bBsuiIlL"
 

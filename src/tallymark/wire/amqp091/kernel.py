@@ -98,7 +98,9 @@ def scan_publishes(
             body_size: int = int.from_bytes(data[h + 11 : h + 19], "big")
             after = b + 5 + body_size
             if (
-                not 0 < body_size <= body_most or after > end or data[after - 1] != 0xCE
+                not 0 < body_size <= body_most
+                or after > end
+                or data[after - 1] != 0xCE
                 or data[h + 15 : h + 19] != data[b : b + 4]
             ):
                 break
@@ -114,9 +116,15 @@ def scan_publishes(
             kind, number, size, class_id, weight, body_size = _header_head(data, h)
             b = h + 8 + size
             if (
-                kind != 2 or number != channel or size < 14 or size > frame_limit
-                or class_id != 60 or weight != 0 or body_size > body_limit
-                or b > end or data[b - 1] != 0xCE
+                kind != 2
+                or number != channel
+                or size < 14
+                or size > frame_limit
+                or class_id != 60
+                or weight != 0
+                or body_size > body_limit
+                or b > end
+                or data[b - 1] != 0xCE
             ):
                 break
             if body_size:
@@ -125,8 +133,12 @@ def scan_publishes(
                 kind, number, body_frame = _frame_head(data, b)
                 after = b + 8 + body_size
                 if (
-                    kind != 3 or number != channel or body_frame != body_size
-                    or body_size > frame_limit or after > end or data[after - 1] != 0xCE
+                    kind != 3
+                    or number != channel
+                    or body_frame != body_size
+                    or body_size > frame_limit
+                    or after > end
+                    or data[after - 1] != 0xCE
                 ):
                     break
                 content = data[h : b + 7]
@@ -165,8 +177,15 @@ def scan_publishes(
     if pos == start:
         return None
     return PublishReceived(
-        channel, data[start:pos], array("I", cuts), starts, methods, facts, first_section,
-        uniform, largest,
+        channel,
+        data[start:pos],
+        array("I", cuts),
+        starts,
+        methods,
+        facts,
+        first_section,
+        uniform,
+        largest,
     )
 
 
@@ -178,9 +197,7 @@ def _publish_frame(
         return b""
     kind, number, size, method = _method_head(data, pos)
     after: int = pos + 8 + size
-    if (
-        kind != 1 or number != channel or method != _PUBLISH or size > frame_limit or after > end
-    ):
+    if kind != 1 or number != channel or method != _PUBLISH or size > frame_limit or after > end:
         return b""
     frame = data[pos:after]
     found = known.get(frame)
@@ -237,8 +254,12 @@ def publish_needs(
         return b - pos
     _, number, size, class_id, weight, body_size = _header_head(data, h)
     if (
-        class_id != 60 or weight != 0 or data[b - 1] != 0xCE or body_size == 0
-        or body_size > body_limit or body_size > frame_limit
+        class_id != 60
+        or weight != 0
+        or data[b - 1] != 0xCE
+        or body_size == 0
+        or body_size > body_limit
+        or body_size > frame_limit
         or classify_section(data, h + 19, b - 1) == MALFORMED
     ):
         return 0
@@ -353,9 +374,24 @@ def has_special_header(data: bytes, pos: int, end: int) -> bool:
 
 # Bytes behind a value's tag; S x A F: of the length, and as many as it says follow.
 _VALUE_SIZES: Final[dict[int, int]] = {
-    ord("t"): 1, ord("b"): 1, ord("B"): 1, ord("s"): 2, ord("u"): 2, ord("I"): 4, ord("i"): 4,
-    ord("l"): 8, ord("L"): 8, ord("f"): 4, ord("d"): 8, ord("D"): 5, ord("S"): 4, ord("x"): 4,
-    ord("T"): 8, ord("A"): 4, ord("F"): 4, ord("V"): 0,
+    ord("t"): 1,
+    ord("b"): 1,
+    ord("B"): 1,
+    ord("s"): 2,
+    ord("u"): 2,
+    ord("I"): 4,
+    ord("i"): 4,
+    ord("l"): 8,
+    ord("L"): 8,
+    ord("f"): 4,
+    ord("d"): 8,
+    ord("D"): 5,
+    ord("S"): 4,
+    ord("x"): 4,
+    ord("T"): 8,
+    ord("A"): 4,
+    ord("F"): 4,
+    ord("V"): 0,
 }
 
 

@@ -88,93 +88,196 @@ from tallymark.wire.amqp091.methods import (
 # class id, method id, name, class, fields
 METHODS: Final[tuple[tuple[int, int, str, type[Method], str], ...]] = (
     # connection [amqp-0.9.1 connection]
-    (10, 10, "connection.start", ConnectionStart,
-     "version_major:octet version_minor:octet server_properties:table "
-     "mechanisms:longstr locales:longstr"),
-    (10, 11, "connection.start-ok", ConnectionStartOk,
-     "client_properties:table mechanism:shortstr response:longstr locale:shortstr"),
+    (
+        10,
+        10,
+        "connection.start",
+        ConnectionStart,
+        "version_major:octet version_minor:octet server_properties:table "
+        "mechanisms:longstr locales:longstr",
+    ),
+    (
+        10,
+        11,
+        "connection.start-ok",
+        ConnectionStartOk,
+        "client_properties:table mechanism:shortstr response:longstr locale:shortstr",
+    ),
     (10, 20, "connection.secure", ConnectionSecure, "challenge:longstr"),
     (10, 21, "connection.secure-ok", ConnectionSecureOk, "response:longstr"),
     (10, 30, "connection.tune", ConnectionTune, "channel_max:short frame_max:long heartbeat:short"),
-    (10, 31, "connection.tune-ok", ConnectionTuneOk,
-     "channel_max:short frame_max:long heartbeat:short"),
+    (
+        10,
+        31,
+        "connection.tune-ok",
+        ConnectionTuneOk,
+        "channel_max:short frame_max:long heartbeat:short",
+    ),
     (10, 40, "connection.open", ConnectionOpen, "virtual_host:shortstr -:shortstr -:bit"),
     (10, 41, "connection.open-ok", ConnectionOpenOk, "-:shortstr"),
-    (10, 50, "connection.close", ConnectionClose,
-     "reply_code:short reply_text:text class_id:short method_id:short"),
+    (
+        10,
+        50,
+        "connection.close",
+        ConnectionClose,
+        "reply_code:short reply_text:text class_id:short method_id:short",
+    ),
     (10, 51, "connection.close-ok", ConnectionCloseOk, ""),
     (10, 60, "connection.blocked", ConnectionBlocked, "reason:text"),
     (10, 61, "connection.unblocked", ConnectionUnblocked, ""),
-    (10, 70, "connection.update-secret", ConnectionUpdateSecret,
-     "new_secret:longstr reason:shortstr"),
+    (
+        10,
+        70,
+        "connection.update-secret",
+        ConnectionUpdateSecret,
+        "new_secret:longstr reason:shortstr",
+    ),
     (10, 71, "connection.update-secret-ok", ConnectionUpdateSecretOk, ""),
     # channel [amqp-0.9.1 channel]
     (20, 10, "channel.open", ChannelOpen, "-:shortstr"),
     (20, 11, "channel.open-ok", ChannelOpenOk, "-:longstr"),
     (20, 20, "channel.flow", ChannelFlow, "active:bit"),
     (20, 21, "channel.flow-ok", ChannelFlowOk, "active:bit"),
-    (20, 40, "channel.close", ChannelClose,
-     "reply_code:short reply_text:text class_id:short method_id:short"),
+    (
+        20,
+        40,
+        "channel.close",
+        ChannelClose,
+        "reply_code:short reply_text:text class_id:short method_id:short",
+    ),
     (20, 41, "channel.close-ok", ChannelCloseOk, ""),
     # access [amqp-0.9.1 access]
-    (30, 10, "access.request", AccessRequest,
-     "realm:shortstr exclusive:bit passive:bit active:bit write:bit read:bit"),
+    (
+        30,
+        10,
+        "access.request",
+        AccessRequest,
+        "realm:shortstr exclusive:bit passive:bit active:bit write:bit read:bit",
+    ),
     (30, 11, "access.request-ok", AccessRequestOk, "ticket:short"),
     # exchange [amqp-0.9.1 exchange]
-    (40, 10, "exchange.declare", ExchangeDeclare,
-     "-:short exchange:shortstr type:shortstr passive:bit durable:bit "
-     "auto_delete:bit internal:bit no_wait:bit arguments:table"),
+    (
+        40,
+        10,
+        "exchange.declare",
+        ExchangeDeclare,
+        "-:short exchange:shortstr type:shortstr passive:bit durable:bit "
+        "auto_delete:bit internal:bit no_wait:bit arguments:table",
+    ),
     (40, 11, "exchange.declare-ok", ExchangeDeclareOk, ""),
-    (40, 20, "exchange.delete", ExchangeDelete,
-     "-:short exchange:shortstr if_unused:bit no_wait:bit"),
+    (
+        40,
+        20,
+        "exchange.delete",
+        ExchangeDelete,
+        "-:short exchange:shortstr if_unused:bit no_wait:bit",
+    ),
     (40, 21, "exchange.delete-ok", ExchangeDeleteOk, ""),
-    (40, 30, "exchange.bind", ExchangeBind,
-     "-:short destination:shortstr source:shortstr routing_key:shortstr "
-     "no_wait:bit arguments:table"),
+    (
+        40,
+        30,
+        "exchange.bind",
+        ExchangeBind,
+        "-:short destination:shortstr source:shortstr routing_key:shortstr "
+        "no_wait:bit arguments:table",
+    ),
     (40, 31, "exchange.bind-ok", ExchangeBindOk, ""),
-    (40, 40, "exchange.unbind", ExchangeUnbind,
-     "-:short destination:shortstr source:shortstr routing_key:shortstr "
-     "no_wait:bit arguments:table"),
+    (
+        40,
+        40,
+        "exchange.unbind",
+        ExchangeUnbind,
+        "-:short destination:shortstr source:shortstr routing_key:shortstr "
+        "no_wait:bit arguments:table",
+    ),
     (40, 51, "exchange.unbind-ok", ExchangeUnbindOk, ""),
     # queue [amqp-0.9.1 queue]
-    (50, 10, "queue.declare", QueueDeclare,
-     "-:short queue:shortstr passive:bit durable:bit exclusive:bit auto_delete:bit "
-     "no_wait:bit arguments:table"),
-    (50, 11, "queue.declare-ok", QueueDeclareOk,
-     "queue:shortstr message_count:long consumer_count:long"),
-    (50, 20, "queue.bind", QueueBind,
-     "-:short queue:shortstr exchange:shortstr routing_key:shortstr no_wait:bit "
-     "arguments:table"),
+    (
+        50,
+        10,
+        "queue.declare",
+        QueueDeclare,
+        "-:short queue:shortstr passive:bit durable:bit exclusive:bit auto_delete:bit "
+        "no_wait:bit arguments:table",
+    ),
+    (
+        50,
+        11,
+        "queue.declare-ok",
+        QueueDeclareOk,
+        "queue:shortstr message_count:long consumer_count:long",
+    ),
+    (
+        50,
+        20,
+        "queue.bind",
+        QueueBind,
+        "-:short queue:shortstr exchange:shortstr routing_key:shortstr no_wait:bit arguments:table",
+    ),
     (50, 21, "queue.bind-ok", QueueBindOk, ""),
     (50, 30, "queue.purge", QueuePurge, "-:short queue:shortstr no_wait:bit"),
     (50, 31, "queue.purge-ok", QueuePurgeOk, "message_count:long"),
-    (50, 40, "queue.delete", QueueDelete,
-     "-:short queue:shortstr if_unused:bit if_empty:bit no_wait:bit"),
+    (
+        50,
+        40,
+        "queue.delete",
+        QueueDelete,
+        "-:short queue:shortstr if_unused:bit if_empty:bit no_wait:bit",
+    ),
     (50, 41, "queue.delete-ok", QueueDeleteOk, "message_count:long"),
-    (50, 50, "queue.unbind", QueueUnbind,
-     "-:short queue:shortstr exchange:shortstr routing_key:shortstr "
-     "arguments:table"),
+    (
+        50,
+        50,
+        "queue.unbind",
+        QueueUnbind,
+        "-:short queue:shortstr exchange:shortstr routing_key:shortstr arguments:table",
+    ),
     (50, 51, "queue.unbind-ok", QueueUnbindOk, ""),
     # basic [amqp-0.9.1 basic]
     (60, 10, "basic.qos", BasicQos, "prefetch_size:long prefetch_count:short global_:bit"),
     (60, 11, "basic.qos-ok", BasicQosOk, ""),
-    (60, 20, "basic.consume", BasicConsume,
-     "-:short queue:shortstr consumer_tag:shortstr no_local:bit no_ack:bit "
-     "exclusive:bit no_wait:bit arguments:table"),
+    (
+        60,
+        20,
+        "basic.consume",
+        BasicConsume,
+        "-:short queue:shortstr consumer_tag:shortstr no_local:bit no_ack:bit "
+        "exclusive:bit no_wait:bit arguments:table",
+    ),
     (60, 21, "basic.consume-ok", BasicConsumeOk, "consumer_tag:shortstr"),
     (60, 30, "basic.cancel", BasicCancel, "consumer_tag:shortstr no_wait:bit"),
     (60, 31, "basic.cancel-ok", BasicCancelOk, "consumer_tag:shortstr"),
-    (60, 40, "basic.publish", BasicPublish,
-     "-:short exchange:shortstr routing_key:shortstr mandatory:bit immediate:bit"),
-    (60, 50, "basic.return", BasicReturn,
-     "reply_code:short reply_text:text exchange:shortstr routing_key:shortstr"),
-    (60, 60, "basic.deliver", BasicDeliver,
-     "consumer_tag:shortstr delivery_tag:longlong redelivered:bit "
-     "exchange:shortstr routing_key:shortstr"),
+    (
+        60,
+        40,
+        "basic.publish",
+        BasicPublish,
+        "-:short exchange:shortstr routing_key:shortstr mandatory:bit immediate:bit",
+    ),
+    (
+        60,
+        50,
+        "basic.return",
+        BasicReturn,
+        "reply_code:short reply_text:text exchange:shortstr routing_key:shortstr",
+    ),
+    (
+        60,
+        60,
+        "basic.deliver",
+        BasicDeliver,
+        "consumer_tag:shortstr delivery_tag:longlong redelivered:bit "
+        "exchange:shortstr routing_key:shortstr",
+    ),
     (60, 70, "basic.get", BasicGet, "-:short queue:shortstr no_ack:bit"),
-    (60, 71, "basic.get-ok", BasicGetOk,
-     "delivery_tag:longlong redelivered:bit exchange:shortstr routing_key:shortstr "
-     "message_count:long"),
+    (
+        60,
+        71,
+        "basic.get-ok",
+        BasicGetOk,
+        "delivery_tag:longlong redelivered:bit exchange:shortstr routing_key:shortstr "
+        "message_count:long",
+    ),
     (60, 72, "basic.get-empty", BasicGetEmpty, "-:shortstr"),
     (60, 80, "basic.ack", BasicAck, "delivery_tag:longlong multiple:bit"),
     (60, 90, "basic.reject", BasicReject, "delivery_tag:longlong requeue:bit"),
@@ -251,9 +354,7 @@ def decode_method(payload: bytes) -> Method:
     try:
         values = _read_fields(reader, layout)
         if reader.pos != reader.end:
-            raise WireError(
-                SYNTAX_ERROR, f"{reader.end - reader.pos} bytes after the last field"
-            )
+            raise WireError(SYNTAX_ERROR, f"{reader.end - reader.pos} bytes after the last field")
     except WireError as error:
         raise WireError(
             error.reply_code, f"{layout.name}: {error.text}", layout.class_id, layout.method_id
@@ -314,7 +415,12 @@ def encode_method(method: Method) -> bytes:
 
 
 _ZERO: Final[dict[str, object]] = {
-    "octet": 0, "short": 0, "long": 0, "longlong": 0, "shortstr": "", "longstr": b"",
+    "octet": 0,
+    "short": 0,
+    "long": 0,
+    "longlong": 0,
+    "shortstr": "",
+    "longstr": b"",
 }
 
 

@@ -14,7 +14,12 @@ from tallymark.wire.amqp091.fields import Reader, write_short_string, write_tabl
 from tallymark.wire.amqp091.kernel import MALFORMED, PERSISTENT, SPECIAL, classify_section
 
 __all__ = [
-    "MALFORMED", "PERSISTENT", "SPECIAL", "Properties", "classify", "decode_properties",
+    "MALFORMED",
+    "PERSISTENT",
+    "SPECIAL",
+    "Properties",
+    "classify",
+    "decode_properties",
     "encode_properties",
 ]
 

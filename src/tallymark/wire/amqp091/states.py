@@ -117,17 +117,15 @@ SENDING: Final[dict[tuple[State, type[Method]], State]] = {
     (State.PEER_CLOSING, ConnectionCloseOk): State.CLOSED,
 }
 
-HANDSHAKE: Final = frozenset(
-    (ConnectionStart, ConnectionSecure, ConnectionTune, ConnectionOpenOk)
-)
+HANDSHAKE: Final = frozenset((ConnectionStart, ConnectionSecure, ConnectionTune, ConnectionOpenOk))
 
 
 class ChannelState(Enum):
     """Of a channel that was opened [amqp-0.9.1 §1.5.2].
 
-        OPEN --> close--> CLOSED, our close-ok follows
-        OPEN --< close--> CLOSING --> close-ok--> CLOSED
-        OPEN --(its peer's mistake)--> FAILED --< close--> CLOSING
+    OPEN --> close--> CLOSED, our close-ok follows
+    OPEN --< close--> CLOSING --> close-ok--> CLOSED
+    OPEN --(its peer's mistake)--> FAILED --< close--> CLOSING
     """
 
     OPEN = "open"
