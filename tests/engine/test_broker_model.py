@@ -154,7 +154,10 @@ def test_a_restart_keeps_the_account_and_the_order(
     queue = player.rig.vhost.queues["a"]
     counters = queue.counters()
     unsettled: set[int] = set(player.rig.ready("a"))
-    delivered = {x.number for x in player.seen if isinstance(x, Delivery)}
+    of_queue = {c.tag for c in player.consumers if c.queue is queue}
+    delivered = {
+        x.number for x in player.seen if isinstance(x, Delivery) and x.consumer in of_queue
+    }
     for entry in player.session.inflight:
         if entry.queue is queue:
             for low, high in entry.pieces(entry.first, entry.last):
