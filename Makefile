@@ -1,0 +1,79 @@
+# make help lists the targets. Set PYTHON=python3.12 to build the environment with another Python.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+# Layers that are compiled: their tests run twice, interpreted from src and as installed.
+COMPILED := $(wildcard tests/wire tests/engine tests/bridge tests/journal)
+SOURCES := $(shell find src -name '*.py' -o -name 'py.typed') pyproject.toml setup.py
+# bash for pipefail
+SHELL := /bin/bash
+
+.DEFAULT_GOAL := help
+.PHONY: help setup install test test-pure test-installed check format bench build demo fuzz nightly \
+	constraints clean
+
+help:  ## show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+$(VENV)/.dependencies: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+	print(*p['dependencies'], *(r for e in p['optional-dependencies'].values() for r in e \
+	if not r.startswith('tallymark')), sep='\n')" > $(VENV)/requirements.txt
+	$(BIN)/python -m pip install -qq -c constraints.txt setuptools wheel
+	$(BIN)/python -m pip install -qq -c constraints.txt -r $(VENV)/requirements.txt
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.dependencies $(SOURCES)
+	rm -rf build/lib* build/bdist* src/tallymark.egg-info
+	$(BIN)/python -m pip install -q --no-deps --no-build-isolation --force-reinstall .
+	$(BIN)/tallymark --version
+	touch $@
+
+setup: $(VENV)/.dependencies  ## make .venv with all dependencies
+install: $(VENV)/.installed  ## build and install tallymark into .venv (compiled where possible)
+
+demo: install  ## the play: publish, consume, crash, land through Spark, reconcile (INPUT=file)
+	$(BIN)/tallymark demo $(if $(INPUT),--input $(INPUT))
+
+test: test-pure test-installed  ## all tests: hot layers interpreted, then everything as installed
+
+test-pure: $(VENV)/.dependencies
+	PYTHONPATH=src $(BIN)/python -m pytest -q -n $(WORKERS) $(COMPILED)
+
+test-installed: install
+	$(BIN)/python -m pytest -q -n $(WORKERS) tests
+
+check: $(VENV)/.dependencies  ## format, lint, types, the arrows between layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict
+	PYTHONPATH=src $(BIN)/lint-imports
+
+format: $(VENV)/.dependencies  ## rewrite the sources in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: install  ## the benchmark scenarios against a broker started for them (ARGS=...)
+	$(BIN)/python bench/run.py $(ARGS)
+
+build: $(VENV)/.dependencies  ## wheel and sdist in dist/
+	rm -rf build/lib* build/bdist*
+	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist .
+
+fuzz: install  ## wire fuzzing, a million cases and more (CASES=n)
+	TALLYMARK_FUZZ_CASES=$(or $(CASES),1000000) $(BIN)/python -m pytest -q tests/wire -k fuzz
+
+nightly: install  ## the long versions: fuzzing, 100 kill -9 rounds, the Spark crash matrix
+	TALLYMARK_NIGHTLY=1 TALLYMARK_FUZZ_CASES=10000000 $(BIN)/python -m pytest -q --timeout 3600 tests
+
+constraints:  ## renew constraints.txt from the newest versions that pass pip's resolver
+	rm -rf $(VENV)/renew && $(PYTHON) -m venv $(VENV)/renew
+	$(VENV)/renew/bin/python -m pip install -q -U setuptools wheel -r $(VENV)/requirements.txt
+	{ sed -n '/^#/p' constraints.txt; $(VENV)/renew/bin/python -m pip list --format=freeze \
+	--exclude pip | sort -f; } > $(VENV)/constraints.txt && mv $(VENV)/constraints.txt constraints.txt
+	rm -rf $(VENV)/renew
+
+clean:  ## remove everything that make made
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

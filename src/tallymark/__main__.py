@@ -1,0 +1,5 @@
+"""`python -m tallymark` is `tallymark`."""
+
+from tallymark.cli.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""The command line: flags and exit codes, nothing else."""

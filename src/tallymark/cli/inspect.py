@@ -1,0 +1,122 @@
+"""Commands that ask a running broker over HTTP: status, queues, exchanges, connections, ..."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from tallymark.cli.output import fail, show_json, show_table
+from tallymark.spark.client import BrokerRefused, BrokerUnreachable, Client, Endpoint, api_path
+
+Url = Annotated[
+    str, typer.Option("--url", envvar="TALLYMARK_URL", help="HTTP address of the broker.")
+]
+Login = Annotated[
+    str, typer.Option("--user", envvar="TALLYMARK_USER", help="NAME:PASSWORD of a user.")
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
+URL = "http://127.0.0.1:15672"
+LOGIN = "guest:guest"
+
+subscriptions = typer.Typer(help="Durable subscriptions of a queue.", no_args_is_help=True)
+
+
+def ask(url: str, login: str, method: str, path: str, body: dict[str, object] | None = None) -> Any:
+    """The broker's answer, or exit code 1 with its reason on stderr."""
+    name, _, password = login.partition(":")
+    try:
+        endpoint = Endpoint.from_url(url, retry_ms=0)
+        if "@" not in url:
+            endpoint = replace(endpoint, user=name, password=password)
+        return Client(endpoint).call(method, path, body)
+    except (BrokerRefused, BrokerUnreachable, ValueError) as error:
+        fail(f"{url}: {error}")
+
+
+def status(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
+    """The broker at a glance: version, memory, journal, alarms, counts."""
+    found = ask(url, user, "GET", "/api/status")
+    if json:
+        return show_json(found)
+    rows = [
+        {"what": f"{group} {key}".replace("_", " "), "value": value}
+        for group, values in found.items()
+        for key, value in (values if isinstance(values, dict) else {"": values}).items()
+    ]
+    return show_table(rows, ("what", "value"), "nothing")
+
+
+def queues(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
+    """Queues with what entered, what waits, what is held and what is done."""
+    rows = ask(url, user, "GET", "/api/queues")["queues"]
+    if json:
+        return show_json(rows)
+    columns = (
+        "vhost", "name", "durable", "entered", "ready", "acquired", "settled", "dropped",
+        "ready_bytes", "consumers",
+    )  # fmt: skip
+    return show_table(rows, columns, "no queues")
+
+
+def exchanges(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
+    """Exchanges of every virtual host."""
+    rows = ask(url, user, "GET", "/api/exchanges")["exchanges"]
+    if json:
+        return show_json(rows)
+    return show_table(
+        rows, ("vhost", "name", "type", "durable", "auto_delete", "internal"), "no exchanges"
+    )
+
+
+def connections(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
+    """Client connections."""
+    rows = ask(url, user, "GET", "/api/connections")["connections"]
+    if json:
+        return show_json(rows)
+    columns = (
+        "id", "peer", "user", "vhost", "channels", "consumers", "received_bytes", "sent_bytes",
+        "state",
+    )  # fmt: skip
+    return show_table(rows, columns, "no connections")
+
+
+def log_level(
+    category: Annotated[str, typer.Argument(help="Log category, or 'all'.")],
+    level: Annotated[str, typer.Argument(help="debug, info, warning, error or off.")],
+    url: Url = URL,
+    user: Login = LOGIN,
+) -> None:
+    """Change a running broker's log level."""
+    found = ask(url, user, "PUT", "/api/log-levels", {category: level})
+    show_table([found], list(found), "")
+
+
+@subscriptions.command(name="list")
+def list_subscriptions(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
+    """Subscriptions with what they hold on lease."""
+    rows = ask(url, user, "GET", "/api/subscriptions")["subscriptions"]
+    if json:
+        return show_json(rows)
+    columns = ("vhost", "queue", "name", "epoch", "floor", "next", "leased", "leased_bytes")
+    return show_table(rows, columns, "no subscriptions")
+
+
+@subscriptions.command(name="drop")
+def drop_subscription(
+    queue: str,
+    name: str,
+    vhost: Annotated[str, typer.Option(help="Virtual host of the queue.")] = "/",
+    url: Url = URL,
+    user: Login = LOGIN,
+) -> None:
+    """Delete a subscription: what it holds goes back to its old place in the queue."""
+    ask(url, user, "DELETE", api_path("subscriptions", vhost, queue, name))
+    print(f"subscription '{name}' of queue '{queue}' dropped")
+
+
+def add_to(app: typer.Typer) -> None:
+    for command in (status, queues, exchanges, connections):
+        app.command()(command)
+    app.command(name="log-level")(log_level)

@@ -1,0 +1,112 @@
+"""`tallymark pipeline`, `tallymark demo`: what runs in Spark. Nothing is imported before."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tallymark.cli.inspect import LOGIN, Json, Login, Url
+from tallymark.cli.inspect import URL as BROKER
+from tallymark.cli.output import fail
+
+app = typer.Typer(help="Data pipelines: Spark over queues and the ledger.", no_args_is_help=True)
+Master = Annotated[str, typer.Option(help="Spark master.")]
+MASTER = "local[*]"
+
+
+def _require(*modules: str, extra: str) -> None:
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        fail(
+            f"this command needs {', '.join(missing)}, not installed here: "
+            f"pip install 'tallymark[{extra}]'"
+        )
+
+
+def _run(code: int) -> None:
+    raise typer.Exit(code)
+
+
+@app.command()
+def land(
+    queue: Annotated[str, typer.Option(help="Queue to read.")],
+    subscription: Annotated[str, typer.Option(help="Name of the durable subscription.")],
+    to: Annotated[Path, typer.Option(help="Folder of the Parquet table.")],
+    trigger: Annotated[
+        str, typer.Option(help="available-now (all there is, then stop) or a period such as 30s.")
+    ] = "available-now",
+    vhost: Annotated[str, typer.Option(help="Virtual host of the queue.")] = "/",
+    max_rows: Annotated[int | None, typer.Option(help="Most rows of a batch.")] = None,
+    master: Master = MASTER,
+    url: Url = BROKER,
+    user: Login = LOGIN,
+    json: Json = False,
+) -> None:
+    """Write a queue to Parquet, partitioned by arrival date; settled batch by batch."""
+    _require("pyspark", "pyarrow", "numpy", extra="spark")
+    from tallymark.spark import land as landing
+
+    name, _, password = user.partition(":")
+    try:
+        code = landing.main(
+            queue, subscription, to, trigger, master, url, name, password, vhost, json, max_rows
+        )
+    except ValueError as error:
+        fail(str(error), 2)
+    _run(code)
+
+
+@app.command()
+def reconcile(
+    data_dir: Annotated[Path, typer.Option(help="The broker's data folder.")] = Path(
+        "tallymark-data"
+    ),
+    url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TALLYMARK_URL",
+            help="HTTP address of the running broker; without it the newest checkpoint is used.",
+        ),
+    ] = None,
+    user: Login = LOGIN,
+    master: Master = MASTER,
+    json: Json = False,
+) -> None:
+    """Print the equation of every queue, computed from the journal. Exit code 1 if one is off."""
+    _require("pyspark", "pyarrow", "numpy", extra="spark")
+    from tallymark.spark import reconcile as reconciling
+
+    name, _, password = user.partition(":")
+    try:
+        code = reconciling.main(data_dir, url, name, password, master, json)
+    except (ValueError, OSError) as error:
+        fail(str(error))
+    _run(code)
+
+
+def demo(
+    input: Annotated[
+        Path | None,
+        typer.Option(help="File whose lines are published; without it orders are generated."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="New or empty folder for what comes of it.")
+    ] = None,
+    keep: Annotated[bool, typer.Option(help="Keep that folder.")] = True,
+    plain: Annotated[bool, typer.Option("--plain", help="No colours, no moving lines.")] = False,
+) -> None:
+    """The play: publish, consume, crash, land through Spark, reconcile."""
+    _require("pyspark", "pyarrow", "numpy", "pika", "aio_pika", extra="demo")
+    if input is not None and not input.is_file():
+        fail(f"--input is {str(input)!r}, expected a file of lines", 2)
+    from tallymark.spark import demo as play
+
+    _run(play.main(input, out, keep, plain))
+
+
+def add_to(root: typer.Typer) -> None:
+    root.add_typer(app, name="pipeline")
+    root.command(name="demo")(demo)

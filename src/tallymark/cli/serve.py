@@ -1,0 +1,69 @@
+"""`tallymark serve` and `tallymark check-config`: their flags are the declarations of config.py."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tallymark.cli.output import fail
+from tallymark.server.config import DECLARED, Config, ConfigError, load
+
+USAGE = 2
+
+
+def _settings(command: Callable[[Config], None]) -> Callable[..., None]:
+    """A command with one flag per declared setting, and --config."""
+
+    def run(**given: Any) -> None:
+        file: Path | None = given.pop("config")
+        try:
+            config = load(file, os.environ, given)
+        except ConfigError as error:
+            fail(str(error), USAGE)
+        command(config)
+
+    path = Annotated[Path | None, typer.Option("--config", help="TOML file with settings.")]
+    parameters = [_parameter("config", path)]
+    for declared in DECLARED.values():
+        default = declared.kind.show(declared.default) or "none"
+        option = typer.Option(
+            declared.flag,
+            help=f"{declared.help} {declared.env}, default {default}.",
+            metavar=declared.name.upper(),
+            show_default=False,
+        )
+        parameters.append(_parameter(declared.name, Annotated[str | None, option]))
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__name__ = command.__name__
+    run.__doc__ = command.__doc__
+    return run
+
+
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
+
+
+def serve(config: Config) -> None:
+    """Run a broker until SIGTERM or SIGINT. Prints one JSON line when all listeners are open."""
+    from tallymark.server.run import run
+
+    raise typer.Exit(run(config))
+
+
+def check_config(config: Config) -> None:
+    """Show the settings as a broker would see them; exit code 2 when one is refused."""
+    for declared in DECLARED.values():
+        print(f"{declared.name} = {declared.kind.show(getattr(config, declared.name))}")
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(name="serve")(_settings(serve))
+    app.command(name="check-config")(_settings(check_config))

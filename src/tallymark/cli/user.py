@@ -1,0 +1,121 @@
+"""`tallymark user`: who may log in. Works on the data folder; a running broker notices."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tallymark.cli.output import fail, show_json, show_table
+from tallymark.server import users
+from tallymark.server.users import Permission, UsersError
+
+app = typer.Typer(help="Users of a broker, kept in its data folder.", no_args_is_help=True)
+Folder = Annotated[
+    Path, typer.Option("--data-dir", envvar="TALLYMARK_DATA_DIR", help="The broker's data folder.")
+]
+Password = Annotated[
+    str | None,
+    typer.Option(
+        "--password",
+        envvar="TALLYMARK_PASSWORD",
+        help="Asked for when not given; '-' reads one line from stdin.",
+    ),
+]
+FOLDER = Path("tallymark-data")
+
+
+def _secret(given: str | None) -> str:
+    if given is None:
+        return str(typer.prompt("Password", hide_input=True, confirmation_prompt=True))
+    return sys.stdin.readline().rstrip("\n") if given == "-" else given
+
+
+def _load(folder: Path) -> dict[str, users.User]:
+    try:
+        return users.load(folder)
+    except UsersError as error:
+        fail(str(error))
+
+
+@app.command()
+def add(
+    name: str,
+    data_dir: Folder = FOLDER,
+    password: Password = None,
+    administrator: Annotated[
+        bool, typer.Option("--administrator", help="May use every HTTP operation.")
+    ] = False,
+    vhost: Annotated[
+        list[str] | None, typer.Option(help="Virtual host it may enter; '*' (default) for all.")
+    ] = None,
+    configure: Annotated[str, typer.Option(help="Names it may declare and delete.")] = ".*",
+    write: Annotated[str, typer.Option(help="Names it may publish to.")] = ".*",
+    read: Annotated[str, typer.Option(help="Names it may consume from.")] = ".*",
+) -> None:
+    """Add a user."""
+    known = _load(data_dir)
+    if name in known:
+        fail(f"user '{name}' exists; delete it first, or change its password with passwd")
+    permission = Permission(configure, write, read)
+    try:
+        known[name] = users.make_user(
+            name, _secret(password), administrator, dict.fromkeys(vhost or ["*"], permission)
+        )
+    except UsersError as error:
+        fail(str(error))
+    users.save(data_dir, known)
+    print(f"user '{name}' added")
+
+
+@app.command()
+def passwd(name: str, data_dir: Folder = FOLDER, password: Password = None) -> None:
+    """Change a user's password."""
+    known = _load(data_dir)
+    if name not in known:
+        fail(f"no user '{name}' in {data_dir}")
+    user = known[name]
+    try:
+        known[name] = users.make_user(name, _secret(password), user.administrator, user.vhosts)
+    except UsersError as error:
+        fail(str(error))
+    users.save(data_dir, known)
+    print(f"password of user '{name}' changed")
+
+
+@app.command()
+def delete(name: str, data_dir: Folder = FOLDER) -> None:
+    """Delete a user. Open connections stay open."""
+    known = _load(data_dir)
+    if known.pop(name, None) is None:
+        fail(f"no user '{name}' in {data_dir}")
+    users.save(data_dir, known)
+    print(f"user '{name}' deleted")
+
+
+@app.command(name="list")
+def list_users(
+    data_dir: Folder = FOLDER,
+    json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
+) -> None:
+    """List the users and what they may do."""
+    rows = [
+        {
+            "name": user.name,
+            "administrator": user.administrator,
+            "vhost": vhost,
+            "configure": permission.configure,
+            "write": permission.write,
+            "read": permission.read,
+        }
+        for user in _load(data_dir).values()
+        for vhost, permission in user.vhosts.items()
+    ]
+    if json:
+        show_json(rows)
+    else:
+        show_table(
+            rows, ("name", "administrator", "vhost", "configure", "write", "read"), "no users"
+        )

@@ -1,0 +1,1 @@
+"""The edge: sockets, clocks, files, HTTP. Everything below is pure and is driven from here."""

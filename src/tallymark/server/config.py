@@ -1,0 +1,225 @@
+"""Every setting of the broker, each declared once: name, default, kind and help.
+
+From the one declaration follow the TOML key (the name), the environment variable
+(`TALLYMARK_` + the name in capitals), the flag of `tallymark serve` (`--` + the name with hyphens)
+and the line in docs/configuration.md. A flag goes before the environment, the environment before
+the file, the file before the default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from tallymark.server import kinds
+from tallymark.server.kinds import Kind, choice, duration, integer, size
+from tallymark.server.logs import CATEGORIES, LEVELS
+
+T = TypeVar("T")
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+DAY_MS: Final = 86_400_000
+ENV_PREFIX: Final = "TALLYMARK_"
+
+
+class ConfigError(Exception):
+    """A setting is unknown or its value is not what it must be. The text names both."""
+
+
+def setting(default: T, kind: Kind[T], help: str) -> T:
+    """Declare a setting: see the module's docstring for what follows from it."""
+    declared: Any = (
+        field(default_factory=lambda: dict(default), metadata={"kind": kind, "help": help})
+        if isinstance(default, dict)
+        else field(default=default, metadata={"kind": kind, "help": help})
+    )
+    return declared  # type: ignore[no-any-return]  # a dataclass field stands for its value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What a broker is told at start. Sizes in bytes, times in the unit of the name."""
+
+    data_dir: Path = setting(
+        Path("tallymark-data"), kinds.PATH, "Folder of the journal, the users and the lock."
+    )
+    host: tuple[str, ...] = setting(
+        ("127.0.0.1",),
+        kinds.NAMES,
+        "Addresses to listen on. Others than loopback are refused while no users are configured.",
+    )
+    amqp_port: int = setting(5672, integer(0, 65535), "Port for AMQP; 0 takes a free one.")
+    http_port: int = setting(
+        15672, integer(0, 65535), "Port for HTTP (management, metrics, Spark); 0 takes a free one."
+    )
+    vhosts: tuple[str, ...] = setting(("/",), kinds.NAMES, "Virtual hosts that exist.")
+    sync: str = setting(
+        "commit",
+        choice("commit", "interval", "never"),
+        "When a confirm is sent: after fdatasync (commit), or after the write, with an fdatasync "
+        "every sync_interval_ms (interval) or left to the system (never).",
+    )
+    sync_interval_ms: int = setting(
+        200, integer(1, 60_000, "milliseconds"), "Time between fdatasyncs with sync = interval."
+    )
+    segment_size: int = setting(
+        64 * MIB, size(1 * MIB, 2 * GIB), "Size of one journal file. Preallocated."
+    )
+    checkpoint_every: int = setting(
+        256 * MIB, size(1 * MIB, 64 * GIB), "Journal growth after which a checkpoint is written."
+    )
+    ledger_retention: int = setting(
+        7 * DAY_MS,
+        duration(0, 3650 * DAY_MS),
+        "How long the columns of the ledger are kept after the bodies were released.",
+    )
+    accept_loss: bool = setting(
+        False,
+        kinds.FLAG,
+        "Start although the journal is corrupt; what is lost is named and counted.",
+    )
+    max_memory: int = setting(
+        256 * MIB,
+        size(16 * MIB),
+        "Budget for message bodies held in memory; beyond it they stay in the journal only.",
+    )
+    max_pending: int = setting(
+        64 * MIB,
+        size(1 * MIB, 4 * GIB),
+        "Bytes waiting for the disk above which publishers are no longer read.",
+    )
+    disk_free_limit: int = setting(
+        256 * MIB,
+        size(0),
+        "Free disk space below which publishing connections are blocked; consumers go on.",
+    )
+    max_connections: int = setting(
+        10_000, integer(1, 1_000_000), "AMQP connections at a time; one more is closed at once."
+    )
+    channel_max: int = setting(2047, integer(1, 65535), "Channels per connection, as negotiated.")
+    frame_max: int = setting(
+        128 * KIB, size(4 * KIB, 16 * MIB), "Largest AMQP frame, as negotiated."
+    )
+    heartbeat_s: int = setting(
+        60,
+        integer(0, 65535, "seconds"),
+        "Heartbeat interval proposed to clients; 0 proposes none.",
+    )
+    handshake_timeout_ms: int = setting(
+        10_000,
+        integer(100, 600_000, "milliseconds"),
+        "Time for a client from connecting to connection.open.",
+    )
+    max_message_size: int = setting(128 * MIB, size(1, 512 * MIB), "Largest message body.")
+    log_level: str = setting("info", choice(*LEVELS), "Level of every log category.")
+    log_levels: dict[str, str] = setting(
+        {}, kinds.pairs(CATEGORIES, tuple(LEVELS)), "Levels of single categories, before log_level."
+    )
+    log_format: str = setting("console", choice("console", "json"), "Form of the logs on stderr.")
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """One setting as the command line and the documentation see it."""
+
+    name: str
+    default: Any
+    kind: Kind[Any]
+    help: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def env(self) -> str:
+        return ENV_PREFIX + self.name.upper()
+
+
+def declarations() -> list[Declaration]:
+    """All settings in the order of their declaration."""
+    plain = Config()
+    return [
+        Declaration(f.name, getattr(plain, f.name), f.metadata["kind"], f.metadata["help"])
+        for f in fields(Config)
+    ]
+
+
+DECLARED: Final = {declared.name: declared for declared in declarations()}
+
+
+def nearest(word: str, valid: list[str]) -> str:
+    """`; did you mean X?` for the nearest valid word, or the list of all of them."""
+    found = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
+    return f"; did you mean '{found[0]}'?" if found else "; valid are: " + ", ".join(valid)
+
+
+def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str | None]) -> Config:
+    """Put the configuration together: flags > environment > file > defaults.
+
+    Raises:
+        ConfigError: a key is unknown, a value is refused, or the file cannot be read.
+    """
+    values: dict[str, object] = {}
+    if file is not None:
+        values.update(_from_file(file))
+    values.update(_from_environment(environ))
+    for name, text in flags.items():
+        if text is not None:
+            values[name] = _parse(DECLARED[name], text, DECLARED[name].flag)
+    return Config(**values)  # type: ignore[arg-type]  # each was parsed by its declaration's kind
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a listening address can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _from_file(file: Path) -> dict[str, object]:
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"configuration file {file}: {error}") from error
+    values = {}
+    for key, value in table.items():
+        if key not in DECLARED:
+            raise ConfigError(f"{file}: unknown key '{key}'{nearest(key, list(DECLARED))}")
+        values[key] = _parse(DECLARED[key], value, f"{file}: {key}")
+    return values
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
+    """Variables with our prefix that no setting has are refused where they look like a misspelt
+    one; others belong to someone else (a cluster sets TALLYMARK_SERVICE_HOST and the like)."""
+    known = {declared.name.upper(): declared for declared in DECLARED.values()}
+    values = {}
+    for variable, text in environ.items():
+        if not variable.startswith(ENV_PREFIX):
+            continue
+        word = variable.removeprefix(ENV_PREFIX)
+        if word in known:
+            values[known[word].name] = _parse(known[word], text, variable)
+        elif meant := difflib.get_close_matches(word, list(known), n=1, cutoff=0.8):
+            raise ConfigError(
+                f"unknown environment variable {variable}; did you mean '{ENV_PREFIX}{meant[0]}'?"
+            )
+    return values
+
+
+def _parse(declared: Declaration, value: object, source: str) -> object:
+    try:
+        parsed: object = declared.kind.parse(value)
+    except ValueError:
+        raise ConfigError(f"{source} is {value!r}, expected {declared.kind.expects}") from None
+    return parsed

@@ -1,0 +1,233 @@
+"""What keeps a node within its means: memory, disk, checkpoints, cleaning.
+
+Everything is driven by turns, except while an alarm is on and for the ledger's retention: an idle
+broker wakes up once in CLEAN_S. Alarms follow [rabbitmq alarms]: connections that publish are told
+(connection.blocked) and no longer read; consumers go on, so that a full disk can be drained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from tallymark.engine.message import Payload
+from tallymark.engine.records import Record
+from tallymark.engine.restore import live_payloads, snapshot
+from tallymark.server.amqp import AmqpClient
+from tallymark.server.clock import wall_ms
+from tallymark.server.logs import log_of
+
+if TYPE_CHECKING:
+    from tallymark.server.node import Node
+
+MIB: Final = 1 << 20
+DISK_CHECK_BYTES: Final = 16 * MIB
+"""Free space is looked at whenever the journal has grown by so much."""
+ALARM_CHECK_S: Final = 0.5
+CLEAN_S: Final = 600.0
+"""Between two looks at the ledger's retention while nothing else is to be cleaned."""
+STEP_S: Final = 0.5
+IDLE_STEPS: Final = 4
+"""Steps without effect after which cleaning rests: one that was begun ends within."""
+RELOCATE_BYTES: Final = 32 * MIB
+"""Live bytes moved out of sparse segments at a time."""
+
+log = log_of("journal")
+
+
+class Housekeeping:
+    """One node's budgets and alarms."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.alarms: set[str] = set()
+        """Of "memory" and "disk": what keeps publishers from being read."""
+        self.checkpoints = 0
+        self._behind = False
+        """The disk is too far behind: publishers rest without being told."""
+        self._grown_checkpoint = 0
+        self._grown_disk = 0
+        self._last_position = node.journal.end
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle_steps = 0
+        self._clean_timer = node.loop.call_later(CLEAN_S, self._clean_again)
+
+    def begin(self) -> None:
+        """Once, before the first client."""
+        self._check_disk()
+
+    # -- in the turn
+
+    def committed(self, position: int, now: int) -> None:
+        """A block was handed to the journal, which now ends at `position`. The engine's state is
+        exactly that of the journal: the moment for a checkpoint."""
+        grown = self._growth(position)
+        self._grown_checkpoint += grown
+        self._grown_disk += grown
+        if self._grown_checkpoint >= self._node.config.checkpoint_every:
+            self.checkpoint(now)
+        if self._grown_disk >= DISK_CHECK_BYTES:
+            self._grown_disk = 0
+            self._check_disk()
+            self._clean_soon()
+
+    def after_turn(self, now: int) -> None:
+        """The turn's effects are carried out: give back what nothing needs any more."""
+        node = self._node
+        broker, journal = node.broker, node.journal
+        store = broker.store
+        if store.resident_bytes > node.config.max_memory:
+            broker.spill(node.config.max_memory, journal.written)
+        if store.released:
+            for position, size in store.released:
+                journal.release(position, size)
+            store.released.clear()
+        # Twice the budget: what is not yet written cannot be let go of, and what is pinned neither.
+        self._set("memory", store.resident_bytes > 2 * node.config.max_memory)
+        if not journal.accepts_payloads:
+            self._set("disk", True)
+        limit = node.config.max_pending
+        behind = journal.pending_bytes > (limit // 2 if self._behind else limit)
+        if behind != self._behind:
+            self._behind = behind
+            self._apply()
+
+    def checkpoint(self, now: int, clean: bool = False) -> bool:
+        """Write the engine's state as of the journal's end; False: one is still being written.
+        clean: nobody is connected any more [engine snapshot]."""
+        node = self._node
+        self._clean(now)
+        written = node.journal.checkpoint(_fixed(snapshot(node.broker, clean)), now)
+        if written:
+            self._grown_checkpoint = 0
+            self.checkpoints += 1
+            log.info("checkpoint.begun", position=node.journal.end)
+            self._clean_soon()
+        return written
+
+    async def last_checkpoint(self) -> None:
+        """At a clean stop: the state as it will be found, so that nothing has to be replayed."""
+        journal = self._node.journal
+        while not self.checkpoint(wall_ms(), clean=True) and not journal.failed:
+            await asyncio.sleep(0.02)
+            self._clean(wall_ms())
+
+    def close(self) -> None:
+        self._clean_timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _growth(self, position: int) -> int:
+        last, self._last_position = self._last_position, position
+        segments = (position >> 32) - (last >> 32)
+        return segments * self._node.config.segment_size + (position - last & 0xFFFFFFFF)
+
+    def _relocate(self, now: int) -> None:
+        """Copy what is alive out of segments that are mostly dead, so that these can go."""
+        node = self._node
+        sparse = set(node.journal.sparse())
+        if not sparse:
+            return
+        chosen, size = [], 0
+        for payload in live_payloads(node.broker):
+            if payload.position >= 0 and payload.position >> 32 in sparse:
+                chosen.append(payload)
+                size += payload.size
+                if size > RELOCATE_BYTES:
+                    break
+        if chosen:
+            node.journal.relocate(chosen, now)
+
+    def _clean(self, now: int) -> None:
+        journal = self._node.journal
+        journal.clean(now, self._node.config.ledger_retention)
+        for problem in journal.problems:
+            log.warning("journal.problem", problem=problem)
+        journal.problems.clear()
+
+    def _clean_soon(self) -> None:
+        """There is something to clean: step by step until nothing changes any more."""
+        self._idle_steps = 0
+        self._clean_timer.cancel()
+        self._clean_timer = self._node.loop.call_later(STEP_S, self._clean_again)
+
+    def _clean_again(self) -> None:
+        before = self._node.journal.disk_bytes
+        now = wall_ms()
+        self._clean(now)
+        self._relocate(now)
+        self._idle_steps = 0 if self._node.journal.disk_bytes != before else self._idle_steps + 1
+        pause = STEP_S if self._idle_steps < IDLE_STEPS else CLEAN_S
+        self._clean_timer = self._node.loop.call_later(pause, self._clean_again)
+
+    # -- alarms
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether publishers are held back now."""
+        return self._behind or bool(self.alarms)
+
+    def hold(self, client: AmqpClient) -> None:
+        """Hold a client back that has just published."""
+        self._apply_to(client)
+
+    def _check_disk(self) -> None:
+        node = self._node
+        free = node.journal.free_bytes()
+        self._set("disk", free < node.config.disk_free_limit or not node.journal.accepts_payloads)
+
+    def _set(self, alarm: str, on: bool) -> None:
+        if on == (alarm in self.alarms):
+            return
+        if on:
+            self.alarms.add(alarm)
+            log.warning("alarm.set", alarm=alarm)
+        else:
+            self.alarms.discard(alarm)
+            log.warning("alarm.cleared", alarm=alarm)
+        self._apply()
+        if self.alarms and self._timer is None:
+            self._timer = self._node.loop.call_later(ALARM_CHECK_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._timer = None
+        self._check_disk()
+        self._node.schedule()
+        if self.alarms:
+            self._timer = self._node.loop.call_later(ALARM_CHECK_S, self._look_again)
+
+    def _apply(self) -> None:
+        for client in self._node.clients.values():
+            if client.publishing:
+                self._apply_to(client)
+
+    def _apply_to(self, client: AmqpClient) -> None:
+        reason = f"low on {' and '.join(sorted(self.alarms))}" if self.alarms else None
+        if reason != client.blocked_reason:
+            client.blocked_reason = reason
+            if reason is not None:
+                client.bridge.block(reason)
+            else:
+                client.bridge.unblock()
+            self._node.touch(client)
+        client.rest(self.is_holding)
+
+
+def _fixed(taken: list[Record]) -> list[Record]:
+    """The same records over copies of their payloads: another thread packs them later, when the
+    engine may have let go of a payload and of its position."""
+    copies: dict[int, Payload] = {}
+    for record in taken:
+        payload = record.payload
+        if payload is None:
+            continue
+        copy = copies.get(id(payload))
+        if copy is None:
+            copy = Payload(
+                payload.format, None, payload.cuts, payload.route, payload.routes,
+                payload.first_id, payload.arrived_ms, payload.persistent, payload.largest_frame,
+            )  # fmt: skip
+            copy.position = payload.position
+            copies[id(payload)] = copy
+        record.payload = copy
+    return taken

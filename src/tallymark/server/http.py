@@ -1,0 +1,190 @@
+"""The HTTP interface: management, metrics, and the operations that Spark uses. Same loop, aiohttp.
+
+Every request but /healthz needs Basic authentication. What is refused is answered with
+`{"error": text for humans, "reason": word for machines}`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Final, TypeVar
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from tallymark.bridge.permissions import QUEUE, READ, Access
+from tallymark.engine.errors import (
+    AccessRefused,
+    BrokerError,
+    Fenced,
+    NotFound,
+    ResourceExhausted,
+    ResourceLocked,
+)
+from tallymark.engine.queue import Queue
+from tallymark.server.logs import log_of
+from tallymark.server.node import JournalFailed, Node
+from tallymark.server.users import User, UsersError, permission_in
+
+STATUS: Final[dict[type[BrokerError], tuple[int, str]]] = {
+    NotFound: (404, "not_found"),
+    AccessRefused: (403, "access_refused"),
+    ResourceLocked: (403, "locked"),
+    Fenced: (409, "fenced"),
+    ResourceExhausted: (429, "resource_exhausted"),
+}
+"""Any other engine error is 400, bad_request."""
+MAX_REQUEST: Final = 1 << 20
+STOP_S: Final = 1.0
+USER: Final = web.RequestKey("user", User)
+
+Body = TypeVar("Body")
+log = log_of("http")
+
+
+class Refused(Exception):
+    """A request that is answered with an error status."""
+
+    def __init__(self, status: int, reason: str, error: str) -> None:
+        super().__init__(error)
+        self.status = status
+        self.reason = reason
+
+
+def answer(value: object, status: int = 200) -> web.Response:
+    """A JSON answer."""
+    body = msgspec.json.encode(value)
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+async def body_of(request: web.Request, kind: type[Body]) -> Body:
+    """The request's JSON object. Raises Refused 400 when it is not what is expected."""
+    try:
+        return msgspec.json.decode(await request.read() or b"{}", type=kind)
+    except msgspec.MsgspecError as error:
+        raise Refused(400, "bad_request", f"request body: {error}") from error
+
+
+def number_in(request: web.Request, name: str) -> int:
+    """A whole number from the query string. Raises Refused 400."""
+    text = request.query.get(name, "")
+    if not (text.isascii() and text.isdigit()):
+        raise Refused(400, "bad_request", f"{name} is {text!r}, expected a whole number")
+    return int(text)
+
+
+def require_administrator(request: web.Request) -> None:
+    """Raises Refused 403."""
+    user = request[USER]
+    if not user.administrator:
+        raise Refused(403, "access_refused", f"user '{user.name}' is not an administrator")
+
+
+class HttpServer:
+    """The listeners and the routes."""
+
+    def __init__(self, node: Node) -> None:
+        from tallymark.server.http_browse import Browsing
+        from tallymark.server.http_state import State
+        from tallymark.server.http_subscriptions import Subscriptions
+
+        self.node = node
+        app = web.Application(
+            middlewares=[self._errors, self._authenticate], client_max_size=MAX_REQUEST
+        )
+        app.router.add_get("/healthz", self._health)
+        State(self).add_to(app)
+        Subscriptions(self).add_to(app)
+        self._browsing = Browsing(self)
+        self._browsing.add_to(app)
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=STOP_S,
+            keepalive_timeout=75,
+        )  # fmt: skip
+
+    async def start(self, hosts: tuple[str, ...], port: int) -> list[tuple[str, int]]:
+        """Listen; returns the addresses. Raises OSError when one is taken."""
+        await self._runner.setup()
+        for host in hosts:
+            await web.TCPSite(self._runner, host, port).start()
+        return [(address[0], address[1]) for address in self._runner.addresses]
+
+    async def stop(self) -> None:
+        """Answer what is being answered, for at most STOP_S, and close."""
+        self._browsing.close()
+        await self._runner.cleanup()
+
+    def queue(self, request: web.Request) -> Queue:
+        """The queue that the path names. Raises NotFound, AccessRefused (needs read)."""
+        vhost, name = request.match_info["vhost"], request.match_info["queue"]
+        permission = permission_in(request[USER], vhost)
+        if permission is None:
+            raise AccessRefused(
+                f"access to vhost '{vhost}' refused for user '{request[USER].name}'"
+            )
+        patterns = (permission.configure, permission.write, permission.read)
+        Access(request[USER].name, vhost, patterns).check(QUEUE, name, READ)
+        queue = self.node.broker.vhost(vhost).queues.get(name)
+        if queue is None:
+            raise NotFound(f"no queue '{name}' in vhost '{vhost}'")
+        return queue
+
+    async def _health(self, request: web.Request) -> web.Response:
+        alarms = sorted(self.node.housekeeping.alarms)
+        return answer({"status": "alarm" if alarms else "ok", "alarms": alarms})
+
+    @web.middleware
+    async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except Refused as error:
+            return self._refuse(request, error.status, error.reason, str(error))
+        except BrokerError as error:
+            status, reason = STATUS.get(type(error), (400, "bad_request"))
+            return self._refuse(request, status, reason, str(error))
+        except JournalFailed as error:
+            return self._refuse(request, 503, "stopping", str(error))
+        except web.HTTPException as error:
+            reason = error.reason.lower().replace(" ", "_")
+            return self._refuse(
+                request, error.status, reason, f"{request.method} {request.path}: {error.reason}"
+            )
+
+    def _refuse(self, request: web.Request, status: int, reason: str, error: str) -> web.Response:
+        log.info("request.refused", method=request.method, path=request.path, status=status,
+                 error=error)  # fmt: skip
+        refusal = answer({"error": error, "reason": reason}, status)
+        if status == 401:
+            refusal.headers["WWW-Authenticate"] = 'Basic realm="tallymark", charset="UTF-8"'
+        return refusal
+
+    @web.middleware
+    async def _authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path == "/healthz":
+            return await handler(request)
+        name, password = _credentials(request.headers.get("Authorization", ""))
+        try:
+            user = await self.node.users.check(name, password, request.remote or "")
+        except UsersError as error:
+            log.error("login.impossible", error=str(error))
+            user = None
+        if user is None:
+            raise Refused(401, "unauthorized", "user name and password do not match")
+        request[USER] = user
+        log.debug("request", method=request.method, path=request.path, user=name)
+        return await handler(request)
+
+
+def _credentials(header: str) -> tuple[str, str]:
+    """Raises Refused 401 when the header is not Basic authentication."""
+    scheme, _, encoded = header.partition(" ")
+    try:
+        pair = base64.b64decode(encoded, validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        pair = ""
+    name, colon, password = pair.partition(":")
+    if scheme.lower() != "basic" or not colon:
+        raise Refused(401, "unauthorized", "expected Basic authentication (user:password)")
+    return name, password

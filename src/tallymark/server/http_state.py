@@ -1,0 +1,230 @@
+"""What a broker shows of itself: lists, status, log levels, the ledger's checkpoint, metrics."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from aiohttp import web
+
+from tallymark import __version__, is_compiled
+from tallymark.engine.queue import Queue
+from tallymark.engine.records import DROP_REASONS
+from tallymark.server import logs
+from tallymark.server.clock import wall_ms
+from tallymark.server.config import nearest
+from tallymark.server.http import USER, HttpServer, Refused, answer, body_of, require_administrator
+from tallymark.server.logs import CATEGORIES, LEVELS
+from tallymark.server.users import permission_in
+
+
+class State:
+    """Routes that only look, and the few an administrator changes something with."""
+
+    def __init__(self, http: HttpServer) -> None:
+        self._node = http.node
+
+    def add_to(self, app: web.Application) -> None:
+        router = app.router
+        router.add_get("/api/overview", self._overview)
+        router.add_get("/api/status", self._status)
+        router.add_get("/api/queues", self._queues)
+        router.add_get("/api/exchanges", self._exchanges)
+        router.add_get("/api/connections", self._connections)
+        router.add_get("/api/log-levels", self._log_levels)
+        router.add_put("/api/log-levels", self._set_log_levels)
+        router.add_post("/api/ledger/checkpoint", self._checkpoint)
+        router.add_get("/metrics", self._metrics)
+
+    async def _overview(self, request: web.Request) -> web.Response:
+        broker = self._node.broker
+        queues = broker.queues.values()
+        return answer(
+            {
+                "product": "Tallymark",
+                "version": __version__,
+                "compiled": is_compiled(),
+                "published": broker.published,
+                "connections": len(self._node.clients),
+                "sessions": sum(len(c.sessions) for c in broker.connections.values()),
+                "consumers": sum(len(queue.consumers) for queue in queues),
+                "queues": len(queues),
+                "exchanges": sum(len(vhost.exchanges) for vhost in broker.vhosts.values()),
+                "subscriptions": len(broker.leases.subscriptions),
+                "ready": sum(queue.ready for queue in queues),
+                "acquired": sum(queue.acquired for queue in queues),
+                "settled": sum(queue.settled for queue in queues),
+            }
+        )
+
+    async def _status(self, request: web.Request) -> web.Response:
+        node = self._node
+        journal, config, broker = node.journal, node.config, node.broker
+        return answer(
+            {
+                "broker": {
+                    "version": __version__,
+                    "compiled": is_compiled(),
+                    "pid": os.getpid(),
+                    "uptime_s": (wall_ms() - node.started_ms) // 1000,
+                    "turns": node.turns,
+                    "alarms": ", ".join(sorted(node.housekeeping.alarms)) or "none",
+                    "connections": len(node.clients),
+                    "queues": len(broker.queues),
+                },
+                "memory": {
+                    "bodies_bytes": broker.store.resident_bytes,
+                    "bodies_limit_bytes": config.max_memory,
+                },
+                "journal": {
+                    "data_dir": str(config.data_dir),
+                    "sync": config.sync,
+                    "end": journal.end,
+                    "written": journal.written,
+                    "synced": journal.synced,
+                    "durable": journal.durable,
+                    "pending_bytes": journal.pending_bytes,
+                    "free_bytes": journal.free_bytes(),
+                    "checkpoints": node.housekeeping.checkpoints,
+                },
+            }
+        )
+
+    async def _queues(self, request: web.Request) -> web.Response:
+        return answer(
+            {
+                "queues": [
+                    queue_row(queue)
+                    for queue in self._node.broker.queues.values()
+                    if permission_in(request[USER], queue.vhost) is not None
+                ]
+            }
+        )
+
+    async def _exchanges(self, request: web.Request) -> web.Response:
+        rows = [
+            {
+                "vhost": vhost.name,
+                "name": exchange.name,
+                "type": exchange.type,
+                "durable": exchange.durable,
+                "auto_delete": exchange.auto_delete,
+                "internal": exchange.internal,
+                "arguments": plain(exchange.arguments),
+            }
+            for vhost in self._node.broker.vhosts.values()
+            if permission_in(request[USER], vhost.name) is not None
+            for exchange in vhost.exchanges.values()
+        ]
+        return answer({"exchanges": rows})
+
+    async def _connections(self, request: web.Request) -> web.Response:
+        require_administrator(request)
+        rows = []
+        for client in self._node.clients.values():
+            entered = client.bridge.client
+            connection = entered.connection if entered is not None else None
+            sessions = connection.sessions if connection is not None else []
+            state = "opening" if connection is None else "running"
+            if client.blocked_reason is not None:
+                state = "blocked"
+            elif connection is not None and connection.paused:
+                state = "slow"
+            rows.append(
+                {
+                    "id": client.id,
+                    "peer": client.peer,
+                    "user": connection.user if connection is not None else "",
+                    "vhost": connection.vhost if connection is not None else "",
+                    "channels": len(sessions),
+                    "consumers": sum(len(session.consumers) for session in sessions),
+                    "unacked": sum(session.unacked for session in sessions),
+                    "received_bytes": client.received_bytes,
+                    "sent_bytes": client.sent_bytes,
+                    "state": state,
+                }
+            )
+        return answer({"connections": rows})
+
+    async def _log_levels(self, request: web.Request) -> web.Response:
+        return answer(logs.levels())
+
+    async def _set_log_levels(self, request: web.Request) -> web.Response:
+        require_administrator(request)
+        wanted = await body_of(request, dict[str, str])
+        for category, level in wanted.items():
+            for word, valid in ((category, ["all", *CATEGORIES]), (level, list(LEVELS))):
+                if word not in valid:
+                    raise Refused(400, "bad_request", f"unknown '{word}'{nearest(word, valid)}")
+        for category, level in wanted.items():
+            for one in CATEGORIES if category == "all" else (category,):
+                logs.set_level(one, level)
+        return answer(logs.levels())
+
+    async def _checkpoint(self, request: web.Request) -> web.Response:
+        """Every queue's account at one journal position, which is on disk when this is answered."""
+        require_administrator(request)
+        node = self._node
+        rows: list[dict[str, Any]] = []
+
+        def look(position: int) -> None:
+            rows.extend(account_row(queue) for queue in node.broker.queues.values())
+            node.housekeeping.checkpoint(wall_ms())
+
+        position = await node.at_commit(look)
+        await node.durable()
+        return answer({"position": position, "queues": rows})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        from tallymark.server.metrics import CONTENT_TYPE, render
+
+        return web.Response(body=render(self._node), headers={"Content-Type": CONTENT_TYPE})
+
+
+def queue_row(queue: Queue) -> dict[str, Any]:
+    """One queue for people and scripts; counts are messages."""
+    return {
+        **account_row(queue),
+        "durable": queue.durable,
+        "exclusive": bool(queue.exclusive_owner),
+        "auto_delete": queue.auto_delete,
+        "arguments": plain(queue.arguments),
+        "ready_bytes": queue.ready_bytes,
+        "acquired_bytes": queue.acquired_bytes,
+        "leased": queue.leased,
+        "consumers": len(queue.consumers),
+        "subscriptions": len(queue.subscriptions),
+    }
+
+
+def account_row(queue: Queue) -> dict[str, Any]:
+    """The equation of one queue [LC-5]. What no protocol can cause yet is 0."""
+    return {
+        "id": queue.id,
+        "vhost": queue.vhost,
+        "name": queue.name,
+        "entered": queue.entered,
+        "ready": queue.ready,
+        "acquired": queue.acquired,
+        "deferred": 0,
+        "staged": 0,
+        "dead_letter_pending": 0,
+        "settled": queue.settled,
+        "dead_lettered": 0,
+        "dropped": {DROP_REASONS[reason]: count for reason, count in queue.dropped.items()},
+    }
+
+
+def plain(value: object) -> Any:
+    """Argument tables as JSON: bytes and what JSON has no word for become text."""
+    match value:
+        case dict():
+            return {str(key): plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [plain(item) for item in value]
+        case bytes():
+            return value.decode("utf-8", "replace")
+        case bool() | int() | float() | str() | None:
+            return value
+        case _:
+            return str(value)

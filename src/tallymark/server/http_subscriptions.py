@@ -1,0 +1,176 @@
+"""Durable subscriptions over HTTP: what a Spark driver and its executors call.
+
+ATTACH, LEASE and SETTLE answer only when what they changed is on disk, in every sync mode; all may
+be repeated. READ is stateless: any number of readers, the same rows until the range is settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from tallymark.engine.errors import NotFound
+from tallymark.engine.records import LEASED, Record
+from tallymark.engine.subscription import Subscription
+from tallymark.server.http import (
+    USER,
+    HttpServer,
+    Refused,
+    answer,
+    body_of,
+    number_in,
+    require_administrator,
+)
+from tallymark.server.http_blocks import Excerpts, send_blocks
+from tallymark.server.users import permission_in
+
+LONGEST_WAIT_MS: Final = 60_000
+
+
+class Attach(msgspec.Struct, forbid_unknown_fields=True):
+    """Limits of what may be leased and unsettled; 0 = the broker's default."""
+
+    limit_rows: int = 0
+    limit_bytes: int = 0
+
+
+class Lease(msgspec.Struct, forbid_unknown_fields=True):
+    """max_bytes 0: no limit but the subscription's. wait_ms: how long to wait for messages."""
+
+    fence: int
+    epoch: int
+    start: int
+    max_rows: int
+    max_bytes: int = 0
+    wait_ms: int = 0
+
+
+class Settle(msgspec.Struct, forbid_unknown_fields=True):
+    """Every lease sequence below `end` is done with."""
+
+    fence: int
+    epoch: int
+    end: int
+
+
+class Subscriptions:
+    """Routes under /api/subscriptions."""
+
+    def __init__(self, http: HttpServer) -> None:
+        self._http = http
+        self._node = http.node
+
+    def add_to(self, app: web.Application) -> None:
+        one = "/api/subscriptions/{vhost}/{queue}/{name}"
+        app.router.add_get("/api/subscriptions", self._list)
+        app.router.add_post(one + "/attach", self._attach)
+        app.router.add_post(one + "/lease", self._lease)
+        app.router.add_get(one + "/read", self._read)
+        app.router.add_post(one + "/settle", self._settle)
+        app.router.add_get(one + "/stat", self._stat)
+        app.router.add_delete(one, self._delete)
+
+    def _find(self, request: web.Request) -> Subscription:
+        queue = self._http.queue(request)
+        return self._node.broker.leases.find(queue, request.match_info["name"])
+
+    async def _list(self, request: web.Request) -> web.Response:
+        leases = self._node.broker.leases
+        rows = []
+        for subscription in leases.subscriptions.values():
+            if permission_in(request[USER], subscription.queue.vhost) is not None:
+                stat = dict(leases.stat(subscription))
+                stat["name"] = stat.pop("subscription")
+                rows.append(stat)
+        return answer({"subscriptions": rows})
+
+    async def _attach(self, request: web.Request) -> web.Response:
+        wanted = await body_of(request, Attach)
+        if wanted.limit_rows < 0 or wanted.limit_bytes < 0:
+            raise Refused(400, "bad_request", "limits are negative, expected 0 (default) or more")
+        queue = self._http.queue(request)
+        subscription = self._node.broker.leases.attach(
+            queue, request.match_info["name"], wanted.limit_rows, wanted.limit_bytes
+        )
+        fence = subscription.fence
+        await self._node.durable()
+        return answer(
+            {
+                "epoch": subscription.epoch,
+                "fence": fence,
+                "floor": subscription.floor,
+                "leased": subscription.next - subscription.floor,
+                "next": subscription.next,
+            }
+        )
+
+    async def _lease(self, request: web.Request) -> web.Response:
+        wanted = await body_of(request, Lease)
+        loop = self._node.loop
+        deadline = loop.time() + min(max(0, wanted.wait_ms), LONGEST_WAIT_MS) / 1000
+        while True:
+            subscription = self._find(request)  # again after each wait: it may be another by now
+            subscription.check_fence(wanted.fence)
+            subscription.check_epoch(wanted.epoch)
+            end = self._node.broker.leases.lease(
+                subscription, wanted.start, wanted.max_rows, wanted.max_bytes
+            )
+            left = deadline - loop.time()
+            if end > wanted.start or left <= 0:
+                break
+            try:
+                await asyncio.wait_for(self._node.when_ready(subscription.queue), left)
+            except TimeoutError:
+                break
+        await self._node.durable()
+        return answer({"end": end})
+
+    async def _read(self, request: web.Request) -> web.StreamResponse:
+        subscription = self._find(request)
+        subscription.check_epoch(number_in(request, "epoch"))
+        low, high = number_in(request, "from"), number_in(request, "to")
+        if low > high:
+            raise Refused(400, "bad_request", f"from is {low}, expected at most to = {high}")
+        subscription.part(low, high)  # refuses what is settled or was never leased
+        store = self._node.broker.store
+
+        def take(at: int, excerpts: Excerpts) -> int:
+            """Put the next rows of the range, up to a block's worth; returns where to go on."""
+            if subscription.queue.deleted or not subscription.queue.subscriptions:
+                raise NotFound(f"subscription '{subscription.name}' is gone")
+            for first, piece in subscription.part(at, high):
+                store.load(piece.payload)
+                payload, lo, n = excerpts.add(piece)
+                excerpts.records.append(
+                    Record(
+                        LEASED, subscription.queue.id, piece.first, n, payload.arrived_ms,
+                        payload, lo, subscription.epoch, first, flags=min(piece.acquired, 255),
+                    )
+                )  # fmt: skip
+                at = first + n
+                if excerpts.full:
+                    break
+            return at
+
+        return await send_blocks(request, low, high, take)
+
+    async def _settle(self, request: web.Request) -> web.Response:
+        wanted = await body_of(request, Settle)
+        subscription = self._find(request)
+        subscription.check_fence(wanted.fence)
+        subscription.check_epoch(wanted.epoch)
+        floor = self._node.broker.leases.settle(subscription, wanted.end)
+        await self._node.durable()
+        return answer({"floor": floor})
+
+    async def _stat(self, request: web.Request) -> web.Response:
+        return answer(self._node.broker.leases.stat(self._find(request)))
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        require_administrator(request)
+        released = self._node.broker.drop_subscription(self._find(request))
+        await self._node.durable()
+        return answer({"released": released})

@@ -1,0 +1,160 @@
+"""Kinds of setting: how a value from a file, the environment or a flag becomes a typed one.
+
+A kind accepts the text of a flag or variable as well as the value TOML already typed, and says in
+words what it expects, so that a refusal can name both the value and the expectation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T")
+
+_SIZES: Final = {
+    "": 1, "B": 1,
+    "K": 1024, "KB": 1000, "KIB": 1024,
+    "M": 1024**2, "MB": 1000**2, "MIB": 1024**2,
+    "G": 1024**3, "GB": 1000**3, "GIB": 1024**3,
+    "T": 1024**4, "TB": 1000**4, "TIB": 1024**4,
+}  # fmt: skip
+_TIMES: Final = {
+    "": 1,
+    "MS": 1,
+    "S": 1000,
+    "M": 60_000,
+    "MIN": 60_000,
+    "H": 3_600_000,
+    "D": 86_400_000,
+}
+_QUANTITY: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[T]):
+    """parse raises ValueError, for whatever is not `expects`."""
+
+    expects: str
+    parse: Callable[[object], T]
+    show: Callable[[T], str] = str
+
+
+def integer(low: int, high: int, unit: str = "") -> Kind[int]:
+    """A whole number from low to high, both allowed."""
+
+    def parse(value: object) -> int:
+        if isinstance(value, str):
+            value = int(value.replace("_", ""))
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise ValueError
+        return value
+
+    return Kind(f"a whole number{' of ' + unit if unit else ''} from {low} to {high}", parse)
+
+
+def _quantity(value: object, units: dict[str, int], low: int, high: int) -> int:
+    if isinstance(value, str):
+        found = _QUANTITY.fullmatch(value)
+        if found is None or found[2].upper() not in units:
+            raise ValueError
+        value = int(float(found[1]) * units[found[2].upper()])
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ValueError
+    return value
+
+
+def size(low: int, high: int = 1 << 50) -> Kind[int]:
+    """Bytes: a plain number, or one with KiB, MiB, GiB, TiB (or kB, MB, GB, TB of 1000)."""
+    return Kind(
+        f"a size such as 512MiB, from {show_size(low)} to {show_size(high)}",
+        lambda value: _quantity(value, _SIZES, low, high),
+        show_size,
+    )
+
+
+def duration(low: int, high: int) -> Kind[int]:
+    """Milliseconds: a plain number, or one with ms, s, m, h, d."""
+    return Kind(
+        f"a time such as 500ms, 10s, 2h or 7d, from {show_ms(low)} to {show_ms(high)}",
+        lambda value: _quantity(value, _TIMES, low, high),
+        show_ms,
+    )
+
+
+def show_size(count: int) -> str:
+    """Bytes in the largest unit that divides them."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if count and count % _SIZES[unit.upper()] == 0:
+            return f"{count // _SIZES[unit.upper()]}{unit}"
+    return str(count)
+
+
+def show_ms(ms: int) -> str:
+    """Milliseconds in the largest unit that divides them."""
+    for unit in ("d", "h", "m", "s"):
+        if ms and ms % _TIMES[unit.upper()] == 0:
+            return f"{ms // _TIMES[unit.upper()]}{unit}"
+    return f"{ms}ms"
+
+
+def choice(*words: str) -> Kind[str]:
+    """One of a few words."""
+
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or value not in words:
+            raise ValueError
+        return value
+
+    return Kind("one of " + ", ".join(words), parse)
+
+
+def _path(value: object) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise ValueError
+    return Path(value).expanduser()
+
+
+def _flag(value: object) -> bool:
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if isinstance(value, str) and value.lower() in words:
+        return words[value.lower()]
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _names(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",")]
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError
+    if not all(isinstance(part, str) and part for part in value):
+        raise ValueError
+    return tuple(value)
+
+
+def pairs(keys: tuple[str, ...], words: tuple[str, ...]) -> Kind[dict[str, str]]:
+    """A table key -> word; as text `key=word,key=word`."""
+
+    def parse(value: object) -> dict[str, str]:
+        if isinstance(value, str):
+            value = dict(part.strip().split("=", 1) for part in value.split(",") if part.strip())
+        if not isinstance(value, dict):
+            raise ValueError
+        if not all(key in keys and word in words for key, word in value.items()):
+            raise ValueError
+        return value
+
+    return Kind(
+        f"key=level pairs; keys: {', '.join(keys)}; levels: {', '.join(words)}",
+        parse,
+        lambda value: ",".join(f"{key}={word}" for key, word in value.items()),
+    )
+
+
+PATH: Final = Kind("a path", _path)
+FLAG: Final = Kind("true or false", _flag, lambda value: str(value).lower())
+NAMES: Final = Kind("a name, or several separated by commas", _names, ",".join)

@@ -1,0 +1,361 @@
+"""The node: one engine, one journal, and the loop turn that moves everything between them.
+
+Whatever a socket or an HTTP request brings becomes engine commands at once; what follows from them
+happens once per *turn*, for everything that was read since the last one:
+
+    turn        pump every changed queue            -> effects
+    commit      the turn's records as one block     -> a position; a thread writes and syncs it
+    synced      what earlier positions waited for   -> confirms, durable answers
+    carry out   each effect goes to the bridge of its client
+    flush       each client that has output gets one write
+
+A turn follows its read at once. Records that nobody waits for (settlements, mostly) linger a moment
+to share a later block and its sync, which halves the work of trickle traffic. Without anything to
+do there is no turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Callable
+from typing import Any, Final
+
+from tallymark.bridge.amqp091 import Amqp091
+from tallymark.bridge.amqp091_channel import Channel
+from tallymark.bridge.amqp091_gate import Gate
+from tallymark.bridge.direct_reply import DirectReplies
+from tallymark.engine.broker import Broker
+from tallymark.engine.effects import (
+    Cancelled,
+    CloseSession,
+    Confirm,
+    Deliver,
+    Durable,
+    Effect,
+    Signal,
+)
+from tallymark.engine.queue import Queue
+from tallymark.engine.session import Session
+from tallymark.journal.journal import Journal
+from tallymark.server.amqp import AmqpClient
+from tallymark.server.clock import now_ms, wall_ms
+from tallymark.server.config import Config
+from tallymark.server.deadlines import Deadlines
+from tallymark.server.housekeeping import Housekeeping
+from tallymark.server.logs import log_of
+from tallymark.server.users import Users
+
+LINGER_S: Final = 0.002
+"""How long records that nobody waits for may stay out of the journal."""
+LINGER_BYTES: Final = 64 * 1024
+"""Read since the last commit: more is worth a block of its own."""
+LINGER_RECORDS: Final = 256
+GOODBYE_S: Final = 2.0
+"""How long clients have at a stop to answer connection.close."""
+
+log = log_of("server")
+amqp_log = log_of("amqp")
+engine_log = log_of("engine")
+
+
+class JournalFailed(Exception):
+    """The broker is stopping because its journal failed: nothing more can be promised."""
+
+
+class Node:
+    """A running broker without its listeners. Everything here happens on the loop's thread."""
+
+    def __init__(
+        self, config: Config, broker: Broker, journal: Journal, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.config = config
+        self.broker = broker
+        self.journal = journal
+        self.loop = loop
+        self.users = Users(config.data_dir)
+        self.clients: dict[Amqp091, AmqpClient] = {}
+        self.replies = DirectReplies()
+        self.failed: asyncio.Future[OSError | RuntimeError] = loop.create_future()
+        """Resolved when the broker cannot go on; says why."""
+        self.started_ms = wall_ms()
+        self.turns = 0
+        self.housekeeping = Housekeeping(self)
+        self.deadlines = Deadlines(loop, self._tick)
+        self._numbers = 0
+        self._last_gone: asyncio.Future[None] | None = None
+        self._touched: list[AmqpClient] = []
+        self._turn_due = False
+        self._lingering: asyncio.TimerHandle | None = None
+        self._linger_over = False
+        self._read_bytes = 0
+        """Since the last commit."""
+        self._at_commit: list[tuple[Callable[[int], None], asyncio.Future[int]]] = []
+        self._ready_waiters: list[tuple[Queue, asyncio.Future[None]]] = []
+
+    # -- clients
+
+    def opened(self, client: AmqpClient) -> None:
+        """A client connected; one too many is closed at once."""
+        if len(self.clients) >= self.config.max_connections:
+            log.warning("connection.refused", peer=client.peer, limit=self.config.max_connections)
+            client.transport.abort()
+            return
+        self._numbers += 1
+        client.id = self._numbers
+        self.clients[client.bridge] = client
+        self.deadlines.arm(client, client.bridge.next_deadline())
+        amqp_log.debug("connection.accepted", peer=client.peer, id=client.id)
+
+    def received(self, client: AmqpClient, data: bytes) -> None:
+        """Bytes from a client: commands to the engine at once, their effects with the turn."""
+        self._read_bytes += len(data)
+        published = self.broker.published
+        client.bridge.receive(data, now_ms(), wall_ms())
+        if self.broker.published != published:
+            client.publishing = True
+            if self.housekeeping.is_holding:
+                self.housekeeping.hold(client)
+        self.touch(client)
+
+    def lost(self, client: AmqpClient, error: Exception | None) -> None:
+        """The client's transport is gone."""
+        if self.clients.pop(client.bridge, None) is None:
+            return
+        self.deadlines.disarm(client)
+        client.bridge.eof()
+        amqp_log.debug("connection.lost", peer=client.peer, id=client.id, error=str(error or ""))
+        if not self.clients and self._last_gone is not None and not self._last_gone.done():
+            self._last_gone.set_result(None)
+        self.schedule()
+
+    def paused(self, client: AmqpClient, paused: bool) -> None:
+        """The client's socket takes no more for now (SC-D6), or takes output again."""
+        entered = client.bridge.client
+        if entered is None:
+            return
+        entered.connection.paused = paused
+        if not paused:
+            self.broker.wake(entered.connection)
+            self.schedule()
+
+    def touch(self, client: AmqpClient) -> None:
+        """The client's bridge may have output: flush it with the coming turn."""
+        if not client.touched:
+            client.touched = True
+            self._touched.append(client)
+        self.schedule()
+
+    def _tick(self, client: AmqpClient) -> int | None:
+        """A client's deadline has come: heartbeats, time-outs. Returns the next one."""
+        if client.resting:
+            # What it sent is not read, so its silence means nothing.
+            client.bridge.receive(b"", now_ms(), wall_ms())
+        client.bridge.tick(now_ms())
+        self.touch(client)
+        return client.bridge.next_deadline()
+
+    # -- the turn
+
+    def schedule(self) -> None:
+        """Have a turn with the next round of the loop."""
+        if not self._turn_due:
+            self._turn_due = True
+            self.loop.call_soon(self._turn)
+
+    def synced(self) -> None:
+        """The journal's thread wrote and synced something; called on the loop."""
+        if not self._turn_due:
+            self._turn_due = True
+            self._turn()
+
+    def _turn(self) -> None:
+        if not self._turn_due:
+            return
+        self._turn_due = False
+        if self.failed.done():
+            return
+        try:
+            self._run_turn()
+        except Exception as error:  # what the engine holds can no longer be trusted: stop
+            trace = "".join(traceback.format_exception(error))
+            self.fail(RuntimeError(f"a turn of the engine failed: {error!r}\n{trace}"))
+
+    def _run_turn(self) -> None:
+        broker = self.broker
+        self.turns += 1
+        now = wall_ms()
+        effects = broker.turn(now)
+        if not self._may_linger():
+            self._commit(now)
+        effects += broker.synced(self.journal.synced)
+        for effect in effects:
+            self._carry_out(effect)
+        for bridge in self.replies.take_written():
+            assert isinstance(bridge, Amqp091)
+            self._flush_soon(bridge)
+        touched, self._touched = self._touched, []
+        for client in touched:
+            client.touched = False
+            client.flush()
+            self.deadlines.arm(client, client.bridge.next_deadline())
+        self.housekeeping.after_turn(now)
+        if self._ready_waiters:
+            self._wake_readers()
+        dispatcher = broker.dispatcher
+        if dispatcher.changed or dispatcher.again or (broker.records and self._lingering is None):
+            self.schedule()
+
+    def _may_linger(self) -> bool:
+        """Whether the turn's records can wait for company; starts their time."""
+        broker = self.broker
+        if (
+            not broker.records
+            or broker.is_awaited()
+            or self._at_commit
+            or self._read_bytes > LINGER_BYTES
+            or len(broker.records) > LINGER_RECORDS
+        ):
+            return False
+        if self._lingering is None:
+            self._lingering = self.loop.call_later(LINGER_S, self._lingered)
+        return not self._linger_over
+
+    def _lingered(self) -> None:
+        self._linger_over = True
+        self._turn_due = True
+        self._turn()
+
+    def _commit(self, now: int) -> None:
+        """Hand the records to the journal as one block."""
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._lingering = None
+        self._linger_over = False
+        self._read_bytes = 0
+        broker, journal = self.broker, self.journal
+        records = broker.take_records()
+        position = journal.commit(records, now) if records else journal.end
+        broker.committed(position)
+        if records:
+            self.housekeeping.committed(position, now)
+        if self._at_commit:
+            looks, self._at_commit = self._at_commit, []
+            for look, seen in looks:
+                look(position)
+                if not seen.done():
+                    seen.set_result(position)
+
+    def _wake_readers(self) -> None:
+        waiting = []
+        for queue, waiter in self._ready_waiters:
+            if waiter.done():
+                continue
+            if queue.ready or queue.deleted:
+                waiter.set_result(None)
+            else:
+                waiting.append((queue, waiter))
+        self._ready_waiters = waiting
+
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, Deliver):
+            bridge = _bridge_of(effect.consumer.session)
+            bridge.deliver(effect)
+        elif isinstance(effect, Confirm):
+            bridge = _bridge_of(effect.session)
+            bridge.confirm(effect)
+        elif isinstance(effect, Durable):
+            waiter = effect.waiter
+            if isinstance(waiter, asyncio.Future):
+                if not waiter.done():
+                    waiter.set_result(None)
+                return
+            assert isinstance(waiter, Gate)
+            assert isinstance(waiter.owner, Amqp091)
+            bridge = waiter.owner
+            bridge.durable(effect)
+        elif isinstance(effect, Cancelled):
+            bridge = _bridge_of(effect.consumer.session)
+            bridge.cancelled(effect)
+        elif isinstance(effect, CloseSession):
+            bridge = _bridge_of(effect.session)
+            bridge.close_session(effect)
+        else:
+            assert isinstance(effect, Signal), effect
+            engine_log.info(effect.name, **effect.values)
+            return
+        self._flush_soon(bridge)
+
+    def _flush_soon(self, bridge: Amqp091) -> None:
+        """The bridge has output: flush its client in this turn."""
+        client = self.clients.get(bridge)
+        if client is not None and not client.touched:
+            client.touched = True
+            self._touched.append(client)
+
+    async def durable(self) -> None:
+        """Return when everything the engine has done so far is on disk, in every sync mode.
+
+        Raises:
+            JournalFailed: it never will be.
+        """
+        waiter: asyncio.Future[None] = self.loop.create_future()
+        self.broker.await_durable(waiter)
+        self.schedule()
+        both: set[asyncio.Future[Any]] = {waiter, self.failed}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not waiter.done():
+            raise JournalFailed(str(self.failed.result()))
+        if self.config.sync != "commit" and not await asyncio.to_thread(self.journal.flush):
+            raise JournalFailed("the journal could not be written")
+
+    async def at_commit(self, look: Callable[[int], None]) -> int:
+        """Call `look` with a journal position at a moment when the engine's state is exactly the
+        journal's up to there; returns that position."""
+        seen: asyncio.Future[int] = self.loop.create_future()
+        self._at_commit.append((look, seen))
+        self.schedule()
+        return await seen
+
+    async def when_ready(self, queue: Queue) -> None:
+        """Return when the queue has ready messages at the end of a turn, or is deleted."""
+        waiter: asyncio.Future[None] = self.loop.create_future()
+        self._ready_waiters.append((queue, waiter))
+        self.schedule()
+        await waiter
+
+    # -- the end
+
+    def fail(self, error: OSError | RuntimeError) -> None:
+        """Stop at once: nothing more is confirmed, every connection is dropped."""
+        if self.failed.done():
+            return
+        log.error("broker.failed", error=str(error))
+        self.failed.set_result(error)
+        for client in list(self.clients.values()):
+            client.transport.abort()
+
+    async def goodbye(self) -> None:
+        """Ask every client to go [amqp-0.9.1 connection.close 320], then drop who stayed."""
+        for client in list(self.clients.values()):
+            client.bridge.shutdown("shutdown")
+            self.touch(client)
+        await self._wait_for_all_to_go(GOODBYE_S)
+        for client in list(self.clients.values()):
+            client.transport.abort()
+        await self._wait_for_all_to_go(GOODBYE_S)
+        if not self.failed.done():
+            await self.durable()
+
+    async def _wait_for_all_to_go(self, seconds: float) -> None:
+        if self.clients:
+            self._last_gone = self.loop.create_future()
+            both: set[asyncio.Future[Any]] = {self._last_gone, self.failed}
+            await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _bridge_of(session: Session) -> Amqp091:
+    channel = session.handle
+    assert isinstance(channel, Channel)
+    assert isinstance(channel.client.owner, Amqp091)
+    return channel.client.owner

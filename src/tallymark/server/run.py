@@ -1,0 +1,231 @@
+"""`tallymark serve`: from a configuration to a running broker and to its clean end.
+
+Order at start: the folder's lock, recovery, the journal's thread, listeners, the ready line. At a
+stop the same backwards, with a checkpoint, so that the next start has nothing to replay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import platform
+import secrets
+import signal
+import sys
+import time
+import traceback
+from typing import Any, Final
+
+from tallymark import __version__, is_compiled
+from tallymark.bridge.amqp091 import Settings
+from tallymark.engine.broker import Broker
+from tallymark.engine.restore import Restorer, live_payloads
+from tallymark.journal.journal import Journal
+from tallymark.journal.lock import FolderInUse
+from tallymark.journal.recovery import JournalCorrupt
+from tallymark.server import logs, users
+from tallymark.server.amqp import AmqpClient
+from tallymark.server.clock import wall_ms
+from tallymark.server.config import Config, is_loopback
+from tallymark.server.node import Node
+from tallymark.server.users import UsersError
+from tallymark.wire.amqp091.limits import Limits
+
+STOPPED: Final = 0
+FAILED: Final = 1
+REFUSED: Final = 2
+IN_USE: Final = 3
+JOURNAL: Final = 4
+
+log = logs.log_of("server")
+
+
+class StartRefused(Exception):
+    """The broker must not start like this; the text says why."""
+
+
+def run(config: Config) -> int:
+    """Serve until SIGTERM or SIGINT; returns the process's exit code."""
+    logs.configure(config.log_level, config.log_levels, config.log_format)
+    try:
+        _check(config)
+        config.data_dir.mkdir(parents=True, exist_ok=True)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(_serve(config))
+    except (StartRefused, UsersError) as error:
+        print(f"tallymark: {error}", file=sys.stderr)
+        return REFUSED
+    except FolderInUse as error:
+        print(f"tallymark: {error}", file=sys.stderr)
+        return IN_USE
+    except JournalCorrupt as error:
+        print(f"tallymark: {error}", file=sys.stderr)
+        return JOURNAL
+    except OSError as error:
+        print(f"tallymark: cannot serve: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _check(config: Config) -> None:
+    open_hosts = [host for host in config.host if not is_loopback(host)]
+    if open_hosts and not users.load(config.data_dir):
+        raise StartRefused(
+            f"host is {', '.join(open_hosts)}, expected a loopback address while no users are "
+            f"configured: add one with `tallymark user add NAME --data-dir {config.data_dir}`"
+        )
+
+
+def _loop_factory() -> Any:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+async def _serve(config: Config) -> int:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_unexpected)
+    stop: asyncio.Future[int] = loop.create_future()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _resolve, stop, number)
+    node = _open(config, loop)
+    http = None
+    listeners: list[asyncio.Server] = []
+    try:
+        from tallymark.server.http import HttpServer
+
+        settings = _settings(node)
+        listeners = [await _listen(node, settings, host) for host in config.host]
+        http = HttpServer(node)
+        addresses = await http.start(config.host, config.http_port)
+        _announce(listeners, addresses)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 100)
+        both: set[asyncio.Future[Any]] = {stop, node.failed}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for listener in listeners:
+            listener.close()
+        if http is not None:
+            await http.stop()
+        code = await _close(node)
+    return code
+
+
+def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
+    """Recover the data folder and start the journal.
+
+    Raises:
+        FolderInUse, JournalCorrupt, OSError.
+    """
+    began = time.perf_counter()
+    node: Node | None = None
+
+    def on_synced() -> None:
+        if node is not None:
+            loop.call_soon_threadsafe(node.synced)
+
+    def on_failure(error: OSError) -> None:
+        if node is not None:
+            loop.call_soon_threadsafe(node.fail, error)
+
+    journal = Journal.open(
+        config.data_dir,
+        on_synced,
+        on_failure,
+        sync=config.sync,
+        interval_ms=config.sync_interval_ms,
+        segment_bytes=config.segment_size,
+        accept_loss=config.accept_loss,
+    )
+    broker = Broker(journal.fetch)
+    broker.now_ms = wall_ms()
+    for vhost in config.vhosts:
+        broker.add_vhost(vhost)
+    Restorer(broker).run(journal.recovered())
+    for restored in broker.vhosts.values():
+        restored.name_seed = secrets.token_bytes(32)
+    for payload in live_payloads(broker):
+        journal.retain(payload.position, payload.size)
+    journal.start()
+    node = Node(config, broker, journal, loop)
+    node.housekeeping.begin()
+    node.schedule()
+    log.info(
+        "broker.recovered",
+        queues=len(broker.queues),
+        ready=sum(queue.ready for queue in broker.queues.values()),
+        seconds=round(time.perf_counter() - began, 3),
+        sync=config.sync,
+    )
+    return node
+
+
+def _settings(node: Node) -> Settings:
+    config = node.config
+    limits = Limits(
+        channel_max=config.channel_max,
+        frame_max=config.frame_max,
+        heartbeat_s=config.heartbeat_s,
+        max_message_bytes=config.max_message_size,
+        handshake_timeout_ms=config.handshake_timeout_ms,
+        max_unfinished_bytes=2 * config.max_message_size,
+    )
+    return Settings(
+        limits,
+        f"Python {platform.python_version()}",
+        lambda: secrets.token_urlsafe(16),
+        node.replies,
+    )
+
+
+async def _listen(node: Node, settings: Settings, host: str) -> asyncio.Server:
+    return await node.loop.create_server(
+        lambda: AmqpClient(node, settings), host, node.config.amqp_port, backlog=1024
+    )
+
+
+def _announce(listeners: list[asyncio.Server], http: list[tuple[str, int]]) -> None:
+    """The one line on stdout: every listener is open."""
+    amqp = [socket.getsockname()[:2] for server in listeners for socket in server.sockets]
+    ready = {
+        "ready": True,
+        "pid": os.getpid(),
+        "amqp": amqp[0],
+        "http": http[0],
+        "compiled": is_compiled(),
+        "version": __version__,
+        "listeners": {"amqp": amqp, "http": http},
+    }
+    print(json.dumps(ready), flush=True)
+    log.info("broker.ready", amqp=amqp, http=http, compiled=is_compiled(), version=__version__)
+
+
+async def _close(node: Node) -> int:
+    """Say goodbye, checkpoint, close the journal."""
+    if not node.failed.done():
+        await node.goodbye()
+    node.housekeeping.close()
+    if node.failed.done():
+        print(f"tallymark: the broker failed and stops: {node.failed.result()}", file=sys.stderr)
+        return JOURNAL
+    await node.housekeeping.last_checkpoint()
+    await asyncio.to_thread(node.journal.close)
+    log.info("broker.stopped")
+    return STOPPED
+
+
+def _resolve(future: asyncio.Future[int], number: int) -> None:
+    if not future.done():
+        future.set_result(number)
+
+
+def _unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """An exception nobody caught, from a callback or a task: a bug, logged and survived."""
+    error = context.get("exception")
+    trace = "".join(traceback.format_exception(error)) if error is not None else ""
+    log.error("server.unexpected", message=context.get("message"), trace=trace)

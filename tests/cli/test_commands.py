@@ -1,0 +1,157 @@
+"""The commands as a user types them, against a real broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pika
+import pytest
+
+from tests.support.process import BrokerProcess
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(Path(tmp_path_factory.mktemp("cli")) / "data") as running:
+        connection = pika.BlockingConnection(pika.ConnectionParameters(port=running.amqp_port))
+        channel = connection.channel()
+        channel.queue_declare("orders", durable=True)
+        channel.confirm_delivery()
+        for i in range(3):
+            channel.basic_publish("", "orders", b"%d" % i, pika.BasicProperties(delivery_mode=2))
+        running.http("POST", "/api/subscriptions/%2F/orders/table/attach", {})
+        yield running
+        connection.close()
+
+
+def run(
+    *arguments: str, code: int = 0, url: str = "", stdin: str = ""
+) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "TALLYMARK_URL": url} if url else None
+    done = subprocess.run(
+        [sys.executable, "-m", "tallymark", *arguments],
+        capture_output=True, text=True, timeout=60, env=environ, input=stdin,
+    )  # fmt: skip
+    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    return done
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("queues", "orders"),
+        ("exchanges", "amq.topic"),
+        ("connections", "guest"),
+        ("status", "commit"),
+    ],
+)
+def test_lists_are_tables_for_people_and_json_for_scripts(
+    broker: BrokerProcess, command: str, shown: str
+) -> None:
+    assert shown in run(command, url=broker.url).stdout
+    answer = json.loads(run(command, "--json", url=broker.url).stdout)
+    assert shown in json.dumps(answer)
+
+
+def test_a_subscription_is_listed_and_dropped(broker: BrokerProcess) -> None:
+    (row,) = json.loads(run("subscription", "list", "--json", url=broker.url).stdout)
+    assert (row["queue"], row["name"]) == ("orders", "table")
+    run("subscription", "drop", "orders", "table", url=broker.url)
+    assert json.loads(run("subscription", "list", "--json", url=broker.url).stdout) == []
+    refused = run("subscription", "drop", "orders", "table", url=broker.url, code=1)
+    assert "no subscription 'table' on queue 'orders'" in refused.stderr
+
+
+def test_a_log_level_is_changed_while_it_runs(broker: BrokerProcess) -> None:
+    run("log-level", "http", "debug", url=broker.url)
+    assert broker.http("GET", "/api/log-levels")[1]["http"] == "debug"
+    refused = run("log-level", "htp", "debug", url=broker.url, code=1)
+    assert "did you mean 'http'?" in refused.stderr
+
+
+def test_what_cannot_be_asked_is_told_in_one_line(broker: BrokerProcess) -> None:
+    for arguments, url in (
+        (["queues"], "http://127.0.0.1:1"),
+        (["queues", "--user", "guest:wrong"], broker.url),
+        (["queues"], "nonsense://x"),
+    ):
+        done = run(*arguments, url=url, code=1)
+        assert done.stderr.startswith("tallymark: ")
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_data_folder_is_described_beside_a_running_broker(broker: BrokerProcess) -> None:
+    assert "sound" in run("journal", "verify", str(broker.data_dir)).stdout
+    report = json.loads(run("journal", "verify", str(broker.data_dir), "--json").stdout)
+    assert report["sound"] is True
+    assert report["rows"]["entered"] == 3
+
+
+def test_a_damaged_journal_is_told_and_not_served(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    with BrokerProcess(folder) as broker:
+        connection = pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port))
+        channel = connection.channel()
+        channel.queue_declare("q", durable=True)
+        channel.confirm_delivery()
+        for _ in range(5):
+            channel.basic_publish("", "q", b"x" * 500, pika.BasicProperties(delivery_mode=2))
+        broker.kill()
+    (segment,) = (file for file in folder.iterdir() if b"x" * 500 in file.read_bytes())
+    data = bytearray(segment.read_bytes())
+    data[data.index(b"x" * 500) + 100] ^= 1
+    segment.write_bytes(data)
+    damaged = run("journal", "verify", str(folder), code=4)
+    assert "DAMAGED" in damaged.stdout
+    refused = run(
+        "serve", "--data-dir", str(folder), "--amqp-port", "0", "--http-port", "0", code=4
+    )
+    assert refused.stdout == ""
+    assert "accept-loss" in refused.stderr or "accept_loss" in refused.stderr
+    with BrokerProcess(folder, accept_loss="true") as broker:
+        assert broker.queues()["q"]["ready"] < 5
+
+
+def test_users_are_kept_in_the_data_folder(tmp_path: Path) -> None:
+    folder = ["--data-dir", str(tmp_path / "data")]
+    assert "no users" in run("user", "list", *folder).stdout
+    run("user", "add", "ann", "--password", "-", "--vhost", "/", *folder, stdin="secret\n")
+    run("user", "add", "root", "--password", "x", "--administrator", *folder)
+    rows = json.loads(run("user", "list", "--json", *folder).stdout)
+    assert [(row["name"], row["vhost"], row["administrator"]) for row in rows] == [
+        ("ann", "/", False),
+        ("root", "*", True),
+    ]
+    assert "exists" in run("user", "add", "ann", "--password", "x", *folder, code=1).stderr
+    with BrokerProcess(tmp_path / "data") as broker:
+        assert broker.http("GET", "/api/overview", user="ann:secret")[0] == 200
+        run("user", "passwd", "ann", "--password", "changed", *folder)
+        assert broker.http("GET", "/api/overview", user="ann:secret")[0] == 401
+        assert broker.http("GET", "/api/overview", user="ann:changed")[0] == 200
+        run("user", "delete", "ann", *folder)
+        assert broker.http("GET", "/api/overview", user="ann:changed")[0] == 401
+    assert "no user 'ann'" in run("user", "delete", "ann", *folder, code=1).stderr
+
+
+def test_settings_are_checked_before_anything_starts(tmp_path: Path) -> None:
+    file = tmp_path / "t.toml"
+    file.write_text("sync = 'interval'\n")
+    shown = run("check-config", "--config", str(file), "--max-memory", "1GiB").stdout
+    assert "sync = interval" in shown.splitlines()
+    assert "max_memory = 1GiB" in shown.splitlines()
+    file.write_text("snyc = 'interval'\n")
+    refused = run("serve", "--config", str(file), code=2)
+    assert refused.stderr.strip().endswith("unknown key 'snyc'; did you mean 'sync'?")
+    assert "expected one of" in run("serve", "--sync", "often", code=2).stderr
+
+
+def test_help_names_every_command() -> None:
+    shown = run("--help").stdout
+    for command in ("serve", "queues", "status", "user", "journal", "pipeline", "demo"):
+        assert command in shown
+    assert "TALLYMARK_AMQP_PORT" in run("serve", "--help").stdout.replace("\n", "")

@@ -1,0 +1,92 @@
+"""Settings: precedence, refusals, and the documentation that follows from the declarations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tallymark.server.config import DECLARED, ConfigError, is_loopback, load
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def toml(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "tallymark.toml"
+    file.write_text(text)
+    return file
+
+
+def test_a_flag_goes_before_the_environment_before_the_file_before_the_default(
+    tmp_path: Path,
+) -> None:
+    file = toml(tmp_path, "amqp_port = 1\nhttp_port = 2\nframe_max = '64KiB'\n")
+    environ = {"TALLYMARK_AMQP_PORT": "3", "TALLYMARK_HTTP_PORT": "4"}
+    config = load(file, environ, {"amqp_port": "5", "http_port": None})
+    assert (config.amqp_port, config.http_port) == (5, 4)
+    assert (config.frame_max, config.channel_max) == (65536, 2047)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("amqp_prot = 1", "unknown key 'amqp_prot'; did you mean 'amqp_port'?"),
+        ("zzzz = 1", "unknown key 'zzzz'; valid are: data_dir, host, "),
+        ("amqp_port = 70000", "amqp_port is 70000, expected a whole number from 0 to 65535"),
+        ("amqp_port = true", "amqp_port is True, expected a whole number"),
+        ("sync = 'often'", "sync is 'often', expected one of commit, interval, never"),
+        ("max_memory = '12 parsecs'", "expected a size such as 512MiB, from 16MiB"),
+        ("ledger_retention = 'long'", "expected a time such as 500ms"),
+        ("log_levels = {amqp = 'loud'}", "expected key=level pairs"),
+        ("host = []", "host is [], expected a name, or several"),
+        ("amqp_port = ", "Invalid value"),
+    ],
+)
+def test_a_refusal_names_the_value_and_the_expectation(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(toml(tmp_path, text), {}, {})
+    assert told in str(refused.value)
+
+
+def test_a_misspelt_variable_is_refused_and_somebody_elses_is_not() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'TALLYMARK_MAX_MEMORY'"):
+        load(None, {"TALLYMARK_MAX_MEMROY": "1GiB"}, {})
+    load(None, {"TALLYMARK_SERVICE_HOST": "10.0.0.1", "TALLYMARK_URL": "http://x"}, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("16777216", 16777216), ("512MiB", 512 << 20), ("1.5 GiB", 3 << 29), ("20MB", 20_000_000)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert load(None, {}, {"max_memory": text}).max_memory == size
+
+
+@pytest.mark.parametrize("name", list(DECLARED))
+def test_every_default_is_accepted_as_text_and_shown_as_it_is_written(name: str) -> None:
+    declared = DECLARED[name]
+    shown = declared.kind.show(declared.default)
+    assert getattr(load(None, {}, {name: shown}), name) == declared.default
+
+
+@pytest.mark.parametrize("name", list(DECLARED))
+def test_every_setting_is_documented(name: str) -> None:
+    declared = DECLARED[name]
+    default = declared.kind.show(declared.default) or "none"
+    row = f"| `{name}` | `{declared.env}` | `{declared.flag}` | `{default}` |"
+    lines = [line for line in DOCUMENT.read_text().splitlines() if line.startswith(row)]
+    assert len(lines) == 1, f"docs/configuration.md: expected one row beginning {row}"
+    assert declared.help in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True),
+        ("0.0.0.0", False), ("::", False), ("192.168.1.1", False), ("example.org", False),
+    ],
+)  # fmt: skip
+def test_what_counts_as_loopback(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback

@@ -1,0 +1,326 @@
+"""`tallymark serve` as a process: start, refusals, alarms, time-outs, the end."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pika
+import pika.exceptions
+import pytest
+
+from tallymark.server import users
+from tallymark.server.users import Permission, make_user
+from tests.support.process import BrokerDied, BrokerProcess
+
+IN_USE = 3
+JOURNAL_FAILED = 4
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "data", max_connections="5", heartbeat_s="0") as running:
+        yield running
+
+
+def connect(broker: BrokerProcess, user: str = "guest:guest") -> pika.BlockingConnection:
+    name, _, password = user.partition(":")
+    parameters = pika.ConnectionParameters(
+        port=broker.amqp_port,
+        credentials=pika.PlainCredentials(name, password),
+        blocked_connection_timeout=20,
+    )
+    return pika.BlockingConnection(parameters)
+
+
+def closed_by_peer(connection: socket.socket, seconds: float = 20) -> bool:
+    """Read until the other side closes."""
+    connection.settimeout(seconds)
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+def test_the_ready_line_says_where_it_listens(broker: BrokerProcess) -> None:
+    assert broker.ready["ready"] is True
+    assert broker.ready["pid"] == broker.pid
+    for name in ("amqp", "http"):
+        host, port = broker.ready[name]
+        assert host == "127.0.0.1"
+        socket.create_connection((host, port)).close()
+
+
+def test_messages_and_settlements_survive_a_clean_stop(broker: BrokerProcess) -> None:
+    connection = connect(broker)
+    channel = connection.channel()
+    channel.queue_declare("q", durable=True)
+    channel.confirm_delivery()
+    for i in range(10):
+        channel.basic_publish("", "q", b"%d" % i, pika.BasicProperties(delivery_mode=2))
+    method, _, _ = channel.basic_get("q")
+    channel.basic_ack(method.delivery_tag)
+    connection.close()
+    assert broker.stop() == 0
+    broker.restart()
+    connection = connect(broker)
+    channel = connection.channel()
+    found = [channel.basic_get("q", auto_ack=True) for _ in range(10)]
+    assert [body for _, _, body in found] == [b"%d" % i for i in range(1, 10)] + [None]
+    assert not any(method.redelivered for method, _, _ in found[:9])
+    connection.close()
+
+
+def test_a_stop_closes_connections_with_320(broker: BrokerProcess) -> None:
+    connection = connect(broker)
+    channel = connection.channel()
+    channel.queue_declare("q", durable=True)
+    channel.basic_consume("q", lambda *_: None)
+    assert broker.stop() == 0
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
+        channel.start_consuming()
+    assert closed.value.reply_code == 320
+
+
+def test_a_second_broker_on_the_same_folder_is_refused(broker: BrokerProcess) -> None:
+    second = subprocess.run(broker.command(), capture_output=True, text=True, timeout=30)
+    assert second.returncode == IN_USE
+    assert f"in use by process {broker.pid}" in second.stderr
+    assert second.stdout == ""
+    connect(broker).close()
+
+
+def test_a_taken_port_is_told(broker: BrokerProcess, tmp_path: Path) -> None:
+    other = BrokerProcess(tmp_path / "other", amqp_port=str(broker.amqp_port))
+    with pytest.raises(BrokerDied, match=r"(?s)exit code 1: .*address already in use"):
+        other.start()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1,::"])
+def test_other_than_loopback_is_refused_while_there_are_no_users(tmp_path: Path, host: str) -> None:
+    with pytest.raises(BrokerDied, match=r"exit code 2: .*expected a loopback address"):
+        BrokerProcess(tmp_path / "data", host=host).start()
+
+
+def test_users_open_other_addresses_and_replace_guest(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    users.save(folder, {"ann": make_user("ann", "secret", False, {"/": Permission()})})
+    with BrokerProcess(folder, host="0.0.0.0") as broker:
+        connect(broker, "ann:secret").close()
+        for wrong in ("guest:guest", "ann:Secret", "nobody:x"):
+            with pytest.raises(pika.exceptions.ProbableAuthenticationError):
+                connect(broker, wrong)
+        assert broker.http("GET", "/api/overview", user="ann:secret")[0] == 200
+        assert broker.http("GET", "/api/overview", user="guest:guest")[0] == 401
+
+
+def test_permissions_hold_on_every_side(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    mine = Permission(configure="^my-", write="^my-|^amq.default$", read="^my-")
+    users.save(
+        folder,
+        {
+            "ann": make_user("ann", "secret", False, {"/": mine}),
+            "root": make_user("root", "secret", True, {"*": Permission()}),
+        },
+    )
+    with BrokerProcess(folder, vhosts="/,other") as broker:
+        connection = connect(broker, "root:secret")
+        connection.channel().queue_declare("theirs", durable=True)
+        connection.close()
+        connection = connect(broker, "ann:secret")
+        connection.channel().queue_declare("my-queue", durable=True)
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
+            connection.channel().queue_declare("other-queue")
+        assert refused.value.reply_code == 403
+        connection.close()
+        for path, status in (("my-queue", 200), ("theirs", 403)):
+            attach = f"/api/subscriptions/%2F/{path}/s/attach"
+            assert broker.http("POST", attach, {}, user="ann:secret")[0] == status
+        other = "/api/subscriptions/other/q/s/attach"
+        assert broker.http("POST", other, {}, user="ann:secret")[0] == 403
+        for call in (("PUT", "/api/log-levels", {}), ("POST", "/api/ledger/checkpoint", {})):
+            assert broker.http(*call, user="ann:secret")[0] == 403
+        assert broker.http("GET", "/api/connections", user="ann:secret")[0] == 403
+
+
+def test_one_connection_too_many_is_closed(broker: BrokerProcess) -> None:
+    held = [socket.create_connection(("127.0.0.1", broker.amqp_port)) for _ in range(5)]
+    for one in held:  # each has been accepted once it answers
+        one.sendall(b"AMQP\0\0\x09\x01")
+        assert one.recv(1)
+    with socket.create_connection(("127.0.0.1", broker.amqp_port)) as surplus:
+        assert closed_by_peer(surplus)
+    for one in held:
+        one.close()
+    connect(broker).close()
+
+
+def test_a_client_that_does_not_finish_its_handshake_is_closed(tmp_path: Path) -> None:
+    with (
+        BrokerProcess(tmp_path / "data", handshake_timeout_ms="300") as broker,
+        socket.create_connection(("127.0.0.1", broker.amqp_port)) as silent,
+        socket.create_connection(("127.0.0.1", broker.amqp_port)) as slow,
+    ):
+        slow.sendall(b"AMQP\0\0\x09\x01")
+        assert closed_by_peer(silent)
+        assert closed_by_peer(slow)
+
+
+def test_an_unknown_protocol_gets_our_header(broker: BrokerProcess) -> None:
+    with socket.create_connection(("127.0.0.1", broker.amqp_port)) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        connection.settimeout(20)
+        assert connection.recv(100) == b"AMQP\0\0\x09\x01"
+        assert closed_by_peer(connection)
+
+
+def test_it_listens_on_several_addresses(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", host="127.0.0.1,::1") as broker:
+        for host, port in broker.ready["listeners"]["amqp"]:
+            parameters = pika.ConnectionParameters(host, port)
+            pika.BlockingConnection(parameters).close()
+        assert {host for host, _ in broker.ready["listeners"]["amqp"]} == {"127.0.0.1", "::1"}
+
+
+def test_memory_stays_within_its_budget_under_a_backlog(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", max_memory="16MiB") as broker:
+        connection = connect(broker)
+        channel = connection.channel()
+        channel.queue_declare("q", durable=True)
+        channel.confirm_delivery()
+        body = b"x" * 1_000_000
+        for _ in range(60):
+            channel.basic_publish("", "q", body, pika.BasicProperties(delivery_mode=2))
+        _, status = broker.http("GET", "/api/status")
+        assert status["memory"]["bodies_bytes"] <= 17 << 20
+        for _ in range(60):
+            assert channel.basic_get("q", auto_ack=True)[2] == body
+        connection.close()
+
+
+def test_publishers_are_blocked_while_the_disk_is_low_and_consumers_go_on(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    with BrokerProcess(folder) as broker:
+        connection = connect(broker)
+        channel = connection.channel()
+        channel.queue_declare("q", durable=True)
+        channel.confirm_delivery()
+        channel.basic_publish("", "q", b"kept", pika.BasicProperties(delivery_mode=2))
+        connection.close()
+    with BrokerProcess(folder, disk_free_limit="1000TiB") as broker:
+        publisher, consumer = connect(broker), connect(broker)
+        told: list[str] = []
+        publisher.add_on_connection_blocked_callback(
+            lambda _, frame: told.append(frame.method.reason)
+        )
+        channel = publisher.channel()
+        channel.basic_publish("", "q", b"x" * 100)
+        until = time.monotonic() + 20
+        while not told and time.monotonic() < until:
+            publisher.process_data_events(0.1)
+        assert told == ["low on disk"]
+        assert broker.http("GET", "/healthz", user=None)[1]["alarms"] == ["disk"]
+        assert consumer.channel().basic_get("q", auto_ack=True)[2] == b"kept"
+        consumer.close()
+
+
+def test_a_failed_write_ends_the_broker_and_confirms_nothing_more(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", segment_size="1MiB") as broker:
+        connection = connect(broker)
+        channel = connection.channel()
+        channel.queue_declare("q", durable=True)
+        channel.confirm_delivery()
+        channel.basic_publish("", "q", b"kept", pika.BasicProperties(delivery_mode=2))
+        # From now on a file past 4 MiB is refused by the system, as by a disk that fails.
+        resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (4 << 20, 4 << 20))
+        with pytest.raises(pika.exceptions.AMQPError):
+            channel.basic_publish("", "q", b"x" * (8 << 20), pika.BasicProperties(delivery_mode=2))
+        assert broker.wait() == JOURNAL_FAILED
+        assert "the broker failed and stops" in broker.log()
+        broker.restart()
+        row = broker.queues()["q"]
+        assert (row["entered"], row["ready"]) == (1, 1)
+
+
+def test_a_broker_in_use_keeps_its_folder_small_and_its_totals(tmp_path: Path) -> None:
+    flags = {"segment_size": "1MiB", "checkpoint_every": "2MiB", "ledger_retention": "0"}
+    with BrokerProcess(tmp_path / "data", **flags) as broker:
+        connection = connect(broker)
+        channel = connection.channel()
+        channel.queue_declare("q", durable=True)
+        channel.confirm_delivery()
+        keep = pika.BasicProperties(delivery_mode=2)
+        channel.basic_publish("", "q", b"oldest", keep)
+        first = channel.basic_get("q")[0]
+        for _ in range(300):
+            channel.basic_publish("", "q", b"x" * 100_000, keep)
+            channel.basic_get("q", auto_ack=True)
+        until = time.monotonic() + 30
+        while time.monotonic() < until and folder_bytes(broker) > 12 << 20:
+            channel.basic_publish("", "q", b"x", keep)
+            channel.basic_get("q", auto_ack=True)
+        assert folder_bytes(broker) <= 12 << 20
+        channel.basic_nack(first.delivery_tag)
+        connection.close()
+        before = broker.queues()["q"]
+        broker.kill()
+        broker.restart()
+        after = broker.queues()["q"]
+        assert [after[name] for name in ("entered", "settled", "ready")] == [
+            before[name] for name in ("entered", "settled", "ready")
+        ]
+        connection = connect(broker)
+        method, _, body = connection.channel().basic_get("q")
+        assert (body, method.redelivered) == (b"oldest", True)
+        connection.close()
+
+
+def folder_bytes(broker: BrokerProcess) -> int:
+    return sum(file.stat().st_size for file in broker.data_dir.iterdir())
+
+
+def test_idle_costs_no_cpu(broker: BrokerProcess) -> None:
+    connection = connect(broker)
+    channel = connection.channel()
+    for i in range(50):
+        channel.queue_declare(f"q{i}", durable=True)
+    broker.http("GET", "/api/queues")
+    before = broker.cpu_seconds()
+    connection.process_data_events(2)
+    assert broker.cpu_seconds() - before <= 0.05
+    connection.close()
+
+
+def test_a_start_takes_less_than_a_second_of_cpu(broker: BrokerProcess) -> None:
+    assert broker.cpu_seconds() < 1
+
+
+def test_logs_are_json_lines_where_asked_and_levels_change_while_it_runs(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", log_format="json", log_level="warning") as broker:
+        connect(broker).close()
+        assert broker.log() == ""
+        assert broker.http("PUT", "/api/log-levels", {"amqp": "debug"})[1]["amqp"] == "debug"
+        connect(broker).close()
+        broker.http("GET", "/api/overview")  # answered by the loop after it saw the close
+        lines = [json.loads(line) for line in broker.log().splitlines()]
+        assert {line["category"] for line in lines} == {"amqp"}
+        assert "connection.closed" in {line["event"] for line in lines}
+        status, answer = broker.http("PUT", "/api/log-levels", {"amqqp": "debug"})
+        assert (status, answer["error"]) == (400, "unknown 'amqqp'; did you mean 'amqp'?")
+
+
+def test_a_direct_start_of_the_module_says_what_it_is() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tallymark", "--version"], capture_output=True, text=True, timeout=30
+    )
+    assert done.stdout.startswith("tallymark ")
+    assert done.stdout.rstrip().endswith(("(compiled)", "(pure)"))

@@ -1,0 +1,238 @@
+"""The operations of durable subscriptions at their HTTP interface, against a real broker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+
+from tallymark.engine.records import LEASED, LIVE, PAYLOAD
+from tallymark.journal import layout
+from tests.support.process import BrokerProcess
+
+BASE = "/api/subscriptions/%2F/orders/table"
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "data") as running:
+        yield running
+
+
+def fill(broker: BrokerProcess, bodies: list[bytes], persistent: bool = True) -> None:
+    connection = pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port))
+    channel = connection.channel()
+    channel.queue_declare("orders", durable=True)
+    channel.confirm_delivery()
+    properties = pika.BasicProperties(delivery_mode=2 if persistent else 1)
+    for body in bodies:
+        channel.basic_publish("", "orders", body, properties)
+    connection.close()
+
+
+def attach(broker: BrokerProcess) -> dict[str, Any]:
+    status, answer = broker.http("POST", f"{BASE}/attach", {})
+    assert status == 200, answer
+    return answer
+
+
+def lease(broker: BrokerProcess, held: dict[str, Any], start: int, **more: int) -> tuple[int, Any]:
+    body = {"fence": held["fence"], "epoch": held["epoch"], "start": start, "max_rows": 1000}
+    return broker.http("POST", f"{BASE}/lease", {**body, **more})
+
+
+def settle(broker: BrokerProcess, held: dict[str, Any], end: int) -> tuple[int, Any]:
+    body = {"fence": held["fence"], "epoch": held["epoch"], "end": end}
+    return broker.http("POST", f"{BASE}/settle", body)
+
+
+def read(broker: BrokerProcess, held: dict[str, Any], low: int, high: int) -> list[bytes]:
+    """The bodies of a range of lease sequences, in order."""
+    status, data = broker.http_bytes(
+        "GET", f"{BASE}/read?epoch={held['epoch']}&from={low}&to={high}"
+    )
+    assert status == 200, data
+    return bodies_in(data, LEASED)
+
+
+def bodies_in(data: bytes, kind: int) -> list[bytes]:
+    bodies = []
+    at = 0
+    while at < len(data):
+        header = layout.header_at(data, at)
+        assert header is not None
+        for record in layout.unpack(data[at : at + header.length]):
+            assert record.kind in (PAYLOAD, kind)
+            if record.kind == kind:
+                payload = record.payload
+                assert payload is not None
+                assert payload.raw is not None
+                for i in range(record.lo, record.lo + record.count):
+                    cell = payload.raw[payload.cuts[i] : payload.cuts[i + 1]]
+                    bodies.append(cell[-9:-1])  # the last 8 bytes of the only body frame
+        at += header.length
+    return bodies
+
+
+def numbered(first: int, end: int) -> list[bytes]:
+    return [b"%08d" % i for i in range(first, end)]
+
+
+def test_a_batch_is_leased_read_and_settled(broker: BrokerProcess) -> None:
+    fill(broker, numbered(0, 25))
+    held = attach(broker)
+    assert (held["floor"], held["next"], held["leased"]) == (0, 0, 0)
+    assert lease(broker, held, 0, max_rows=10) == (200, {"end": 10})
+    assert lease(broker, held, 0, max_rows=10) == (200, {"end": 10})
+    assert read(broker, held, 0, 10) == numbered(0, 10)
+    assert read(broker, held, 3, 7) == numbered(3, 7)
+    assert settle(broker, held, 10) == (200, {"floor": 10})
+    assert settle(broker, held, 5) == (200, {"floor": 10})
+    assert lease(broker, held, 10) == (200, {"end": 25})
+    row = broker.queues()["orders"]
+    assert (row["settled"], row["acquired"], row["ready"]) == (10, 15, 0)
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_what_was_leased_is_read_again_after_a_restart(broker: BrokerProcess, end: str) -> None:
+    fill(broker, numbered(0, 20), persistent=False)
+    held = attach(broker)
+    assert lease(broker, held, 0) == (200, {"end": 20})
+    assert settle(broker, held, 5)[0] == 200
+    getattr(broker, end)()
+    broker.restart()
+    again = attach(broker)
+    assert (again["epoch"], again["floor"], again["next"]) == (held["epoch"], 5, 20)
+    assert read(broker, again, 5, 20) == numbered(5, 20)
+
+
+@pytest.mark.parametrize("sync", ["interval", "never"])
+def test_a_lease_is_on_disk_before_it_is_answered_in_every_sync_mode(
+    tmp_path: Path, sync: str
+) -> None:
+    with BrokerProcess(tmp_path / "data", sync=sync, sync_interval_ms="60000") as broker:
+        fill(broker, numbered(0, 5))
+        held = attach(broker)
+        assert lease(broker, held, 0)[0] == 200
+        _, status = broker.http("GET", "/api/status")
+        assert status["journal"]["durable"] == status["journal"]["end"]
+
+
+def test_a_second_attach_fences_the_first(broker: BrokerProcess) -> None:
+    fill(broker, numbered(0, 5))
+    first = attach(broker)
+    second = attach(broker)
+    assert second["fence"] > first["fence"]
+    status, answer = lease(broker, first, 0)
+    assert (status, answer["reason"]) == (409, "fenced")
+    assert lease(broker, second, 0) == (200, {"end": 5})
+
+
+def test_an_offset_of_another_incarnation_is_refused(broker: BrokerProcess) -> None:
+    fill(broker, numbered(0, 5))
+    first = attach(broker)
+    lease(broker, first, 0)
+    assert broker.http("DELETE", BASE) == (200, {"released": 5})
+    assert broker.queues()["orders"]["ready"] == 5
+    second = attach(broker)
+    assert second["epoch"] != first["epoch"]
+    stale = {**second, "epoch": first["epoch"]}
+    assert settle(broker, stale, 0)[0] == 409
+    status, _ = broker.http("GET", f"{BASE}/read?epoch={first['epoch']}&from=0&to=1")
+    assert status == 409
+
+
+def test_what_was_never_leased_or_is_settled_cannot_be_read(broker: BrokerProcess) -> None:
+    fill(broker, numbered(0, 5))
+    held = attach(broker)
+    lease(broker, held, 0)
+    settle(broker, held, 3)
+    for low, high in ((0, 5), (3, 6)):
+        status, answer = broker.http(
+            "GET", f"{BASE}/read?epoch={held['epoch']}&from={low}&to={high}"
+        )
+        assert (status, answer["reason"]) == (400, "bad_request")
+    assert settle(broker, held, 6)[0] == 400
+
+
+def test_a_lease_waits_for_messages(broker: BrokerProcess) -> None:
+    fill(broker, [])
+    held = attach(broker)
+    assert lease(broker, held, 0, wait_ms=50) == (200, {"end": 0})
+    connection = pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port))
+    channel = connection.channel()
+    answers: list[Any] = []
+    waiting = threading.Thread(
+        target=lambda: answers.append(lease(broker, held, 0, wait_ms=30_000))
+    )
+    waiting.start()
+    channel.basic_publish("", "orders", b"%08d" % 1)
+    waiting.join(20)
+    connection.close()
+    assert answers == [(200, {"end": 1})]
+
+
+def test_a_large_range_is_sent_in_several_blocks(broker: BrokerProcess) -> None:
+    bodies = [b"x" * 3_000_000 + b"%08d" % i for i in range(6)]
+    fill(broker, bodies)
+    held = attach(broker)
+    assert lease(broker, held, 0) == (200, {"end": 6})
+    status, data = broker.http_bytes("GET", f"{BASE}/read?epoch={held['epoch']}&from=0&to=6")
+    assert status == 200
+    assert len(data) > 18_000_000
+    assert bodies_in(data, LEASED) == numbered(0, 6)
+
+
+def test_browsing_shows_what_is_ready_and_takes_nothing(broker: BrokerProcess) -> None:
+    fill(broker, numbered(0, 30))
+    status, plan = broker.http("POST", "/api/browse/%2F/orders", {})
+    assert (status, plan["messages"]) == (200, 30)
+    connection = pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port))
+    connection.channel().queue_purge("orders")
+    connection.close()
+    path = f"/api/browse/plans/{plan['plan']}"
+    status, data = broker.http_bytes("GET", f"{path}/read?from=10&to=20")
+    assert status == 200
+    assert bodies_in(data, LIVE) == numbered(10, 20)
+    assert broker.http("DELETE", path)[0] == 200
+    assert broker.http("GET", f"{path}/read?from=0&to=1")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/api/subscriptions/%2F/nowhere/table/attach", {}, 404),
+        ("/api/subscriptions/elsewhere/orders/table/attach", {}, 404),
+        (f"{BASE}/attach", {"limit_rows": -1}, 400),
+        (f"{BASE}/attach", {"unknown": 1}, 400),
+        (f"{BASE}/lease", {"fence": 1}, 400),
+        (f"{BASE}/nothing", {}, 404),
+    ],
+)
+def test_refusals_have_a_reason(
+    broker: BrokerProcess, path: str, body: dict[str, Any], status: int
+) -> None:
+    fill(broker, [])
+    found, answer = broker.http("POST", path, body)
+    assert found == status
+    assert answer["error"]
+    assert answer["reason"]
+
+
+def test_names_with_slashes_and_percent_signs_are_one_step_of_the_path(
+    broker: BrokerProcess,
+) -> None:
+    connection = pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port))
+    connection.channel().queue_declare("a/b%2Fc d", durable=True)
+    connection.close()
+    path = "/api/subscriptions/%2F/a%2Fb%252Fc%20d/x%2Fy/attach"
+    status, answer = broker.http("POST", path, {})
+    assert status == 200, answer
+    status, answer = broker.http("GET", "/api/subscriptions")
+    assert [(row["queue"], row["name"]) for row in answer["subscriptions"]] == [
+        ("a/b%2Fc d", "x/y")
+    ]

@@ -1,0 +1,82 @@
+"""Users: hashes, the file, and who gets in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from tallymark.server import users
+from tallymark.server.users import Permission, Users, UsersError, make_user
+
+
+def add(folder: Path, name: str, password: str) -> None:
+    known = users.load(folder)
+    known[name] = make_user(name, password, False, {"*": Permission()})
+    users.save(folder, known)
+
+
+def check(who: Users, name: str, password: str, peer: str = "127.0.0.1") -> bool:
+    async def ask() -> bool:
+        return await who.check(name, password, peer) is not None
+
+    return asyncio.run(ask())
+
+
+def test_a_password_is_stored_as_a_salted_hash_in_a_private_file(tmp_path: Path) -> None:
+    add(tmp_path, "ann", "secret")
+    add(tmp_path, "bob", "secret")
+    file = tmp_path / users.FILE
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert "secret" not in file.read_text()
+    ann, bob = json.loads(file.read_text())
+    assert ann["salt"] != bob["salt"]
+    assert ann["hash"] != bob["hash"]
+    assert [path.name for path in tmp_path.iterdir()] == [users.FILE]
+
+
+def test_who_gets_in(tmp_path: Path) -> None:
+    add(tmp_path, "ann", "secret")
+    who = Users(tmp_path)
+    assert check(who, "ann", "secret")
+    assert check(who, "ann", "secret", "192.0.2.7")
+    assert not check(who, "ann", "Secret")
+    assert not check(who, "bob", "secret")
+    assert not check(who, "ann", "")
+
+
+def test_guest_gets_in_from_loopback_while_there_are_no_users(tmp_path: Path) -> None:
+    who = Users(tmp_path)
+    assert check(who, "guest", "guest")
+    assert check(who, "guest", "guest", "::1")
+    assert not check(who, "guest", "guest", "192.0.2.7")
+    assert not check(who, "guest", "other")
+    add(tmp_path, "ann", "secret")
+    assert not check(who, "guest", "guest")
+
+
+def test_a_change_of_the_file_is_noticed_at_the_next_login(tmp_path: Path) -> None:
+    add(tmp_path, "ann", "secret")
+    who = Users(tmp_path)
+    assert check(who, "ann", "secret")
+    known = users.load(tmp_path)
+    known["ann"] = make_user("ann", "changed", False, {})
+    users.save(tmp_path, known)
+    assert not check(who, "ann", "secret")
+    assert check(who, "ann", "changed")
+
+
+def test_a_damaged_file_lets_nobody_in(tmp_path: Path) -> None:
+    (tmp_path / users.FILE).write_text('[{"name": "ann"}]')
+    with pytest.raises(UsersError, match=r"users\.json"):
+        check(Users(tmp_path), "guest", "guest")
+
+
+@pytest.mark.parametrize(
+    ("name", "password", "pattern"), [("", "x", ".*"), ("x", "", ".*"), ("x", "x", "(")]
+)
+def test_what_is_no_user_is_refused(name: str, password: str, pattern: str) -> None:
+    with pytest.raises(UsersError):
+        make_user(name, password, False, {"*": Permission(configure=pattern)})
