@@ -37,7 +37,7 @@ install: $(VENV)/.installed  ## build and install tallymark into .venv (compiled
 demo: install  ## the play: publish, consume, crash, land through Spark, reconcile (INPUT=file)
 	$(BIN)/tallymark demo $(if $(INPUT),--input $(INPUT))
 
-test: test-pure test-installed  ## all tests: hot layers interpreted, then everything as installed
+test: check test-pure test-installed  ## every check; hot layers interpreted; everything as installed
 
 test-pure: $(VENV)/.dependencies
 	PYTHONPATH=src $(BIN)/python -m pytest -q -n $(WORKERS) $(COMPILED)

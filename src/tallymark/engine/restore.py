@@ -346,7 +346,7 @@ def snapshot(broker: Broker, clean: bool) -> list[Record]:
     for vhost in broker.vhosts.values():
         for blob in vhost.definitions():
             out.append(Record(records.DEFINITION, 0, 0, 0, now_ms, blob=blob))
-    placed: set[int] = set()
+    placed: dict[int, Payload] = {}
     for queue in broker.queues.values():
         if queue.stored:
             _snapshot_queue(broker, queue, clean, placed, out)
@@ -359,7 +359,7 @@ def snapshot(broker: Broker, clean: bool) -> list[Record]:
 
 
 def _snapshot_queue(
-    broker: Broker, queue: Queue, clean: bool, placed: set[int], out: list[Record]
+    broker: Broker, queue: Queue, clean: bool, placed: dict[int, Payload], out: list[Record]
 ) -> None:
     now_ms = broker.now_ms
     blob = json.dumps(queue.counters(), separators=(",", ":")).encode()
@@ -385,7 +385,7 @@ def _snapshot_queue(
         )
         for lease in subscription.leases:
             piece = lease.slice
-            _add_payload(piece.payload, placed, out, now_ms)
+            payload = _add_payload(piece.payload, placed, out, now_ms)
             out.append(
                 Record(
                     records.LEASED,
@@ -393,7 +393,7 @@ def _snapshot_queue(
                     piece.first,
                     len(piece),
                     now_ms,
-                    piece.payload,
+                    payload,
                     piece.lo,
                     subscription.epoch,
                     lease.first,
@@ -407,15 +407,13 @@ def _add_live(
     piece: Slice,
     owner: int,
     acquired: bool,
-    placed: set[int],
+    placed: dict[int, Payload],
     out: list[Record],
     now_ms: int,
 ) -> None:
-    payload: Payload | None = piece.payload
-    if payload is not None and payload.persistent and payload.position >= 0:
-        _add_payload(payload, placed, out, now_ms)
-    else:
-        payload = None
+    payload: Payload | None = None
+    if piece.payload.persistent and piece.payload.position >= 0:
+        payload = _add_payload(piece.payload, placed, out, now_ms)
     out.append(
         Record(
             records.LIVE,
@@ -432,10 +430,28 @@ def _add_live(
     )
 
 
-def _add_payload(payload: Payload, placed: set[int], out: list[Record], now_ms: int) -> None:
-    if id(payload) not in placed:
-        placed.add(id(payload))
-        out.append(Record(records.PAYLOAD, 0, payload.first_id, payload.count, now_ms, payload))
+def _add_payload(
+    payload: Payload, placed: dict[int, Payload], out: list[Record], now_ms: int
+) -> Payload:
+    """The payload as the checkpoint names it: a copy without bytes that keeps its position, since
+    the checkpoint is packed later, when the engine may have let go of the original."""
+    copy = placed.get(id(payload))
+    if copy is None:
+        copy = Payload(
+            payload.format,
+            None,
+            payload.cuts,
+            payload.route,
+            payload.routes,
+            payload.first_id,
+            payload.arrived_ms,
+            payload.persistent,
+            payload.largest_frame,
+        )
+        copy.position = payload.position
+        placed[id(payload)] = copy
+        out.append(Record(records.PAYLOAD, 0, copy.first_id, copy.count, now_ms, copy))
+    return copy
 
 
 def _definition(definition: dict[str, object], now_ms: int) -> Record:

@@ -85,7 +85,7 @@ class Config:
         "Start although the journal is corrupt; what is lost is named and counted.",
     )
     max_memory: int = setting(
-        256 * MIB,
+        128 * MIB,
         size(16 * MIB),
         "Budget for message bodies held in memory; beyond it they stay in the journal only.",
     )

@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from tallymark.engine.message import Payload
-from tallymark.engine.records import Record
 from tallymark.engine.restore import live_payloads, snapshot
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.clock import wall_ms
@@ -97,7 +95,7 @@ class Housekeeping:
         clean: nobody is connected any more [engine snapshot]."""
         node = self._node
         self._clean(now)
-        written = node.journal.checkpoint(_fixed(snapshot(node.broker, clean)), now)
+        written = node.journal.checkpoint(snapshot(node.broker, clean), now)
         if written:
             self._grown_checkpoint = 0
             self.checkpoints += 1
@@ -211,23 +209,3 @@ class Housekeeping:
                 client.bridge.unblock()
             self._node.touch(client)
         client.rest(self.is_holding)
-
-
-def _fixed(taken: list[Record]) -> list[Record]:
-    """The same records over copies of their payloads: another thread packs them later, when the
-    engine may have let go of a payload and of its position."""
-    copies: dict[int, Payload] = {}
-    for record in taken:
-        payload = record.payload
-        if payload is None:
-            continue
-        copy = copies.get(id(payload))
-        if copy is None:
-            copy = Payload(
-                payload.format, None, payload.cuts, payload.route, payload.routes,
-                payload.first_id, payload.arrived_ms, payload.persistent, payload.largest_frame,
-            )  # fmt: skip
-            copy.position = payload.position
-            copies[id(payload)] = copy
-        record.payload = copy
-    return taken

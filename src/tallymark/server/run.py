@@ -21,7 +21,7 @@ from typing import Any, Final
 from tallymark import __version__, is_compiled
 from tallymark.bridge.amqp091 import Settings
 from tallymark.engine.broker import Broker
-from tallymark.engine.restore import Restorer, live_payloads
+from tallymark.engine.restore import Restorer, drop_lost, live_payloads
 from tallymark.journal.journal import Journal
 from tallymark.journal.lock import FolderInUse
 from tallymark.journal.recovery import JournalCorrupt
@@ -105,6 +105,7 @@ async def _serve(config: Config) -> int:
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
+        gc.enable()
         both: set[asyncio.Future[Any]] = {stop, node.failed}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -144,13 +145,11 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
     )
     broker = Broker(journal.fetch)
     broker.now_ms = wall_ms()
+    _restore(broker, journal)
     for vhost in config.vhosts:
         broker.add_vhost(vhost)
-    Restorer(broker).run(journal.recovered())
-    for restored in broker.vhosts.values():
-        restored.name_seed = secrets.token_bytes(32)
-    for payload in live_payloads(broker):
-        journal.retain(payload.position, payload.size)
+    for made in broker.vhosts.values():
+        made.name_seed = secrets.token_bytes(32)
     journal.start()
     node = Node(config, broker, journal, loop)
     node.housekeeping.begin()
@@ -163,6 +162,15 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
         sync=config.sync,
     )
     return node
+
+
+def _restore(broker: Broker, journal: Journal) -> None:
+    """Replay the journal. The collector rests meanwhile: everything made here stays."""
+    gc.disable()
+    Restorer(broker).run(journal.recovered())
+    lost = [p for p in live_payloads(broker) if not journal.retain(p.position, p.size)]
+    if lost:
+        log.error("messages.lost", count=drop_lost(broker, lost))
 
 
 def _settings(node: Node) -> Settings:
