@@ -1,0 +1,213 @@
+"""A small client of the broker's HTTP interface, for drivers and for forked workers.
+
+Every operation used here may be repeated without harm (LEASE and READ name their range, SETTLE is
+cumulative), so a call that met a dead connection is simply made again: a broker that restarts under
+a running query costs time, not the query.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+DEFAULT_PORT: Final = 15672
+RETRY_PAUSE_S: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
+
+Json = dict[str, Any]
+Answer = TypeVar("Answer")
+
+
+class BrokerRefused(RuntimeError):
+    """The broker answered no. `status` is the HTTP status, `reason` its word for machines."""
+
+    def __init__(self, status: int, reason: str, error: str) -> None:
+        super().__init__(f"{error} (HTTP {status}, {reason})")
+        self.status = status
+        self.reason = reason
+        self.error = error
+
+    def __reduce__(self) -> tuple[type[BrokerRefused], tuple[int, str, str]]:
+        return type(self), (self.status, self.reason, self.error)
+
+
+class Fenced(BrokerRefused):
+    """Another reader attached to the subscription, or the offset is of another incarnation."""
+
+
+class BrokerUnreachable(ConnectionError):
+    """No answer within the time allowed for retries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where a broker's HTTP interface is, and who asks. Picklable, without any connection."""
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    tls: bool = False
+    user: str = "guest"
+    password: str = "guest"
+    retry_ms: int = 60_000
+    """How long a call is tried again while the broker cannot be reached."""
+    timeout_ms: int = 30_000
+    """How long one answer may take; a long poll has its own time on top."""
+
+    @staticmethod
+    def from_url(url: str, **rest: object) -> Endpoint:
+        """`http[s]://[user:password@]host[:port]`. Raises ValueError for anything else."""
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"url {url!r}: expected http://host:port or https://host:port")
+        if parts.path not in ("", "/") or parts.query:
+            raise ValueError(f"url {url!r}: expected no path after host and port")
+        values: dict[str, object] = {
+            "host": parts.hostname,
+            "port": parts.port or DEFAULT_PORT,
+            "tls": parts.scheme == "https",
+        }
+        if parts.username is not None:
+            values["user"] = parts.username
+        if parts.password is not None:
+            values["password"] = parts.password
+        values.update((key, value) for key, value in rest.items() if value is not None)
+        return Endpoint(**values)  # type: ignore[arg-type]
+
+    def authorization(self) -> str:
+        pair = f"{self.user}:{self.password}".encode()
+        return "Basic " + base64.b64encode(pair).decode("ascii")
+
+    def __str__(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{self.host}:{self.port}"
+
+
+def api_path(*names: str) -> str:
+    """`/api/...` with every name quoted whole: a virtual host called "/" is one step of the path.
+
+    >>> api_path("subscriptions", "/", "orders", "table", "stat")
+    '/api/subscriptions/%2F/orders/table/stat'
+    """
+    return "/api/" + "/".join(quote(name, safe="") for name in names)
+
+
+class Client:
+    """One keep-alive connection, opened at the first call and again whenever it is gone.
+
+    Not for two threads at once. Pickles as its endpoint alone; a forked child opens its own.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._connection: http.client.HTTPConnection | None = None
+        self._pid = 0
+
+    def __getstate__(self) -> Endpoint:
+        return self.endpoint
+
+    def __setstate__(self, endpoint: Endpoint) -> None:
+        self.__init__(endpoint)  # type: ignore[misc]
+
+    def call(
+        self, method: str, path: str, body: Mapping[str, object] | None = None, wait_ms: int = 0
+    ) -> Json:
+        """The JSON object the broker answers.
+
+        wait_ms: how long the broker itself may hold the answer back (a long poll).
+        Raises BrokerRefused (Fenced for 409), or BrokerUnreachable after `retry_ms`.
+        """
+        payload = None if body is None else json.dumps(body).encode()
+
+        def attempt() -> Json:
+            with self._request(method, path, payload, wait_ms) as response:
+                answer = json.loads(response.read() or b"{}")
+            if not isinstance(answer, dict):
+                raise BrokerRefused(502, "bad_answer", f"{path}: expected a JSON object")
+            return answer
+
+        return self._retried(path, attempt)
+
+    def get(self, path: str, query: Mapping[str, object]) -> bytes:
+        """The bytes of an answer, whole: what was cut off on the way is asked for again."""
+
+        def attempt() -> bytes:
+            with self._request("GET", f"{path}?{urlencode(query)}", None, 0) as response:
+                return response.read()
+
+        return self._retried(path, attempt)
+
+    def close(self) -> None:
+        """Drop the connection. To the broker this means nothing: no lease is given back."""
+        connection, self._connection = self._connection, None
+        if connection is not None and self._pid == os.getpid():
+            connection.close()
+
+    def _retried(self, path: str, attempt: Callable[[], Answer]) -> Answer:
+        deadline = time.monotonic() + self.endpoint.retry_ms / 1000
+        pauses = iter(RETRY_PAUSE_S)
+        pause = RETRY_PAUSE_S[0]
+        while True:
+            try:
+                return attempt()
+            except (OSError, http.client.HTTPException, _NotReady) as failure:
+                self.close()
+                pause = next(pauses, pause)
+                if time.monotonic() + pause > deadline:
+                    raise BrokerUnreachable(
+                        f"{self.endpoint}{path}: no answer within {self.endpoint.retry_ms} ms "
+                        f"(last: {failure or type(failure).__name__})"
+                    ) from failure
+                time.sleep(pause)
+
+    @contextmanager
+    def _request(
+        self, method: str, path: str, payload: bytes | None, wait_ms: int
+    ) -> Iterator[http.client.HTTPResponse]:
+        connection = self._connected()
+        if connection.sock is not None:
+            connection.sock.settimeout((self.endpoint.timeout_ms + wait_ms) / 1000)
+        headers = {"Authorization": self.endpoint.authorization()}
+        if payload is not None:
+            headers["Content-Type"] = "application/json"
+        connection.request(method, path, payload, headers)
+        with connection.getresponse() as response:
+            if response.status == http.client.SERVICE_UNAVAILABLE:
+                raise _NotReady(f"{path}: {response.read(200)!r}")
+            if response.status >= 400:
+                raise _refusal(response, path)
+            yield response
+
+    def _connected(self) -> http.client.HTTPConnection:
+        if self._connection is None or self._pid != os.getpid():
+            make = http.client.HTTPSConnection if self.endpoint.tls else http.client.HTTPConnection
+            self._connection = make(
+                self.endpoint.host, self.endpoint.port, timeout=self.endpoint.timeout_ms / 1000
+            )
+            self._connection.connect()
+            self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._pid = os.getpid()
+        return self._connection
+
+
+class _NotReady(Exception):
+    """503: the broker is starting, stopping or without disk space."""
+
+
+def _refusal(response: http.client.HTTPResponse, path: str) -> BrokerRefused:
+    text = response.read().decode("utf-8", "replace")
+    error, reason = text.strip() or response.reason, str(response.status)
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        answer = None  # not our broker's words, or a proxy's page: shown as they are
+    if isinstance(answer, dict):
+        error, reason = str(answer.get("error", error)), str(answer.get("reason", reason))
+    made = Fenced if response.status == http.client.CONFLICT else BrokerRefused
+    return made(response.status, reason, f"{path}: {error}")

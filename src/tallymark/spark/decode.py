@@ -1,0 +1,178 @@
+"""Blocks to Arrow batches: every message a row, no loop over messages.
+
+A block names its messages by ranges: a LEASED row says "lease sequences from 40 on are the messages
+3.. of that payload". Ranges are spread out into columns by arithmetic, the cells' places come from
+the bounds, and cells.py reads what is in them. One core makes more than a million rows a second of
+all columns with bodies of 1 KiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from tallymark.engine.records import ENTERED, LEASED, LIVE, PAYLOAD
+from tallymark.journal import layout
+from tallymark.spark import extents, schema
+from tallymark.spark.blocks import Block, blocks, spread
+from tallymark.spark.cells import decode_cells
+from tallymark.spark.extents import Ints
+
+BATCH_ROWS: Final = 8_192
+BATCH_BYTES: Final = 32 * 1024 * 1024
+"""A batch ends here too, but holds at least one message: batches cross two processes."""
+FORMAT_AMQP_091: Final = 1
+"""Payload.format of AMQP 0-9-1 publish frames."""
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Some rows, and what the reader checks them by."""
+
+    batch: pa.RecordBatch
+    sequences: Ints
+    lease_sequences: Ints
+    """-1 for messages that are not leased."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """One entry per message of a block."""
+
+    sequence: Ints
+    lease: Ints
+    message_id: Ints
+    arrived_ms: Ints
+    redelivered: Any
+    route: Ints
+    format: Ints
+    starts: Ints
+    ends: Ints
+
+    def part(self, index: Any) -> _Places:
+        return _Places(*(getattr(self, name)[index] for name in self.__slots__))
+
+
+def decode_answer(data: bytes, queue: str, names: Sequence[str]) -> Iterator[Messages]:
+    """The messages of a READ answer, in its order, as batches of the columns `names`.
+
+    Raises LayoutError when these are not sound blocks; never because of a message's content.
+    """
+    for block in blocks(data):
+        yield from decode_block(block, queue, names)
+
+
+def decode_block(block: Block, queue: str, names: Sequence[str]) -> Iterator[Messages]:
+    """The messages of one block whose payloads are in it."""
+    places = _find_messages(block)
+    total = len(places.sequence)
+    ends = np.cumsum(places.ends - places.starts)
+    low = 0
+    while low < total:
+        begun = int(ends[low - 1]) if low else 0
+        fitting = int(np.searchsorted(ends, begun + BATCH_BYTES, "right"))
+        high = min(total, low + BATCH_ROWS, max(fitting, low + 1))
+        part = places.part(slice(low, high))
+        columns = _columns(block, part, queue, frozenset(names))
+        batch = pa.RecordBatch.from_arrays(
+            [columns[name] for name in names], schema=schema.arrow(names)
+        )
+        yield Messages(batch, part.sequence, part.lease)
+        low = high
+
+
+def _find_messages(block: Block) -> _Places:
+    rows = block.rows
+    payloads = rows[rows["kind"] == PAYLOAD]
+    ranges = rows[np.isin(rows["kind"], (LEASED, ENTERED, LIVE)) & (rows["payload"] >= 0)]
+    order = np.argsort(payloads["payload"], kind="stable")
+    found = np.searchsorted(payloads["payload"], ranges["payload"], sorter=order)
+    known = found < len(payloads)
+    meant = order[np.where(known, found, 0)] if len(payloads) else np.zeros(len(ranges), np.int64)
+    if len(ranges) and not (len(payloads) and known.all()):
+        raise layout.LayoutError("a row means a payload that is not in its block")
+    if not (payloads["payload"][meant] == ranges["payload"]).all():
+        raise layout.LayoutError("a row means a payload that is not in its block")
+
+    range_of, step = spread(ranges["count"].astype(np.int64))
+    row, payload = ranges[range_of], payloads[meant[range_of]]
+    message = row["lo"].astype(np.int64) + step
+    if (message >= payload["count"]).any():
+        raise layout.LayoutError("a row means more messages than its payload has")
+    bound = payload["lo"].astype(np.int64) + message
+    own_route = payload["flags"] & layout.ROUTE_COLUMN != 0
+    route_bound = np.where(own_route, payload["owner"] + message, 0)
+    if len(bound) and max(int(bound.max()) + 1, int(route_bound.max())) >= len(block.bounds):
+        raise layout.LayoutError(f"a payload's bounds lie outside the block's {len(block.bounds)}")
+    bounds = block.bounds.astype(np.int64)
+    start = payload["at"].astype(np.int64) + block.header.at
+    leased = row["kind"] == LEASED
+    handed_out = np.where(leased, row["flags"], np.where(row["kind"] == LIVE, row["other"], 0))
+    places = _Places(
+        sequence=row["first"] + step,
+        lease=np.where(leased, row["other"] + step, -1),
+        message_id=payload["first"] + message,
+        arrived_ms=payload["time"],
+        redelivered=handed_out > 0,
+        route=np.where(own_route, bounds[route_bound], payload["owner"]),
+        format=payload["reason"].astype(np.int64),
+        starts=start + bounds[bound],
+        ends=start + bounds[bound + 1],
+    )
+    end = block.header.at + block.header.length
+    if len(bound) and not (
+        (payload["at"] > 0).all()
+        and (places.starts <= places.ends).all()
+        and int(places.ends.max()) <= end
+        and int(places.route.min()) >= 0
+        and int(places.route.max()) < block.header.routes
+    ):
+        raise layout.LayoutError(f"a message lies outside its block of {block.header.length}")
+    return places
+
+
+def _columns(
+    block: Block, places: _Places, queue: str, wanted: frozenset[str]
+) -> dict[str, pa.Array]:
+    rows = len(places.sequence)
+    columns = _content(block, places, wanted)
+    make: dict[str, Any] = {
+        "queue": lambda: pa.repeat(pa.scalar(queue), rows),
+        "sequence": lambda: pa.array(places.sequence),
+        "lease_sequence": lambda: pa.array(places.lease, mask=places.lease < 0),
+        "broker_message_id": lambda: pa.array(places.message_id),
+        "timestamp": lambda: pa.array(places.arrived_ms * 1000, schema.BY_NAME["timestamp"].arrow),
+        "exchange": lambda: extents.text(block.routes().take(pa.array(2 * places.route))),
+        "routing_key": lambda: extents.text(block.routes().take(pa.array(2 * places.route + 1))),
+        "redelivered": lambda: pa.array(places.redelivered),
+    }
+    columns.update((name, make[name]()) for name in make.keys() & wanted)
+    return columns
+
+
+def _content(block: Block, places: _Places, wanted: frozenset[str]) -> dict[str, pa.Array]:
+    """What is inside the messages: properties, body, malformed."""
+    # Cells are read in the order they lie in. They lie in the order they are read, unless messages
+    # came back to their queue behind others.
+    starts, ends = places.starts, places.ends
+    order = None
+    if (starts[1:] < ends[:-1]).any():
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], ends[order]
+    base = int(starts[0])
+    raw = pa.py_buffer(block.data).slice(base, int(ends.max()) - base)
+    columns = decode_cells(raw, starts - base, ends - base, wanted)
+    if order is not None:
+        back = pa.array(np.argsort(order, kind="stable"))
+        columns = {name: column.take(back) for name, column in columns.items()}
+    foreign = places.format != FORMAT_AMQP_091
+    if foreign.any():
+        # A format that this version of the connector does not know: said, not guessed at.
+        index = pa.array(np.arange(len(foreign)), mask=foreign)
+        columns = {name: column.take(index) for name, column in columns.items()}
+        columns["malformed"] = columns["malformed"].fill_null(True)
+    return columns

@@ -1,0 +1,278 @@
+"""The ledger as a table: every row of the journal, and the rows of its newest checkpoint.
+
+The journal *is* the ledger: whatever happened to a range of messages of a queue is one row of 64
+bytes. `spark.read.format("tallymark").option("ledger", DIR)` reads them file by file, a file a
+task, as one array per file. It reads the data folder itself and so is for whoever may read that
+folder; a broker may be running on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from tallymark.engine import records
+from tallymark.journal import layout, segment
+from tallymark.spark.blocks import ROW, block_at
+
+JOURNAL: Final = "journal"
+CHECKPOINT: Final = "checkpoint"
+
+DDL: Final = (
+    "source string, position bigint, row int, kind string, queue_id bigint, first bigint, "
+    "count bigint, time timestamp, reason string, owner bigint, other bigint, flags int, "
+    "blob string"
+)
+"""source: "journal", or "checkpoint" for the state at the newest checkpoint. position: where the
+block lies, or what a checkpoint speaks of. blob: JSON of definitions and counters. The rest is as
+tallymark.engine.records says."""
+
+SCHEMA: Final = pa.schema(
+    [
+        ("source", pa.string()),
+        ("position", pa.int64()),
+        ("row", pa.int32()),
+        ("kind", pa.string()),
+        ("queue_id", pa.int64()),
+        ("first", pa.int64()),
+        ("count", pa.int64()),
+        ("time", pa.timestamp("us", "UTC")),
+        ("reason", pa.string()),
+        ("owner", pa.int64()),
+        ("other", pa.int64()),
+        ("flags", pa.int32()),
+        ("blob", pa.string()),
+    ]
+)
+
+KINDS: Final = {
+    records.PAYLOAD: "payload",
+    records.ENTERED: "entered",
+    records.ACQUIRED: "acquired",
+    records.SETTLED: "settled",
+    records.RETURNED: "returned",
+    records.DROPPED: "dropped",
+    records.MARK: "mark",
+    records.DEFINITION: "definition",
+    records.LEASED: "leased",
+    records.LEASE_SETTLED: "lease_settled",
+    records.MOVED: "moved",
+    records.COUNTERS: "counters",
+    records.LIVE: "live",
+}
+REASONS: Final = {
+    records.SETTLED: {
+        records.SETTLED_BY_CLIENT: "client",
+        records.SETTLED_ON_SEND: "on_send",
+        records.SETTLED_BY_BATCH: "batch",
+    },
+    records.RETURNED: {
+        records.RETURNED_BY_CLIENT: "client",
+        records.RETURNED_BY_CLOSE: "close",
+        records.RETURNED_BY_LOSS: "loss",
+        records.RETURNED_BY_RELEASE: "release",
+    },
+    records.DROPPED: records.DROP_REASONS,
+}
+BATCH_ROWS: Final = 32_768
+READ_AGAIN: Final = 3
+"""A file that looks damaged is read again so often: it may have been written meanwhile."""
+
+
+class LedgerIncomplete(RuntimeError):
+    """The files do not hold what they must hold up to the position asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFile:
+    """One file with rows."""
+
+    path: Path
+    number: int
+    """Segment number; the position for a checkpoint."""
+    salt: int
+
+
+class FilePartition(InputPartition):
+    def __init__(self, file: LedgerFile, source: str, upto: int) -> None:
+        self.file = file
+        self.source = source
+        self.upto = upto
+
+
+def ledger_files(folder: Path, upto: int | None = None) -> list[LedgerFile]:
+    """The segment and ledger files of a data folder that begin below position `upto`, by number."""
+    found: dict[int, LedgerFile] = {}
+    for path in sorted(journal_folder(folder).iterdir()):
+        name = segment.parsed_name(path.name)
+        # While the cleaner replaces a segment by its ledger file both may be there: same rows.
+        if name is not None and (upto is None or name[0] <= upto >> 32):
+            found[name[0]] = LedgerFile(path, *name)
+    return [found[number] for number in sorted(found)]
+
+
+def checkpoints(folder: Path) -> list[LedgerFile]:
+    """The checkpoint files, newest first."""
+    found = []
+    for path in journal_folder(folder).iterdir():
+        position = segment.parsed_checkpoint(path.name)
+        if position is not None:
+            found.append(LedgerFile(path, position, 0))
+    return sorted(found, key=lambda file: file.number, reverse=True)
+
+
+def journal_folder(folder: Path) -> Path:
+    """Where the journal's files are under a data folder. Raises FileNotFoundError."""
+    if folder.is_dir() and any(segment.parsed_name(path.name) for path in folder.iterdir()):
+        return folder
+    raise FileNotFoundError(f"{folder}: no journal here, expected files like 0000000001-*.segment")
+
+
+class LedgerReader(DataSourceReader):
+    """Rows of all journal blocks below `upto`, and of the checkpoint at exactly that position.
+
+    Without `upto` it is the newest whole checkpoint's position, so that rows and state agree.
+    """
+
+    def __init__(self, folder: Path, upto: int | None = None) -> None:
+        self._folder = folder
+        self._upto = upto
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return plan(self._folder, self._upto)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, FilePartition)
+        return read_file(partition)
+
+
+def plan(folder: Path, upto: int | None = None) -> list[FilePartition]:
+    """What to read for the ledger up to the checkpoint at `upto` (None: the newest): that
+    checkpoint, and every file with rows below it. Raises LedgerIncomplete."""
+    state = find_checkpoint(folder, upto)
+    return [
+        FilePartition(state, CHECKPOINT, state.number),
+        *(
+            FilePartition(file, JOURNAL, state.number)
+            for file in ledger_files(folder, state.number)
+        ),
+    ]
+
+
+def read_file(partition: FilePartition) -> Iterator[pa.RecordBatch]:
+    """The rows of one file. Raises LedgerIncomplete when it is damaged below the position."""
+    if partition.source == CHECKPOINT:
+        data, headers = _checkpoint_blocks(partition.file)
+    else:
+        data, headers = _journal_blocks(partition.file, partition.upto)
+    return _batches(data, headers, partition)
+
+
+def find_checkpoint(folder: Path, upto: int | None) -> LedgerFile:
+    """The checkpoint at position `upto`, or the newest sound one. Raises LedgerIncomplete."""
+    found = checkpoints(folder)
+    for file in found:
+        if upto in (None, file.number) and segment.is_sound_checkpoint(file.path.read_bytes()):
+            return file
+    what = "no sound checkpoint" if upto is None else f"no sound checkpoint at position {upto:#x}"
+    raise LedgerIncomplete(f"{folder}: {what} among {[file.path.name for file in found]}")
+
+
+def _checkpoint_blocks(file: LedgerFile) -> tuple[bytes, list[layout.Header]]:
+    data = file.path.read_bytes()
+    return data, segment.scan(data, salt=0)[0]
+
+
+def _journal_blocks(file: LedgerFile, upto: int) -> tuple[bytes, list[layout.Header]]:
+    """The sound blocks of a file that lie below `upto`. Raises LedgerIncomplete."""
+    needed = upto & 0xFFFF_FFFF if upto >> 32 == file.number else 0
+    for _ in range(READ_AGAIN):
+        data = _read(file)
+        headers, valid, verdict = segment.scan(data, file.number, file.salt)
+        stripped = bool(headers) and headers[0].flags & layout.STRIPPED != 0
+        # What lies behind `upto` may be in the middle of being written: it is not judged.
+        sound = valid >= needed if needed and not stripped else verdict.kind != segment.CORRUPT
+        if sound:
+            return data, [header for header in headers if header.position < upto]
+    raise LedgerIncomplete(
+        f"{file.path}: sound up to offset {valid} of {needed or len(data)}: "
+        f"{verdict.reason or verdict.kind}. See `tallymark journal verify`"
+    )
+
+
+def _read(file: LedgerFile) -> bytes:
+    try:
+        return file.path.read_bytes()
+    except FileNotFoundError:
+        # The cleaner may have made a .ledger of the .segment since the files were listed.
+        stripped = file.path.with_suffix(".ledger")
+        return stripped.read_bytes()
+
+
+def _batches(
+    data: bytes, headers: list[layout.Header], partition: FilePartition
+) -> Iterator[pa.RecordBatch]:
+    found = [block_at(data, header) for header in headers if header.rows]
+    if not found:
+        return
+    rows = np.concatenate([block.rows for block in found])
+    counts = [len(block.rows) for block in found]
+    starts = np.repeat([block.header.at for block in found], counts)
+    if partition.source == CHECKPOINT:
+        position = np.full(len(rows), partition.file.number)
+    else:
+        position = np.repeat([block.header.position for block in found], counts)
+    number = np.concatenate([np.arange(count) for count in counts])
+    for low in range(0, len(rows), BATCH_ROWS):
+        part = slice(low, low + BATCH_ROWS)
+        yield _batch(data, rows[part], starts[part], position[part], number[part], partition.source)
+
+
+def _batch(
+    data: bytes, rows: Any, starts: Any, position: Any, number: Any, source: str
+) -> pa.RecordBatch:
+    assert rows.dtype == ROW
+    kinds = rows["kind"]
+    columns = [
+        pa.repeat(pa.scalar(source), len(rows)),
+        pa.array(position.astype(np.int64)),
+        pa.array(number.astype(np.int32)),
+        _named(kinds, KINDS),
+        pa.array(rows["queue"].astype(np.int64)),
+        pa.array(np.ascontiguousarray(rows["first"])),
+        pa.array(rows["count"].astype(np.int64)),
+        pa.array(rows["time"] * 1000, pa.timestamp("us", "UTC")),
+        _reasons(rows),
+        pa.array(np.ascontiguousarray(rows["owner"])),
+        pa.array(np.ascontiguousarray(rows["other"])),
+        pa.array(rows["flags"].astype(np.int32)),
+        _blobs(data, rows, starts),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _named(codes: Any, names: dict[int, str]) -> pa.Array:
+    table = [names.get(code, f"kind_{code}") for code in range(256)]
+    return pa.array(table).take(pa.array(codes))
+
+
+def _reasons(rows: Any) -> pa.Array:
+    names = np.full(len(rows), None, object)
+    for kind, known in REASONS.items():
+        for code, name in known.items():
+            names[(rows["kind"] == kind) & (rows["reason"] == code)] = name
+    return pa.array(names, pa.string())
+
+
+def _blobs(data: bytes, rows: Any, starts: Any) -> pa.Array:
+    blobs: list[str | None] = [None] * len(rows)
+    for i in np.flatnonzero((rows["size"] > 0) & (rows["kind"] != records.PAYLOAD)):
+        at = int(starts[i]) + int(rows["at"][i])
+        blobs[i] = data[at : at + int(rows["size"][i])].decode("utf-8", "replace")
+    return pa.array(blobs, pa.string())

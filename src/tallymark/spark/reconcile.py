@@ -1,0 +1,454 @@
+"""The equation, per queue, worked out by Spark from the journal's rows:
+
+    entered = ready + acquired + deferred + staged + dead-letter-pending      what is still there
+            + settled + dead-lettered + dropped, by reason                    what has ended
+
+The left side and what has ended come from the ledger; what is still there is the broker's own
+claim, taken at one journal position: asked of a running broker, or read from the newest checkpoint.
+So the two sides have different sources, and a difference of 0 means something.
+
+Beyond the count every single sequence is looked at, in one sweep over the borders of all ranges: it
+must have entered once, and then either have ended once or still be there. What breaks this is
+named.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tallymark.spark import ledger
+from tallymark.spark.client import Client, Endpoint, api_path
+from tallymark.spark.ledger import LedgerIncomplete, checkpoints
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from rich.console import Console
+
+STILL_THERE: Final = ("ready", "acquired", "deferred", "staged", "dead_letter_pending")
+FAULTS_SHOWN: Final = 100
+MOST_TASKS: Final = 64
+ASK_AGAIN: Final = 5
+WRITTEN_S: Final = 5.0
+"""How long a checkpoint may take from being asked for to being in the folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the broker says of one queue at one journal position."""
+
+    id: int
+    vhost: str
+    name: str
+    counters: Mapping[str, Any]
+
+    def count(self, name: str) -> int:
+        return int(self.counters.get(name, 0))
+
+    def dropped(self) -> dict[str, int]:
+        return {str(k): int(v) for k, v in dict(self.counters.get("dropped", {})).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Sequences first..last of a queue that do not balance, and how."""
+
+    queue: str
+    first: int
+    last: int
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One queue's side of the story and the other."""
+
+    queue: str
+    vhost: str
+    entered: int
+    still_there: dict[str, int]
+    settled: int
+    dead_lettered: int
+    dropped: dict[str, int]
+    difference: int
+    before_ledger: int = 0
+    """Sequences older than the ledger that is kept: not part of the equation."""
+    from_ledger: bool = True
+    """False for queues that are not durable: their account is the broker's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciliation:
+    """The outcome for all queues up to one journal position."""
+
+    position: int
+    accounts: list[Account]
+    faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def balanced(self) -> bool:
+        return not self.faults and all(account.difference == 0 for account in self.accounts)
+
+
+# -- functions on DataFrames
+
+
+def read_ledger(spark: SparkSession, folder: Path, upto: int | None = None) -> DataFrame:
+    """All rows of the ledger in a data folder up to a checkpoint, as `ledger.DDL` says.
+
+    The same as format("tallymark") with the option `ledger`, but planned here: a Python source
+    costs several processes before its first row. Raises LedgerIncomplete.
+    """
+    files = ledger.plan(folder, upto)
+
+    def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                yield from ledger.read_file(files[number])
+
+    tasks = spark.range(0, len(files), 1, min(len(files), MOST_TASKS))
+    return tasks.mapInArrow(read, ledger.DDL)
+
+
+def intervals(rows: DataFrame) -> DataFrame:
+    """The ranges that matter, as (queue_id, low, high, what, reason), high exclusive; `what` is
+    entered, settled, dropped (from the journal) or live (from the checkpoint)."""
+    from pyspark.sql import functions as f
+
+    happened = (f.col("source") == "journal") & f.col("kind").isin("entered", "settled", "dropped")
+    there = (f.col("source") == "checkpoint") & f.col("kind").isin("live", "leased")
+    return rows.where(happened | there).select(
+        "queue_id",
+        f.col("first").alias("low"),
+        (f.col("first") + f.col("count")).alias("high"),
+        f.when(there, "live").otherwise(f.col("kind")).alias("what"),
+        f.when(f.col("kind") == "dropped", f.col("reason")).alias("reason"),
+    )
+
+
+def sweep(ranges: DataFrame) -> DataFrame:
+    """For every stretch of sequences between two borders, how often each thing happened to it:
+    (queue_id, low, high, entered, settled, dropped, live). Stretches of nothing are left out."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    whats = ("entered", "settled", "dropped", "live")
+    begins = ranges.select("queue_id", f.col("low").alias("at"), "what", f.lit(1).alias("step"))
+    ends = ranges.select("queue_id", f.col("high").alias("at"), "what", f.lit(-1).alias("step"))
+    steps = (
+        begins.union(ends)
+        .groupBy("queue_id", "at")
+        .agg(*(f.sum(f.when(f.col("what") == w, f.col("step"))).alias(w) for w in whats))
+        .fillna(0)
+    )
+    along = Window.partitionBy("queue_id").orderBy("at")
+    running = along.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    return (
+        steps.select(
+            "queue_id",
+            f.col("at").alias("low"),
+            f.lead("at").over(along).alias("high"),
+            *(f.sum(w).over(running).alias(w) for w in whats),
+        )
+        .where(f.col("high").isNotNull())
+        .where(f.col("entered") + f.col("settled") + f.col("dropped") + f.col("live") > 0)
+    )
+
+
+def with_faults(stretches: DataFrame) -> DataFrame:
+    """The stretches with `before` (older than the ledger that is kept) and `fault`, null where all
+    is well."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    of_queue = Window.partitionBy("queue_id")
+    begin = f.min(f.when(f.col("entered") > 0, f.col("low"))).over(of_queue)
+    ended = f.col("settled") + f.col("dropped")
+    fault = (
+        f.when(f.col("before"), None)
+        .when(f.col("entered") == 0, "ended or is there, but never entered")
+        .when(f.col("entered") > 1, "entered more than once")
+        .when(f.col("settled") > 1, "settled more than once")
+        .when(f.col("dropped") > 1, "dropped more than once")
+        .when(ended > 1, "settled and dropped")
+        .when((ended == 1) & (f.col("live") > 0), "ended, and yet still there")
+        .when(f.col("live") > 1, "there more than once")
+        .when((ended == 0) & (f.col("live") == 0), "neither ended nor there: lost")
+    )
+    return (
+        stretches.withColumn("begin", begin)
+        .withColumn("before", f.coalesce(f.col("high") <= f.col("begin"), f.lit(True)))
+        .withColumn("fault", fault)
+    )
+
+
+def totals(stretches: DataFrame) -> DataFrame:
+    """Per queue: the numbers of messages entered and settled, the sequences before the ledger, and
+    how many of those are still there."""
+    from pyspark.sql import functions as f
+
+    length = f.col("high") - f.col("low")
+    inside = f.when(~f.col("before"), length).otherwise(0)
+    return stretches.groupBy("queue_id").agg(
+        f.sum(f.col("entered") * inside).alias("entered"),
+        f.sum(f.col("settled") * inside).alias("settled"),
+        f.sum(f.col("dropped") * inside).alias("dropped"),
+        f.sum(f.when(f.col("before"), f.col("live") * length).otherwise(0)).alias("live_before"),
+        f.coalesce(f.max("begin") - 1, f.max("high") - 1).alias("before_ledger"),
+    )
+
+
+def drops(ranges: DataFrame) -> DataFrame:
+    """Per queue and reason the number of messages dropped."""
+    from pyspark.sql import functions as f
+
+    begin = ranges.where("what = 'entered'").groupBy("queue_id").agg(f.min("low").alias("begin"))
+    return (
+        ranges.where("what = 'dropped'")
+        .join(begin, "queue_id")
+        .where("low >= begin")
+        .groupBy("queue_id", "reason")
+        .agg(f.sum(f.col("high") - f.col("low")).alias("count"))
+    )
+
+
+def reconcile(rows: DataFrame, position: int, claims: Sequence[Claim]) -> Reconciliation:
+    """Work the equation out for every queue of the ledger and of the claims."""
+    from pyspark.sql import functions as f
+
+    ranges = intervals(rows).cache()
+    try:
+        stretches = with_faults(sweep(ranges)).cache()
+        names = queue_names(rows, claims)
+        bad = stretches.where(f.col("fault").isNotNull()).orderBy("queue_id", "low")
+        faults = [
+            Fault(_name(names, row.queue_id)[1], row.low, row.high - 1, row.fault)
+            for row in bad.limit(FAULTS_SHOWN).collect()
+        ]
+        sums = {row.queue_id: row.asDict() for row in totals(stretches).collect()}
+        dropped: dict[int, dict[str, int]] = {}
+        for row in drops(ranges).collect():
+            dropped.setdefault(row.queue_id, {})[row.reason] = row["count"]
+        stretches.unpersist()
+    finally:
+        ranges.unpersist()
+    claimed = {claim.id: claim for claim in claims}
+    faults += _miscounted(sums, claimed)
+    accounts = [
+        _account(queue_id, names, sums.get(queue_id), dropped.get(queue_id, {}), claimed)
+        for queue_id in sorted(set(sums) | set(claimed))
+    ]
+    return Reconciliation(position, accounts, faults)
+
+
+def _miscounted(sums: Mapping[int, Mapping[str, int]], claims: Mapping[int, Claim]) -> list[Fault]:
+    """Queues whose number of messages entered is another in the ledger than in the broker."""
+    found = []
+    for queue_id, sum_of in sums.items():
+        claim = claims.get(queue_id)
+        counted = sum_of["before_ledger"] + sum_of["entered"]
+        if claim is not None and claim.count("entered") != counted:
+            said = claim.count("entered")
+            low, high = sorted((said, counted))
+            found.append(
+                Fault(claim.name, low + 1, high, f"entered: {said} by the broker, {counted} here")
+            )
+    return found
+
+
+def queue_names(rows: DataFrame, claims: Sequence[Claim]) -> dict[int, tuple[str, str]]:
+    """(virtual host, name) by queue id: from the claims, and from definitions for deleted ones."""
+    names = {}
+    for row in rows.where("kind = 'definition'").select("blob").distinct().collect():
+        definition = json.loads(row.blob)
+        if definition.get("op") == "queue":
+            names[int(definition["id"])] = (str(definition["vhost"]), str(definition["name"]))
+    names.update((claim.id, (claim.vhost, claim.name)) for claim in claims)
+    return names
+
+
+def _name(names: Mapping[int, tuple[str, str]], queue_id: int) -> tuple[str, str]:
+    return names.get(queue_id, ("", f"(id {queue_id})"))
+
+
+def _account(
+    queue_id: int,
+    names: Mapping[int, tuple[str, str]],
+    sums: Mapping[str, int] | None,
+    dropped: dict[str, int],
+    claims: Mapping[int, Claim],
+) -> Account:
+    vhost, name = _name(names, queue_id)
+    claim = claims.get(queue_id, Claim(queue_id, vhost, name, {}))
+    there = {state: claim.count(state) for state in STILL_THERE}
+    dead_lettered = claim.count("dead_lettered")
+    if sums is None:
+        # Nothing of it is in the ledger: not durable, or nothing ever entered.
+        settled, entered, dropped = claim.count("settled"), claim.count("entered"), claim.dropped()
+        ended = settled + dead_lettered + sum(dropped.values())
+        difference = entered - sum(there.values()) - ended
+        return Account(
+            name, vhost, entered, there, settled, dead_lettered, dropped, difference,
+            from_ledger=entered == 0,
+        )  # fmt: skip
+    ended = sums["settled"] + dead_lettered + sums["dropped"]
+    difference = sums["entered"] - (sum(there.values()) - sums["live_before"]) - ended
+    return Account(
+        name, vhost, sums["entered"], there, sums["settled"], dead_lettered, dropped, difference,
+        before_ledger=sums["before_ledger"],
+    )  # fmt: skip
+
+
+# -- where the claim comes from
+
+
+def ask_broker(endpoint: Endpoint) -> tuple[int, list[Claim]]:
+    """Let a running broker write a checkpoint: its position, and its claim for every queue there.
+
+    Raises BrokerRefused, BrokerUnreachable.
+    """
+    client = Client(endpoint)
+    try:
+        answer = client.call("POST", api_path("ledger", "checkpoint"), {})
+    finally:
+        client.close()
+    return int(answer["position"]), [
+        Claim(int(q["id"]), str(q["vhost"]), str(q["name"]), q) for q in answer["queues"]
+    ]
+
+
+def claims_of_checkpoint(ledger_rows: DataFrame) -> tuple[int, list[Claim]]:
+    """The same from the COUNTERS rows of the checkpoint that was read with the ledger."""
+    state = ledger_rows.where("source = 'checkpoint'").select(
+        "position", "kind", "queue_id", "blob"
+    )
+    rows = state.where("kind in ('counters', 'definition')").collect()
+    names = {}
+    for row in rows:
+        definition = json.loads(row.blob)
+        if row.kind == "definition" and definition.get("op") == "queue":
+            names[int(definition["id"])] = (str(definition["vhost"]), str(definition["name"]))
+    claims = [
+        Claim(row.queue_id, *_name(names, row.queue_id), json.loads(row.blob))
+        for row in rows
+        if row.kind == "counters"
+    ]
+    return (int(rows[0].position) if rows else 0), claims
+
+
+# -- the command
+
+
+def run(spark: SparkSession, data_dir: Path, endpoint: Endpoint | None) -> Reconciliation:
+    """Reconcile a data folder: against the running broker when an endpoint is given, else against
+    its newest checkpoint. Raises LedgerIncomplete, FileNotFoundError, BrokerRefused."""
+    asked = None if endpoint is None else _ask_until_written(endpoint, data_dir)
+    rows = read_ledger(spark, data_dir, asked[0] if asked else None).cache()
+    try:
+        position, claims = asked or claims_of_checkpoint(rows)
+        return reconcile(rows, position, claims)
+    finally:
+        rows.unpersist()
+
+
+def _ask_until_written(endpoint: Endpoint, data_dir: Path) -> tuple[int, list[Claim]]:
+    """A claim whose checkpoint is in the data folder. The broker writes checkpoints beside its
+    other work, one at a time: when one was being written already, it has to be asked again."""
+    for _ in range(ASK_AGAIN):
+        position, claims = ask_broker(endpoint)
+        deadline = time.monotonic() + WRITTEN_S
+        while time.monotonic() < deadline:
+            if any(file.number == position for file in checkpoints(data_dir)):
+                return position, claims
+            time.sleep(0.02)
+    raise LedgerIncomplete(
+        f"{data_dir}: no checkpoint at position {position:#x}, the one the broker at {endpoint} "
+        "spoke of: is this its data folder?"
+    )
+
+
+def main(
+    data_dir: Path,
+    url: str | None = None,
+    user: str | None = None,
+    password: str | None = None,
+    master: str = "local[*]",
+    as_json: bool = False,
+) -> int:
+    """`tallymark pipeline reconcile`: print the equation of every queue.
+
+    Returns 0 when every difference is 0 and no message breaks the account, else 1.
+    """
+    from tallymark.spark.session import build_session
+
+    endpoint = None
+    if url is not None:
+        endpoint = Endpoint.from_url(url, user=user, password=password, retry_ms=5_000)
+    spark = build_session(master, "tallymark reconcile", brief=True)
+    try:
+        outcome = run(spark, data_dir, endpoint)
+    finally:
+        spark.stop()
+    show(outcome, as_json)
+    return 0 if outcome.balanced else 1
+
+
+def show(outcome: Reconciliation, as_json: bool = False, console: Console | None = None) -> None:
+    """Print the outcome: one JSON object, or a table with what is wrong below it."""
+    if as_json:
+        print(json.dumps({**asdict(outcome), "balanced": outcome.balanced}))
+        return
+    from rich import get_console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = console or get_console()
+    shown = [
+        name
+        for name in (*STILL_THERE, "settled", "dead_lettered")
+        if name in ("ready", "acquired", "settled") or any(map(_term(name), outcome.accounts))
+    ]
+    table = Table(title=f"The account of every queue at journal position {outcome.position:#x}")
+    table.add_column("queue", overflow="fold")
+    for heading in ("entered", *shown, "dropped", "difference"):
+        table.add_column(heading.replace("_", " "), justify="right")
+    for account in outcome.accounts:
+        reasons = [f"{count:,} {why}" for why, count in sorted(account.dropped.items())]
+        good = "green" if account.difference == 0 else "bold red"
+        table.add_row(
+            escape(f"{account.vhost}: {account.queue}".removeprefix("/: ").removeprefix(": ")),
+            f"{account.entered:,}",
+            *(f"{_term(name)(account):,}" for name in shown),
+            "\n".join(reasons) or "0",
+            f"[{good}]{account.difference:,}[/]",
+        )
+    console.print(table)
+    for account in outcome.accounts:
+        if account.before_ledger:
+            console.print(
+                f"{account.queue}: sequences 1 to {account.before_ledger:,} are older than the "
+                "ledger that is kept and were left out"
+            )
+        if not account.from_ledger:
+            console.print(f"{account.queue}: not durable, the account is the broker's own")
+    for fault in outcome.faults:
+        console.print(
+            f"[bold red]{escape(fault.queue)}: sequences {fault.first} to {fault.last}: "
+            f"{fault.fault}[/]"
+        )
+
+
+def _term(name: str) -> Callable[[Account], int]:
+    """A term of the equation by its name."""
+
+    def value(account: Account) -> int:
+        if name in STILL_THERE:
+            return account.still_there[name]
+        return account.settled if name == "settled" else account.dead_lettered
+
+    return value

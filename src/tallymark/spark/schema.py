@@ -1,0 +1,93 @@
+"""The columns a message becomes: one table, from which Spark's schema and Arrow's both come.
+
+Spark refuses a batch whose Arrow schema is not exactly the one it made itself, so each column's two
+types stand side by side here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Final
+
+import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the source."""
+
+    name: str
+    ddl: str
+    """Its type in Spark's words."""
+    arrow: pa.DataType
+    meaning: str
+
+
+_TIME: Final = pa.timestamp("us", "UTC")
+_TEXT: Final = pa.string()
+
+COLUMNS: Final = (
+    Column("queue", "string", _TEXT, "name of the queue"),
+    Column("sequence", "bigint", pa.int64(), "number in the queue; never reused"),
+    Column(
+        "lease_sequence", "bigint", pa.int64(), "dense number in the subscription; null in a browse"
+    ),
+    Column(
+        "broker_message_id", "bigint", pa.int64(), "the broker's own id, equal in all its queues"
+    ),
+    Column("timestamp", "timestamp", _TIME, "when the broker received it"),
+    Column("exchange", "string", _TEXT, "where it was published"),
+    Column("routing_key", "string", _TEXT, "with which key"),
+    Column("redelivered", "boolean", pa.bool_(), "whether it was handed out before"),
+    Column("content_type", "string", _TEXT, "as the publisher set it, here and below"),
+    Column("content_encoding", "string", _TEXT, ""),
+    Column(
+        "headers", "map<string,string>", pa.map_(_TEXT, _TEXT), "scalars as text, nested as JSON"
+    ),
+    Column("delivery_mode", "int", pa.int32(), "1 transient, 2 persistent"),
+    Column("priority", "int", pa.int32(), "0 to 255"),
+    Column("correlation_id", "string", _TEXT, ""),
+    Column("reply_to", "string", _TEXT, ""),
+    Column("expiration", "string", _TEXT, "milliseconds, as text"),
+    Column("message_id", "string", _TEXT, "the publisher's own id"),
+    Column("app_timestamp", "timestamp", _TIME, "null outside the years 1970 to 9999"),
+    Column("type", "string", _TEXT, ""),
+    Column("user_id", "string", _TEXT, ""),
+    Column("app_id", "string", _TEXT, ""),
+    Column("body", "binary", pa.binary(), "the content, exactly as it was published"),
+    Column(
+        "malformed", "boolean", pa.bool_(), "frames (body null) or properties could not be read"
+    ),
+)
+BY_NAME: Final = {column.name: column for column in COLUMNS}
+ALL: Final = tuple(BY_NAME)
+
+
+def choose(text: str | None) -> tuple[str, ...]:
+    """The columns named in an option `columns="sequence, body"`; all of them for None or "*".
+
+    In the order given. Raises ValueError for an unknown or repeated name, naming the nearest.
+    """
+    if text is None or text.strip() in ("", "*"):
+        return ALL
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in BY_NAME:
+            near = get_close_matches(name, ALL, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(ALL)}"
+            raise ValueError(f"columns: no column {name!r}{hint}")
+    if len(set(names)) != len(names):
+        raise ValueError(f"columns: {text!r} names a column twice")
+    return names
+
+
+def ddl(names: Sequence[str]) -> str:
+    """Spark's schema of these columns."""
+    return ", ".join(f"`{name}` {BY_NAME[name].ddl}" for name in names)
+
+
+def arrow(names: Sequence[str]) -> pa.Schema:
+    """Arrow's schema of these columns, as Spark makes it from `ddl`."""
+    return pa.schema([pa.field(name, BY_NAME[name].arrow) for name in names])

@@ -1,0 +1,284 @@
+"""format("tallymark"): a queue as a stream or as a batch, and the ledger as a table.
+
+Where things run: Spark keeps one Python process per streaming query, in which the reader's
+initialOffset, latestOffset, partitions and commit are called in turn; `read` runs on executors, on
+a pickled copy of the reader, and yields Arrow batches only.
+
+When a message is settled: Spark calls latestOffset(start) only after the batch that ends at `start`
+is in its commit log. So `start` is settled there, and again in commit(end), which Spark calls one
+batch later: with commit alone the last batch of an idle or an available-now query would stay leased
+for ever. Nothing else settles: stopping, failing and disconnecting mean nothing to the broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from tallymark.spark import schema
+from tallymark.spark.client import Client, Endpoint, api_path
+from tallymark.spark.decode import decode_answer
+from tallymark.spark.extents import Ints
+from tallymark.spark.options import SourceOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+READ_ROWS: Final = 8_192
+"""Rows asked for in one READ: what one Arrow batch holds."""
+
+_clients: dict[Endpoint, Client] = {}
+
+
+def shared_client(endpoint: Endpoint) -> Client:
+    """The connection of this process to that broker. Spark forks its workers and uses them again
+    and again: they keep it from task to task (Client notices the fork)."""
+    return _clients.setdefault(endpoint, Client(endpoint))
+
+
+class TallymarkDataSource(DataSource):
+    """What Spark finds under the name "tallymark". Options: see tallymark.spark.options."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tallymark"
+
+    def schema(self) -> str:
+        options = SourceOptions.parse(self.options)
+        if options.ledger is not None:
+            from tallymark.spark import ledger
+
+            return ledger.DDL
+        return schema.ddl(options.columns)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = SourceOptions.parse(self.options)
+        if options.ledger is not None:
+            from tallymark.spark.ledger import LedgerReader
+
+            return LedgerReader(options.ledger, options.upto)
+        return QueueBrowser(options.for_queue())
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return QueueStream(SourceOptions.parse(self.options).for_stream())
+
+
+class Span(InputPartition):
+    """Rows first..end-1 of a subscription's leases or of a browse plan."""
+
+    def __init__(self, first: int, end: int, source: str) -> None:
+        self.first = first
+        self.end = end
+        self.source = source
+        """The epoch of the subscription, or the browse plan."""
+
+
+class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A queue through a durable subscription.
+
+    An offset is {"subscription", "epoch", "seq"}: every lease sequence below seq has been read. The
+    epoch names the subscription's incarnation, so that an old checkpoint cannot settle messages of
+    a subscription that was deleted and made again.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._client = Client(options.endpoint)
+        self._fence: int | None = None
+        self._epoch = 0
+        self._floor = 0
+        self._target: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_fence": None}
+
+    # -- called on the driver, one after the other
+
+    def initialOffset(self) -> dict[str, Any]:
+        """The settled floor at the time of the attach; the same however often it is asked."""
+        self._attach()
+        return self._offset(self._floor)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._options.max_rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the target: what is leased now and what is ready now."""
+        self._attach()
+        stat = self._client.call("GET", self._path("stat"))
+        self._target = int(stat["next"]) + int(stat["ready"])
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Settle `start`, whose batch is committed, and lease what comes after it.
+
+        Waits up to `waitMs` for messages (not under available-now): an idle query would otherwise
+        ask about 70 times a second.
+        Raises Fenced when another reader attached, or when `start` is of another incarnation.
+        """
+        self._attach()
+        begin = self._sequence(start)
+        self._settle(begin)
+        max_rows, max_bytes = self._options.max_rows, self._options.max_bytes
+        if isinstance(limit, ReadMaxRows):
+            max_rows = limit.max_rows
+        elif isinstance(limit, ReadMaxBytes):
+            max_bytes = limit.max_bytes
+        wait_ms = self._options.wait_ms
+        if self._target is not None:
+            max_rows, wait_ms = min(max_rows, self._target - begin), 0
+            if max_rows <= 0:
+                return start
+        answer = self._client.call(
+            "POST",
+            self._path("lease"),
+            {
+                "fence": self._fence,
+                "epoch": self._epoch,
+                "start": begin,
+                "max_rows": max_rows,
+                "max_bytes": max_bytes,
+                "wait_ms": wait_ms,
+            },
+            wait_ms,
+        )
+        return self._offset(int(answer["end"]))
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Also the first call of a query that restarts in mid batch."""
+        self._attach()
+        spans = self._options.spans(self._sequence(start), self._sequence(end))
+        return [Span(first, last, str(self._epoch)) for first, last in spans]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Settle `end`; called one batch later, or never."""
+        self._attach()
+        self._settle(self._sequence(end))
+
+    def stop(self) -> None:
+        """Close the connection. The lease stays: this runs after a crash of the driver too."""
+        self._client.close()
+
+    # -- called on executors
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the messages of one span. A task tried again yields the same rows; a span settled
+        meanwhile is an error, never fewer rows."""
+        assert isinstance(partition, Span)
+        epoch = {"epoch": partition.source}
+        return read_span(self._options, partition, self._path("read"), epoch, leased=True)
+
+    # -- inside
+
+    def _attach(self) -> None:
+        """Become the one reader of the subscription, made if it does not exist."""
+        if self._fence is not None:
+            return
+        answer = self._client.call("POST", self._path("attach"), {})
+        self._fence = int(answer["fence"])
+        self._epoch = int(answer["epoch"])
+        self._floor = int(answer["floor"])
+
+    def _settle(self, end: int) -> None:
+        # The broker's answer means that the settlement is on disk.
+        body = {"fence": self._fence, "epoch": self._epoch, "end": end}
+        self._client.call("POST", self._path("settle"), body)
+
+    def _path(self, operation: str) -> str:
+        options = self._options
+        return api_path(
+            "subscriptions", options.vhost, options.queue, options.subscription, operation
+        )
+
+    def _offset(self, sequence: int) -> dict[str, Any]:
+        return {
+            "subscription": self._options.subscription,
+            "epoch": self._epoch,
+            "seq": sequence,
+        }
+
+    def _sequence(self, offset: dict[str, Any]) -> int:
+        name, epoch = offset["subscription"], int(offset["epoch"])
+        if name != self._options.subscription:
+            raise ValueError(
+                f"the checkpoint belongs to subscription {name!r}, not to "
+                f"{self._options.subscription!r}: use one checkpoint per subscription"
+            )
+        if epoch != self._epoch:
+            raise ValueError(
+                f"the checkpoint is of epoch {epoch} of subscription {name!r}, which is now at "
+                f"epoch {self._epoch}: it was deleted and made again. Begin with a new checkpoint"
+            )
+        return int(offset["seq"])
+
+
+class QueueBrowser(DataSourceReader):
+    """What is in a queue now, without taking anything out of it.
+
+    The broker pins the messages under a plan, so that all tasks see the same ones, whatever is
+    consumed meanwhile; a plan that nobody uses for ten minutes expires.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        client = Client(self._options.endpoint)
+        try:
+            path = api_path("browse", self._options.vhost, self._options.queue)
+            answer = client.call("POST", path, {})
+        finally:
+            client.close()
+        plan = str(answer["plan"])
+        # An empty list would mean "one partition, of which nothing is known" to Spark.
+        spans = self._options.spans(0, int(answer["messages"])) or [(0, 0)]
+        return [Span(low, high, plan) for low, high in spans]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Span)
+        path = api_path("browse", "plans", partition.source, "read")
+        return read_span(self._options, partition, path, {}, leased=False)
+
+
+def read_span(
+    options: SourceOptions, span: Span, path: str, query: dict[str, Any], leased: bool
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a span, READ_ROWS at a time. Raises LookupError if the broker gives others."""
+    # Batches go on as they come: a task that fails later is tried again from its beginning.
+    client = shared_client(options.endpoint)
+    for low in range(span.first, span.end, READ_ROWS):
+        high = min(low + READ_ROWS, span.end)
+        answer = client.get(path, {**query, "from": low, "to": high})
+        at = low
+        for found in decode_answer(answer, options.queue, options.columns):
+            if leased and not is_dense(found.lease_sequences, at):
+                raise LookupError(
+                    f"{options.endpoint}{path}: lease sequences from {at} on were asked for, the "
+                    f"answer has {found.lease_sequences[:3].tolist()}..."
+                )
+            at += found.batch.num_rows
+            yield found.batch
+        if at != high:
+            raise LookupError(
+                f"{options.endpoint}{path}: asked for rows {low} to {high - 1}, got {at - low} rows"
+            )
+
+
+def is_dense(numbers: Ints, first: int) -> bool:
+    """Whether the numbers are first, first + 1, first + 2, ..."""
+    expected = np.arange(first, first + len(numbers))
+    return bool((numbers == expected).all())

@@ -1,0 +1,153 @@
+"""Header tables [amqp-0.9.1 §4.2.5.5] to maps of text, many at a time.
+
+Most tables in the world hold short strings only, so those are walked entry by entry for all tables
+at once, as the properties are. A table with any other value is decoded alone, by the codec.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from tallymark.spark import extents
+from tallymark.spark.extents import Bools, Ints
+from tallymark.wire.amqp091 import fields
+from tallymark.wire.amqp091.errors import WireError
+
+MAP: Final = pa.map_(pa.string(), pa.string())
+LONG_STRING: Final = ord("S")
+QUICK_ENTRIES: Final = 32
+"""Longer tables are rare, and walked alone."""
+LAST_SECOND: Final = 253_402_300_799
+"""The last second of the year 9999: what Python and Spark can show."""
+
+
+def decode_tables(tables: pa.BinaryArray) -> tuple[pa.MapArray, Bools]:
+    """Each table (its bytes after the length) as a map, and which of them could be read.
+
+    A key that comes twice keeps its last value. An unreadable table is null.
+    """
+    if len(tables) == 0:
+        return pa.array([], MAP), np.zeros(0, np.bool_)
+    if tables.offset:
+        tables = pa.concat_arrays([tables])
+    quick, rows, keys, values = _string_tables(tables)
+    maps = _to_maps(tables, quick, rows, keys, values)
+    if maps is None:
+        quick, maps = np.zeros(len(tables), np.bool_), pa.array([], MAP)
+    readable = np.ones(len(tables), np.bool_)
+    if quick.all():
+        return maps, readable
+    alone = np.flatnonzero(~quick)
+    decoded = [_decode_alone(tables[int(i)].as_py()) for i in alone]
+    readable[alone] = [one is not None for one in decoded]
+    index = np.empty(len(tables), np.int64)
+    index[quick] = np.arange(len(maps))
+    index[alone] = len(maps) + np.arange(len(alone))
+    return pa.concat_arrays([maps, pa.array(decoded, MAP)]).take(pa.array(index)), readable
+
+
+def _string_tables(tables: pa.BinaryArray) -> tuple[Bools, Ints, Ints, Ints]:
+    """Which tables hold long strings only; and of their entries the table's number, in order, the
+    place of the key's length byte, and that of the value's length."""
+    buffers = tables.buffers()
+    offsets = np.frombuffer(buffers[1], np.int32, len(tables) + 1).astype(np.int64)
+    data = np.frombuffer(buffers[2], np.uint8) if buffers[2] else np.zeros(0, np.uint8)
+    if len(data) == 0:
+        data = np.zeros(1, np.uint8)
+    at, ends = offsets[:-1].copy(), offsets[1:]
+    active = np.flatnonzero(at < ends)
+    quick = np.ones(len(tables), np.bool_)
+    found: list[tuple[Ints, Ints, Ints]] = []
+    for _ in range(QUICK_ENTRIES):
+        if len(active) == 0:
+            break
+        key = at[active]
+        tag = key + 1 + extents.u8(data, key)
+        value = tag + 1
+        after = value + 4 + extents.u32(data, value)
+        good = (extents.u8(data, tag) == LONG_STRING) & (after <= ends[active])
+        quick[active[~good]] = False
+        active, key, value, after = active[good], key[good], value[good], after[good]
+        found.append((active, key, value))
+        at[active] = after
+        active = active[after < ends[active]]
+    quick[active] = False
+    if not found:
+        nothing = np.zeros(0, np.int64)
+        return quick, nothing, nothing, nothing
+    rows, keys, values = (np.concatenate(column) for column in zip(*found, strict=True))
+    order = np.lexsort((keys, rows))
+    order = order[quick[rows[order]]]
+    return quick, rows[order], keys[order], values[order]
+
+
+def _to_maps(
+    tables: pa.BinaryArray, quick: Bools, rows: Ints, keys: Ints, values: Ints
+) -> pa.MapArray | None:
+    """The maps of the quick tables; None when one of them names a key twice."""
+    count = int(quick.sum())
+    raw = tables.buffers()[2] or pa.py_buffer(b"\0")
+    data = np.frombuffer(raw, np.uint8) if raw.size else np.zeros(1, np.uint8)
+    names = extents.text(extents.binary(raw, keys + 1, extents.u8(data, keys)))
+    texts = extents.text(extents.binary(raw, values + 4, extents.u32(data, values)))
+    number = np.cumsum(quick) - 1
+    per_table = np.bincount(number[rows], minlength=count)
+    if len(rows) and per_table.max() > 1:
+        name = names.dictionary_encode().indices.to_numpy()
+        pairs = number[rows] * (int(name.max()) + 1) + name
+        if len(np.unique(pairs)) != len(pairs):
+            return None
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(per_table, out=offsets[1:])
+    return pa.MapArray.from_arrays(pa.array(offsets), names, texts)
+
+
+def _decode_alone(table: bytes) -> list[tuple[str, str | None]] | None:
+    """One table by the codec; None when it cannot be read."""
+    try:
+        decoded = fields.decode_table(len(table).to_bytes(4, "big") + table)
+    except WireError:
+        return None
+    return [(_shown(name), as_text(value)) for name, value in decoded.items()]
+
+
+def as_text(value: object) -> str | None:
+    """A field value as the text of a cell: scalars plainly, tables and arrays as JSON, void as
+    null, times in ISO 8601, and U+FFFD for bytes that are not UTF-8."""
+    plain = _plain(value)
+    if plain is None or isinstance(plain, str):
+        return plain
+    return json.dumps(plain, ensure_ascii=False)
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, str):
+        return _shown(value)
+    if isinstance(value, fields.Timestamp):
+        return _time(int(value))
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, dict):
+        return {_shown(str(name)): _plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _shown(text: str) -> str:
+    # The codec keeps bytes that are not UTF-8 as lone surrogates, which Arrow and JSON refuse.
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _time(seconds: int) -> str | int:
+    if seconds > LAST_SECOND:
+        return seconds
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

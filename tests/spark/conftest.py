@@ -1,0 +1,36 @@
+"""One Spark session and one broker for all tests of a process: each costs seconds to start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spark.rig import python_path
+from tests.support.process import BrokerProcess
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+if find_spec("pyspark") is None:  # the extra `spark` is not installed
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    from tallymark.spark.session import build_session
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", python_path())
+        session = build_session("local[2]", "tallymark tests", brief=True)
+        yield session
+        session.stop()
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("spark") / "data") as process:
+        yield process

@@ -1,0 +1,197 @@
+"""What the tests of the stream share: publishing, looking, and a driver that can be killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import pika
+
+from tests.support.process import BrokerProcess
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+ROOT = Path(__file__).parents[2]
+SUBSCRIPTION = "table"
+PATIENCE_S = 120.0
+LOOK_S = 0.02
+
+
+def python_path() -> str:
+    """PYTHONPATH for drivers and for Spark's workers, who import these tests' own modules."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join([str(ROOT), *(path for path in given if path)])
+
+
+def eventually(holds: Callable[[], bool], what: str) -> None:
+    """Look until it holds. What is looked at is another process, so there is nothing to wait on."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
+        time.sleep(LOOK_S)
+
+
+def publish(broker: BrokerProcess, queue: str, first: int, count: int) -> None:
+    """Messages with message-id first, first + 1, ... and body `line <id>`, each confirmed."""
+    with pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port)) as connection:
+        channel = connection.channel()
+        channel.queue_declare(queue, durable=True)
+        channel.confirm_delivery()
+        for number in range(first, first + count):
+            properties = pika.BasicProperties(delivery_mode=2, message_id=str(number))
+            channel.basic_publish("", queue, f"line {number}".encode(), properties)
+
+
+def stat(broker: BrokerProcess, queue: str, subscription: str = SUBSCRIPTION) -> dict[str, Any]:
+    """The broker's word on a subscription; {} while it does not exist."""
+    path = f"/api/subscriptions/{quote('/', safe='')}/{queue}/{subscription}/stat"
+    status, answer = broker.http("GET", path)
+    return dict(answer) if status == 200 else {}
+
+
+def floor(broker: BrokerProcess, queue: str) -> int:
+    """Every lease sequence below it is settled; -1 while nothing is attached."""
+    return int(stat(broker, queue).get("floor", -1))
+
+
+def stream(
+    spark: SparkSession, broker: BrokerProcess, queue: str, max_rows: int = 100
+) -> DataFrame:
+    from tallymark.spark.land import read_queue
+
+    options = {"maxRows": str(max_rows), "waitMs": "200"}
+    return read_queue(spark, queue, SUBSCRIPTION, url=broker.url, options=options)
+
+
+def land_the_rest(spark: SparkSession, broker: BrokerProcess, queue: str, to: Path) -> None:
+    """Run the pipeline over the same checkpoint until nothing is left, as a restart would."""
+    from tallymark.spark.land import land
+
+    query = land(stream(spark, broker, queue), to)
+    assert query.awaitTermination(int(PATIENCE_S)), query.status
+
+
+def assert_exactly_once(spark: SparkSession, to: Path, count: int) -> None:
+    """The table, as the file sink's log has it, holds messages 0..count-1 once each."""
+    rows = spark.read.parquet(str(to)).select("message_id", "body").collect()
+    assert sorted(int(row.message_id) for row in rows) == list(range(count))
+    assert all(bytes(row.body) == f"line {row.message_id}".encode() for row in rows)
+
+
+def held_at(sequence: int, folder: Path) -> Callable[[Iterator[pa.RecordBatch]], Any]:
+    """For mapInArrow: let rows below a lease sequence pass; at it make the file `held` and stand
+    still until there is a file `released`."""
+
+    def hold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            leases = batch.column("lease_sequence").to_pylist()
+            passed = sum(lease < sequence for lease in leases)
+            if passed:
+                yield batch.slice(0, passed)
+            if passed < batch.num_rows:
+                (folder / "held").touch()
+                while not (folder / "released").exists():
+                    time.sleep(LOOK_S)
+                yield batch.slice(passed)
+
+    return hold
+
+
+class Driver:
+    """driver.py in a session of its own: a query that lands a queue, to be killed with all its
+    processes."""
+
+    def __init__(
+        self, broker: BrokerProcess, queue: str, to: Path, *, trigger: str, max_rows: int, hold: int
+    ) -> None:
+        self.to = to
+        to.mkdir(parents=True, exist_ok=True)
+        self._log = to.parent / f"{to.name}.driver.log"
+        arguments = {
+            "url": broker.url, "queue": queue, "to": str(to), "trigger": trigger,
+            "max_rows": max_rows, "hold": hold, "marks": str(to.parent),
+        }  # fmt: skip
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.spark.driver", json.dumps(arguments)],
+                stdout=subprocess.PIPE,
+                env=self._environment(to.parent),
+                stderr=log,
+                start_new_session=True,
+            )
+        assert self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            started = selector.select(PATIENCE_S)
+        said = self._process.stdout.readline() if started else b"nothing"
+        if said.strip() != b"started":
+            self.kill()
+            raise AssertionError(f"driver said {said!r}: {self._log.read_text()[-3000:]}")
+
+    def _environment(self, folder: Path) -> dict[str, str]:
+        # What a killed JVM leaves behind shall lie where the test's other files are.
+        (scratch := folder / "scratch").mkdir()
+        return {
+            **os.environ,
+            "PYTHONPATH": python_path(),
+            "SPARK_LOCAL_DIRS": str(scratch),
+            "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={scratch}",
+        }
+
+    def wait_held(self) -> None:
+        """Until the batch with the hold's sequence stands still."""
+        held = self.to.parent / "held"
+        eventually(lambda: held.exists() or self._process.poll() is not None, "a held batch")
+        assert held.exists(), self._log.read_text()[-3000:]
+
+    def kill(self) -> None:
+        """kill -9 of every process the driver started and of itself."""
+        while members := list(self._members()):
+            for pid in members:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._process.poll()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def kill_between(self, written: Callable[[int], Path], committed: Callable[[int], Path]) -> int:
+        """kill -9 at a moment when `written(n)` exists and `committed(n)` does not; returns n. The
+        JVM is stopped to look, and goes on if that moment was missed."""
+        jvm = next(pid for pid in self._members() if _is_java(pid))
+        for number in range(1, 1000):
+            deadline = time.monotonic() + PATIENCE_S
+            while not written(number).exists():
+                assert time.monotonic() < deadline, f"batch {number} was never written"
+            os.kill(jvm, signal.SIGSTOP)
+            if not committed(number).exists():
+                self.kill()
+                return number
+            os.kill(jvm, signal.SIGCONT)
+        raise AssertionError("every batch was committed before it was looked at")
+
+    def _members(self) -> Iterator[int]:
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with suppress(OSError):
+                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                    if int(fields[3]) == self._process.pid and fields[0] != "Z":
+                        yield int(entry.name)
+
+
+def _is_java(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/exe").resolve().name == "java"
+    return False

@@ -1,0 +1,126 @@
+"""Options, offsets and spans of format("tallymark"): mistakes are told before anything is asked."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from tallymark.spark import ledger, schema
+from tallymark.spark.client import BrokerUnreachable, Client, Endpoint, api_path
+from tallymark.spark.land import cause, trigger_arguments
+from tallymark.spark.options import FEWEST_ROWS, SourceOptions
+from tallymark.spark.session import local_master
+from tallymark.spark.source import QueueStream, TallymarkDataSource
+
+
+def test_an_unknown_option_is_refused_and_the_nearest_named() -> None:
+    with pytest.raises(ValueError, match="did you mean 'subscription'"):
+        SourceOptions.parse({"subscribtion": "s"})
+
+
+def test_names_of_options_have_no_case() -> None:
+    assert SourceOptions.parse({"maxrows": "7", "QUEUE": "q"}).max_rows == 7
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"maxRows": "0"}, {"maxRows": "many"}, {"partitions": "-1"}, {"columns": "sequence, bdy"}],
+)
+def test_a_value_out_of_range_is_refused(given: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"expected|did you mean 'body'"):
+        SourceOptions.parse(given)
+
+
+def test_async_progress_tracking_is_refused() -> None:
+    with pytest.raises(ValueError, match="asyncProgressTrackingEnabled is refused"):
+        SourceOptions.parse({"asyncProgressTrackingEnabled": "true"})
+
+
+def test_a_stream_needs_a_subscription_and_a_queue() -> None:
+    with pytest.raises(ValueError, match='"subscription" is missing'):
+        SourceOptions.parse({"queue": "q"}).for_stream()
+    with pytest.raises(ValueError, match='"queue" is missing'):
+        SourceOptions.parse({"subscription": "s"}).for_stream()
+
+
+def test_url_gives_host_port_and_login() -> None:
+    endpoint = SourceOptions.parse({"url": "http://ann:pw@broker:99"}).endpoint
+    assert (endpoint.host, endpoint.port, endpoint.user, endpoint.password) == (
+        "broker", 99, "ann", "pw",
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="leave these options out"):
+        SourceOptions.parse({"url": "http://broker:99", "port": "1"})
+    with pytest.raises(ValueError, match="expected http"):
+        Endpoint.from_url("ftp://broker")
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 64))
+def test_spans_cover_a_range_once(first: int, rows: int, partitions: int) -> None:
+    options = SourceOptions(partitions=partitions)
+    spans = options.spans(first, first + rows)
+    at = first
+    for low, high in spans:
+        assert low == at < high
+        at = high
+    assert at == first + rows
+    assert len(spans) <= max(1, min(partitions, -(-rows // FEWEST_ROWS)))
+
+
+@pytest.mark.spark
+def test_the_schema_is_what_spark_makes_of_the_ddl(spark: SparkSession) -> None:
+    spark_type = StructType.fromDDL(schema.ddl(schema.ALL))
+    assert to_arrow_schema(spark_type, timezone="UTC") == schema.arrow(schema.ALL)
+
+
+@pytest.mark.spark
+def test_the_ledgers_schema_is_what_spark_makes_of_its_ddl(spark: SparkSession) -> None:
+    assert to_arrow_schema(StructType.fromDDL(ledger.DDL), timezone="UTC") == ledger.SCHEMA
+
+
+def test_a_reader_pickles_without_its_connection() -> None:
+    source = TallymarkDataSource({"queue": "q", "subscription": "s"})
+    reader = source.streamReader(None)  # type: ignore[arg-type]
+    assert isinstance(reader, QueueStream)
+    copy = pickle.loads(pickle.dumps(reader))
+    assert copy._options == reader._options
+
+
+def test_an_offset_of_another_subscription_is_refused() -> None:
+    reader = QueueStream(SourceOptions.parse({"queue": "q", "subscription": "mine"}))
+    with pytest.raises(ValueError, match="belongs to subscription 'theirs'"):
+        reader._sequence({"subscription": "theirs", "epoch": 0, "seq": 1})
+    with pytest.raises(ValueError, match="deleted and made again"):
+        reader._sequence({"subscription": "mine", "epoch": 9, "seq": 1})
+
+
+def test_a_broker_that_never_answers_is_named() -> None:
+    client = Client(Endpoint(port=1, retry_ms=60))
+    with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1/api/status: no answer within 60"):
+        client.call("GET", api_path("status"))
+
+
+def test_triggers() -> None:
+    assert trigger_arguments("available-now") == {"availableNow": True}
+    assert trigger_arguments("500ms") == {"processingTime": "500 milliseconds"}
+    with pytest.raises(ValueError, match="expected available-now or a period such as 30s"):
+        trigger_arguments("soon")
+
+
+def test_local_masters_try_tasks_again() -> None:
+    assert local_master("local[2]") == "local[2,4]"
+    assert local_master("local[2,1]") == "local[2,1]"
+
+
+def test_the_cause_of_a_spark_error_is_its_python_line() -> None:
+    error = RuntimeError(
+        "[STREAM_FAILED] Query [id = 1] terminated with exception: boom\n"
+        "Traceback (most recent call last):\n"
+        "tallymark.spark.client.Fenced: /api/x: attached again (HTTP 409, fenced)\n"
+    )
+    assert cause(error) == "Fenced: /api/x: attached again (HTTP 409, fenced)"
