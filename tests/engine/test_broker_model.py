@@ -1,18 +1,21 @@
 """The property that guards the run: what clients see does not depend on how input is batched.
 
-The same commands go to three brokers: everything published in one run per command; message by
-message; in one run but with no memory for bodies, so that each is read back from the journal. A
-naive model with one entry per message says what a single consumer must see.
+The same commands go to four brokers: everything published in one run per command; message by
+message; in one run but with no memory for bodies, so that each is read back from the journal;
+message by message with the backlog packed as soon as there is any. A naive model with one entry
+per message says what a single consumer must see.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tallymark.engine.errors import BrokerError
+from tallymark.engine.packing import Packing
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED, Consumer, Session
 from tests.support.engine_rig import Delivery, Rig
 
@@ -48,6 +51,7 @@ class Player:
 
     split: bool
     budget: int = 1 << 40
+    packs: bool = False
     rig: Rig = field(default_factory=Rig)
     seen: list[Delivery | str] = field(default_factory=list)
     next_number: int = 1
@@ -56,6 +60,8 @@ class Player:
     publisher: Session = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.packs:
+            self.rig.broker.packing = Packing(after=2, group=3, fresh=1)
         for name in QUEUES:
             self.rig.queue(name, durable=name == "a")
         vhost = self.rig.vhost
@@ -130,23 +136,27 @@ class Player:
 @given(st.lists(commands, max_size=40))
 def test_observations_do_not_depend_on_batching(history: list[tuple]) -> None:
     whole, split, spilled = Player(split=False), Player(split=True), Player(False, budget=0)
+    packed = Player(split=True, packs=True)
     for command in history:
-        for player in (whole, split, spilled):
+        for player in (whole, split, spilled, packed):
             player.play(command)
         assert whole.seen == split.seen
         assert whole.seen == spilled.seen
+        assert whole.seen == packed.seen
     for name in QUEUES:
         assert whole.rig.ready(name) == split.rig.ready(name)
         assert whole.rig.vhost.queues[name].counters() == split.rig.vhost.queues[name].counters()
     assert whole.rig.confirmed == split.rig.confirmed
+    for player in (whole, split, spilled, packed):
+        check_released(player)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(commands, max_size=30), st.booleans(), st.integers(0, 30))
+@given(st.lists(commands, max_size=30), st.booleans(), st.integers(0, 30), st.booleans())
 def test_a_restart_keeps_the_account_and_the_order(
-    history: list[tuple], clean: bool, checkpoint_at: int
+    history: list[tuple], clean: bool, checkpoint_at: int, packs: bool
 ) -> None:
-    player = Player(split=False)
+    player = Player(split=packs, packs=packs)
     for i, command in enumerate(history):
         player.play(command)
         if i == checkpoint_at:
@@ -186,6 +196,20 @@ def test_a_restart_keeps_the_account_and_the_order(
     for number, redelivered in zip(ready, again, strict=True):
         assert redelivered or number not in delivered
     assert "b" not in after.vhost.queues
+
+
+def check_released(player: Player) -> None:
+    """Empty everything: then every stored extent has been released, each exactly once."""
+    rig = player.rig
+    rig.broker.close_session(player.session, lost=True)
+    for name in QUEUES:
+        rig.broker.purge(rig.vhost.queues[name])
+    for _ in range(3):
+        rig.turn()
+    assert rig.broker.store.resident_bytes == 0
+    covered = sorted(rig.released)
+    assert all(a + n <= b for (a, n), (b, _) in pairwise(covered)), "released twice"
+    assert sum(n for _, n in covered) == rig.log.stored_bytes
 
 
 class Model:

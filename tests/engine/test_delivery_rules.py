@@ -373,3 +373,17 @@ def test_bytes_found_gone_after_a_restart_end_as_lost_and_the_rest_is_served() -
     again.turn()
     again.broker.check()
     assert again.ready("q") == list(range(20, 30))
+
+
+def test_after_a_crash_few_messages_that_never_left_are_flagged() -> None:
+    rig = Rig()
+    queue, session = rig.queue("q"), rig.session()
+    rig.broker.set_prefetch(session, 1, shared=False)
+    rig.broker.consume(session, queue, "c", False, False, 0, {})
+    rig.publish(session, "q", list(range(20_000)))
+    for tag in range(1, 101):
+        rig.settle_down()
+        rig.broker.settle(session, tag, tag, ACCEPTED)
+    after = rig.restart()
+    flagged = sum(len(p) for p in after.vhost.queues["q"].slices() if p.acquired)
+    assert 1 <= flagged <= 300

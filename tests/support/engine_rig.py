@@ -14,7 +14,7 @@ from tallymark.engine.broker import Broker, Part
 from tallymark.engine.effects import Cancelled, Confirm, Deliver, Durable, Effect
 from tallymark.engine.message import Payload, Route, Slice
 from tallymark.engine.queue import Queue
-from tallymark.engine.records import Record
+from tallymark.engine.records import Record, expanded
 from tallymark.engine.restore import Restorer, snapshot
 from tallymark.engine.session import Connection, Session
 
@@ -41,15 +41,19 @@ def numbers(piece: Slice) -> list[int]:
 
 
 class MemoryLog:
-    """What a journal keeps, as records; `synced` is how many blocks are on disk."""
+    """What a journal keeps, as records and bytes; a position is an offset into the bytes."""
 
     def __init__(self) -> None:
         self.blocks: list[list[Record]] = []
-        self.base = 0
-        self.bytes: dict[int, bytes] = {}
+        self.bytes = bytearray()
         self.checkpoint: list[Record] = []
         self.synced = 0
-        self.end = 0
+        self.stored_bytes = 0
+        """Bytes of payloads among them."""
+
+    @property
+    def end(self) -> int:
+        return len(self.bytes)
 
     def commit(self, block: list[Record]) -> int:
         for record in block:
@@ -57,15 +61,16 @@ class MemoryLog:
                 payload = record.payload
                 assert payload is not None
                 assert payload.raw is not None
-                self.end += 1
-                payload.position = self.end
-                self.bytes[self.end] = payload.raw
-        self.end += 1
+                payload.position = len(self.bytes)
+                self.bytes += payload.raw
+                self.stored_bytes += payload.size
+        self.bytes += b"."  # every block moves the end
         self.blocks.append(block)
         return self.end
 
     def fetch(self, payload: Payload) -> bytes:
-        return self.bytes[payload.position]
+        assert 0 <= payload.position <= len(self.bytes) - payload.size
+        return bytes(self.bytes[payload.position : payload.position + payload.size])
 
 
 class Rig:
@@ -80,6 +85,8 @@ class Rig:
         self.confirmed: dict[int, int] = {}
         self.cancelled: list[str] = []
         self.durable: list[object] = []
+        self.released: list[tuple[int, int]] = []
+        """Extents of the log that the broker says it needs no more."""
         if log is not None:
             Restorer(self.broker).run(self._records())
         self.vhost = self.broker.add_vhost("/")
@@ -186,6 +193,7 @@ class Rig:
             log.synced = log.end
         effects += broker.synced(log.synced)
         out = self._carry_out(effects)
+        self.released += broker.store.released
         broker.store.released.clear()
         broker.spill(budget, 1 << 60)
         return out
@@ -231,7 +239,7 @@ class Rig:
     def checkpoint(self, clean: bool = False) -> None:
         """Replace the log so far by a snapshot."""
         self.turn()
-        self.log.checkpoint = snapshot(self.broker, clean)
+        self.log.checkpoint = list(expanded(snapshot(self.broker, clean)))
         self.log.blocks = []
 
     def restart(self, clean: bool = False) -> Rig:
@@ -244,6 +252,7 @@ class Rig:
     def ready(self, name: str) -> list[int]:
         """What is ready in a queue, in order."""
         out = []
+        self.vhost.queues[name].unpack()
         for piece in self.vhost.queues[name].slices():
             self.broker.store.load(piece.payload)
             out += numbers(piece)

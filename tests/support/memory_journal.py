@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tallymark.engine.message import Payload
-from tallymark.engine.records import MOVED, PAYLOAD, Record
+from tallymark.engine.records import MOVED, PAYLOAD, Record, expanded
 from tallymark.journal.journal import BytesLost
 from tallymark.journal.layout import (
     CHECKPOINT,
@@ -130,7 +130,7 @@ class MemoryJournal:
     def checkpoint(self, records: list[Record], now_ms: int) -> bool:
         self.sync()
         packer = Packer()
-        packer.load(records, REFERENCED)
+        packer.load(list(expanded(records)), REFERENCED)
         block = packer.finish(self.end >> 32, 0, 0, 0, self.end, now_ms, CHECKPOINT)
         self.checkpoints.append((self.end, b"".join(block)))
         return True

@@ -25,6 +25,7 @@ from tallymark.engine.effects import Cancelled, Effect, Signal
 from tallymark.engine.errors import AccessRefused, NotAllowed, NotFound
 from tallymark.engine.leases import Leases
 from tallymark.engine.message import ON_ITS_WAY, Payload, Slice
+from tallymark.engine.packing import Packing
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.session import UNLIMITED, Connection, Consumer, Session
@@ -91,6 +92,9 @@ class Broker:
         """Every queue by id."""
         self.connections: dict[int, Connection] = {}
         self.published = 0
+        self.packing = Packing()
+        self._deep: list[Queue] = []
+        """Queues whose newest slices may be packed."""
         self.get_must_wait = False
         """Whether the message that `get` gave out last has to wait for `await_durable`."""
 
@@ -274,6 +278,8 @@ class Broker:
             out.append(Record(records.PAYLOAD, 0, payload.first_id, count, now_ms, payload))
         for queue in queues:
             first = queue.push(payload)
+            if queue.loose > self.packing.look_after and not queue.deep:
+                self._note_depth(queue)
             if queue.stored:
                 if kept:
                     out.append(Record(records.ENTERED, queue.id, first, count, now_ms, payload))
@@ -319,6 +325,8 @@ class Broker:
             n = part.hi - part.lo
             for queue in part.targets.queues:
                 first = queue.push_part(payload, part.lo, part.hi)
+                if queue.loose > self.packing.look_after and not queue.deep:
+                    self._note_depth(queue)
                 if queue.consumers:
                     self.dispatcher.mark(queue)
                 if not queue.stored:
@@ -437,12 +445,7 @@ class Broker:
         head = queue.head()
         if head is None:
             return None
-        self.get_must_wait = (
-            queue.stored
-            and not head.acquired
-            and not no_ack
-            and not self.dispatcher.cover(queue, head.first + 1)
-        )
+        self.get_must_wait = queue.stored and not self.dispatcher.cover(queue, head.first + 1)
         self.store.load(head.payload)
         piece = queue.take(1)
         return piece, self.dispatcher.acquire(session, queue, piece, None, no_ack)
@@ -484,6 +487,7 @@ class Broker:
 
     def pin(self, queue: Queue) -> list[Slice]:
         """What is ready now, as slices whose bytes stay readable until `unpin`."""
+        queue.unpack()
         pieces = [Slice(p.payload, p.lo, p.hi, p.first, p.acquired) for p in queue.slices()]
         for piece in pieces:
             piece.payload.live += len(piece)
@@ -560,6 +564,31 @@ class Broker:
         """Keep at most `budget` bytes of payloads in memory where that can be done: those in the
         journal below `written` need no memory. Call when the turn's effects are carried out."""
         self.store.spill(budget, written, self.records, self.now_ms)
+        if self._deep:
+            self._pack(written)
+
+    def pack_all(self, written: int) -> None:
+        """After a restart: pack what deep backlogs hold; all of it is in the journal."""
+        for queue in self.queues.values():
+            queue.loose = len(queue.fresh)
+            if queue.loose > self.packing.look_after:
+                self._note_depth(queue)
+        self._pack(written)
+
+    def _note_depth(self, queue: Queue) -> None:
+        if len(queue.fresh) > self.packing.after:
+            queue.deep = True
+            self._deep.append(queue)
+        else:
+            queue.loose = 0
+
+    def _pack(self, written: int) -> None:
+        for queue in self._deep:
+            queue.deep = False
+            for payload in self.packing.pack_newest(queue.fresh, queue.loose, written):
+                self.store.forget(payload)
+            queue.loose = self.packing.fresh
+        self._deep.clear()
 
     def check(self) -> None:
         """Assert the account of every queue against itself and against the sessions [LC-5]."""

@@ -224,19 +224,17 @@ class Dispatcher:
     def cover(self, queue: Queue, upto: int) -> bool:
         """Ask the journal to mark sequences below `upto` as possibly delivered.
 
-        Returns whether the disk is already known to say so. The mark is set ahead, twice as far
-        each time, so that steady delivery never waits.
+        Returns whether the disk is already known to say so. The mark is set ahead and renewed at
+        half way, each time twice as far, so that steady delivery never waits.
         """
         if upto + queue.reserve // 2 > queue.mark:
+            queue.reserve = min(max(queue.reserve * 2, SMALLEST_RESERVE), LARGEST_RESERVE)
             queue.mark = upto + queue.reserve
-            queue.reserve = min(queue.reserve * 2, LARGEST_RESERVE)
             self.records.append(Record(records.MARK, queue.id, queue.mark, 0, self.now_ms))
             self.mark_waits.append(MarkWait(queue, queue.mark))
         return upto <= queue.mark_durable
 
     def _within_mark(self, queue: Queue, head: Slice, n: int) -> int:
-        if head.acquired:
-            return n
         if self.cover(queue, head.first + n):
             return n
         return queue.mark_durable - head.first

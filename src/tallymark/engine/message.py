@@ -19,6 +19,8 @@ NOWHERE: Final = -1
 """Position of a payload that the journal was never asked to keep."""
 ON_ITS_WAY: Final = -2
 """Position of a payload whose record is emitted but not yet committed."""
+PACKED: Final = -3
+"""Position of a packed payload: each of its messages has its own."""
 
 
 @final
@@ -30,6 +32,23 @@ class Route:
     def __init__(self, exchange: str, key: str) -> None:
         self.exchange = exchange
         self.key = key
+
+
+@final
+class Pack:
+    """Where each message of a packed payload is, as columns: 24 bytes a message, and 4 of cuts."""
+
+    __slots__ = ("arrivals", "ids", "positions", "taken")
+
+    def __init__(self, positions: array[int], ids: array[int], arrivals: array[int]) -> None:
+        self.positions = positions
+        """array('Q'): journal position of each message's bytes."""
+        self.ids = ids
+        """array('Q'): broker-wide message ids."""
+        self.arrivals = arrivals
+        """array('Q'): wall times of arrival, milliseconds since 1970."""
+        self.taken = 0
+        """How many, from the front, were taken out again: payloads of their own."""
 
 
 @final
@@ -51,6 +70,7 @@ class Payload:
         "position",
         "live",
         "size",
+        "pack",
     )
 
     def __init__(
@@ -88,6 +108,22 @@ class Payload:
         """How many (queue, message) pairs still need these bytes; 0 releases them."""
         self.size = cuts[self.count]
         """Bytes of raw."""
+        self.pack: Pack | None = None
+        """Set when this stands for many small payloads of a deep backlog (packing.py): it has no
+        raw and no position of its own, and its messages are taken out as `single` ones."""
+
+    def single(self, i: int) -> Payload:
+        """Message i of a packed payload as a payload of its own, bytes in the journal."""
+        pack = self.pack
+        assert pack is not None
+        size = self.cuts[i + 1] - self.cuts[i]
+        route = self.routes[i] if self.routes is not None else self.route
+        one = Payload(
+            self.format, None, array("I", (0, size)), route, None, pack.ids[i], pack.arrivals[i],
+            self.persistent, self.largest_frame,
+        )  # fmt: skip
+        one.position = pack.positions[i]
+        return one
 
 
 @final

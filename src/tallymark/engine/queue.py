@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from tallymark.engine import records
 from tallymark.engine.message import Payload, Slice
+from tallymark.engine.packing import unpack_all, unpack_head
 
 if TYPE_CHECKING:
     from tallymark.engine.session import Consumer
@@ -62,7 +63,9 @@ class Queue:
         "fresh",
         "had_consumer",
         "id",
+        "deep",
         "leased",
+        "loose",
         "mark",
         "mark_durable",
         "name",
@@ -105,6 +108,10 @@ class Queue:
 
         self.returned: list[Slice] = []
         self.fresh: deque[Slice] = deque()
+        self.loose = 0
+        """How many of the newest slices were not yet looked at for packing."""
+        self.deep = False
+        """Whether the Broker has it on its list of queues to pack."""
         self.ready = 0
         self.ready_bytes = 0
         self.acquired = 0
@@ -129,8 +136,8 @@ class Queue:
         """Sequences below it may have been handed out, as far as the journal was told."""
         self.mark_durable = 0
         """The same, as far as the disk is known to say so. Nothing at or above it is handed out."""
-        self.reserve = 64
-        """How far ahead the next mark is set."""
+        self.reserve = 0
+        """How far ahead the present mark was set."""
 
     # -- ready messages
 
@@ -142,6 +149,7 @@ class Queue:
         self.ready += count
         self.ready_bytes += payload.size
         self.fresh.append(Slice(payload, 0, count, first, 0))
+        self.loose += 1
         return first
 
     def push_part(self, payload: Payload, lo: int, hi: int) -> int:
@@ -158,13 +166,19 @@ class Queue:
                 last.hi = hi
                 return first
         fresh.append(Slice(payload, lo, hi, first, 0))
+        self.loose += 1
         return first
 
     def head(self) -> Slice | None:
         """The slice that leaves next; its bytes may not be in memory."""
         if self.returned:
             return self.returned[0]
-        return self.fresh[0] if self.fresh else None
+        fresh = self.fresh
+        if not fresh:
+            return None
+        if fresh[0].payload.pack is not None:
+            unpack_head(fresh)
+        return fresh[0]
 
     def take(self, n: int) -> Slice:
         """Take n messages off the head slice (0 < n <= its length): ready becomes acquired."""
@@ -219,6 +233,10 @@ class Queue:
     def slices(self) -> list[Slice]:
         """Every ready slice, in order. The queue's own objects: do not change them."""
         return [*self.returned, *self.fresh]
+
+    def unpack(self) -> None:
+        """Take every packed message out, for a reader of the whole queue. O(messages)."""
+        self.fresh = unpack_all(self.fresh)
 
     def clear(self) -> list[Slice]:
         """Take everything ready out, uncounted: the caller drops it with `drop_ready`."""

@@ -7,6 +7,7 @@ is emitted in one turn.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Final, final
 
 from tallymark.engine.message import Payload
@@ -115,3 +116,27 @@ class Record:
         self.reason = reason
         self.flags = flags
         self.blob = blob
+
+
+def expanded(records: Iterable[Record]) -> Iterator[Record]:
+    """The records of a checkpoint as they are stored: a LIVE record of a packed payload becomes a
+    PAYLOAD and a LIVE record for each of its messages."""
+    for record in records:
+        payload = record.payload
+        if payload is None or payload.pack is None:
+            yield record
+            continue
+        for i in range(record.count):
+            one = payload.single(record.lo + i)
+            yield Record(PAYLOAD, 0, one.first_id, 1, record.time_ms, one)
+            yield Record(
+                LIVE,
+                record.queue,
+                record.first + i,
+                1,
+                record.time_ms,
+                one,
+                owner=record.owner,
+                other=record.other,
+                flags=record.flags,
+            )

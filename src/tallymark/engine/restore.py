@@ -30,7 +30,16 @@ _REASONS: Final = {name: reason for reason, name in records.DROP_REASONS.items()
 class _QueueHistory:
     """What the records say of one queue, before it is worked out."""
 
-    __slots__ = ("acquired", "entered", "finished", "handed_out", "mark", "queue", "transient")
+    __slots__ = (
+        "acquired",
+        "entered",
+        "finished",
+        "handed_out",
+        "mark",
+        "queue",
+        "released",
+        "transient",
+    )
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
@@ -43,6 +52,8 @@ class _QueueHistory:
         """Held by a consumer when the log ends."""
         self.handed_out = IntervalSet()
         """Ever handed out and given back."""
+        self.released: list[Slice] = []
+        """Given up by subscriptions that were dropped: a checkpoint names it only as leased."""
         self.mark = 0
 
 
@@ -190,7 +201,12 @@ class Restorer:
                 del self._broker.leases.subscriptions[subscription.epoch]
 
     def _drop_subscription(self, subscription: Subscription) -> None:
-        subscription.release()
+        history = self._histories[subscription.queue.id]
+        for piece in subscription.release():
+            if piece.payload.persistent:
+                history.released.append(piece)
+            else:
+                history.transient.add(piece.first, piece.first + len(piece))
         subscription.queue.subscriptions.remove(subscription)
         del self._broker.leases.subscriptions[subscription.epoch]
 
@@ -214,6 +230,8 @@ class Restorer:
         gone = history.finished
         for low, high in leased:
             gone.add(low, high)
+        if history.released:
+            _readmit(history)
         history.entered.sort(key=lambda piece: piece.first)
         for whole in history.entered:
             for low, high in gone.gaps(whole.first, whole.first + len(whole)):
@@ -259,6 +277,18 @@ class Restorer:
             queue.fresh.append(piece)
 
 
+def _readmit(history: _QueueHistory) -> None:
+    """What dropped subscriptions gave up entered too, if only before the checkpoint."""
+    known = IntervalSet()
+    for piece in history.entered:
+        known.add(piece.first, piece.first + len(piece))
+    for piece in history.released:
+        for low, high in known.gaps(piece.first, piece.first + len(piece)):
+            lo = piece.lo + low - piece.first
+            history.entered.append(Slice(piece.payload, lo, lo + high - low, low, piece.acquired))
+            known.add(low, high)
+
+
 def _set_counters(queue: Queue, counters: dict[str, object]) -> None:
     for name in ("entered", "settled"):
         value = counters[name]
@@ -270,11 +300,12 @@ def _set_counters(queue: Queue, counters: dict[str, object]) -> None:
 
 
 def live_payloads(broker: Broker) -> list[Payload]:
-    """Every payload that some stored queue still needs, each once."""
+    """Every payload that some queue still needs, each once; packed ones excepted."""
     found: dict[int, Payload] = {}
     for queue in broker.queues.values():
         for piece in queue.slices():
-            found[id(piece.payload)] = piece.payload
+            if piece.payload.pack is None:
+                found[id(piece.payload)] = piece.payload
         for subscription in queue.subscriptions:
             for lease in subscription.leases:
                 found[id(lease.slice.payload)] = lease.slice.payload
@@ -328,7 +359,7 @@ def _in_flight(broker: Broker) -> list[InFlight]:
 
 def snapshot(broker: Broker, clean: bool) -> list[Record]:
     """The records from which a Restorer makes this broker again. Take it right after a commit:
-    it speaks of the journal up to there.
+    it speaks of the journal up to there. What is packed is written out by records.expanded.
 
     clean: nobody is connected and nobody will be: what was handed out is known exactly, so that
     the marks are left out and only what really was delivered comes back flagged.
@@ -412,7 +443,9 @@ def _add_live(
     now_ms: int,
 ) -> None:
     payload: Payload | None = None
-    if piece.payload.persistent and piece.payload.position >= 0:
+    if piece.payload.pack is not None:
+        payload = piece.payload
+    elif piece.payload.persistent and piece.payload.position >= 0:
         payload = _add_payload(piece.payload, placed, out, now_ms)
     out.append(
         Record(

@@ -83,9 +83,13 @@ class Store:
         for payload in self._dead:
             if payload.live:
                 continue
-            if payload.raw is not None:
-                self._drop_bytes(payload)
-            if payload.position >= 0:
+            self.forget(payload)
+            pack = payload.pack
+            if pack is not None:
+                cuts = payload.cuts
+                for i in range(pack.taken, payload.count):
+                    self.released.append((pack.positions[i], cuts[i + 1] - cuts[i]))
+            elif payload.position >= 0:
                 self.released.append((payload.position, payload.size))
                 payload.position = NOWHERE
         self._dead.clear()
@@ -126,6 +130,11 @@ class Store:
                 self._unused -= 1
         held.reverse()
         residents.extend(held)
+
+    def forget(self, payload: Payload) -> None:
+        """Its bytes in memory are needed no longer."""
+        if payload.raw is not None:
+            self._drop_bytes(payload)
 
     def _drop_bytes(self, payload: Payload) -> None:
         payload.raw = None

@@ -10,11 +10,12 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Final, final
 
-from tallymark.engine.records import Record
+from tallymark.engine.records import Record, expanded
 from tallymark.journal.files import Files
 from tallymark.journal.layout import (
     CHECKPOINT,
@@ -75,11 +76,13 @@ class Job:
 class Done:
     """How a job ended. problem is empty when it succeeded."""
 
-    __slots__ = ("job", "problem", "size")
+    __slots__ = ("full", "job", "problem", "size")
 
-    def __init__(self, job: Job, problem: str, size: int) -> None:
+    def __init__(self, job: Job, problem: str, size: int, full: bool = False) -> None:
         self.job = job
         self.problem = problem
+        self.full = full
+        """The disk had no room for it: it may be tried again."""
         self.size = size
         """STRIP: bytes of the ledger file."""
 
@@ -141,13 +144,13 @@ class Cleaner:
         except OSError as error:
             if not is_full(error) or not self._spares.give_up_one():
                 if is_full(error):
-                    return Done(job, str(error), 0)
+                    return Done(job, str(error), 0, True)
                 raise
         try:
             return self._carried_out(job)
         except OSError as error:
             if is_full(error):
-                return Done(job, str(error), 0)
+                return Done(job, str(error), 0, True)
             raise
 
     def _carried_out(self, job: Job) -> Done:
@@ -200,9 +203,9 @@ def _checkpoint_chunks(job: Job) -> Iterator[list[bytes]]:
     packer = Packer()
     segment = job.position >> 32
     number = 0
-    records = job.records
-    for first in range(0, len(records), _CHECKPOINT_ROWS):
-        packer.load(records[first : first + _CHECKPOINT_ROWS], REFERENCED)
+    records = expanded(job.records)
+    while chunk := list(islice(records, _CHECKPOINT_ROWS)):
+        packer.load(chunk, REFERENCED)
         yield packer.finish(segment, 0, number, 0, job.position, job.time_ms, CHECKPOINT)
         number += 1
     yield [bare_block(segment, number, 0, job.time_ms, CHECKPOINT | SEALED, HEADER, job.position)]

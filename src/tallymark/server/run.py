@@ -171,6 +171,7 @@ def _restore(broker: Broker, journal: Journal) -> None:
     lost = [p for p in live_payloads(broker) if not journal.retain(p.position, p.size)]
     if lost:
         log.error("messages.lost", count=drop_lost(broker, lost))
+    broker.pack_all(1 << 62)
 
 
 def _settings(node: Node) -> Settings:
