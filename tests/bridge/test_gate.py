@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tallymark.wire.amqp091.methods import (
     BasicAck,
+    BasicConsume,
     BasicGet,
     BasicGetOk,
     ChannelClose,
@@ -131,3 +132,19 @@ def test_an_error_behind_a_gate_waits_behind_it() -> None:
     first, second = peer.hear()
     assert first == (1, QueueDeclareOk("q", 0, 0))
     assert isinstance(second[1], ChannelClose)
+
+
+def test_nothing_is_taken_from_a_queue_for_output_that_waits() -> None:
+    rig = Rig()
+    peer, other = rig.connect(), rig.connect()
+    peer.ask(QueueDeclare("t"), BasicConsume("t", no_ack=True))
+    rig.hold_disk = True
+    peer.ask(QueueDeclare("d", durable=True))
+    for _ in range(5):
+        other.ask(other.publish(b"x", "t"))
+    queue = rig.broker.vhost("/").queues["t"]
+    assert queue.ready == 5
+    rig.hold_disk = False
+    assert peer.hear() == [(1, QueueDeclareOk("d", 0, 0))]
+    assert len(peer.hear()) == 5
+    assert queue.ready == 0

@@ -61,7 +61,7 @@ class Player:
 
     def __post_init__(self) -> None:
         if self.packs:
-            self.rig.broker.packing = Packing(after=2, group=3, fresh=1)
+            self.rig.broker.backlogs.packing = Packing(after=2, group=3, fresh=1)
         for name in QUEUES:
             self.rig.queue(name, durable=name == "a")
         vhost = self.rig.vhost

@@ -13,7 +13,7 @@ MANY = 5 * UNPACK
 
 def deep(n: int) -> Rig:
     rig = Rig()
-    rig.broker.packing = Packing(after=10, group=2 * UNPACK, fresh=2)
+    rig.broker.backlogs.packing = Packing(after=10, group=2 * UNPACK, fresh=2)
     rig.queue("q")
     session = rig.session()
     for number in range(n):
@@ -53,7 +53,7 @@ def test_a_packed_backlog_survives_a_checkpoint_and_a_restart() -> None:
     rig.broker.settle_up_to(session, 5, ACCEPTED)
     rig.checkpoint()
     after = rig.restart()
-    after.broker.packing = Packing(after=10, group=UNPACK, fresh=2)
+    after.broker.backlogs.packing = Packing(after=10, group=UNPACK, fresh=2)
     after.broker.pack_all(after.log.end)
     after.turn()
     after.broker.check()

@@ -228,8 +228,15 @@ class Amqp091:
         return self.wire.next_deadline()
 
     def take_output(self) -> list[bytes]:
-        """What to write now, in order."""
-        return self._gate.take(self._now_ms)
+        """What to write now, in order. While some of it waits for the disk, nothing is taken from
+        a queue for this connection: it would only pile up behind the gate."""
+        chunks = self._gate.take(self._now_ms)
+        connection = self.connection
+        if connection is not None and connection.gated != self._gate.shut:
+            connection.gated = self._gate.shut
+            if not connection.gated:
+                self.broker.wake(connection)
+        return chunks
 
     def login_succeeded(self, permissions: Permissions) -> None:
         """The pending login is good."""

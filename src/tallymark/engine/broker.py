@@ -19,13 +19,13 @@ from collections.abc import Callable
 from typing import Final, final
 
 from tallymark.engine import definitions, records
+from tallymark.engine.backlogs import Backlogs
 from tallymark.engine.delivery import TURN_BYTES, Dispatcher
 from tallymark.engine.durability import Durability
 from tallymark.engine.effects import Cancelled, Effect, Signal
 from tallymark.engine.errors import AccessRefused, NotAllowed, NotFound
 from tallymark.engine.leases import Leases
 from tallymark.engine.message import ON_ITS_WAY, Payload, Slice
-from tallymark.engine.packing import Packing
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.session import UNLIMITED, Connection, Consumer, Session
@@ -92,9 +92,7 @@ class Broker:
         """Every queue by id."""
         self.connections: dict[int, Connection] = {}
         self.published = 0
-        self.packing = Packing()
-        self._deep: list[Queue] = []
-        """Queues whose newest slices may be packed."""
+        self.backlogs = Backlogs(self.store)
         self.get_must_wait = False
         """Whether the message that `get` gave out last has to wait for `await_durable`."""
 
@@ -276,10 +274,11 @@ class Broker:
         if kept:
             payload.position = ON_ITS_WAY
             out.append(Record(records.PAYLOAD, 0, payload.first_id, count, now_ms, payload))
+        look_after = self.backlogs.packing.look_after
         for queue in queues:
             first = queue.push(payload)
-            if queue.loose > self.packing.look_after and not queue.deep:
-                self._note_depth(queue)
+            if queue.loose > look_after:
+                self.backlogs.note(queue)
             if queue.stored:
                 if kept:
                     out.append(Record(records.ENTERED, queue.id, first, count, now_ms, payload))
@@ -321,12 +320,13 @@ class Broker:
                 Record(records.PAYLOAD, 0, payload.first_id, payload.count, now_ms, payload)
             )
         entered: dict[int, Record] = {}
+        look_after = self.backlogs.packing.look_after
         for part in parts:
             n = part.hi - part.lo
             for queue in part.targets.queues:
                 first = queue.push_part(payload, part.lo, part.hi)
-                if queue.loose > self.packing.look_after and not queue.deep:
-                    self._note_depth(queue)
+                if queue.loose > look_after:
+                    self.backlogs.note(queue)
                 if queue.consumers:
                     self.dispatcher.mark(queue)
                 if not queue.stored:
@@ -369,7 +369,9 @@ class Broker:
         if tag in session.consumers:
             raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
         consumers = queue.consumers
-        if consumers and (exclusive or consumers[0].exclusive):
+        if (consumers and (exclusive or consumers[0].exclusive)) or (
+            exclusive and queue.subscriptions
+        ):
             raise AccessRefused(f"queue '{queue.name}' in vhost '{queue.vhost}' in exclusive use")
         consumer = Consumer(
             self.owner_ids(),
@@ -564,31 +566,13 @@ class Broker:
         """Keep at most `budget` bytes of payloads in memory where that can be done: those in the
         journal below `written` need no memory. Call when the turn's effects are carried out."""
         self.store.spill(budget, written, self.records, self.now_ms)
-        if self._deep:
-            self._pack(written)
+        self.backlogs.pack(written)
 
     def pack_all(self, written: int) -> None:
-        """After a restart: pack what deep backlogs hold; all of it is in the journal."""
+        """After a restore: pack what deep backlogs hold; all of it is in the journal."""
         for queue in self.queues.values():
-            queue.loose = len(queue.fresh)
-            if queue.loose > self.packing.look_after:
-                self._note_depth(queue)
-        self._pack(written)
-
-    def _note_depth(self, queue: Queue) -> None:
-        if len(queue.fresh) > self.packing.after:
-            queue.deep = True
-            self._deep.append(queue)
-        else:
-            queue.loose = 0
-
-    def _pack(self, written: int) -> None:
-        for queue in self._deep:
-            queue.deep = False
-            for payload in self.packing.pack_newest(queue.fresh, queue.loose, written):
-                self.store.forget(payload)
-            queue.loose = self.packing.fresh
-        self._deep.clear()
+            self.backlogs.look_at(queue)
+        self.backlogs.pack(written)
 
     def check(self) -> None:
         """Assert the account of every queue against itself and against the sessions [LC-5]."""

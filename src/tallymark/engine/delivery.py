@@ -106,7 +106,7 @@ class Dispatcher:
         if queue.ready:
             for consumer in consumers:
                 connection = consumer.session.connection
-                if connection.room <= 0 and not connection.paused:
+                if connection.room <= 0 and not (connection.paused or connection.gated):
                     self.again.append(queue)
                     break
 

@@ -1,9 +1,12 @@
-"""Deep backlogs of small payloads, kept as columns: about 32 bytes a message instead of 330.
+"""Deep backlogs of single messages, kept as columns: about 32 bytes a message instead of 330.
 
 What arrives a message at a time makes a payload and a slice for each. Beyond a few thousand
 slices in one queue, the newest ones whose bytes are in the journal become one packed payload and
 one slice per few hundred. When a packed slice reaches the head of its queue, its
 messages are taken out again, a few at a time, so that nobody but the queue ever meets one.
+
+Only payloads of one message: a lease or a relocation names a payload by its position, and a part
+of a larger one would be named by a position that no earlier row of the journal knows.
 """
 
 from __future__ import annotations
@@ -14,21 +17,17 @@ from typing import Final, final
 
 from tallymark.engine.message import PACKED, Pack, Payload, Slice
 
-SMALL: Final = 16
-"""Messages in a slice that is worth packing, at most."""
 UNPACK: Final = 64
 """Messages taken out of a packed slice at a time."""
 
 
 def is_packable(piece: Slice, written: int) -> bool:
-    """Whether the slice is all there is of its payload, and the journal has its bytes."""
+    """Whether the slice is all there is of a single message, and the journal has its bytes."""
     payload = piece.payload
-    count = piece.hi - piece.lo
     return (
-        count <= SMALL
+        payload.count == 1
         and payload.pack is None
-        and payload.count == count
-        and payload.live == count
+        and payload.live == 1
         and payload.persistent
         and piece.acquired == 0
         and payload.position >= 0
@@ -44,14 +43,12 @@ def pack(pieces: list[Slice]) -> Slice:
     end = largest_frame = 0
     for piece in pieces:
         payload = piece.payload
-        own = payload.cuts
-        for i in range(payload.count):
-            positions.append(payload.position + own[i])
-            ids.append(payload.first_id + i)
-            arrivals.append(payload.arrived_ms)
-            routes.append(payload.routes[i] if payload.routes is not None else payload.route)
-            end += own[i + 1] - own[i]
-            cuts.append(end)
+        positions.append(payload.position)
+        ids.append(payload.first_id)
+        arrivals.append(payload.arrived_ms)
+        routes.append(payload.route)
+        end += payload.size
+        cuts.append(end)
         largest_frame = max(largest_frame, payload.largest_frame)
     first = pieces[0].payload
     route = routes[0]
@@ -70,7 +67,7 @@ def pack(pieces: list[Slice]) -> Slice:
 class Packing:
     """When a backlog is worth packing, in slices."""
 
-    __slots__ = ("after", "fresh", "group")
+    __slots__ = ("after", "fresh", "group", "look_after")
 
     def __init__(self, after: int = 4096, group: int = 512, fresh: int = 256) -> None:
         self.after = after
@@ -80,10 +77,8 @@ class Packing:
         self.fresh = fresh
         """The newest, left alone: their bytes may not be written yet."""
 
-    @property
-    def look_after(self) -> int:
+        self.look_after = fresh + group
         """New slices in a queue that are worth a look."""
-        return self.fresh + self.group
 
     def pack_newest(self, fresh: deque[Slice], count: int, written: int) -> list[Payload]:
         """Pack what can be packed among the `count` newest slices. Returns the payloads replaced

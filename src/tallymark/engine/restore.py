@@ -11,13 +11,13 @@ ranges: entered - finished - leased. What was handed out when the broker went do
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, final
 
 from tallymark.engine import definitions, records
 from tallymark.engine.broker import Broker
 from tallymark.engine.intervals import IntervalSet
-from tallymark.engine.message import Payload, Slice
+from tallymark.engine.message import Pack, Payload, Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.session import InFlight
@@ -32,6 +32,7 @@ class _QueueHistory:
 
     __slots__ = (
         "acquired",
+        "counted",
         "entered",
         "finished",
         "handed_out",
@@ -55,6 +56,8 @@ class _QueueHistory:
         self.released: list[Slice] = []
         """Given up by subscriptions that were dropped: a checkpoint names it only as leased."""
         self.mark = 0
+        self.counted = 0
+        """Sequences up to here are in the checkpoint's totals."""
 
 
 @final
@@ -92,9 +95,9 @@ class Restorer:
             return  # its queue was deleted later in the log, or is not durable any more
         queue = history.queue
         first, end = record.first, record.first + record.count
+        if kind != records.MARK and end > queue.entered:
+            queue.entered = end - 1  # also where the block that says so was lost
         if kind == records.ENTERED or kind == records.LIVE:
-            if kind == records.ENTERED:
-                queue.entered = max(queue.entered, end - 1)
             self._enter(history, record, first, end)
         elif kind == records.ACQUIRED:
             history.acquired.add(first, end)
@@ -118,6 +121,7 @@ class Restorer:
             self._lease(record)
         elif kind == records.COUNTERS:
             _set_counters(queue, json.loads(record.blob))
+            history.counted = queue.entered
 
     def _enter(self, history: _QueueHistory, record: Record, first: int, end: int) -> None:
         if record.payload is None:
@@ -132,13 +136,13 @@ class Restorer:
 
     def _lease(self, record: Record) -> None:
         subscription = self._broker.leases.subscriptions.get(record.owner)
-        if subscription is None or record.payload is None:
+        if subscription is None:
             return
         low, skip = record.other, 0
         if subscription.floor > low:
             skip = min(subscription.floor - low, record.count)
         subscription.next = max(subscription.next, low + record.count)
-        if skip < record.count:
+        if skip < record.count and record.payload is not None:
             piece = Slice(
                 record.payload,
                 record.lo + skip,
@@ -257,6 +261,27 @@ class Restorer:
                     )
                 )
         queue.mark = queue.mark_durable = history.mark
+        ended = queue.settled + sum(queue.dropped.values())
+        if queue.entered > queue.ready + queue.acquired + ended:
+            self._drop_missing(history)
+
+    def _drop_missing(self, history: _QueueHistory) -> None:
+        """Blocks were lost, and that was accepted: of some messages nothing is known but their
+        numbers."""
+        queue = history.queue
+        known = history.finished
+        for whole in history.entered:
+            known.add(whole.first, whole.first + len(whole))
+        for low, high in history.transient:
+            known.add(low, high)
+        for low, high in known.gaps(history.counted + 1, queue.entered + 1):
+            reason = records.DROPPED_LOST
+            queue.dropped[reason] = queue.dropped.get(reason, 0) + high - low
+            self._broker.records.append(
+                Record(
+                    records.DROPPED, queue.id, low, high - low, self._broker.now_ms, reason=reason
+                )
+            )
 
     def _place(self, history: _QueueHistory, whole: Slice, low: int, high: int) -> None:
         """Sequences low..high-1 of a slice are ready; those possibly delivered are flagged."""
@@ -312,6 +337,18 @@ def live_payloads(broker: Broker) -> list[Payload]:
     for entry in _in_flight(broker):
         found[id(entry.slice.payload)] = entry.slice.payload
     return list(found.values())
+
+
+def packed_in(broker: Broker, segments: set[int]) -> Iterator[tuple[Pack, int, Payload]]:
+    """Every packed message whose bytes lie in one of these segments: its pack, its index there,
+    and itself. Who moves its bytes writes the new position into the pack."""
+    for queue in broker.queues.values():
+        for piece in queue.fresh:
+            pack = piece.payload.pack
+            if pack is not None:
+                for i in range(piece.lo, piece.hi):
+                    if pack.positions[i] >> 32 in segments:
+                        yield pack, i, piece.payload.single(i)
 
 
 def drop_lost(broker: Broker, lost: list[Payload]) -> int:

@@ -33,7 +33,17 @@ FAILED: Final = 4
 class Connection:
     """One client connection, as far as the engine cares."""
 
-    __slots__ = ("exclusive_queues", "id", "name", "paused", "room", "sessions", "user", "vhost")
+    __slots__ = (
+        "exclusive_queues",
+        "gated",
+        "id",
+        "name",
+        "paused",
+        "room",
+        "sessions",
+        "user",
+        "vhost",
+    )
 
     def __init__(self, id: int, vhost: str, user: str, name: str) -> None:
         self.id = id
@@ -42,6 +52,8 @@ class Connection:
         self.name = name
         self.paused = False
         """Its socket takes no more: nothing is taken from a queue for it [SC-D6]."""
+        self.gated = False
+        """Its output waits for the disk: as if it were paused."""
         self.room = 0
         """Bytes that may still be handed to it in this turn."""
         self.sessions: list[Session] = []
@@ -139,7 +151,8 @@ class Consumer:
     def credit(self) -> int:
         """How many messages may be sent now."""
         session = self.session
-        if not session.flow or session.connection.paused or session.connection.room <= 0:
+        connection = session.connection
+        if not session.flow or connection.paused or connection.gated or connection.room <= 0:
             return 0
         if self.no_ack:
             return UNLIMITED

@@ -288,7 +288,7 @@ class VirtualHost:
         queue = self.queue(name, owner)
         if if_empty and queue.ready > 0:
             raise PreconditionFailed(f"{self._queue_text(name)} not empty")
-        if if_unused and queue.consumers:
+        if if_unused and (queue.consumers or queue.subscriptions):
             raise PreconditionFailed(f"{self._queue_text(name)} in use")
         self._delete_queue(queue)
         return queue

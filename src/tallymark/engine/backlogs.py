@@ -1,0 +1,49 @@
+"""Which queues are deep enough to be packed, and packing them; how it is done is in packing.py."""
+
+from __future__ import annotations
+
+from typing import final
+
+from tallymark.engine.packing import Packing
+from tallymark.engine.queue import Queue
+from tallymark.engine.store import Store
+
+
+@final
+class Backlogs:
+    """Collects deep queues as they are published to, and packs them when the turn is over."""
+
+    __slots__ = ("_deep", "_store", "packing")
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._deep: list[Queue] = []
+        self.packing = Packing()
+        """When it is worth it."""
+
+    def note(self, queue: Queue) -> None:
+        """Call when the queue's new slices are more than `packing.look_after`."""
+        if queue.deep:
+            return
+        if len(queue.fresh) > self.packing.after:
+            queue.deep = True
+            self._deep.append(queue)
+        else:
+            queue.loose = 0
+
+    def look_at(self, queue: Queue) -> None:
+        """Consider all of the queue's slices, as if all were new."""
+        queue.loose = len(queue.fresh)
+        if queue.loose > self.packing.look_after:
+            self.note(queue)
+
+    def pack(self, written: int) -> None:
+        """Pack the queues noted, as far as their bytes are below journal position `written`."""
+        if not self._deep:
+            return
+        for queue in self._deep:
+            queue.deep = False
+            for payload in self.packing.pack_newest(queue.fresh, queue.loose, written):
+                self._store.forget(payload)
+            queue.loose = self.packing.fresh
+        self._deep.clear()
