@@ -46,7 +46,7 @@ from tallymark.journal.segment import (
     parsed_checkpoint,
     segment_name,
 )
-from tallymark.journal.spares import Spares
+from tallymark.journal.spares import RESERVE, Spares, is_full
 from tallymark.journal.stock import Stock
 from tallymark.journal.writer import COMMIT, SYNC_MODES, Writer
 
@@ -95,7 +95,7 @@ class Journal:
         "_blocks", "_checkpoint_names", "_checkpointing", "_cleaner", "_files", "_folder",
         "_handed_bytes", "_lock", "_offset", "_on_failure", "_open_files", "_packer", "_pending",
         "_recovery", "_salt", "_segment", "_segment_bytes", "_spares", "_stock", "_stripping",
-        "_time_ms", "_topping_up", "_writer", "end", "problems", "sync",
+        "_time_ms", "_writer", "end", "problems", "sync",
     )  # fmt: skip
 
     def __init__(
@@ -127,7 +127,6 @@ class Journal:
         self._checkpoint_names = [name for _, name in found.checkpoints]
         self._checkpointing = False
         self._stripping = False
-        self._topping_up = False
         self._segment = 0
         self._salt = 0
         self._offset = 0
@@ -227,7 +226,7 @@ class Journal:
             segment = repair.segment
             if repair.corrupt:
                 self._quarantine(segment.name)
-            self._files.replace(self._folder, segment.name, [recovery.repaired(repair)])
+            self._replace(segment.name, recovery.repaired(repair))
             size = (self._folder / segment.name).stat().st_size
             self._stock.repaired(segment.number, size, repair.time_ms)
         damaged = [n for at, n in recovery.folder.checkpoints if at > recovery.checkpoint]
@@ -236,6 +235,15 @@ class Journal:
             self._files.unlink(str(self._folder / name))
             self._checkpoint_names.remove(name)
         self._files.sync_folder(self._folder)
+
+    def _replace(self, name: str, buffers: list[bytes]) -> None:
+        """With the room of a spare where there is no other: the old file's comes back at once."""
+        try:
+            self._files.replace(self._folder, name, [buffers])
+        except OSError as error:
+            if not is_full(error) or not self._spares.give_up_one(0):
+                raise
+            self._files.replace(self._folder, name, [buffers])
 
     def _quarantine(self, name: str) -> None:
         """Keep a damaged file as it was found."""
@@ -294,7 +302,7 @@ class Journal:
         self._seal()
         self._stock.sealed(self._segment, self._offset)
         self._begin(self._segment + 1)
-        self._top_up()
+        self.top_up()
 
     def _begin(self, number: int) -> None:
         self._segment = number
@@ -344,7 +352,17 @@ class Journal:
     @property
     def accepts_payloads(self) -> bool:
         """False while the disk is full and only the reserve is left: block publishers."""
-        return not self._spares.is_short
+        return not self._spares.full or self._spares_left() > RESERVE
+
+    @property
+    def is_short(self) -> bool:
+        """Segments are used up faster than they are made, and the disk may turn out to be full:
+        let publishers wait a moment."""
+        return self._spares_left() < RESERVE
+
+    def _spares_left(self) -> int:
+        """Once everything committed is written."""
+        return len(self._spares) - (self._segment - self._writer.number)
 
     @property
     def failed(self) -> bool:
@@ -464,7 +482,7 @@ class Journal:
         self._stock.turn_ended(self.end)
         if self._writer.failure is not None:
             return
-        self._top_up()
+        self.top_up()
         if not self._stripping:
             segment = self._stock.strippable(self._writer.durable)
             if segment is not None:
@@ -493,18 +511,22 @@ class Journal:
                 self._stock.checkpointed(job.position, older or 0)
         elif job.kind == cleaning.STRIP:
             self._stripping = False
-            if done.problem:
+            if done.problem and not done.full:
                 self._stock.keep(job.number)
-            else:
+            elif not done.problem:
                 self._forget_file(job.number)
                 self._stock.stripped(job.number, ledger_name(job.number, job.salt), done.size)
-        elif job.kind == cleaning.TOP_UP:
-            self._topping_up = False
 
-    def _top_up(self) -> None:
-        if not self._topping_up and self._spares.is_missing:
-            self._topping_up = True
+    def top_up(self) -> None:
+        """Have missing segments made ahead, waiting for nothing."""
+        if not self._spares.asked and self._spares.is_missing:
+            self._spares.asked = True
             self._cleaner.put(cleaning.Job(cleaning.TOP_UP))
+
+    @property
+    def is_stripping(self) -> bool:
+        """A segment is being stripped; the next `clean` that finds it done begins another."""
+        return self._stripping
 
     @property
     def checkpoint_position(self) -> int:

@@ -31,7 +31,7 @@ def is_full(error: OSError) -> bool:
 class Spares:
     """The spare segments of a folder. Used by the writer's and the cleaner's thread."""
 
-    __slots__ = ("_files", "_folder", "_guard", "_names", "_next", "bytes_each", "full")
+    __slots__ = ("_files", "_folder", "_guard", "_names", "_next", "asked", "bytes_each", "full")
 
     def __init__(self, folder: Path, files: Files, bytes_each: int, names: list[str]) -> None:
         self._folder = folder
@@ -40,6 +40,8 @@ class Spares:
         self._next = 0
         self._guard = threading.Lock()
         self.bytes_each = bytes_each
+        self.asked = False
+        """Whether a `top_up` was asked for and has not begun."""
         self.full = False
         """The last attempt to make a spare found the disk full."""
 
@@ -49,11 +51,6 @@ class Spares:
     @property
     def is_missing(self) -> bool:
         return len(self._names) < WANTED
-
-    @property
-    def is_short(self) -> bool:
-        """Only the reserve is left, and no more room was found."""
-        return self.full and len(self._names) <= RESERVE
 
     def become(self, name: str) -> None:
         """Give a spare this name, for good even if the machine stops; make one where none is
@@ -65,6 +62,7 @@ class Spares:
 
     def top_up(self) -> None:
         """Make what is missing, or note that the disk is full. Raises any other OSError."""
+        self.asked = False
         while len(self._names) < WANTED:
             try:
                 with self._guard:
@@ -76,10 +74,10 @@ class Spares:
                 return
         self.full = False
 
-    def give_up_one(self) -> bool:
-        """Free one of the reserve's files for a checkpoint or the cleaner. The last one stays."""
+    def give_up_one(self, keep: int = 1) -> bool:
+        """Free one of the reserve's files for what has to be written now, but keep so many."""
         with self._guard:
-            if len(self._names) < RESERVE:
+            if len(self._names) <= keep:
                 return False
             self._files.unlink(str(self._folder / self._names.pop()))
             self.full = True

@@ -21,7 +21,7 @@ from typing import Final, final
 
 from tallymark.journal.files import Files
 from tallymark.journal.segment import segment_name
-from tallymark.journal.spares import Spares
+from tallymark.journal.spares import Spares, is_full
 
 COMMIT: Final = "commit"
 INTERVAL: Final = "interval"
@@ -63,9 +63,9 @@ class Writer:
     """Owns the file being written. `write`, `sync` and `stop` may be called from any thread."""
 
     __slots__ = (
-        "_fd", "_files", "_folder", "_guard", "_interval_s", "_jobs", "_number", "_offset",
-        "_on_failure", "_on_synced", "_spares", "_sync", "_synced_at", "_worker", "durable",
-        "failure", "syncs", "synced", "written", "written_bytes",
+        "_fd", "_files", "_folder", "_guard", "_interval_s", "_jobs", "_offset", "_on_failure",
+        "_on_synced", "_spares", "_sync", "_synced_at", "_worker", "durable", "failure", "number",
+        "syncs", "synced", "written", "written_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -89,9 +89,10 @@ class Writer:
         self._guard = threading.Lock()
         self._worker = threading.Thread(target=self._run, name="journal-writer", daemon=True)
         self._fd = -1
-        self._number = 0
         self._offset = 0
         self._synced_at = 0.0
+        self.number = 0
+        """Of the segment being written."""
         self.written = 0
         """Everything before this position was given to the operating system."""
         self.durable = 0
@@ -174,7 +175,7 @@ class Writer:
         begin = self._offset
         for job in jobs:
             if job.kind == _WRITE:
-                if job.segment != self._number:
+                if job.segment != self.number:
                     self._put(buffers, begin)
                     self._seal()
                     self._open_segment(job.segment, job.salt)
@@ -198,9 +199,16 @@ class Writer:
         return not stop
 
     def _put(self, buffers: list[bytes], begin: int) -> None:
-        if buffers:
-            self.written_bytes += self._files.write_all(self._fd, buffers, begin)
-            self.written = self._number << 32 | self._offset
+        while buffers:
+            try:
+                self.written_bytes += self._files.write_all(self._fd, buffers, begin)
+            except OSError as error:
+                # A block larger than its segment on a full disk: the reserve has the room.
+                if is_full(error) and self._spares.give_up_one():
+                    continue
+                raise
+            self.written = self.number << 32 | self._offset
+            return
 
     def _settle(self, must: bool) -> None:
         """fdatasync where the mode, or somebody waiting, asks for it; tell the loop."""
@@ -231,7 +239,7 @@ class Writer:
 
     def _open_segment(self, number: int, salt: int) -> None:
         name = segment_name(number, salt)
+        self.number = number
         self._spares.become(name)
         self._fd = os.open(self._folder / name, os.O_RDWR | os.O_CLOEXEC)
-        self._number = number
         self._offset = 0

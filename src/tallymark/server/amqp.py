@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 WRITE_HIGH: Final = 1 << 20
 """Bytes waiting in a socket's buffer above which its connection gets no more deliveries."""
 
+LAST_WORDS_S: Final = 3.0
+"""How long a client may take to read what is left for it when its connection is over."""
+
 log = log_of("amqp")
 
 
@@ -35,6 +38,7 @@ class AmqpClient(asyncio.Protocol):
         self._node = node
         self._settings = settings
         self._login: asyncio.Task[None] | None = None
+        self._last_words: asyncio.TimerHandle | None = None
         self.resting = False
         """Whether nothing is read from it for now."""
         self.id = 0
@@ -76,6 +80,8 @@ class AmqpClient(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._login is not None:
             self._login.cancel()
+        if self._last_words is not None:
+            self._last_words.cancel()
         self._node.lost(self, exc)
 
     def pause_writing(self) -> None:
@@ -104,6 +110,7 @@ class AmqpClient(asyncio.Protocol):
             if not self.transport.is_closing():
                 log.info("connection.closed", peer=self.peer, id=self.id, reason=bridge.reason)
                 self.transport.close()
+                self._last_words = self._node.loop.call_later(LAST_WORDS_S, self.transport.abort)
         elif bridge.pending_login is not None and self._login is None:
             self._login = self._node.loop.create_task(self._check_login())
 

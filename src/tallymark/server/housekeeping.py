@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from tallymark.engine.restore import live_payloads, snapshot
+from tallymark.engine.restore import live_payloads, packed_in, snapshot
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.clock import wall_ms
 from tallymark.server.logs import log_of
@@ -19,12 +19,17 @@ if TYPE_CHECKING:
     from tallymark.server.node import Node
 
 MIB: Final = 1 << 20
-DISK_CHECK_BYTES: Final = 16 * MIB
+DISK_CHECK_BYTES: Final = 1 * MIB
 """Free space is looked at whenever the journal has grown by so much."""
+CLEAN_BYTES: Final = 16 * MIB
+"""The same for what can be cleaned."""
 ALARM_CHECK_S: Final = 0.5
+SHORT_CHECK_S: Final = 0.02
+"""While the next segment is being made: nothing else may happen on the loop meanwhile."""
 CLEAN_S: Final = 600.0
 """Between two looks at the ledger's retention while nothing else is to be cleaned."""
 STEP_S: Final = 0.5
+STRIPPING_STEP_S: Final = 0.05
 IDLE_STEPS: Final = 4
 """Steps without effect after which cleaning rests: one that was begun ends within."""
 RELOCATE_BYTES: Final = 32 * MIB
@@ -41,14 +46,19 @@ class Housekeeping:
         self.alarms: set[str] = set()
         """Of "memory" and "disk": what keeps publishers from being read."""
         self.checkpoints = 0
+        self.wants_checkpoint = False
+        """At the next commit, however little the journal has grown."""
         self._behind = False
         """The disk is too far behind: publishers rest without being told."""
         self._grown_checkpoint = 0
         self._grown_disk = 0
+        self._grown_clean = 0
+        self._last_problem = ""
         self._last_position = node.journal.end
         self._timer: asyncio.TimerHandle | None = None
-        self._idle_steps = 0
+        self._idle_steps = IDLE_STEPS
         self._clean_timer = node.loop.call_later(CLEAN_S, self._clean_again)
+        self._closed = False
 
     def begin(self) -> None:
         """Once, before the first client."""
@@ -62,11 +72,14 @@ class Housekeeping:
         grown = self._growth(position)
         self._grown_checkpoint += grown
         self._grown_disk += grown
-        if self._grown_checkpoint >= self._node.config.checkpoint_every:
+        self._grown_clean += grown
+        if self.wants_checkpoint or self._grown_checkpoint >= self._node.config.checkpoint_every:
             self.checkpoint(now)
         if self._grown_disk >= DISK_CHECK_BYTES:
             self._grown_disk = 0
             self._check_disk()
+        if self._grown_clean >= CLEAN_BYTES:
+            self._grown_clean = 0
             self._clean_soon()
 
     def after_turn(self, now: int) -> None:
@@ -86,6 +99,11 @@ class Housekeeping:
             self._set("disk", True)
         limit = node.config.max_pending
         behind = journal.pending_bytes > (limit // 2 if self._behind else limit)
+        if journal.is_short:
+            journal.top_up()
+            behind = True
+            if self._timer is None:
+                self._timer = node.loop.call_later(SHORT_CHECK_S, self._look_again)
         if behind != self._behind:
             self._behind = behind
             self._apply()
@@ -97,6 +115,7 @@ class Housekeeping:
         self._clean(now)
         written = node.journal.checkpoint(snapshot(node.broker, clean), now)
         if written:
+            self.wants_checkpoint = False
             self._grown_checkpoint = 0
             self.checkpoints += 1
             log.info("checkpoint.begun", position=node.journal.end)
@@ -111,6 +130,8 @@ class Housekeeping:
             self._clean(wall_ms())
 
     def close(self) -> None:
+        """Nothing happens by itself from now on, whatever is still called."""
+        self._closed = True
         self._clean_timer.cancel()
         if self._timer is not None:
             self._timer.cancel()
@@ -118,44 +139,65 @@ class Housekeeping:
     def _growth(self, position: int) -> int:
         last, self._last_position = self._last_position, position
         segments = (position >> 32) - (last >> 32)
-        return segments * self._node.config.segment_size + (position - last & 0xFFFFFFFF)
+        within = (position & 0xFFFFFFFF) - (last & 0xFFFFFFFF)
+        return segments * self._node.config.segment_size + within
 
     def _relocate(self, now: int) -> None:
         """Copy what is alive out of segments that are mostly dead, so that these can go."""
         node = self._node
         sparse = set(node.journal.sparse())
-        if not sparse:
+        if not sparse or node.journal.is_short:
             return
+        most = min(RELOCATE_BYTES, node.journal.free_bytes() // 4)
         chosen, size = [], 0
         for payload in live_payloads(node.broker):
-            if payload.position >= 0 and payload.position >> 32 in sparse:
-                chosen.append(payload)
+            if (
+                payload.position >= 0
+                and payload.position >> 32 in sparse
+                and size + payload.size <= most
+            ):
                 size += payload.size
-                if size > RELOCATE_BYTES:
-                    break
-        if chosen:
-            node.journal.relocate(chosen, now)
+                chosen.append(payload)
+        packed = []
+        for pack, i, payload in packed_in(node.broker, sparse):
+            if size + payload.size > most:
+                break
+            size += payload.size
+            packed.append((pack, i, payload))
+        if chosen or packed:
+            node.journal.relocate([*chosen, *(payload for _, _, payload in packed)], now)
+            for pack, i, payload in packed:
+                pack.positions[i] = payload.position
 
     def _clean(self, now: int) -> None:
         journal = self._node.journal
         journal.clean(now, self._node.config.ledger_retention)
         for problem in journal.problems:
-            log.warning("journal.problem", problem=problem)
+            if problem != self._last_problem or not self.alarms:  # a full disk says it each time
+                log.warning("journal.problem", problem=problem)
+            self._last_problem = problem
         journal.problems.clear()
 
     def _clean_soon(self) -> None:
         """There is something to clean: step by step until nothing changes any more."""
+        if self._idle_steps >= IDLE_STEPS:  # else a step is due soon
+            self._clean_timer.cancel()
+            self._clean_timer = self._node.loop.call_later(STEP_S, self._clean_again)
         self._idle_steps = 0
-        self._clean_timer.cancel()
-        self._clean_timer = self._node.loop.call_later(STEP_S, self._clean_again)
 
     def _clean_again(self) -> None:
-        before = self._node.journal.disk_bytes
+        if self._closed:
+            return
+        journal = self._node.journal
+        before = journal.disk_bytes
         now = wall_ms()
         self._clean(now)
-        self._relocate(now)
-        self._idle_steps = 0 if self._node.journal.disk_bytes != before else self._idle_steps + 1
-        pause = STEP_S if self._idle_steps < IDLE_STEPS else CLEAN_S
+        if journal.is_stripping:
+            pause = STRIPPING_STEP_S
+        else:
+            self._relocate(now)
+            self._idle_steps = 0 if journal.disk_bytes != before else self._idle_steps + 1
+            pause = STEP_S if self._idle_steps < IDLE_STEPS else CLEAN_S
         self._clean_timer = self._node.loop.call_later(pause, self._clean_again)
 
     # -- alarms
@@ -189,10 +231,21 @@ class Housekeeping:
 
     def _look_again(self) -> None:
         self._timer = None
+        if self._closed:
+            return
+        if "disk" in self.alarms:
+            self._recover_room()
         self._check_disk()
         self._node.schedule()
-        if self.alarms:
+        if self.alarms and self._timer is None:
             self._timer = self._node.loop.call_later(ALARM_CHECK_S, self._look_again)
+
+    def _recover_room(self) -> None:
+        """Whatever consumers have drained can go, also where the journal grows no more."""
+        journal = self._node.journal
+        if journal.checkpoint_position >> 32 < journal.end >> 32:
+            self.wants_checkpoint = True
+        self._clean_soon()
 
     def _apply(self) -> None:
         for client in self._node.clients.values():

@@ -9,12 +9,16 @@ from typing import Final
 
 from aiohttp import web
 
+from tallymark.engine.errors import BrokerError
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.records import PAYLOAD, Record
 from tallymark.journal import layout
+from tallymark.server.logs import log_of
 
 BLOCK_BYTES: Final = 4 << 20
 """A block ends with the message that passes this; only a single message makes a larger one."""
+
+log = log_of("http")
 
 
 class Excerpts:
@@ -70,8 +74,8 @@ async def send_blocks(
 ) -> web.StreamResponse:
     """Answer rows low..high-1 as application/octet-stream.
 
-    take(at, excerpts) adds rows from `at` on and returns where to go on. What it raises after the
-    first block cuts the answer off (it is chunked, so that the reader notices).
+    take(at, excerpts) adds rows from `at` on and returns where to go on, beyond `at`. A refusal
+    after the first block cuts the answer off (it is chunked, so that the reader notices).
     """
     excerpts = Excerpts()
     at = take(low, excerpts) if low < high else high
@@ -86,7 +90,14 @@ async def send_blocks(
     await response.write(excerpts.pack())
     while at < high:
         excerpts = Excerpts()
-        at = take(at, excerpts)
-        await response.write(excerpts.pack())
+        try:
+            at = take(at, excerpts)
+        except BrokerError as error:
+            log.info("answer.cut_off", path=request.path, error=str(error))
+            if request.transport is not None:
+                request.transport.abort()
+            return response
+        if excerpts.records:
+            await response.write(excerpts.pack())
     await response.write_eof()
     return response

@@ -138,8 +138,9 @@ class Subscriptions:
         store = self._node.broker.store
 
         def take(at: int, excerpts: Excerpts) -> int:
-            """Put the next rows of the range, up to a block's worth; returns where to go on."""
-            if subscription.queue.deleted or not subscription.queue.subscriptions:
+            """Put the next rows of the range, up to a block's worth; returns where to go on.
+            What was lost is missing: the range may end before `high`, or have gaps."""
+            if subscription not in subscription.queue.subscriptions:
                 raise NotFound(f"subscription '{subscription.name}' is gone")
             for first, piece in subscription.part(at, high):
                 store.load(piece.payload)
@@ -150,10 +151,9 @@ class Subscriptions:
                         payload, lo, subscription.epoch, first, flags=min(piece.acquired, 255),
                     )
                 )  # fmt: skip
-                at = first + n
                 if excerpts.full:
-                    break
-            return at
+                    return first + n
+            return high
 
         return await send_blocks(request, low, high, take)
 

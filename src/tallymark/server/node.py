@@ -51,6 +51,9 @@ LINGER_S: Final = 0.002
 LINGER_BYTES: Final = 64 * 1024
 """Read since the last commit: more is worth a block of its own."""
 LINGER_RECORDS: Final = 256
+TURN_BYTES: Final = 1 << 20
+"""Read since the last commit: a turn happens at once, so that what holds publishers back is looked
+at before a socket's next read (uvloop reads up to 8 MiB from one in a row)."""
 GOODBYE_S: Final = 2.0
 """How long clients have at a stop to answer connection.close."""
 
@@ -86,10 +89,12 @@ class Node:
         self._last_gone: asyncio.Future[None] | None = None
         self._touched: list[AmqpClient] = []
         self._turn_due = False
+        self._ended = False
         self._lingering: asyncio.TimerHandle | None = None
         self._linger_over = False
         self._read_bytes = 0
         """Since the last commit."""
+        self._most_bytes = min(TURN_BYTES, config.segment_size // 4)
         self._at_commit: list[tuple[Callable[[int], None], asyncio.Future[int]]] = []
         self._ready_waiters: list[tuple[Queue, asyncio.Future[None]]] = []
 
@@ -117,6 +122,8 @@ class Node:
             if self.housekeeping.is_holding:
                 self.housekeeping.hold(client)
         self.touch(client)
+        if self._read_bytes > self._most_bytes:
+            self._turn()
 
     def lost(self, client: AmqpClient, error: Exception | None) -> None:
         """The client's transport is gone."""
@@ -173,7 +180,7 @@ class Node:
         if not self._turn_due:
             return
         self._turn_due = False
-        if self.failed.done():
+        if self._ended or self.failed.done():
             return
         try:
             self._run_turn()
@@ -237,7 +244,7 @@ class Node:
         records = broker.take_records()
         position = journal.commit(records, now) if records else journal.end
         broker.committed(position)
-        if records:
+        if records or self.housekeeping.wants_checkpoint:
             self.housekeeping.committed(position, now)
         if self._at_commit:
             looks, self._at_commit = self._at_commit, []
@@ -346,6 +353,10 @@ class Node:
         await self._wait_for_all_to_go(GOODBYE_S)
         if not self.failed.done():
             await self.durable()
+
+    def end(self) -> None:
+        """No turn from now on: behind what the journal ends with nothing may be written."""
+        self._ended = True
 
     async def _wait_for_all_to_go(self, seconds: float) -> None:
         if self.clients:

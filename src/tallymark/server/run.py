@@ -7,10 +7,12 @@ stop the same backwards, with a checkpoint, so that the next start has nothing t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import os
 import platform
+import resource
 import secrets
 import signal
 import sys
@@ -29,7 +31,7 @@ from tallymark.server import logs, users
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.clock import wall_ms
 from tallymark.server.config import Config, is_loopback
-from tallymark.server.node import Node
+from tallymark.server.node import JournalFailed, Node
 from tallymark.server.users import UsersError
 from tallymark.wire.amqp091.limits import Limits
 
@@ -38,6 +40,9 @@ FAILED: Final = 1
 REFUSED: Final = 2
 IN_USE: Final = 3
 JOURNAL: Final = 4
+
+OTHER_FILES: Final = 1024
+"""Open files beside AMQP connections: journal, HTTP, listeners."""
 
 log = logs.log_of("server")
 
@@ -51,6 +56,7 @@ def run(config: Config) -> int:
     logs.configure(config.log_level, config.log_levels, config.log_format)
     try:
         _check(config)
+        _allow_files(config.max_connections + OTHER_FILES)
         config.data_dir.mkdir(parents=True, exist_ok=True)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_serve(config))
@@ -75,6 +81,17 @@ def _check(config: Config) -> None:
             f"host is {', '.join(open_hosts)}, expected a loopback address while no users are "
             f"configured: add one with `tallymark user add NAME --data-dir {config.data_dir}`"
         )
+
+
+def _allow_files(wanted: int) -> None:
+    """Many systems begin with 1024 open files and let a process ask for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < wanted:
+        log.warning("files.limited", limit=most, wanted=wanted)
 
 
 def _loop_factory() -> Any:
@@ -126,13 +143,20 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
     began = time.perf_counter()
     node: Node | None = None
 
-    def on_synced() -> None:
+    # The journal's threads may speak before there is a node: the loop hears them after that.
+    def synced() -> None:
         if node is not None:
-            loop.call_soon_threadsafe(node.synced)
+            node.synced()
+
+    def fail(error: OSError) -> None:
+        if node is not None:
+            node.fail(error)
+
+    def on_synced() -> None:
+        loop.call_soon_threadsafe(synced)
 
     def on_failure(error: OSError) -> None:
-        if node is not None:
-            loop.call_soon_threadsafe(node.fail, error)
+        loop.call_soon_threadsafe(fail, error)
 
     journal = Journal.open(
         config.data_dir,
@@ -182,7 +206,6 @@ def _settings(node: Node) -> Settings:
         heartbeat_s=config.heartbeat_s,
         max_message_bytes=config.max_message_size,
         handshake_timeout_ms=config.handshake_timeout_ms,
-        max_unfinished_bytes=2 * config.max_message_size,
     )
     return Settings(
         limits,
@@ -217,13 +240,16 @@ def _announce(listeners: list[asyncio.Server], http: list[tuple[str, int]]) -> N
 async def _close(node: Node) -> int:
     """Say goodbye, checkpoint, close the journal."""
     if not node.failed.done():
-        await node.goodbye()
+        with contextlib.suppress(JournalFailed):  # told below
+            await node.goodbye()
     node.housekeeping.close()
+    node.end()
+    if not node.failed.done():
+        await node.housekeeping.last_checkpoint()
+        await asyncio.to_thread(node.journal.close)
     if node.failed.done():
         print(f"tallymark: the broker failed and stops: {node.failed.result()}", file=sys.stderr)
         return JOURNAL
-    await node.housekeeping.last_checkpoint()
-    await asyncio.to_thread(node.journal.close)
     log.info("broker.stopped")
     return STOPPED
 

@@ -1,0 +1,116 @@
+"""Disks that misbehave for real: a small file system of its own, and calls that fail or hang.
+
+Both work on a broker process from outside; nothing of the broker is patched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+SHIM = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+static int there(const char *name) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", getenv("SHIM_FOLDER"), name);
+    return access(path, F_OK) == 0;
+}
+static int broken(const char *name) {
+    while (there("hang")) usleep(1000);
+    if (!there(name)) return 0;
+    errno = EIO;
+    return 1;
+}
+#define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
+int fdatasync(int fd) { return broken("sync") ? -1 : REAL(fdatasync)(fd); }
+int fsync(int fd) { return broken("sync") ? -1 : REAL(fsync)(fd); }
+#define WRITE(name, off, ...) \
+    ssize_t name(int fd, const struct iovec *v, int n, off at __VA_OPT__(, int flags)) { \
+        return broken("write") ? -1 : REAL(name)(fd, v, n, at __VA_OPT__(, flags)); \
+    }
+WRITE(pwritev, off_t)
+WRITE(pwritev64, off64_t)
+WRITE(pwritev2, off_t, flags)
+WRITE(pwritev64v2, off64_t, flags)
+"""
+
+
+class Shim:
+    """System calls of a process started with `env`, switched from here while it runs."""
+
+    def __init__(self, folder: Path, library: Path) -> None:
+        self._folder = folder
+        self.env = {"LD_PRELOAD": str(library), "SHIM_FOLDER": str(folder)}
+
+    def hang(self) -> None:
+        """Writes and syncs begun from now on do not return."""
+        (self._folder / "hang").touch()
+
+    def go_on(self) -> None:
+        (self._folder / "hang").unlink(missing_ok=True)
+
+    def fail(self, call: str) -> None:
+        """From now on every "write" or every "sync" fails with EIO."""
+        (self._folder / call).touch()
+
+    def recover(self, call: str) -> None:
+        (self._folder / call).unlink()
+
+
+def make_shim(folder: Path) -> Shim:
+    """Compile it; skips the test where there is no C compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None or os.uname().sysname != "Linux":
+        pytest.skip("needs a C compiler, and LD_PRELOAD")
+    folder.mkdir()
+    source, library = folder / "shim.c", folder / "shim.so"
+    source.write_text(SHIM)
+    command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"the C compiler cannot make a shared library: {done.stderr[-300:]}")
+    return Shim(folder, library)
+
+
+@contextmanager
+def small_disk(folder: Path, mib: int) -> Iterator[Path]:
+    """A tmpfs of that size; skips the test where it cannot be mounted."""
+    folder.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    options = f"size={mib}m".encode()
+    if libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", 0, options):
+        pytest.skip(f"cannot mount a tmpfs: {os.strerror(ctypes.get_errno())}")
+    try:
+        yield folder
+    finally:
+        libc.umount2(os.fsencode(folder), 2)  # MNT_DETACH
+
+
+def free_bytes(folder: Path) -> int:
+    facts = os.statvfs(folder)
+    return facts.f_bavail * facts.f_frsize
+
+
+def fill_up(folder: Path, leave: int, name: str = "filler") -> Path:
+    """A file that takes all room but so much; remove it to give the room back."""
+    filler = folder / name
+    with filler.open("wb") as file:
+        size = free_bytes(folder) - leave
+        if size > 0:
+            os.posix_fallocate(file.fileno(), 0, size)
+    return filler

@@ -1,0 +1,111 @@
+"""Publishers are held back while memory or the disk cannot follow; consumers go on.
+
+The disk is made to hang in its system calls, so that nothing depends on how fast it is.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.lean import PERSISTENT, TRANSIENT
+from tests.faults.disks import Shim, make_shim
+from tests.server.peers import Bare, Publisher, Reader, alarms, declare, until
+from tests.support.process import BrokerProcess
+
+MIB = 1 << 20
+SIZE = 32 * 1024
+
+
+@pytest.fixture
+def shim(tmp_path: Path) -> Iterator[Shim]:
+    made = make_shim(tmp_path / "shim")
+    yield made
+    made.go_on()
+    Bare.drop_all()
+
+
+def bodies_bytes(broker: BrokerProcess) -> int:
+    return int(broker.http("GET", "/api/status")[1]["memory"]["bodies_bytes"])
+
+
+def received(broker: BrokerProcess) -> int:
+    rows = broker.http("GET", "/api/connections")[1]["connections"]
+    return sum(row["received_bytes"] for row in rows)
+
+
+def is_held(publisher: Publisher) -> bool:
+    """Its socket takes nothing more for a while."""
+    publisher.work()
+    _, writable, _ = select.select([], [publisher.link.socket], [], 0.3)
+    return not writable
+
+
+def test_memory_alarm_blocks_publishers_until_consumers_made_room(
+    tmp_path: Path, shim: Shim
+) -> None:
+    with BrokerProcess(
+        tmp_path / "data", env=shim.env, max_memory="16MiB", max_pending="4GiB"
+    ) as broker:
+        declare(broker, "q", durable=False)
+        publisher = Publisher(broker, "q", SIZE, TRANSIENT)
+        shim.hang()
+        until(lambda: publisher.told or publisher.lost, publisher.work)
+        assert publisher.told == ["low on memory"]
+        assert alarms(broker) == ["memory"]
+        assert bodies_bytes(broker) < 40 * MIB
+        until(lambda: is_held(publisher))
+        plan = broker.http("POST", "/api/browse/%2F/q")[1]
+        late = Publisher(broker, "late", SIZE, TRANSIENT)  # told with its first publish
+        until(lambda: late.told, late.work)
+        before = received(broker)
+        late.work()
+        assert received(broker) == before
+
+        reader = Reader(broker, "q")
+        until(lambda: len(reader.numbers) >= plan["messages"], reader.work)
+        assert alarms(broker) == ["memory"]  # what the plan pins has been consumed, and stays
+        assert publisher.told == ["low on memory"]
+        assert broker.http("DELETE", f"/api/browse/plans/{plan['plan']}")[0] == 200
+        until(lambda: len(publisher.told) > 1, reader.work, lambda: publisher.work(False))
+        assert publisher.told[1] == "unblocked"
+        assert late.told[0] == "low on memory"
+        shim.go_on()
+        more = publisher.published + 100
+        until(lambda: publisher.published > more, publisher.work, reader.work)
+        until(
+            lambda: len(reader.numbers) == publisher.published == publisher.confirmed,
+            lambda: publisher.work(False),
+            reader.work,
+        )
+        assert reader.numbers == list(range(1, publisher.published + 1))
+        until(lambda: late.confirmed == late.published, lambda: late.work(False))
+        assert bodies_bytes(broker) <= 16 * MIB
+        assert (publisher.lost, late.lost, alarms(broker)) == ("", "", [])
+
+
+def test_max_pending_holds_publishers_silently_and_confirms_nothing_early(
+    tmp_path: Path, shim: Shim
+) -> None:
+    with BrokerProcess(tmp_path / "data", env=shim.env, max_pending="1MiB") as broker:
+        declare(broker, "q")
+        declare(broker, "other", durable=False)
+        publisher = Publisher(broker, "q", SIZE, PERSISTENT)
+        shim.hang()
+        until(lambda: is_held(publisher))
+        assert (publisher.confirmed, publisher.told, alarms(broker)) == (0, [], [])
+        pending = broker.http("GET", "/api/status")[1]["journal"]["pending_bytes"]
+        assert MIB < pending < 4 * MIB
+        small = Publisher(broker, "other", 100, TRANSIENT)
+        reader = Reader(broker, "other")
+        until(lambda: reader.numbers, lambda: small.work(not small.published), reader.work)
+        shim.go_on()
+        more = publisher.published + 100
+        until(lambda: publisher.published > more, publisher.work, lambda: small.work(False))
+        until(lambda: publisher.confirmed == publisher.published, lambda: publisher.work(False))
+        reader = Reader(broker, "q")
+        until(lambda: len(reader.numbers) >= publisher.published, reader.work)
+        assert reader.numbers == list(range(1, publisher.published + 1))
