@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from tallymark.engine.records import Record
 from tallymark.engine.restore import live_payloads, packed_in, snapshot
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.clock import wall_ms
@@ -35,6 +36,11 @@ IDLE_STEPS: Final = 4
 RELOCATE_BYTES: Final = 32 * MIB
 """Live bytes moved out of sparse segments at a time."""
 
+ROW_BYTES: Final = 72
+"""What a row of a checkpoint costs, its part of the bounds included."""
+SIZE_SHARE: Final = 4
+"""Growth before the next checkpoint, in sizes of the last: deep backlogs make large ones."""
+
 log = log_of("journal")
 
 
@@ -51,6 +57,7 @@ class Housekeeping:
         self._behind = False
         """The disk is too far behind: publishers rest without being told."""
         self._grown_checkpoint = 0
+        self._checkpoint_distance = node.config.checkpoint_every
         self._grown_disk = 0
         self._grown_clean = 0
         self._last_problem = ""
@@ -73,7 +80,7 @@ class Housekeeping:
         self._grown_checkpoint += grown
         self._grown_disk += grown
         self._grown_clean += grown
-        if self.wants_checkpoint or self._grown_checkpoint >= self._node.config.checkpoint_every:
+        if self.wants_checkpoint or self._grown_checkpoint >= self._checkpoint_distance:
             self.checkpoint(now)
         if self._grown_disk >= DISK_CHECK_BYTES:
             self._grown_disk = 0
@@ -113,8 +120,12 @@ class Housekeeping:
         clean: nobody is connected any more [engine snapshot]."""
         node = self._node
         self._clean(now)
-        written = node.journal.checkpoint(snapshot(node.broker, clean), now)
+        taken = snapshot(node.broker, clean)
+        written = node.journal.checkpoint(taken, now)
         if written:
+            self._checkpoint_distance = max(
+                node.config.checkpoint_every, SIZE_SHARE * _stored_rows(taken) * ROW_BYTES
+            )
             self.wants_checkpoint = False
             self._grown_checkpoint = 0
             self.checkpoints += 1
@@ -262,3 +273,12 @@ class Housekeeping:
                 client.bridge.unblock()
             self._node.touch(client)
         client.rest(self.is_holding)
+
+
+def _stored_rows(taken: list[Record]) -> int:
+    """Rows a checkpoint of these records has: two for each packed message."""
+    rows = 0
+    for record in taken:
+        payload = record.payload
+        rows += 1 if payload is None or payload.pack is None else 2 * record.count
+    return rows
