@@ -25,7 +25,7 @@ TURN_BYTES: Final = 1 << 20
 """Raw bytes handed to one connection in one turn: the message that reaches it is the last."""
 LARGEST_QUOTA: Final = 32
 LARGEST_RESERVE: Final = 8192
-SMALLEST_RESERVE: Final = 64
+SMALLEST_RESERVE: Final = 8
 
 
 @final
