@@ -141,7 +141,7 @@ class Dispatcher:
             while left and queue.ready and connection.room > 0:
                 n = self._hand_over(queue, consumer, left)
                 if not n:
-                    queue.next_turn = at
+                    queue.next_turn = consumers.index(consumer)  # it has not had its turn
                     return
                 left -= n
         queue.next_turn = at
