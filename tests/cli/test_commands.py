@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pika
 import pytest
+from rich.console import Console
 
+from tallymark.cli.output import print_table
 from tests.support.process import BrokerProcess
 
 
@@ -83,6 +86,44 @@ def test_what_cannot_be_asked_is_told_in_one_line(broker: BrokerProcess) -> None
         done = run(*arguments, url=url, code=1)
         assert done.stderr.startswith("tallymark: ")
         assert len(done.stderr.splitlines()) == 1
+        assert done.stderr.count("127.0.0.1") <= 1
+    for arguments in (
+        ["user", "add", "ann", "--password", "x", "--data-dir", "/proc/zz"],
+        ["journal", "verify", "/proc/zz"],
+    ):
+        done = run(*arguments, code=1)
+        assert done.stderr.startswith("tallymark: ")
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_status_shows_names_and_positions_as_such(broker: BrokerProcess) -> None:
+    lines = [line.split() for line in run("status", url=broker.url).stdout.splitlines()]
+    assert ["broker", "pid", str(broker.pid)] in lines
+    assert ["journal", "data", "dir", str(broker.data_dir)] in lines
+    (end,) = (line[2] for line in lines if line[:2] == ["journal", "end"])
+    assert end.startswith("0x")
+
+
+def test_a_folder_without_a_journal_is_not_called_sound(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    for more in ((), ("--json",)):
+        done = run("journal", "verify", str(tmp_path), *more, code=1)
+        assert done.stderr == f"tallymark: no journal in {tmp_path}\n"
+        assert done.stdout == ""
+
+
+@pytest.mark.parametrize("width", [30, 60, 80, 200])
+def test_a_name_is_never_cut_however_narrow_the_terminal(width: int) -> None:
+    name = "".join(f"queue-{n}." for n in range(9))
+    row = {"name": name, "ready": 1234567, "ready_bytes": 1234567890, "consumers": 1}
+    console = Console(width=width, file=io.StringIO())
+    print_table(console, [row], list(row), ["ready_bytes", "consumers"])
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(len(line.rstrip()) <= width for line in shown.splitlines())
+    assert "1,234,567" in shown
+    assert ("1,234,567,890" in shown) == (width == 200)
+    assert name in "".join(line.split()[0] for line in shown.splitlines() if line.split())
+    assert ("not shown here: ready bytes" in " ".join(shown.split())) == (width < 200)
 
 
 def test_a_data_folder_is_described_beside_a_running_broker(broker: BrokerProcess) -> None:
@@ -119,7 +160,11 @@ def test_a_damaged_journal_is_told_and_not_served(tmp_path: Path) -> None:
 
 def test_users_are_kept_in_the_data_folder(tmp_path: Path) -> None:
     folder = ["--data-dir", str(tmp_path / "data")]
-    assert "no users" in run("user", "list", *folder).stdout
+    assert "no data folder" in run("user", "list", *folder, code=1).stderr
+    (tmp_path / "data").mkdir()
+    assert "no users: guest/guest from" in run("user", "list", *folder).stdout
+    colon = run("user", "add", "a:b", "--password", "x", *folder, code=1).stderr
+    assert "expected a name without ':'" in colon
     run("user", "add", "ann", "--password", "-", "--vhost", "/", *folder, stdin="secret\n")
     run("user", "add", "root", "--password", "x", "--administrator", *folder)
     rows = json.loads(run("user", "list", "--json", *folder).stdout)

@@ -16,6 +16,7 @@ import pika
 import pika.exceptions
 import pytest
 
+from bench.lean import Link
 from tallymark.server import users
 from tallymark.server.users import Permission, make_user
 from tests.support.process import BrokerDied, BrokerProcess
@@ -99,10 +100,57 @@ def test_a_second_broker_on_the_same_folder_is_refused(broker: BrokerProcess) ->
     connect(broker).close()
 
 
-def test_a_taken_port_is_told(broker: BrokerProcess, tmp_path: Path) -> None:
-    other = BrokerProcess(tmp_path / "other", amqp_port=str(broker.amqp_port))
-    with pytest.raises(BrokerDied, match=r"(?s)exit code 1: .*address already in use"):
+@pytest.mark.parametrize("name", ["amqp", "http"])
+def test_a_taken_port_is_told_and_nothing_is_left_behind(
+    broker: BrokerProcess, tmp_path: Path, name: str
+) -> None:
+    port = broker.ready[name][1]
+    other = BrokerProcess(tmp_path / "other", **{f"{name}_port": str(port)})
+    told = f"port {port} on 127.0.0.1 is in use: choose another with --{name}-port"
+    with pytest.raises(BrokerDied, match=rf"^exit code 1: tallymark: {told}\n$"):
         other.start()
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_same_broker_twice_is_told_as_that(broker: BrokerProcess) -> None:
+    command = [*broker.command(), "--amqp-port", str(broker.amqp_port)]
+    second = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert second.returncode == IN_USE
+    assert f"in use by process {broker.pid}" in second.stderr
+
+
+def test_one_port_for_both_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BrokerDied, match=r"exit code 2: .*amqp_port and http_port are both 5999"):
+        BrokerProcess(tmp_path / "data", amqp_port="5999", http_port="5999").start()
+
+
+def test_a_data_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BrokerDied, match=r"exit code 1: tallymark: data folder .* is not a folder"):
+        BrokerProcess(tmp_path / "file").start()
+    inside = [*BrokerProcess(tmp_path / "x").command(), "--data-dir", "/proc/zz"]
+    done = subprocess.run(inside, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert "data folder /proc/zz cannot be made: " in done.stderr
+
+
+def test_who_vanishes_who_is_refused_and_checkpoints_are_logged(broker: BrokerProcess) -> None:
+    link = Link(broker.amqp_port)
+    link.socket.close()
+    while broker.http("GET", "/api/connections")[1]["connections"]:
+        time.sleep(0.02)
+    broker.http("GET", "/api/status", user="guest:wrong")
+    broker.http("POST", "/api/ledger/checkpoint")
+    assert broker.stop() == 0
+    lines = broker.log().splitlines()
+    (lost,) = (line for line in lines if "connection.lost" in line)
+    assert "reason='peer vanished'" in lost
+    (refused,) = (line for line in lines if "request.refused" in line)
+    assert "peer=127.0.0.1" in refused
+    begun = {line.split("position=")[1] for line in lines if "checkpoint.begun" in line}
+    done = {line.split("position=")[1] for line in lines if "checkpoint.done" in line}
+    assert begun == done
+    assert begun
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1,::"])

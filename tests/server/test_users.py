@@ -37,6 +37,11 @@ def test_a_password_is_stored_as_a_salted_hash_in_a_private_file(tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == [users.FILE]
 
 
+def test_a_name_with_a_colon_is_refused() -> None:
+    with pytest.raises(UsersError, match="name without ':'"):
+        make_user("a:b", "secret", False, {})
+
+
 def test_who_gets_in(tmp_path: Path) -> None:
     add(tmp_path, "ann", "secret")
     who = Users(tmp_path)

@@ -19,6 +19,7 @@ Login = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 URL = "http://127.0.0.1:15672"
 LOGIN = "guest:guest"
+POSITIONS = ("end", "written", "synced", "durable")
 
 subscriptions = typer.Typer(help="Durable subscriptions of a queue.", no_args_is_help=True)
 
@@ -28,11 +29,17 @@ def ask(url: str, login: str, method: str, path: str, body: dict[str, object] | 
     name, _, password = login.partition(":")
     try:
         endpoint = Endpoint.from_url(url, retry_ms=0)
-        if "@" not in url:
-            endpoint = replace(endpoint, user=name, password=password)
+    except ValueError as error:
+        fail(f"--url: {error}")
+    if "@" not in url:
+        endpoint = replace(endpoint, user=name, password=password)
+    try:
         return Client(endpoint).call(method, path, body)
-    except (BrokerRefused, BrokerUnreachable, ValueError) as error:
-        fail(f"{url}: {error}")
+    except BrokerUnreachable as error:
+        cause = error.__cause__ or error
+        fail(f"{endpoint}: no broker answers: {getattr(cause, 'strerror', None) or cause}")
+    except BrokerRefused as error:
+        fail(f"{endpoint}: {error}")
 
 
 def status(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
@@ -41,11 +48,18 @@ def status(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
     if json:
         return show_json(found)
     rows = [
-        {"what": f"{group} {key}".replace("_", " "), "value": value}
+        {"what": f"{group} {key}".replace("_", " ").strip(), "value": _shown(key, value)}
         for group, values in found.items()
         for key, value in (values if isinstance(values, dict) else {"": values}).items()
     ]
     return show_table(rows, ("what", "value"), "nothing")
+
+
+def _shown(key: str, value: object) -> object:
+    """Positions as the journal's messages show them; a pid is a name, not a count."""
+    if isinstance(value, int) and key in POSITIONS:
+        return f"{value:#x}"
+    return str(value) if key == "pid" else value
 
 
 def queues(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
@@ -54,10 +68,11 @@ def queues(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
     if json:
         return show_json(rows)
     columns = (
-        "vhost", "name", "durable", "entered", "ready", "acquired", "settled", "dropped",
-        "ready_bytes", "consumers",
+        "vhost", "name", "durable", "entered", "ready", "acquired", "leased", "settled",
+        "dropped", "ready_bytes", "consumers",
     )  # fmt: skip
-    return show_table(rows, columns, "no queues")
+    spare = ("ready_bytes", "durable", "consumers", "vhost", "dropped")
+    return show_table(rows, columns, "no queues", spare)
 
 
 def exchanges(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
@@ -66,7 +81,10 @@ def exchanges(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
     if json:
         return show_json(rows)
     return show_table(
-        rows, ("vhost", "name", "type", "durable", "auto_delete", "internal"), "no exchanges"
+        rows,
+        ("vhost", "name", "type", "durable", "auto_delete", "internal"),
+        "no exchanges",
+        ("internal", "auto_delete", "durable", "vhost"),
     )
 
 
@@ -79,7 +97,8 @@ def connections(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None
         "id", "peer", "user", "vhost", "channels", "consumers", "received_bytes", "sent_bytes",
         "state",
     )  # fmt: skip
-    return show_table(rows, columns, "no connections")
+    spare = ("sent_bytes", "received_bytes", "consumers", "vhost", "channels")
+    return show_table(rows, columns, "no connections", spare)
 
 
 def log_level(
@@ -100,7 +119,8 @@ def list_subscriptions(url: Url = URL, user: Login = LOGIN, json: Json = False) 
     if json:
         return show_json(rows)
     columns = ("vhost", "queue", "name", "epoch", "floor", "next", "leased", "leased_bytes")
-    return show_table(rows, columns, "no subscriptions")
+    spare = ("leased_bytes", "vhost", "epoch")
+    return show_table(rows, columns, "no subscriptions", spare)
 
 
 @subscriptions.command(name="drop")

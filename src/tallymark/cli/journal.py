@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tallymark.cli.output import fail, show_json, show_table
+from tallymark.cli.output import fail, reason_of, show_json, show_table
 
 app = typer.Typer(help="A data folder's journal.", no_args_is_help=True)
 
@@ -27,11 +27,13 @@ def verify(
     from tallymark.journal.verify import verify as examine
 
     if not directory.is_dir():
-        fail(f"{directory}: expected a data folder, it is no directory")
+        fail(f"no data folder {directory.absolute()}")
     try:
         report = examine(directory)
     except OSError as error:
-        fail(str(error))
+        fail(reason_of(error))
+    if not report.is_journal:
+        fail(f"no journal in {directory.absolute()}")
     if json:
         show_json(report.as_dict())
     else:
@@ -49,7 +51,7 @@ def verify(
             for segment in report.segments
         ]
         columns = ("segment", "verdict", "blocks", "bytes", "raw_bytes", "rows", "first", "last")
-        show_table(rows, columns, "no segments")
+        show_table(rows, columns, "no segments", ("raw_bytes", "first", "blocks", "last"))
         kinds = [{"kind": kind, "rows": count} for kind, count in sorted(report.rows.items())]
         show_table(kinds, ("kind", "rows"), "no rows")
         print(f"checkpoints: {', '.join(report.checkpoints) or 'none'}")

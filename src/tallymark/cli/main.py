@@ -6,12 +6,14 @@ Exit codes: 0 done; 1 the command failed (the reason is on stderr); 2 wrong usag
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
 from tallymark import __version__, is_compiled
 from tallymark.cli import inspect, journal, pipeline, serve, user
+from tallymark.cli.output import reason_of
 
 app = typer.Typer(
     name="tallymark",
@@ -51,4 +53,8 @@ def root(
 
 def main() -> None:
     """Entry point of the console script."""
-    app()
+    try:
+        app()
+    except OSError as error:
+        print(f"tallymark: {reason_of(error)}", file=sys.stderr)
+        sys.exit(1)

@@ -5,9 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+UNBOUNDED: Final = 100_000
+"""Columns of a terminal that there is none of."""
 
 
 def fail(text: str, code: int = 1) -> NoReturn:
@@ -21,25 +28,73 @@ def show_json(value: Any) -> None:
     print(json.dumps(value, indent=2, sort_keys=False))
 
 
-def show_table(rows: Sequence[dict[str, Any]], columns: Sequence[str], empty: str) -> None:
-    """Rows as a table of these columns; `empty` is said where there are none."""
-    from rich import box
+def reason_of(error: OSError) -> str:
+    """One line for people: the file, where there is one, and what is wrong with it."""
+    reason = error.strerror or str(error) or type(error).__name__
+    return f"{error.filename}: {reason}" if error.filename is not None else reason
+
+
+def show_table(
+    rows: Sequence[dict[str, Any]],
+    columns: Sequence[str],
+    empty: str,
+    spare: Sequence[str] = (),
+) -> None:
+    """Rows as a table of these columns; `empty` is said where there are none.
+
+    spare: what a narrow terminal goes without, the least important first. What is still too wide
+    is folded; nothing is cut. Where the output is no terminal everything is shown.
+    """
     from rich.console import Console
-    from rich.table import Table
 
     if not rows:
         print(empty)
         return
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_width(_table(rows, columns), console))
+    print_table(console, rows, columns, spare)
+
+
+def print_table(
+    console: Console, rows: Sequence[dict[str, Any]], columns: Sequence[str], spare: Sequence[str]
+) -> None:
+    """The table, as wide as the console at most; below it what had no room."""
+    shown, left_out = list(columns), []
+    table = _table(rows, shown)
+    for column in spare:
+        if _width(table, console) <= console.width:
+            break
+        shown.remove(column)
+        left_out.append(column.replace("_", " "))
+        table = _table(rows, shown)
+    console.print(table)
+    if left_out:
+        console.print(f"not shown here: {', '.join(left_out)} (a wider terminal, or --json)")
+
+
+def _table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         number = isinstance(rows[0].get(column), int | float)
-        table.add_column(column.replace("_", " "), justify="right" if number else "left")
+        table.add_column(
+            column.replace("_", " "), justify="right" if number else "left",
+            no_wrap=number, overflow="fold",
+        )  # fmt: skip
     for row in rows:
-        table.add_row(*(_text(row.get(column)) for column in columns))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=200)
-    console.print(table)
+        table.add_row(*(Text(_text(row.get(column))) for column in columns))
+    return table
+
+
+def _width(table: Table, console: Console) -> int:
+    """How wide it wants to be."""
+    from rich.measure import Measurement
+
+    return Measurement.get(console, console.options.update_width(UNBOUNDED), table).maximum
 
 
 def _text(value: Any) -> str:

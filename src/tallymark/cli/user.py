@@ -33,7 +33,10 @@ def _secret(given: str | None) -> str:
     return sys.stdin.readline().rstrip("\n") if given == "-" else given
 
 
-def _load(folder: Path) -> dict[str, users.User]:
+def _load(folder: Path, expected: bool = True) -> dict[str, users.User]:
+    """expected: the folder must be there."""
+    if expected and not folder.is_dir():
+        fail(f"no data folder {folder.absolute()}")
     try:
         return users.load(folder)
     except UsersError as error:
@@ -56,7 +59,11 @@ def add(
     read: Annotated[str, typer.Option(help="Names it may consume from.")] = ".*",
 ) -> None:
     """Add a user."""
-    known = _load(data_dir)
+    known = _load(data_dir, expected=False)
+    try:
+        users.check_name(name)
+    except UsersError as error:
+        fail(str(error))
     if name in known:
         fail(f"user '{name}' exists; delete it first, or change its password with passwd")
     permission = Permission(configure, write, read)
@@ -117,5 +124,7 @@ def list_users(
         show_json(rows)
     else:
         show_table(
-            rows, ("name", "administrator", "vhost", "configure", "write", "read"), "no users"
+            rows,
+            ("name", "administrator", "vhost", "configure", "write", "read"),
+            "no users: guest/guest from loopback only",
         )

@@ -20,8 +20,10 @@ from tallymark.journal.layout import (
     row_kinds,
 )
 from tallymark.journal.recovery import Folder, SegmentFile
-from tallymark.journal.segment import CORRUPT, is_sound_checkpoint, scan
+from tallymark.journal.segment import BLANK, CORRUPT, is_sound_checkpoint, scan
 
+OPEN: Final = "open"
+"""What segment.py calls blank: the segment in use, or one that a crash left between two turns."""
 KIND_NAMES: Final = {
     kinds.PAYLOAD: "payload",
     kinds.ENTERED: "entered",
@@ -62,7 +64,7 @@ class SegmentReport:
         """Wall time of the first block with rows, 0 without one."""
         self.last_ms = 0
         self.verdict = ""
-        """sealed, blank, torn or corrupt: segment.py."""
+        """sealed, open (not sealed, nothing behind its blocks), torn or corrupt: segment.py."""
 
 
 @final
@@ -79,6 +81,11 @@ class Report:
         self.spares = 0
         self.problems: list[str] = []
         """Damage. A torn tail is none: it was never confirmed to anybody."""
+
+    @property
+    def is_journal(self) -> bool:
+        """Whether there is anything of a journal in the folder."""
+        return bool(self.segments or self.checkpoints or self.problems or self.spares)
 
     @property
     def is_sound(self) -> bool:
@@ -201,7 +208,7 @@ def _segment(report: Report, file: SegmentFile, known: int) -> SegmentReport:
             block = header.block + 1
         segment.bytes += end - start
         if segment.verdict != CORRUPT:
-            segment.verdict = verdict.kind
+            segment.verdict = OPEN if verdict.kind == BLANK else verdict.kind
         if verdict.kind != CORRUPT:
             return segment
         report.problems.append(f"{file.name}: {verdict.reason}")

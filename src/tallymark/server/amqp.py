@@ -53,6 +53,8 @@ class AmqpClient(asyncio.Protocol):
         self.publishing = False
         """Whether it has ever published: it is held back when memory or disk run low."""
         self.blocked_reason: str | None = None
+        self.told = False
+        """Whether the log says already why it ends."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
@@ -92,6 +94,7 @@ class AmqpClient(asyncio.Protocol):
 
     def broken(self, error: Exception) -> None:
         """Drop the connection after an exception that should not have been possible."""
+        self.told = True
         log.error(
             "connection.broken", peer=self.peer, error=repr(error),
             trace="".join(traceback.format_exception(error)),
@@ -108,6 +111,7 @@ class AmqpClient(asyncio.Protocol):
                 self.transport.writelines(output)
         if bridge.closing:
             if not self.transport.is_closing():
+                self.told = True
                 log.info("connection.closed", peer=self.peer, id=self.id, reason=bridge.reason)
                 self.transport.close()
                 self._last_words = self._node.loop.call_later(LAST_WORDS_S, self.transport.abort)

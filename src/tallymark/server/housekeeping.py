@@ -33,6 +33,8 @@ STEP_S: Final = 0.5
 STRIPPING_STEP_S: Final = 0.05
 IDLE_STEPS: Final = 4
 """Steps without effect after which cleaning rests: one that was begun ends within."""
+CHECKPOINT_STEPS: Final = 120
+"""The same while a checkpoint is being written, or failed and may be begun again."""
 RELOCATE_BYTES: Final = 32 * MIB
 """Live bytes moved out of sparse segments at a time."""
 
@@ -52,6 +54,7 @@ class Housekeeping:
         self.alarms: set[str] = set()
         """Of "memory" and "disk": what keeps publishers from being read."""
         self.checkpoints = 0
+        self._checkpoint_begun = self._checkpoint_done = node.journal.checkpoint_position
         self.wants_checkpoint = False
         """At the next commit, however little the journal has grown."""
         self._behind = False
@@ -129,7 +132,8 @@ class Housekeeping:
             self.wants_checkpoint = False
             self._grown_checkpoint = 0
             self.checkpoints += 1
-            log.info("checkpoint.begun", position=node.journal.end)
+            self._checkpoint_begun = node.journal.end
+            log.info("checkpoint.begun", position=f"{node.journal.end:#x}")
             self._clean_soon()
         return written
 
@@ -139,6 +143,10 @@ class Housekeeping:
         while not self.checkpoint(wall_ms(), clean=True) and not journal.failed:
             await asyncio.sleep(0.02)
             self._clean(wall_ms())
+
+    def journal_closed(self) -> None:
+        """Take in what became of the last checkpoint, for the log."""
+        self._clean(wall_ms())
 
     def close(self) -> None:
         """Nothing happens by itself from now on, whatever is still called."""
@@ -183,6 +191,9 @@ class Housekeeping:
     def _clean(self, now: int) -> None:
         journal = self._node.journal
         journal.clean(now, self._node.config.ledger_retention)
+        if journal.checkpoint_position != self._checkpoint_done:
+            self._checkpoint_done = journal.checkpoint_position
+            log.info("checkpoint.done", position=f"{self._checkpoint_done:#x}")
         for problem in journal.problems:
             if problem != self._last_problem or not self.alarms:  # a full disk says it each time
                 log.warning("journal.problem", problem=problem)
@@ -208,7 +219,9 @@ class Housekeeping:
         else:
             self._relocate(now)
             self._idle_steps = 0 if journal.disk_bytes != before else self._idle_steps + 1
-            pause = STEP_S if self._idle_steps < IDLE_STEPS else CLEAN_S
+            writing = self._checkpoint_begun != self._checkpoint_done
+            most = CHECKPOINT_STEPS if writing else IDLE_STEPS
+            pause = STEP_S if self._idle_steps < most else CLEAN_S
         self._clean_timer = self._node.loop.call_later(pause, self._clean_again)
 
     # -- alarms

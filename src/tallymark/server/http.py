@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import socket
+from collections.abc import Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -104,11 +106,11 @@ class HttpServer:
             keepalive_timeout=75,
         )  # fmt: skip
 
-    async def start(self, hosts: tuple[str, ...], port: int) -> list[tuple[str, int]]:
-        """Listen; returns the addresses. Raises OSError when one is taken."""
+    async def start(self, bound: Sequence[socket.socket]) -> list[tuple[str, int]]:
+        """Listen on sockets that are bound; returns the addresses."""
         await self._runner.setup()
-        for host in hosts:
-            await web.TCPSite(self._runner, host, port).start()
+        for one in bound:
+            await web.SockSite(self._runner, one).start()
         return [(address[0], address[1]) for address in self._runner.addresses]
 
     async def stop(self) -> None:
@@ -154,7 +156,7 @@ class HttpServer:
 
     def _refuse(self, request: web.Request, status: int, reason: str, error: str) -> web.Response:
         log.info("request.refused", method=request.method, path=request.path, status=status,
-                 error=error)  # fmt: skip
+                 error=error, peer=request.remote)  # fmt: skip
         refusal = answer({"error": error, "reason": reason}, status)
         if status == 401:
             refusal.headers["WWW-Authenticate"] = 'Basic realm="tallymark", charset="UTF-8"'

@@ -77,7 +77,7 @@ class State:
                     "bodies_limit_bytes": config.max_memory,
                 },
                 "journal": {
-                    "data_dir": str(config.data_dir),
+                    "data_dir": str(config.data_dir.absolute()),
                     "sync": config.sync,
                     "end": journal.end,
                     "written": journal.written,

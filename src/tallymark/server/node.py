@@ -130,8 +130,13 @@ class Node:
         if self.clients.pop(client.bridge, None) is None:
             return
         self.deadlines.disarm(client)
+        reason = client.bridge.reason
+        event = "connection.closed" if reason and not client.told else "connection.lost"
+        reason = reason or "peer vanished" + (f": {error}" if error else "")
         client.bridge.eof()
-        amqp_log.debug("connection.lost", peer=client.peer, id=client.id, error=str(error or ""))
+        news = client.bridge.client is not None and not client.told and not self.failed.done()
+        tell = amqp_log.info if news else amqp_log.debug
+        tell(event, peer=client.peer, id=client.id, reason=reason)
         if not self.clients and self._last_gone is not None and not self._last_gone.done():
             self._last_gone.set_result(None)
         self.schedule()

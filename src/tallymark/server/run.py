@@ -1,13 +1,15 @@
 """`tallymark serve`: from a configuration to a running broker and to its clean end.
 
-Order at start: the folder's lock, recovery, the journal's thread, listeners, the ready line. At a
-stop the same backwards, with a checkpoint, so that the next start has nothing to replay.
+Order at start: the ports are taken (nothing listens yet), the folder's lock, recovery, the
+journal's thread, listeners, the ready line. At a stop the same backwards, with a checkpoint, so
+that the next start has nothing to replay. A start that finds a port taken leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -15,9 +17,11 @@ import platform
 import resource
 import secrets
 import signal
+import socket
 import sys
 import time
 import traceback
+from pathlib import Path
 from typing import Any, Final
 
 from tallymark import __version__, is_compiled
@@ -25,7 +29,7 @@ from tallymark.bridge.amqp091 import Settings
 from tallymark.engine.broker import Broker
 from tallymark.engine.restore import Restorer, drop_lost, live_payloads
 from tallymark.journal.journal import Journal
-from tallymark.journal.lock import FolderInUse
+from tallymark.journal.lock import FolderInUse, FolderLock
 from tallymark.journal.recovery import JournalCorrupt
 from tallymark.server import logs, users
 from tallymark.server.amqp import AmqpClient
@@ -41,6 +45,8 @@ REFUSED: Final = 2
 IN_USE: Final = 3
 JOURNAL: Final = 4
 
+ABSENT: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+"""A name such as localhost may stand for an address family that this machine has not got."""
 OTHER_FILES: Final = 1024
 """Open files beside AMQP connections: journal, HTTP, listeners."""
 
@@ -51,13 +57,16 @@ class StartRefused(Exception):
     """The broker must not start like this; the text says why."""
 
 
+class CannotServe(Exception):
+    """The machine does not give what a start needs: a port, the folder. The text says what."""
+
+
 def run(config: Config) -> int:
     """Serve until SIGTERM or SIGINT; returns the process's exit code."""
     logs.configure(config.log_level, config.log_levels, config.log_format)
     try:
         _check(config)
         _allow_files(config.max_connections + OTHER_FILES)
-        config.data_dir.mkdir(parents=True, exist_ok=True)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_serve(config))
     except (StartRefused, UsersError) as error:
@@ -69,12 +78,19 @@ def run(config: Config) -> int:
     except JournalCorrupt as error:
         print(f"tallymark: {error}", file=sys.stderr)
         return JOURNAL
+    except CannotServe as error:
+        print(f"tallymark: {error}", file=sys.stderr)
+        return FAILED
     except OSError as error:
         print(f"tallymark: cannot serve: {error}", file=sys.stderr)
         return FAILED
 
 
 def _check(config: Config) -> None:
+    if config.data_dir.exists() and not config.data_dir.is_dir():
+        raise CannotServe(f"data folder {config.data_dir} is not a folder")
+    if config.amqp_port == config.http_port != 0:
+        raise StartRefused(f"amqp_port and http_port are both {config.amqp_port}, expected two")
     open_hosts = [host for host in config.host if not is_loopback(host)]
     if open_hosts and not users.load(config.data_dir):
         raise StartRefused(
@@ -108,16 +124,85 @@ async def _serve(config: Config) -> int:
     stop: asyncio.Future[int] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _resolve, stop, number)
-    node = _open(config, loop)
+    with contextlib.ExitStack() as held:
+        amqp = _bind(config, config.amqp_port, "--amqp-port", held)
+        web = _bind(config, config.http_port, "--http-port", held)
+        _make_folder(config.data_dir)
+        return await _run(_open(config, loop), stop, amqp, web)
+
+
+def _bind(config: Config, port: int, flag: str, held: contextlib.ExitStack) -> list[socket.socket]:
+    """Take a port on every configured address, without listening yet.
+
+    Raises:
+        CannotServe: one cannot be had.
+        FolderInUse: it is taken, and by a broker on this data folder, so that is what to say.
+    """
+    bound: dict[Any, socket.socket] = {}
+    for host in config.host:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except OSError as error:
+            raise CannotServe(f"host {host!r}: {error.strerror or error}") from error
+        absent: OSError | None = None
+        for family, kind, protocol, _, address in found:
+            try:
+                if address not in bound:
+                    bound[address] = _bound(family, kind, protocol, address, held)
+            except OSError as error:
+                if error.errno not in ABSENT:
+                    raise _no_port(config, port, host, flag, error) from error
+                absent = error
+        if absent is not None and not any(address in bound for *_, address in found):
+            raise _no_port(config, port, host, flag, absent)
+    return list(bound.values())
+
+
+def _no_port(config: Config, port: int, host: str, flag: str, error: OSError) -> Exception:
+    if error.errno != errno.EADDRINUSE:
+        return CannotServe(f"port {port} on {host} ({flag}): {error.strerror or error}")
+    try:
+        if (config.data_dir / "lock").exists():
+            FolderLock(config.data_dir).release()
+    except FolderInUse as used:
+        return used
+    except OSError:
+        pass  # the port is what is told
+    return CannotServe(f"port {port} on {host} is in use: choose another with {flag}")
+
+
+def _bound(
+    family: int, kind: int, protocol: int, address: Any, held: contextlib.ExitStack
+) -> socket.socket:
+    made = held.enter_context(socket.socket(family, kind, protocol))
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    made.bind(address)
+    return made
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or error
+        raise CannotServe(f"data folder {folder} cannot be made: {reason}") from error
+
+
+async def _run(
+    node: Node, stop: asyncio.Future[int], amqp: list[socket.socket], web: list[socket.socket]
+) -> int:
+    """Listen until a signal, or until the broker fails; then close everything."""
     http = None
     listeners: list[asyncio.Server] = []
     try:
         from tallymark.server.http import HttpServer
 
         settings = _settings(node)
-        listeners = [await _listen(node, settings, host) for host in config.host]
+        listeners = [await _listen(node, settings, one) for one in amqp]
         http = HttpServer(node)
-        addresses = await http.start(config.host, config.http_port)
+        addresses = await http.start(web)
         _announce(listeners, addresses)
         gc.collect()
         gc.freeze()
@@ -215,15 +300,15 @@ def _settings(node: Node) -> Settings:
     )
 
 
-async def _listen(node: Node, settings: Settings, host: str) -> asyncio.Server:
+async def _listen(node: Node, settings: Settings, bound: socket.socket) -> asyncio.Server:
     return await node.loop.create_server(
-        lambda: AmqpClient(node, settings), host, node.config.amqp_port, backlog=1024
+        lambda: AmqpClient(node, settings), sock=bound, backlog=1024
     )
 
 
 def _announce(listeners: list[asyncio.Server], http: list[tuple[str, int]]) -> None:
     """The one line on stdout: every listener is open."""
-    amqp = [socket.getsockname()[:2] for server in listeners for socket in server.sockets]
+    amqp = [one.getsockname()[:2] for server in listeners for one in server.sockets]
     ready = {
         "ready": True,
         "pid": os.getpid(),
@@ -247,6 +332,7 @@ async def _close(node: Node) -> int:
     if not node.failed.done():
         await node.housekeeping.last_checkpoint()
         await asyncio.to_thread(node.journal.close)
+        node.housekeeping.journal_closed()
     if node.failed.done():
         print(f"tallymark: the broker failed and stops: {node.failed.result()}", file=sys.stderr)
         return JOURNAL

@@ -68,14 +68,25 @@ _NOBODY: Final = User("", secrets.token_bytes(16), secrets.token_bytes(32))
 """Stands for a user that does not exist: refusing takes as long as for one that does."""
 
 
+def check_name(name: str) -> None:
+    """Raises UsersError for a name that no user can have."""
+    if not name:
+        raise UsersError("user '': expected a name that is not empty")
+    if ":" in name:
+        raise UsersError(
+            f"user {name!r}: expected a name without ':', which ends the name in NAME:PASSWORD"
+        )
+
+
 def make_user(name: str, password: str, administrator: bool, vhosts: dict[str, Permission]) -> User:
     """A user with a fresh salt. vhost "*" stands for every vhost.
 
     Raises:
-        UsersError: name or password is empty, or a permission is no regular expression.
+        UsersError: name or password is refused, or a permission is no regular expression.
     """
-    if not name or not password:
-        raise UsersError(f"user {name!r}: expected a name and a password that are not empty")
+    check_name(name)
+    if not password:
+        raise UsersError(f"user {name!r}: expected a password that is not empty")
     for vhost, permission in vhosts.items():
         for pattern in (permission.configure, permission.write, permission.read):
             try:
