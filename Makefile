@@ -35,7 +35,7 @@ setup: $(VENV)/.dependencies  ## make .venv with all dependencies
 install: $(VENV)/.installed  ## build and install tallymark into .venv (compiled where possible)
 
 demo: install  ## the play: publish, consume, crash, land through Spark, reconcile (INPUT=file)
-	$(BIN)/tallymark demo $(if $(INPUT),--input $(INPUT))
+	$(BIN)/tallymark demo $(if $(INPUT),--input "$(INPUT)")
 
 test: check test-pure test-installed  ## every check; hot layers interpreted; everything as installed
 

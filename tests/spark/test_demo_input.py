@@ -40,3 +40,11 @@ def test_orders_are_the_same_every_time_and_have_all_kinds() -> None:
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no such file"):
         workload(tmp_path / "nothing")
+
+
+def test_json_lines_are_judged_as_json_and_others_by_length() -> None:
+    assert not refuses("application/json", b'{"note": "' + b"x" * 500 + b'"}')
+    assert refuses("application/json", b"")
+    assert not refuses("text/plain", b"no json")
+    assert refuses("text/plain", b"")
+    assert refuses("text/plain", b"x" * 401)

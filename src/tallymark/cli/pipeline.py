@@ -26,6 +26,14 @@ def _require(*modules: str, extra: str) -> None:
         )
 
 
+def _login(url: str | None, user: str) -> tuple[str | None, str | None]:
+    """Name and password; those that the URL says itself count before --user."""
+    if url is not None and "@" in url:
+        return None, None
+    name, _, password = user.partition(":")
+    return name, password
+
+
 def _run(code: int) -> None:
     raise typer.Exit(code)
 
@@ -49,7 +57,7 @@ def land(
     _require("pyspark", "pyarrow", "numpy", extra="spark")
     from tallymark.spark import land as landing
 
-    name, _, password = user.partition(":")
+    name, password = _login(url, user)
     try:
         code = landing.main(
             queue, subscription, to, trigger, master, url, name, password, vhost, json, max_rows
@@ -79,11 +87,11 @@ def reconcile(
     _require("pyspark", "pyarrow", "numpy", extra="spark")
     from tallymark.spark import reconcile as reconciling
 
-    name, _, password = user.partition(":")
+    name, password = _login(url, user)
     try:
         code = reconciling.main(data_dir, url, name, password, master, json)
-    except (ValueError, OSError) as error:
-        fail(str(error))
+    except (ValueError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        fail(str(error), 2)
     _run(code)
 
 
@@ -104,7 +112,13 @@ def demo(
         fail(f"--input is {str(input)!r}, expected a file of lines", 2)
     from tallymark.spark import demo as play
 
-    _run(play.main(input, out, keep, plain))
+    try:
+        code = play.main(input, out, keep, plain)
+    except (ValueError, FileExistsError, NotADirectoryError, PermissionError) as error:
+        fail(str(error), 2)
+    except OSError as error:
+        fail(str(error))
+    _run(code)
 
 
 def add_to(root: typer.Typer) -> None:

@@ -12,10 +12,11 @@ import http.client
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -98,6 +99,14 @@ def api_path(*names: str) -> str:
     return "/api/" + "/".join(quote(name, safe="") for name in names)
 
 
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """
+    >>> counted(1, "row"), counted(2000, "row"), counted(0, "batch", "batches")
+    ('1 row', '2,000 rows', '0 batches')
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
 class Client:
     """One keep-alive connection, opened at the first call and again whenever it is gone.
 
@@ -142,6 +151,27 @@ class Client:
                 return response.read()
 
         return self._retried(path, attempt)
+
+    def patient(self, method: str, path: str) -> Json:
+        """A call that says on stderr at once when the broker is not there, before it goes on
+        trying."""
+        soon = min(self.endpoint.timeout_ms, 5_000)
+        once = Client(replace(self.endpoint, retry_ms=0, timeout_ms=soon))
+        try:
+            return once.call(method, path)
+        except BrokerUnreachable as failure:
+            if self.endpoint.retry_ms == 0:
+                raise
+            seconds = self.endpoint.retry_ms / 1000
+            print(
+                f"tallymark: cannot reach {self.endpoint} ({failure.__cause__}), trying for "
+                f"{seconds:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
+            return self.call(method, path)
+        finally:
+            once.close()
 
     def close(self) -> None:
         """Drop the connection. To the broker this means nothing: no lease is given back."""

@@ -15,12 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pika.exceptions import AMQPError
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from rich.markup import escape
 
-from tallymark.spark import reconcile
+from tallymark.spark import land, reconcile
+from tallymark.spark.client import BrokerRefused, BrokerUnreachable
 from tallymark.spark.demo_broker import BrokerDidNotStart, BrokerProcess
 from tallymark.spark.demo_publisher import PublishingEnded
 from tallymark.spark.java import JavaNotFound
+from tallymark.spark.ledger import LedgerIncomplete
+from tallymark.spark.session import SparkDidNotStart, build_session, stop_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,6 +49,7 @@ class Stage:
     checks: list[tuple[str, bool]] = field(default_factory=list)
     files: dict[str, Path] = field(default_factory=dict)
     """What the newcomer may want to look at afterwards."""
+    skipped: int = 0
     _spark: SparkSession | None = None
 
     def say(self, text: str) -> None:
@@ -55,11 +61,14 @@ class Stage:
         mark = "[green]ok[/]  " if holds else "[bold red]FAILED[/]"
         self.console.print(f"  {mark} {escape(claim)}", highlight=False)
 
+    def skip(self, claim: str, why: str) -> None:
+        """Show a claim that was not put to the test."""
+        self.skipped += 1
+        self.console.print(f"  [yellow]skipped:[/] {escape(claim)}: {escape(why)}", highlight=False)
+
     def spark(self) -> SparkSession:
         """The session, built when it is first needed."""
         if self._spark is None:
-            from tallymark.spark.session import build_session
-
             begun = time.monotonic()
             with self.console.status("Spark starts"):
                 self._spark = build_session("local[*]", "tallymark demo", brief=True)
@@ -68,7 +77,7 @@ class Stage:
 
     def close(self) -> None:
         if self._spark is not None:
-            self._spark.stop()
+            stop_session(self._spark)
         self.broker.stop()
 
 
@@ -91,7 +100,8 @@ def scenes() -> list[Scene]:
 def main(
     input: Path | None = None, out: Path | None = None, keep: bool = True, plain: bool = False
 ) -> int:
-    """Play all scenes. Returns 0, or 1 when a check failed.
+    """Play all scenes. Returns 0, or 1 when a check failed. Raises ValueError for an input without
+    lines, OSError for one that cannot be read and for a folder that is not new and not empty.
 
     input: a file whose lines are published; None: generated orders.
     out: an empty or new folder for everything that comes of it; None: one under ./demo-out.
@@ -101,6 +111,8 @@ def main(
     from rich.console import Console
 
     console = Console(no_color=plain, force_terminal=False if plain else None)
+    if input is not None and input.stat().st_size == 0:
+        raise ValueError(f"--input {str(input)!r} is empty, expected a file of lines")
     folder = _new_folder(out)
     begun = time.monotonic()
     stage = Stage(console, folder, input, BrokerProcess(folder / "broker", folder / "broker.log"))
@@ -122,8 +134,13 @@ def main(
     except KeyboardInterrupt:
         console.print("stopped")
         return 130
-    except (BrokerDidNotStart, CheckFailed, JavaNotFound, PublishingEnded, AMQPError) as error:
-        stage.check(f"the play goes on to its end: {error or type(error).__name__}", False)
+    except (
+        BrokerDidNotStart, BrokerRefused, BrokerUnreachable, CheckFailed, JavaNotFound,
+        LedgerIncomplete, PublishingEnded, SparkDidNotStart, AMQPError,
+    ) as error:  # fmt: skip
+        stage.check(f"the play goes on to its end: {str(error) or type(error).__name__}", False)
+    except (PySparkException, Py4JError) as error:
+        stage.check(f"the play goes on to its end: {land.cause(error)}", False)
     finally:
         stage.close()
     stage.check("the broker stopped cleanly", stage.broker.exit_code == 0)
@@ -138,7 +155,7 @@ def _paragraph(text: str) -> str:
 def _new_folder(out: Path | None) -> Path:
     folder = out if out is not None else FOLDER / time.strftime("%Y%m%d-%H%M%S")
     if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(f"{folder}: expected a new or an empty folder")
+        raise FileExistsError(f"--out {str(folder)!r}: expected a new or an empty folder")
     folder.mkdir(parents=True, exist_ok=True)
     return folder.resolve()
 
@@ -153,7 +170,8 @@ def _curtain(stage: Stage, keep: bool, seconds: float) -> int:
     failed = [claim for claim, holds in stage.checks if not holds]
     stage.console.rule("The end", align="left")
     held = len(stage.checks) - len(failed)
-    stage.say(f"{held} of {len(stage.checks)} checks hold, {seconds:.0f} s")
+    skipped = f" ({stage.skipped} skipped)" if stage.skipped else ""
+    stage.say(f"{held} of {len(stage.checks)} checks hold{skipped}, {seconds:.0f} s")
     for claim in failed:
         stage.console.print(f"  [bold red]failed:[/] {escape(claim)}", highlight=False)
     if failed or keep:

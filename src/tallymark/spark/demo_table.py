@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tallymark.spark import land
-from tallymark.spark.client import Client, api_path
+from tallymark.spark.client import Client, api_path, counted
 from tallymark.spark.demo import CheckFailed, Stage, rate, table_of
 from tallymark.spark.demo_input import Workload, workload
 from tallymark.spark.demo_publisher import Published, declare, publish
@@ -54,9 +54,11 @@ def _publish(stage: Stage, work: Workload) -> Published:
     declare(parameters, EXCHANGE, {WORK: work.some, TABLE: work.everything})
     with stage.console.status(f"pika publishes {work.name}"):
         sent = publish(parameters, EXCHANGE, work)
+    enough = sent.count >= land.ENOUGH_FOR_A_RATE
+    speed = f", {rate(sent.count, sent.seconds)}" if enough else ""
     stage.say(
-        f"pika published {sent.count:,} messages of {work.name} ({sent.bytes:,} bytes) in "
-        f"{sent.seconds:.1f} s, {rate(sent.count, sent.seconds)}, each confirmed after fdatasync"
+        f"pika published {counted(sent.count, 'message')} of {work.name} ({sent.bytes:,} bytes) in "
+        f"{sent.seconds:.1f} s{speed}, each confirmed after fdatasync"
     )
     stage.check("every publish was confirmed", sent.confirmed == sent.count and not sent.refused)
     return sent
@@ -77,8 +79,9 @@ def _consume(stage: Stage, work: Workload) -> None:
             f"a worker (aio-pika, its own process) settled {first['settled']:,}, rejected "
             f"{first['rejected']:,} and was killed with kill -9, {first['holding']:,} unsettled"
         )
+    who = "a second worker did the rest" if first else "a worker (aio-pika) did it all"
     stage.say(
-        f"a second worker did the rest: settled {second['settled']:,}, rejected "
+        f"{who}: settled {second['settled']:,}, rejected "
         f"{second['rejected']:,}, {second['redelivered']:,} of them redelivered, in {seconds:.1f} s"
     )
     settled = first.get("settled", 0) + second["settled"]
@@ -91,10 +94,14 @@ def _consume(stage: Stage, work: Workload) -> None:
         and int(queue["settled"]) == settled
         and int(queue["ready"]) == int(queue["acquired"]) == 0,
     )
-    stage.check(
-        "what the crash left unsettled came back flagged as redelivered",
-        second["redelivered"] >= first.get("holding", 0),
-    )
+    claim = "what the crash left unsettled came back flagged as redelivered"
+    if first.get("holding", 0):
+        stage.check(claim, second["redelivered"] >= first["holding"])
+    elif first:
+        stage.skip(claim, "the crash left nothing unsettled")
+    else:
+        least = counted(2 * CRASH_SHARE, "message")
+        stage.skip(claim, f"the worker had {share:,}, a crash needs {least} or more")
 
 
 def _worker(stage: Stage, crash_after: int | None) -> dict[str, int]:
@@ -137,7 +144,8 @@ def _land(stage: Stage, sent: Published) -> DataFrame:
     display = Progress(stage)
     landed = land.watch(land.land(messages, to), to, display)
     stage.say(
-        f"Spark landed {landed.rows:,} rows in {landed.batches} batches, {landed.seconds:.1f} s"
+        f"Spark landed {counted(landed.rows, 'row')} in "
+        f"{counted(landed.batches, 'batch', 'batches')}, {landed.seconds:.1f} s"
     )
     stage.files["the table (Parquet, by date of arrival)"] = to
     queue = _queue(stage, TABLE)
@@ -161,7 +169,8 @@ class Progress:
 
     def batch(self, batch: land.Batch, so_far: int) -> None:
         self._stage.say(
-            f"batch {batch.batch}: {batch.rows:,} rows, committed after {batch.ms:,} ms, settled"
+            f"batch {batch.batch}: {counted(batch.rows, 'row')}, committed after "
+            f"{batch.ms:,} ms, settled"
         )
 
     def close(self) -> None:

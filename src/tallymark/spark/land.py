@@ -8,9 +8,11 @@ batch only when Spark has committed it.
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,14 +21,20 @@ from pathlib import Path
 from threading import Event, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from tallymark.spark.client import BrokerRefused, BrokerUnreachable, Client, api_path, counted
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from tallymark.spark.options import SourceOptions
 
 AVAILABLE_NOW: Final = "available-now"
 CHECKPOINT: Final = "_checkpoint"
 """Folder under the target: Spark passes over names that begin with an underscore."""
 LOOK_EVERY_S: Final = 1
+ENOUGH_FOR_A_RATE: Final = 1_000
+"""Rows of a batch: below it the rate is that of Spark's planning."""
 
 _ERROR_LINE: Final = re.compile(
     r"(?:[\w.]+\.)?(\w*(?:Error|Exception|Refused|Fenced|Unreachable)): (.+)"
@@ -73,7 +81,7 @@ def trigger_arguments(trigger: str) -> dict[str, Any]:
     if trigger == AVAILABLE_NOW:
         return {"availableNow": True}
     found = _PERIOD.fullmatch(trigger.strip())
-    if found is None:
+    if found is None or not int(found[1]):
         raise ValueError(f"trigger {trigger!r}: expected {AVAILABLE_NOW} or a period such as 30s")
     return {"processingTime": f"{int(found[1])} {_UNITS[found[2]]}"}
 
@@ -120,15 +128,19 @@ def land(messages: DataFrame, to: Path | str, trigger: str = AVAILABLE_NOW) -> S
 
 
 def follow(query: StreamingQuery, stop: Event | None = None) -> Iterator[Batch]:
-    """Each batch of a query once it is committed, until the query ends or `stop` is set.
+    """Each batch of a query once it is committed, until the query ends or `stop` is set, which
+    silences the JVM's log and stops it.
 
     Raises StreamingQueryException as the query does.
     """
+    from tallymark.spark.session import hush
+
     last = -1
     ended = False
     while not ended:
         ended = query.awaitTermination(LOOK_EVERY_S) or not query.isActive
         if stop is not None and stop.is_set():
+            hush()
             query.stop()
             ended = True
         for progress in query.recentProgress:
@@ -181,38 +193,46 @@ class Terminal:
 
     def __init__(self, what: str) -> None:
         from rich.console import Console
+        from rich.markup import escape
 
+        self._escape = escape
         self._console = Console()
-        self._status = self._console.status(f"{what}: waiting for messages")
+        self._status = self._console.status(f"{escape(what)}: waiting for messages")
         self._what = what
         if self._console.is_terminal:
             self._status.start()
 
     def batch(self, batch: Batch, so_far: int) -> None:
-        rate = batch.rows * 1000 / max(1, batch.ms)
+        rate = f" ({batch.rows * 1000 / max(1, batch.ms):,.0f}/s)"
         self._console.print(
-            f"  batch {batch.batch}: {batch.rows:,} rows in {batch.ms:,} ms ({rate:,.0f}/s)"
+            f"  batch {batch.batch}: {counted(batch.rows, 'row')} in {batch.ms:,} ms"
+            + (rate if batch.rows >= ENOUGH_FOR_A_RATE else ""),
+            markup=False,
         )
-        self._status.update(f"{self._what}: {so_far:,} rows")
+        self._status.update(f"{self._escape(self._what)}: {counted(so_far, 'row')}")
 
     def close(self) -> None:
         self._status.stop()
 
     def done(self, landed: Landed) -> None:
         self._console.print(
-            f"{self._what}: {landed.rows:,} rows in {landed.batches} batches, "
-            f"{landed.seconds:.1f} s -> {landed.to}"
+            f"{self._what}: {counted(landed.rows, 'row')} in "
+            f"{counted(landed.batches, 'batch', 'batches')}, {landed.seconds:.1f} s",
+            markup=False,
+            soft_wrap=True,
         )
 
 
-def watch(query: StreamingQuery, to: Path | str, display: Display) -> Landed:
-    """Show a query's progress until it ends by itself, or until SIGINT or SIGTERM stops it. What
-    was not committed then stays leased, and comes again with the next run."""
+def watch(
+    query: StreamingQuery, to: Path | str, display: Display, stop: Event | None = None
+) -> Landed:
+    """Show a query's progress until it ends by itself, or until SIGINT, SIGTERM or `stop` stops
+    it. What was not committed then stays leased, and comes again with the next run."""
     rows = batches = 0
     begun = time.monotonic()
     try:
-        with _signals() as stop:
-            for batch in follow(query, stop):
+        with _signals(stop or Event()) as stopped:
+            for batch in follow(query, stopped):
                 rows += batch.rows
                 batches += 1
                 display.batch(batch, rows)
@@ -225,10 +245,9 @@ def watch(query: StreamingQuery, to: Path | str, display: Display) -> Landed:
 
 
 @contextmanager
-def _signals() -> Iterator[Event]:
-    """An event that SIGINT and SIGTERM set. They raise nothing: an exception in the middle of a
+def _signals(stop: Event) -> Iterator[Event]:
+    """Let SIGINT and SIGTERM set this event. They raise nothing: an exception in the middle of a
     call to the JVM would leave Python and the JVM at odds with each other."""
-    stop = Event()
     if current_thread() is not main_thread():
         yield stop  # only the main thread is given signals
         return
@@ -251,6 +270,99 @@ def cause(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+class CannotLand(RuntimeError):
+    """The landing is refused before it begins."""
+
+
+def preflight(options: SourceOptions, to: Path) -> str | None:
+    """Ask the broker whether this landing can begin; nothing is made or changed there.
+
+    Returns a warning for people, or None. Raises BrokerUnreachable (once it has said on stderr that
+    it goes on trying) and CannotLand.
+    """
+    client = Client(options.endpoint)
+    name = options.subscription
+    try:
+        path = api_path("subscriptions", options.vhost, options.queue, name, "stat")
+        try:
+            stat = client.patient("GET", path)
+        except BrokerRefused as error:
+            if error.status != http.client.NOT_FOUND or not _can_be_subscribed(client, options):
+                who = f" (user {options.endpoint.user!r})" if error.status in (401, 403) else ""
+                text = error.error.removeprefix(f"{path}: ")
+                raise CannotLand(f"{options.endpoint}: {text}{who}") from None
+            stat = {}
+    finally:
+        client.close()
+    floor = int(stat.get("floor", 0))
+    begun = _begun(to / CHECKPOINT)
+    if begun is None:
+        if floor == 0:
+            return None
+        return (
+            f"subscription {name!r} has already settled {counted(floor, 'message')}, into another "
+            "table or checkpoint: this table begins after them"
+        )
+    whose, epoch, start = begun
+    if whose != name:
+        raise CannotLand(
+            f"{to} belongs to subscription {whose!r}, not to {name!r}: use one folder each"
+        )
+    if epoch != stat.get("epoch"):
+        raise CannotLand(
+            f"{to} was begun with an earlier subscription {name!r} of this queue, which was "
+            "deleted: begin with a new folder"
+        )
+    if start < floor:
+        raise CannotLand(
+            f"{to} stands at message {start:,} of subscription {name!r}, which has settled "
+            f"{floor:,}: another checkpoint moved this subscription on, its messages are in that "
+            "table. Begin with a new folder"
+        )
+    return None
+
+
+def _can_be_subscribed(client: Client, options: SourceOptions) -> bool:
+    """Whether the queue is there at all. Raises CannotLand when it is none for subscriptions."""
+    for row in client.call("GET", api_path("queues"))["queues"]:
+        if (row["vhost"], row["name"]) == (options.vhost, options.queue):
+            if not row["durable"] or row["exclusive"]:
+                raise CannotLand(
+                    f"queue {options.queue!r} is not durable and shared, which a subscription needs"
+                )
+            return True
+    return False
+
+
+def _begun(checkpoint: Path) -> tuple[str, int, int] | None:
+    """Subscription, epoch and start of the next batch as Spark's checkpoint has them; None for a
+    fresh folder, and for one that only Spark can judge."""
+    try:
+        numbers = [int(path.name) for path in (checkpoint / "offsets").iterdir() if _is_batch(path)]
+        done = [int(path.name) for path in (checkpoint / "commits").iterdir() if _is_batch(path)]
+        at = max(set(numbers) & set(done))
+        text = (checkpoint / "offsets" / str(at)).read_text().splitlines()[-1]
+        offset = json.loads(text)
+        return str(offset["subscription"]), int(offset["epoch"]), int(offset["seq"])
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return None
+
+
+def _is_batch(path: Path) -> bool:
+    return path.name.isdigit()
+
+
+def _check_arguments(to: Path, trigger: str, max_rows: int | None) -> None:
+    try:
+        trigger_arguments(trigger)
+    except ValueError as error:
+        raise ValueError(f"--{error}") from None
+    if max_rows is not None and max_rows < 1:
+        raise ValueError(f"--max-rows {max_rows}: expected at least 1")
+    if to.exists() and not to.is_dir():
+        raise ValueError(f"--to {str(to)!r}: expected a folder")
+
+
 def main(
     queue: str,
     subscription: str,
@@ -264,26 +376,56 @@ def main(
     as_json: bool = False,
     max_rows: int | None = None,
 ) -> int:
-    """`tallymark pipeline land`: returns 0, or 1 with the reason on stderr when the query fails."""
-    import sys
+    """`tallymark pipeline land`: returns 0, or 1 with the reason on stderr when the query fails.
 
+    Raises ValueError for arguments that cannot be right.
+    """
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    from tallymark.spark.session import build_session
+    from tallymark.spark.java import JavaNotFound
+    from tallymark.spark.options import SourceOptions
+    from tallymark.spark.session import (
+        SparkDidNotStart,
+        build_session,
+        check_master,
+        stop_session,
+    )
 
-    trigger_arguments(trigger)  # a mistake in it is told before Spark takes its seconds to start
-    spark = build_session(master, f"tallymark land {queue}")
+    # All that can be told is told before Spark takes its seconds to start.
+    _check_arguments(to, trigger, max_rows)
+    given = {"url": url, "user": user, "password": password, "vhost": vhost}
+    named = {"queue": queue, "subscription": subscription}
+    asked = SourceOptions.parse({**{k: v for k, v in given.items() if v is not None}, **named})
+    stop = Event()
+    try:
+        check_master(master)
+        warning = preflight(asked.for_stream(), to)
+        if warning is not None:
+            print(f"tallymark: {warning}", file=sys.stderr, flush=True)
+        with _signals(stop):
+            spark = build_session(master, f"tallymark land {queue}", silent=True)
+    except (
+        BrokerRefused, BrokerUnreachable, CannotLand, JavaNotFound, SparkDidNotStart
+    ) as error:  # fmt: skip
+        print(f"tallymark: {error}", file=sys.stderr)
+        return 1
     try:
         options = {"maxRows": str(max_rows)} if max_rows else {}
-        messages = read_queue(
-            spark, queue, subscription, url=url, user=user, password=password, vhost=vhost,
-            options=options,
-        )  # fmt: skip
         display: Display = JsonLines() if as_json else Terminal(f"{queue} -> {to}")
-        watch(land(messages, to, trigger), to, display)
-    except PySparkException as error:
+        with _signals(stop):  # again: PySpark has put a handler of its own in the place of ours
+            if stop.is_set():
+                display.close()
+                display.done(Landed(0, 0, 0.0, str(to)))
+                return 0
+            messages = read_queue(
+                spark, queue, subscription, url=url, user=user, password=password, vhost=vhost,
+                options=options,
+            )  # fmt: skip
+            watch(land(messages, to, trigger), to, display, stop)
+    except (PySparkException, Py4JError) as error:
         print(f"tallymark: landing {queue} failed: {cause(error)}", file=sys.stderr)
         return 1
     finally:
-        spark.stop()
+        stop_session(spark)
     return 0

@@ -8,8 +8,11 @@ folder; a broker may be running on it.
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -178,10 +181,53 @@ def find_checkpoint(folder: Path, upto: int | None) -> LedgerFile:
     """The checkpoint at position `upto`, or the newest sound one. Raises LedgerIncomplete."""
     found = checkpoints(folder)
     for file in found:
-        if upto in (None, file.number) and segment.is_sound_checkpoint(file.path.read_bytes()):
-            return file
+        # A running broker removes old ones while we look.
+        with suppress(FileNotFoundError):
+            if upto in (None, file.number) and segment.is_sound_checkpoint(file.path.read_bytes()):
+                return file
     what = "no sound checkpoint" if upto is None else f"no sound checkpoint at position {upto:#x}"
     raise LedgerIncomplete(f"{folder}: {what} among {[file.path.name for file in found]}")
+
+
+def time_of(checkpoint: LedgerFile) -> datetime:
+    """When the broker wrote it, to the millisecond as its own clock had it."""
+    data, headers = _checkpoint_blocks(checkpoint)
+    times = [int(block_at(data, one).rows["time"].max()) for one in headers if one.rows]
+    if not times:
+        return datetime.fromtimestamp(checkpoint.path.stat().st_mtime, UTC)
+    return datetime.fromtimestamp(max(times) / 1000, UTC)
+
+
+def beyond(folder: Path, position: int) -> tuple[int, datetime] | None:
+    """How many blocks tell of something after `position`, and when the last of it happened."""
+    count, last = 0, 0
+    for file in ledger_files(folder):
+        if file.number < position >> 32:
+            continue
+        data = _read(file)
+        for header in segment.scan(data, file.number, file.salt)[0]:
+            if header.position < position or not header.rows:
+                continue
+            rows = block_at(data, header).rows
+            events = rows[rows["kind"] != records.MARK]
+            if len(events):
+                count, last = count + 1, max(last, int(events["time"].max()))
+    return (count, datetime.fromtimestamp(last / 1000, UTC)) if count else None
+
+
+def user_of(folder: Path) -> int | None:
+    """The pid of the broker that is using this data folder, 0 if it cannot be told; None: no
+    broker is."""
+    try:
+        with (folder / "lock").open("rb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                text = lock.read(32).strip()
+                return int(text) if text.isdigit() else 0
+    except OSError:
+        pass  # no lock file: no broker was ever here; one that we may not read: not to be told
+    return None
 
 
 def _checkpoint_blocks(file: LedgerFile) -> tuple[bytes, list[layout.Header]]:

@@ -15,14 +15,23 @@ named.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tallymark.spark import ledger
-from tallymark.spark.client import Client, Endpoint, api_path
+from tallymark.spark.client import (
+    BrokerRefused,
+    BrokerUnreachable,
+    Client,
+    Endpoint,
+    api_path,
+    counted,
+)
 from tallymark.spark.ledger import LedgerIncomplete, checkpoints
 
 if TYPE_CHECKING:
@@ -34,6 +43,7 @@ STILL_THERE: Final = ("ready", "acquired", "deferred", "staged", "dead_letter_pe
 FAULTS_SHOWN: Final = 100
 MOST_TASKS: Final = 64
 ASK_AGAIN: Final = 5
+RETRY_MS: Final = 5_000
 WRITTEN_S: Final = 5.0
 """How long a checkpoint may take from being asked for to being in the folder."""
 
@@ -83,12 +93,26 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
+class Beyond:
+    """What the journal holds past the checkpoint, and the account does not tell of."""
+
+    blocks: int
+    until: str
+    """When the last of it happened, in ISO 8601."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reconciliation:
     """The outcome for all queues up to one journal position."""
 
     position: int
     accounts: list[Account]
     faults: list[Fault] = field(default_factory=list)
+    source: str = ""
+    """Who said what is still there: "checkpoint", or the address of the broker that was asked."""
+    as_of: str = ""
+    """When that was, in ISO 8601."""
+    beyond: Beyond | None = None
 
     @property
     def balanced(self) -> bool:
@@ -348,12 +372,25 @@ def run(spark: SparkSession, data_dir: Path, endpoint: Endpoint | None) -> Recon
     """Reconcile a data folder: against the running broker when an endpoint is given, else against
     its newest checkpoint. Raises LedgerIncomplete, FileNotFoundError, BrokerRefused."""
     asked = None if endpoint is None else _ask_until_written(endpoint, data_dir)
-    rows = read_ledger(spark, data_dir, asked[0] if asked else None).cache()
+    state = ledger.find_checkpoint(data_dir, asked[0] if asked else None)
+    as_of = ledger.time_of(state)
+    rows = read_ledger(spark, data_dir, state.number).cache()
     try:
-        position, claims = asked or claims_of_checkpoint(rows)
-        return reconcile(rows, position, claims)
+        claims = asked[1] if asked else claims_of_checkpoint(rows)[1]
+        outcome = reconcile(rows, state.number, claims)
     finally:
         rows.unpersist()
+    more = None if asked else ledger.beyond(data_dir, state.number)
+    return replace(
+        outcome,
+        source="checkpoint" if endpoint is None else str(endpoint),
+        as_of=_iso(as_of),
+        beyond=Beyond(more[0], _iso(more[1])) if more else None,
+    )
+
+
+def _iso(time: datetime) -> str:
+    return time.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _ask_until_written(endpoint: Endpoint, data_dir: Path) -> tuple[int, list[Claim]]:
@@ -382,24 +419,122 @@ def main(
 ) -> int:
     """`tallymark pipeline reconcile`: print the equation of every queue.
 
-    Returns 0 when every difference is 0 and no message breaks the account, else 1.
+    Returns 0 when every difference is 0 and no message breaks the account, else 1, also with the
+    reason on stderr when there is no account. Raises ValueError, FileNotFoundError for arguments
+    that cannot be right.
     """
-    from tallymark.spark.session import build_session
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    from tallymark.spark.java import JavaNotFound
+    from tallymark.spark.land import cause
+    from tallymark.spark.session import (
+        SparkDidNotStart,
+        build_session,
+        check_master,
+        stop_session,
+    )
 
     endpoint = None
     if url is not None:
-        endpoint = Endpoint.from_url(url, user=user, password=password, retry_ms=5_000)
-    spark = build_session(master, "tallymark reconcile", brief=True)
+        endpoint = Endpoint.from_url(url, user=user, password=password, retry_ms=RETRY_MS)
     try:
-        outcome = run(spark, data_dir, endpoint)
-    finally:
-        spark.stop()
-    show(outcome, as_json)
+        # All that can be told is told before Spark takes its seconds to start.
+        ledger.journal_folder(data_dir)
+        check_master(master)
+        present = ""
+        if endpoint is not None:
+            _check_broker(endpoint, data_dir)
+        else:
+            present = _check_checkpoint(data_dir, user, password)
+        spark = build_session(master, "tallymark reconcile", brief=True, silent=True)
+        try:
+            outcome = run(spark, data_dir, endpoint)
+        finally:
+            stop_session(spark)
+    except (
+        BrokerRefused, BrokerUnreachable, JavaNotFound, LedgerIncomplete, SparkDidNotStart
+    ) as error:  # fmt: skip
+        print(f"tallymark: {error}", file=sys.stderr)
+        return 1
+    except (PySparkException, Py4JError) as error:
+        print(f"tallymark: reconciling {data_dir} failed: {cause(error)}", file=sys.stderr)
+        return 1
+    show(outcome, as_json, present=present)
     return 0 if outcome.balanced else 1
 
 
-def show(outcome: Reconciliation, as_json: bool = False, console: Console | None = None) -> None:
-    """Print the outcome: one JSON object, or a table with what is wrong below it."""
+def _check_broker(endpoint: Endpoint, data_dir: Path) -> None:
+    """Whether this broker can be asked and uses this folder.
+
+    Raises LedgerIncomplete, BrokerRefused, BrokerUnreachable.
+    """
+    client = Client(endpoint)
+    try:
+        pid = int(client.patient("GET", api_path("status"))["broker"]["pid"])
+    finally:
+        client.close()
+    using = ledger.user_of(data_dir)
+    if using and using != pid:
+        raise LedgerIncomplete(
+            f"{data_dir} is in use by a broker of pid {using}, and the one at {endpoint} has pid "
+            f"{pid}: this is not its data folder"
+        )
+    _ask_until_written(endpoint, data_dir)
+
+
+def _check_checkpoint(data_dir: Path, user: str | None, password: str | None) -> str:
+    """Whether there is a checkpoint to speak for the broker; returns what to do for the present
+    state of affairs. Raises LedgerIncomplete."""
+    using = ledger.user_of(data_dir)
+    if using is None:
+        present = "start the broker and use --url"
+    else:
+        url = _default_url(using, user, password) or "http://HOST:PORT of its HTTP interface"
+        present = f"use --url {url}"
+    try:
+        ledger.find_checkpoint(data_dir, None)
+    except LedgerIncomplete:
+        if checkpoints(data_dir):
+            raise
+        if using is None:
+            raise LedgerIncomplete(
+                f"{data_dir}: no checkpoint yet: start the broker on this folder and add --url, or "
+                "let it stop cleanly, which writes one"
+            ) from None
+        who = f"a broker (pid {using})" if using else "a broker"
+        raise LedgerIncomplete(
+            f"{data_dir}: no checkpoint yet; {who} is using this folder: "
+            f"{present.replace('use', 'add', 1)}"
+        ) from None
+    return present
+
+
+def _default_url(pid: int, user: str | None, password: str | None) -> str | None:
+    """The address that a broker has by default, if the one of this pid answers there."""
+    endpoint = Endpoint(retry_ms=0, timeout_ms=2_000)
+    if user is not None and password is not None:
+        endpoint = replace(endpoint, user=user, password=password)
+    client = Client(endpoint)
+    try:
+        found = client.call("GET", api_path("status"))["broker"]["pid"]
+    except (BrokerRefused, BrokerUnreachable, KeyError, TypeError, ValueError):
+        return None
+    finally:
+        client.close()
+    return str(endpoint) if pid in (0, found) else None
+
+
+def show(
+    outcome: Reconciliation,
+    as_json: bool = False,
+    console: Console | None = None,
+    present: str = "start the broker and use --url",
+) -> None:
+    """Print the outcome: one JSON object, or a table with what is wrong below it.
+
+    present: what to do for the present state of affairs, where the journal goes on.
+    """
     if as_json:
         print(json.dumps({**asdict(outcome), "balanced": outcome.balanced}))
         return
@@ -413,7 +548,8 @@ def show(outcome: Reconciliation, as_json: bool = False, console: Console | None
         for name in (*STILL_THERE, "settled", "dead_lettered")
         if name in ("ready", "acquired", "settled") or any(map(_term(name), outcome.accounts))
     ]
-    table = Table(title=f"The account of every queue at journal position {outcome.position:#x}")
+    console.print(escape(_title(outcome)), highlight=False, soft_wrap=True)
+    table = Table()
     table.add_column("queue", overflow="fold")
     for heading in ("entered", *shown, "dropped", "difference"):
         table.add_column(heading.replace("_", " "), justify="right")
@@ -428,6 +564,14 @@ def show(outcome: Reconciliation, as_json: bool = False, console: Console | None
             f"[{good}]{account.difference:,}[/]",
         )
     console.print(table)
+    if outcome.beyond is not None:
+        console.print(
+            f"the journal goes on {counted(outcome.beyond.blocks, 'block')} past this checkpoint, "
+            f"until {_shown(outcome.beyond.until)}; {present} for the present",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
     for account in outcome.accounts:
         if account.before_ledger:
             console.print(
@@ -441,6 +585,19 @@ def show(outcome: Reconciliation, as_json: bool = False, console: Console | None
             f"[bold red]{escape(fault.queue)}: sequences {fault.first} to {fault.last}: "
             f"{fault.fault}[/]"
         )
+
+
+def _title(outcome: Reconciliation) -> str:
+    title, position = "The account of every queue", f"journal position {outcome.position:#x}"
+    if not outcome.as_of:
+        return f"{title} at {position}"
+    if outcome.source == "checkpoint":
+        return f"{title} as of the checkpoint of {_shown(outcome.as_of)}, {position}"
+    return f"{title} as of {_shown(outcome.as_of)}, {position}, asked of {outcome.source}"
+
+
+def _shown(iso: str) -> str:
+    return iso.replace("T", " ").replace("Z", " UTC")
 
 
 def _term(name: str) -> Callable[[Account], int]:

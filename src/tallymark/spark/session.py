@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +36,13 @@ SETTINGS: Final = {
     "spark.driver.memory": "1g",
 }
 
+MASTER_PORT: Final = 7077
+MASTER_S: Final = 5.0
+"""How long a standalone master may take to accept a connection."""
+_KNOWN_MASTER: Final = re.compile(
+    r"local|local\[(\*|\d+)(,\s*\d+)?\]|local-cluster\[.+\]|spark://.+|k8s://.+|yarn"
+)
+
 FAST_COMPILER: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 LOGGING: Final = """\
@@ -49,6 +59,10 @@ appender.stderr.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n%ex{{3}}
 """
 
 
+class SparkDidNotStart(RuntimeError):
+    """No session could be had; the text is one line for people."""
+
+
 def local_master(master: str) -> str:
     """`local[N]` with retries: `local[2]` becomes `local[2,4]`; any other master as it is.
 
@@ -61,12 +75,52 @@ def local_master(master: str) -> str:
     return f"local[{found[1]},{TASK_FAILURES}]" if found else master
 
 
+def check_master(master: str) -> None:
+    """Raises ValueError for what is no master's address, and SparkDidNotStart for a standalone
+    master that cannot be reached: Spark itself would try for a minute and end in a Java trace."""
+    if _KNOWN_MASTER.fullmatch(master) is None:
+        raise ValueError(
+            f"master {master!r}: expected local[N], spark://host:port, k8s://... or yarn"
+        )
+    if not master.startswith("spark://"):
+        return
+    reason: object = None
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.partition(":")
+        if port and not port.isdigit():
+            raise ValueError(f"master {master!r}: port {port!r} is no number")
+        try:
+            socket.create_connection((host, int(port or MASTER_PORT)), MASTER_S).close()
+            return
+        except (OSError, OverflowError) as error:
+            reason = error
+    raise SparkDidNotStart(f"cannot reach the Spark master {master}: {reason}")
+
+
+def hush(spark: SparkSession | None = None) -> None:
+    """Silence the JVM's log: what is torn down in mid-work would fill the screen with traces."""
+    with suppress(Exception):  # a session that is gone says nothing more anyway
+        if spark is None:
+            from pyspark.sql import SparkSession
+
+            spark = SparkSession.getActiveSession()
+        if spark is not None:
+            spark.sparkContext.setLogLevel("OFF")
+
+
+def stop_session(spark: SparkSession) -> None:
+    """Stop without a word."""
+    hush(spark)
+    spark.stop()
+
+
 def build_session(
     master: str = "local[*]",
     app: str = "tallymark",
     *,
     brief: bool = False,
     verbose: bool = False,
+    silent: bool = False,
     settings: dict[str, str] | None = None,
 ) -> SparkSession:
     """A session with Java found, our source registered and the console quiet.
@@ -75,9 +129,11 @@ def build_session(
     processor time of a short run (13 instead of 30 s for a reconciliation) and would cost a long
     one dearly.
     verbose: let Spark log its warnings on stderr; otherwise only its errors appear.
+    silent: not even its errors, for commands that tell the reason of a failure themselves.
     settings: Spark settings that override ours.
-    Raises JavaNotFound.
+    Raises JavaNotFound, SparkDidNotStart, and ValueError for a master that is none.
     """
+    check_master(master)
     use_java()
     from pyspark.sql import SparkSession
 
@@ -88,19 +144,26 @@ def build_session(
     builder = SparkSession.builder.master(local_master(master)).appName(app)
     for name, value in {**SETTINGS, **(settings or {})}.items():
         builder = builder.config(name, value)
-    java_options = f"-Dlog4j2.configurationFile=file:{_logging_file(verbose)}"
+    level = "warn" if verbose else "fatal" if silent else "error"
+    java_options = f"-Dlog4j2.configurationFile=file:{_logging_file(level)}"
     if brief:
         java_options += f" {FAST_COMPILER}"
     builder = builder.config("spark.driver.extraJavaOptions", java_options)
-    spark = builder.getOrCreate()
+    # Where nobody listens, logging prints py4j's tracebacks of a start that fails on stderr.
+    logging.getLogger(None if silent else "py4j").addHandler(logging.NullHandler())
+    try:
+        spark = builder.getOrCreate()
+    except Exception as error:  # of Java, of py4j or of PySpark: they have no base in common
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        said = next((line for line in lines if "Exception: " in line), (lines or ["?"])[0])
+        raise SparkDidNotStart(f"Spark did not start on master {master!r}: {said}") from error
     register(spark)
     return spark
 
 
-def _logging_file(verbose: bool) -> Path:
+def _logging_file(level: str) -> Path:
     # Given as a file because Spark prints its greeting and a dozen warnings before any log level
     # can be set from Python.
-    level = "warn" if verbose else "error"
     text = LOGGING.format(level=level)
     path = cache_folder() / f"log4j2-{level}.properties"
     if not path.exists() or path.read_text() != text:

@@ -78,6 +78,15 @@ class TallymarkDataSource(DataSource):
         return QueueStream(SourceOptions.parse(self.options).for_stream())
 
 
+def moved_on(subscription: str, start: int, floor: int) -> str:
+    """Why a checkpoint that stands below the settled floor is refused."""
+    return (
+        f"the checkpoint stands at message {start} of subscription {subscription!r}, which is "
+        f"settled up to {floor}: another checkpoint moved this subscription on, and its messages "
+        "are in that table. Begin with a new folder"
+    )
+
+
 class Span(InputPartition):
     """Rows first..end-1 of a subscription's leases or of a browse plan."""
 
@@ -131,7 +140,7 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises Fenced when another reader attached, or when `start` is of another incarnation.
         """
         self._attach()
-        begin = self._sequence(start)
+        begin = self._begin(start)
         self._settle(begin)
         max_rows, max_bytes = self._options.max_rows, self._options.max_bytes
         if isinstance(limit, ReadMaxRows):
@@ -161,7 +170,7 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Also the first call of a query that restarts in mid batch."""
         self._attach()
-        spans = self._options.spans(self._sequence(start), self._sequence(end))
+        spans = self._options.spans(self._begin(start), self._sequence(end))
         return [Span(first, last, str(self._epoch)) for first, last in spans]
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -210,6 +219,14 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "epoch": self._epoch,
             "seq": sequence,
         }
+
+    def _begin(self, offset: dict[str, Any]) -> int:
+        """The sequence of a batch's start, which this query's checkpoint cannot have below the
+        settled floor at the attach, unless another checkpoint moved that on."""
+        begin = self._sequence(offset)
+        if begin < self._floor:
+            raise ValueError(moved_on(self._options.subscription, begin, self._floor))
+        return begin
 
     def _sequence(self, offset: dict[str, Any]) -> int:
         name, epoch = offset["subscription"], int(offset["epoch"])
