@@ -56,14 +56,16 @@ class Deadlines:
         self._timer = None
         now = now_ms()
         heap = self._heap
-        while heap and heap[0][0] <= now:
-            armed, _, client = heapq.heappop(heap)
-            if client.armed_ms != armed:
-                continue
-            client.armed_ms = None
-            due = client.bridge.next_deadline()
-            if due is not None and due <= now:
-                due = self._tick(client)
-            if due is not None:
-                self.arm(client, max(due, now + 1))
-        self._set_timer()
+        try:
+            while heap and heap[0][0] <= now:
+                armed, _, client = heapq.heappop(heap)
+                if client.armed_ms != armed:
+                    continue
+                client.armed_ms = None
+                due = client.bridge.next_deadline()
+                if due is not None and due <= now:
+                    due = self._tick(client)
+                if due is not None:
+                    self.arm(client, max(due, now + 1))
+        finally:
+            self._set_timer()  # whatever one client's tick raised, the others are still due
