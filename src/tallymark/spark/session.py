@@ -99,10 +99,12 @@ def check_master(master: str) -> None:
 
 def hush(spark: SparkSession | None = None) -> None:
     """Silence the JVM's log: what is torn down in mid-work would fill the screen with traces."""
-    with suppress(Exception):  # a session that is gone says nothing more anyway
-        if spark is None:
-            from pyspark.sql import SparkSession
+    from py4j.protocol import Py4JError
+    from pyspark.sql import SparkSession
 
+    # What a JVM or a session that is gone already raises: it says nothing more anyway.
+    with suppress(Py4JError, OSError, AttributeError):
+        if spark is None:
             spark = SparkSession.getActiveSession()
         if spark is not None:
             spark.sparkContext.setLogLevel("OFF")
