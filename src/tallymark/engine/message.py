@@ -109,7 +109,7 @@ class Payload:
         self.size = cuts[self.count]
         """Bytes of raw."""
         self.pack: Pack | None = None
-        """Set when this stands for many small payloads of a deep backlog (packing.py): it has no
+        """Set when this stands for many single messages of a deep backlog (packing.py): it has no
         raw and no position of its own, and its messages are taken out as `single` ones."""
 
     def single(self, i: int) -> Payload:

@@ -1,4 +1,4 @@
-"""Deep backlogs of single messages, kept as columns: about 32 bytes a message instead of 330.
+"""Deep backlogs of single messages, kept as columns: about 40 bytes a message instead of 330.
 
 What arrives a message at a time makes a payload and a slice for each. Beyond a few thousand
 slices in one queue, the newest ones whose bytes are in the journal become one packed payload and
