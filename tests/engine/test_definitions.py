@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.engine import definitions
+from tallymark.engine.clock import Clock
 from tallymark.engine.definitions import canonical, from_json, to_json
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.records import DEFINITION, Record
@@ -71,8 +72,8 @@ def test_canonical_tells_types_apart_and_not_orders() -> None:
 
 def host_of(records: list[Record]) -> VirtualHost:
     ids = count(1)
-    vhost = VirtualHost("/v", records, lambda: next(ids))
-    vhost.now_ms = 1234
+    vhost = VirtualHost("/v", Clock(), records, lambda: next(ids))
+    vhost.clock.tell(1234)
     return vhost
 
 

@@ -6,6 +6,7 @@ from itertools import count
 
 import pytest
 
+from tallymark.engine.clock import Clock
 from tallymark.engine.errors import (
     AccessRefused,
     BrokerError,
@@ -27,7 +28,7 @@ class Host:
     def __init__(self) -> None:
         self.records: list[Record] = []
         ids = count(1)
-        self.vhost = VirtualHost("/", self.records, lambda: next(ids))
+        self.vhost = VirtualHost("/", Clock(), self.records, lambda: next(ids))
 
     def queue(
         self,

@@ -20,6 +20,7 @@ from typing import Final, final
 
 from tallymark.engine import definitions, records
 from tallymark.engine.backlogs import Backlogs
+from tallymark.engine.clock import Clock
 from tallymark.engine.delivery import TURN_BYTES, Dispatcher
 from tallymark.engine.durability import Durability
 from tallymark.engine.effects import Cancelled, Effect, Signal
@@ -73,15 +74,14 @@ class Broker:
     """All virtual hosts, queues, sessions and subscriptions of one process."""
 
     def __init__(self, fetch: Callable[[Payload], bytes]) -> None:
-        self.now_ms = 0
-        """Wall time of the present turn, milliseconds since 1970."""
+        self.clock = Clock()
         self.records: list[Record] = []
         self.effects: list[Effect] = []
         self.store = Store(fetch)
-        self.dispatcher = Dispatcher(self.store, self.records, self.effects)
+        self.dispatcher = Dispatcher(self.clock, self.store, self.records, self.effects)
         self.settlement = Settlement(self.dispatcher, self.store, self.records)
         self.durability = Durability(self.dispatcher)
-        self.leases = Leases(self.store, self.records)
+        self.leases = Leases(self.clock, self.store, self.records)
         """Durable subscriptions: attach, lease, read, settle, stat."""
         self.queue_ids = Counter()
         self.owner_ids = Counter()
@@ -103,14 +103,13 @@ class Broker:
         vhost = self.vhosts.get(name)
         if vhost is None:
             blob = definitions.vhost_definition(name)
-            self.records.append(Record(records.DEFINITION, 0, 0, 0, self.now_ms, blob=blob))
+            self.records.append(Record(records.DEFINITION, 0, 0, 0, self.clock.now_ms, blob=blob))
             vhost = self.enter_vhost(name)
         return vhost
 
     def enter_vhost(self, name: str) -> VirtualHost:
         """A new virtual host, unrecorded: it stands in the journal already."""
-        vhost = VirtualHost(name, self.records, self.queue_ids)
-        vhost.now_ms = self.now_ms
+        vhost = VirtualHost(name, self.clock, self.records, self.queue_ids)
         self.vhosts[name] = vhost
         return vhost
 
@@ -268,7 +267,7 @@ class Broker:
         if not queues:
             return
         out = self.records
-        now_ms = self.now_ms
+        now_ms = self.clock.now_ms
         self.store.enter(payload, count * len(queues))
         kept = payload.persistent and targets.durable
         if kept:
@@ -300,7 +299,7 @@ class Broker:
     def publish_parts(self, session: Session, payload: Payload, parts: list[Part]) -> None:
         """As publish, for a payload whose messages go to different sets of queues: the parts are
         in order and do not overlap; messages in no part go nowhere and are not counted here."""
-        now_ms = self.now_ms
+        now_ms = self.clock.now_ms
         kept = False
         count = users = 0
         for part in parts:
@@ -515,11 +514,7 @@ class Broker:
 
     def turn(self, now_ms: int) -> list[Effect]:
         """Deliver what can be delivered; returns the effects since the last turn, in order."""
-        self.now_ms = now_ms
-        for vhost in self.vhosts.values():
-            vhost.now_ms = now_ms
-        self.dispatcher.now_ms = now_ms
-        self.leases.now_ms = now_ms
+        self.clock.tell(now_ms)
         self.store.sweep()
         self.dispatcher.pump()
         settling = self.store.settling
@@ -539,7 +534,7 @@ class Broker:
                     queue.id,
                     done.low,
                     done.high - done.low,
-                    self.now_ms,
+                    self.clock.now_ms,
                     owner=done.owner,
                     reason=done.reason,
                 )
@@ -565,7 +560,7 @@ class Broker:
     def spill(self, budget: int, written: int) -> None:
         """Keep at most `budget` bytes of payloads in memory where that can be done: those in the
         journal below `written` need no memory. Call when the turn's effects are carried out."""
-        self.store.spill(budget, written, self.records, self.now_ms)
+        self.store.spill(budget, written, self.records, self.clock.now_ms)
         self.backlogs.pack(written)
 
     def pack_all(self, written: int) -> None:

@@ -14,6 +14,7 @@ from bisect import bisect_left
 from typing import Final, final
 
 from tallymark.engine import records
+from tallymark.engine.clock import Clock
 from tallymark.engine.effects import Deliver, Effect
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
@@ -43,9 +44,12 @@ class MarkWait:
 class Dispatcher:
     """Pumps queues. Owns the per-turn room of connections and the list of queues to look at."""
 
-    __slots__ = ("again", "changed", "effects", "mark_waits", "now_ms", "records", "spent", "store")
+    __slots__ = ("again", "changed", "clock", "effects", "mark_waits", "records", "spent", "store")
 
-    def __init__(self, store: Store, records: list[Record], effects: list[Effect]) -> None:
+    def __init__(
+        self, clock: Clock, store: Store, records: list[Record], effects: list[Effect]
+    ) -> None:
+        self.clock = clock
         self.store = store
         self.records = records
         self.effects = effects
@@ -55,7 +59,6 @@ class Dispatcher:
         """Queues that stopped for want of room only: due in the turn after."""
         self.spent: list[Connection] = []
         self.mark_waits: list[MarkWait] = []
-        self.now_ms = 0
 
     def mark(self, queue: Queue) -> None:
         """The queue may have something to deliver now."""
@@ -193,7 +196,7 @@ class Dispatcher:
                     queue.id,
                     piece.first,
                     n,
-                    self.now_ms,
+                    self.clock.now_ms,
                     None,
                     0,
                     owner,
@@ -230,7 +233,7 @@ class Dispatcher:
         if upto + queue.reserve // 2 > queue.mark:
             queue.reserve = min(max(queue.reserve * 2, SMALLEST_RESERVE), LARGEST_RESERVE)
             queue.mark = upto + queue.reserve
-            self.records.append(Record(records.MARK, queue.id, queue.mark, 0, self.now_ms))
+            self.records.append(Record(records.MARK, queue.id, queue.mark, 0, self.clock.now_ms))
             self.mark_waits.append(MarkWait(queue, queue.mark))
         return upto <= queue.mark_durable
 

@@ -10,6 +10,7 @@ import json
 from typing import final
 
 from tallymark.engine import records
+from tallymark.engine.clock import Clock
 from tallymark.engine.errors import NotFound, PreconditionFailed, ResourceExhausted
 from tallymark.engine.message import NOWHERE, ON_ITS_WAY, Slice
 from tallymark.engine.queue import Queue
@@ -26,12 +27,12 @@ from tallymark.engine.subscription import (
 class Leases:
     """All durable subscriptions of the broker."""
 
-    __slots__ = ("epochs", "now_ms", "records", "store", "subscriptions")
+    __slots__ = ("clock", "epochs", "records", "store", "subscriptions")
 
-    def __init__(self, store: Store, records: list[Record]) -> None:
+    def __init__(self, clock: Clock, store: Store, records: list[Record]) -> None:
+        self.clock = clock
         self.store = store
         self.records = records
-        self.now_ms = 0
         self.epochs = 0
         """The last epoch given out; never given again."""
         self.subscriptions: dict[int, Subscription] = {}
@@ -122,7 +123,12 @@ class Leases:
                 payload.position = ON_ITS_WAY
                 self.records.append(
                     Record(
-                        records.PAYLOAD, 0, payload.first_id, payload.count, self.now_ms, payload
+                        records.PAYLOAD,
+                        0,
+                        payload.first_id,
+                        payload.count,
+                        self.clock.now_ms,
+                        payload,
                     )
                 )
             piece = queue.take(n)
@@ -132,7 +138,7 @@ class Leases:
                     queue.id,
                     piece.first,
                     n,
-                    self.now_ms,
+                    self.clock.now_ms,
                     payload,
                     piece.lo,
                     subscription.epoch,
@@ -181,7 +187,7 @@ class Leases:
                     queue.id,
                     0,
                     0,
-                    self.now_ms,
+                    self.clock.now_ms,
                     None,
                     0,
                     subscription.epoch,
@@ -251,7 +257,7 @@ class Leases:
 
     def _define(self, definition: dict[str, object]) -> None:
         blob = json.dumps(definition, separators=(",", ":")).encode()
-        self.records.append(Record(records.DEFINITION, 0, 0, 0, self.now_ms, blob=blob))
+        self.records.append(Record(records.DEFINITION, 0, 0, 0, self.clock.now_ms, blob=blob))
 
 
 def _number(definition: dict[str, object], key: str) -> int:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, final
 from tallymark.engine import records
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.packing import unpack_all, unpack_head
+from tallymark.engine.settings import Settings
 
 if TYPE_CHECKING:
     from tallymark.engine.session import Consumer
@@ -75,6 +76,7 @@ class Queue:
         "reserve",
         "returned",
         "settled",
+        "settings",
         "settled_ranges",
         "stored",
         "subscriptions",
@@ -100,6 +102,8 @@ class Queue:
         """Id of the only connection that may use it; 0: anyone."""
         self.auto_delete = auto_delete
         self.arguments = arguments
+        self.settings = Settings(arguments, {})
+        """What arguments and policies come to."""
         self.stored = durable and exclusive_owner == 0
         """Whether its transitions go to the journal: it can outlive this process."""
         self.deleted = False

@@ -246,7 +246,7 @@ class Restorer:
                 queue.dropped[reason] = queue.dropped.get(reason, 0) + b - a
                 history.acquired.remove(a, b)
                 broker.records.append(
-                    Record(records.DROPPED, queue.id, a, b - a, broker.now_ms, reason=reason)
+                    Record(records.DROPPED, queue.id, a, b - a, broker.clock.now_ms, reason=reason)
                 )
         for low, high in history.acquired:
             for a, b in gone.gaps(low, high):
@@ -256,7 +256,7 @@ class Restorer:
                         queue.id,
                         a,
                         b - a,
-                        broker.now_ms,
+                        broker.clock.now_ms,
                         reason=records.RETURNED_BY_LOSS,
                     )
                 )
@@ -279,7 +279,12 @@ class Restorer:
             queue.dropped[reason] = queue.dropped.get(reason, 0) + high - low
             self._broker.records.append(
                 Record(
-                    records.DROPPED, queue.id, low, high - low, self._broker.now_ms, reason=reason
+                    records.DROPPED,
+                    queue.id,
+                    low,
+                    high - low,
+                    self._broker.clock.now_ms,
+                    reason=reason,
                 )
             )
 
@@ -377,7 +382,7 @@ def drop_lost(broker: Broker, lost: list[Payload]) -> int:
 def _record_lost(broker: Broker, queue: Queue, piece: Slice) -> int:
     broker.records.append(
         Record(
-            records.DROPPED, queue.id, piece.first, len(piece), broker.now_ms,
+            records.DROPPED, queue.id, piece.first, len(piece), broker.clock.now_ms,
             reason=records.DROPPED_LOST,
         )
     )  # fmt: skip
@@ -401,7 +406,7 @@ def snapshot(broker: Broker, clean: bool) -> list[Record]:
     clean: nobody is connected and nobody will be: what was handed out is known exactly, so that
     the marks are left out and only what really was delivered comes back flagged.
     """
-    now_ms = broker.now_ms
+    now_ms = broker.clock.now_ms
     out: list[Record] = []
     ids = {
         "op": "ids",
@@ -429,7 +434,7 @@ def snapshot(broker: Broker, clean: bool) -> list[Record]:
 def _snapshot_queue(
     broker: Broker, queue: Queue, clean: bool, placed: dict[int, Payload], out: list[Record]
 ) -> None:
-    now_ms = broker.now_ms
+    now_ms = broker.clock.now_ms
     blob = json.dumps(queue.counters(), separators=(",", ":")).encode()
     out.append(Record(records.COUNTERS, queue.id, 0, 0, now_ms, blob=blob))
     if queue.mark and not clean:

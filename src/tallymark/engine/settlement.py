@@ -95,7 +95,7 @@ class Settlement:
                 self.records.append(
                     Record(
                         records.RETURNED, queue.id, piece.first, len(piece),
-                        self.dispatcher.now_ms, owner=owner, reason=reason,
+                        self.dispatcher.clock.now_ms, owner=owner, reason=reason,
                     )
                 )  # fmt: skip
         queue.give_back(pieces)
@@ -107,7 +107,7 @@ class Settlement:
         if queue.stored and high > low:
             self.records.append(
                 Record(
-                    records.DROPPED, queue.id, low, high - low, self.dispatcher.now_ms,
+                    records.DROPPED, queue.id, low, high - low, self.dispatcher.clock.now_ms,
                     reason=reason,
                 )
             )  # fmt: skip

@@ -25,6 +25,7 @@ from tallymark.engine.arguments import (
     check_same_flag,
     named,
 )
+from tallymark.engine.clock import Clock
 from tallymark.engine.errors import (
     AccessRefused,
     NotFound,
@@ -72,25 +73,30 @@ class VirtualHost:
 
     __slots__ = (
         "_router",
+        "clock",
         "exchanges",
         "generation",
         "inbound",
         "name",
         "name_seed",
         "next_queue_id",
-        "now_ms",
         "queues",
         "records",
     )
 
-    def __init__(self, name: str, records: list[Record], next_queue_id: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        records: list[Record],
+        next_queue_id: Callable[[], int],
+    ) -> None:
         self.name = name
         self.records = records
         """Where definitions are appended. Whoever takes them must clear this list, or set another
         one here."""
         self.next_queue_id = next_queue_id
-        self.now_ms = 0
-        """Wall time for records, milliseconds since 1970; set by the owner each turn."""
+        self.clock = clock
         self.name_seed = b""
         """Random bytes, set by the owner at start, that make server-given names unguessable."""
         self.exchanges: dict[str, Exchange] = {}
@@ -570,7 +576,7 @@ class VirtualHost:
 
     def _record(self, definition: dict[str, object]) -> None:
         blob = definitions.encode(definition)
-        self.records.append(Record(records.DEFINITION, 0, 0, 0, self.now_ms, blob=blob))
+        self.records.append(Record(records.DEFINITION, 0, 0, 0, self.clock.now_ms, blob=blob))
 
 
 def _refuse_reserved(kind: str, name: str) -> None:

@@ -253,7 +253,7 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
         accept_loss=config.accept_loss,
     )
     broker = Broker(journal.fetch)
-    broker.now_ms = wall_ms()
+    broker.clock.tell(wall_ms())
     _restore(broker, journal)
     for vhost in config.vhosts:
         broker.add_vhost(vhost)

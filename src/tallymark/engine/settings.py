@@ -1,0 +1,135 @@
+"""What a queue was told, by its arguments and by policies, as values in effect.
+
+A policy's definition has the keys of queue arguments without `x-`. Where both speak [DL-2]:
+the argument wins for the dead-letter keys and what is said of the queue's nature; the smaller value
+wins for times, lengths and limits (a negative limit is none, and then the larger wins); for the
+overflow behaviour the argument wins on classic queues and the policy on those declared as quorum.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+DEFAULT_HOPS: Final = 32
+"""Hop limit where it is switched on without a number."""
+
+OFF: Final = -1
+"""Of a time, length or limit: there is none."""
+
+DROP_HEAD: Final = "drop-head"
+REJECT_PUBLISH: Final = "reject-publish"
+REJECT_PUBLISH_DLX: Final = "reject-publish-dlx"
+AT_LEAST_ONCE: Final = "at-least-once"
+
+
+@final
+class Settings:
+    """The values in effect for one queue. Replaced as a whole when one changes, never altered."""
+
+    __slots__ = (
+        "acquired_limit",
+        "at_least_once",
+        "bounded",
+        "consumer_timeout_ms",
+        "dead_letter_exchange",
+        "dead_letter_key",
+        "dedup_ms",
+        "delivery_limit",
+        "expires_ms",
+        "guarded",
+        "hop_limit",
+        "is_quorum",
+        "max_bytes",
+        "max_length",
+        "max_priority",
+        "overflow",
+        "single_active",
+        "ttl_ms",
+    )
+
+    def __init__(self, arguments: dict[str, object], policy: dict[str, object]) -> None:
+        """arguments: of the declaration, checked. policy: the merged definition, checked."""
+        self.is_quorum = arguments.get("x-queue-type") == "quorum"
+        self.ttl_ms = _smaller(arguments, policy, "message-ttl")
+        """Milliseconds a message may be ready; OFF: for ever."""
+        self.expires_ms = _smaller(arguments, policy, "expires")
+        """Milliseconds the queue may be unused before it is deleted."""
+        self.max_length = _smaller(arguments, policy, "max-length")
+        self.max_bytes = _smaller(arguments, policy, "max-length-bytes")
+        """Of message bodies and headers as they are kept, framing included."""
+        overflow = _text(policy if self.is_quorum else arguments, arguments, policy, "overflow")
+        if overflow == REJECT_PUBLISH_DLX and self.is_quorum:
+            overflow = DROP_HEAD
+        self.overflow = overflow or DROP_HEAD
+        exchange = _text(arguments, arguments, policy, "dead-letter-exchange")
+        self.dead_letter_exchange = exchange
+        """None: dead letters are dropped."""
+        key = _text(arguments, arguments, policy, "dead-letter-routing-key")
+        self.dead_letter_key = key
+        """None: letters keep their own keys."""
+        strategy = _text(arguments, arguments, policy, "dead-letter-strategy")
+        self.at_least_once = strategy == AT_LEAST_ONCE and exchange is not None
+        """Whether a letter that nothing takes is kept pending [DL-22]."""
+        self.hop_limit = _hops(arguments, policy)
+        """Hops a message may have left when it first dies here; OFF: cycles are cut by DL-15."""
+        self.delivery_limit = _smaller(arguments, policy, "delivery-limit")
+        """Failed deliveries a message survives [DL-5]."""
+        self.acquired_limit = _smaller(arguments, policy, "acquired-limit")
+        """Deliveries of any kind after which a message is not given back [DL-D6]."""
+        self.max_priority = max(0, _integer(arguments.get("x-max-priority")))
+        self.single_active = arguments.get("x-single-active-consumer") is True
+        self.consumer_timeout_ms = _smaller(arguments, policy, "consumer-timeout")
+        self.dedup_ms = _smaller(arguments, policy, "message-deduplication")
+        """Window in which a publisher-given id is taken once; OFF: any number of times."""
+        self.bounded = self.ttl_ms >= 0 or self.max_length >= 0 or self.max_bytes >= 0
+        """Whether what is ready has to be looked after."""
+        limited = self.max_length >= 0 or self.max_bytes >= 0
+        self.guarded = (limited and self.overflow != DROP_HEAD) or self.dedup_ms > 0
+        """Whether a publish may be refused or passed over."""
+
+    def same(self, other: Settings) -> bool:
+        return self._values() == other._values()
+
+    def _values(self) -> tuple[object, ...]:
+        return (
+            self.ttl_ms, self.expires_ms, self.max_length, self.max_bytes, self.overflow,
+            self.dead_letter_exchange, self.dead_letter_key, self.at_least_once, self.hop_limit,
+            self.delivery_limit, self.acquired_limit, self.max_priority, self.single_active,
+            self.consumer_timeout_ms, self.dedup_ms, self.is_quorum,
+        )  # fmt: skip
+
+
+def _integer(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value)
+    return OFF
+
+
+def _smaller(arguments: dict[str, object], policy: dict[str, object], key: str) -> int:
+    """The smaller of the two; where one is negative, the larger."""
+    own = _integer(arguments.get("x-" + key))
+    given = _integer(policy.get(key))
+    if own < 0 or given < 0:
+        return max(own, given, OFF)
+    return min(own, given)
+
+
+def _text(
+    first: dict[str, object], arguments: dict[str, object], policy: dict[str, object], key: str
+) -> str | None:
+    """A text; `first` says which of the two wins."""
+    own, given = arguments.get("x-" + key), policy.get(key)
+    value = given if first is policy and given is not None else own
+    if value is None:
+        value = given
+    return value if isinstance(value, str) else None
+
+
+def _hops(arguments: dict[str, object], policy: dict[str, object]) -> int:
+    """A number, or true for the default; the argument wins, and false switches it off."""
+    value = arguments.get("x-dead-letter-hop-limit")
+    if value is None:
+        value = policy.get("dead-letter-hop-limit")
+    if isinstance(value, bool):
+        return DEFAULT_HOPS if value else OFF
+    return _integer(value)
