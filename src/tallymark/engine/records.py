@@ -16,13 +16,16 @@ from tallymark.engine.message import Payload
 PAYLOAD: Final = 1
 """The bytes of a payload. payload; count; first = first message id; time = arrival, ms."""
 ENTERED: Final = 2
-"""count messages got sequences first.. in queue. payload, lo = first message of the payload."""
+"""count messages got sequences first.. in queue. payload, lo = first message of the payload;
+reason = their priority in the queue; blob = what is known of them (annotations.py).
+A letter: owner = the queue it died in, other = its first sequence there."""
 ACQUIRED: Final = 3
 """Handed to owner (a consumer's id). other = how often they had been handed out before."""
 SETTLED: Final = 4
 """Done with. owner as in ACQUIRED; reason = how (SETTLED_*)."""
 RETURNED: Final = 5
-"""Given back by owner to their old positions; reason = why (RETURNED_*)."""
+"""Given back by owner to their old positions; reason = why (RETURNED_*).
+flags & RETURNED_FAILED: counted as a failed delivery."""
 DROPPED: Final = 6
 """Gone without success. reason = why (DROPPED_*)."""
 MARK: Final = 7
@@ -30,7 +33,8 @@ MARK: Final = 7
 DEFINITION: Final = 8
 """A change of topology. blob = JSON object, see definitions.py."""
 LEASED: Final = 9
-"""Leased to subscription `owner`: queue sequences first.. became lease sequences other.."""
+"""Leased to subscription `owner`: queue sequences first.. became lease sequences other..
+reason = priority; blob = annotations."""
 LEASE_SETTLED: Final = 10
 """Subscription `owner`: every lease sequence below other is settled (the floor)."""
 MOVED: Final = 11
@@ -38,10 +42,19 @@ MOVED: Final = 11
 COUNTERS: Final = 12
 """Totals of one queue at this moment, for checkpoints. blob = JSON object, see queue.py."""
 LIVE: Final = 13
-"""Checkpoint only: like ENTERED, for what is still in the queue. other = times handed out.
-flags & LIVE_ACQUIRED: owned by `owner` when the checkpoint was taken."""
+"""Checkpoint only: like ENTERED, for what is still in the queue. other = times handed out
+| times failed << 32. flags & LIVE_ACQUIRED: owned by `owner` when the checkpoint was taken."""
+DEAD_LETTERED: Final = 14
+"""Left queue for its dead-letter exchange and reached a queue there, whose ENTERED row stands in
+the same block. reason = why (DEAD_*). payload and lo as in ENTERED."""
+PENDING: Final = 15
+"""Became a dead letter that nothing takes for now: it waits in queue. reason as in DEAD_LETTERED.
+payload, lo; blob = JSON, see deadletters.py. Repeated when some of its targets have it."""
+SEEN: Final = 16
+"""Publisher-given ids that a deduplicating queue took. blob = JSON list of texts."""
 
 LIVE_ACQUIRED: Final = 1
+RETURNED_FAILED: Final = 1
 TRANSIENT: Final = 1
 """Flag of ENTERED: the bytes are not stored; the messages end at a restart."""
 
@@ -53,18 +66,49 @@ RETURNED_BY_CLIENT: Final = 1
 RETURNED_BY_CLOSE: Final = 2
 RETURNED_BY_LOSS: Final = 3
 RETURNED_BY_RELEASE: Final = 4
+RETURNED_BY_TIMEOUT: Final = 5
+DEAD_REJECTED: Final = 1
+DEAD_EXPIRED: Final = 2
+DEAD_MAXLEN: Final = 3
+DEAD_DELIVERY_LIMIT: Final = 4
+DEATHS: Final = {
+    DEAD_REJECTED: "rejected",
+    DEAD_EXPIRED: "expired",
+    DEAD_MAXLEN: "maxlen",
+    DEAD_DELIVERY_LIMIT: "delivery_limit",
+}
+"""The four reasons, as clients see them [DL-1]."""
 DROPPED_REJECTED: Final = 1
 DROPPED_PURGED: Final = 2
 DROPPED_QUEUE_DELETED: Final = 3
 DROPPED_TRANSIENT: Final = 4
 DROPPED_LOST: Final = 5
 """Bytes that were found corrupt, accepted as lost by the operator."""
+DROPPED_EXPIRED: Final = 6
+DROPPED_MAXLEN: Final = 7
+DROPPED_DELIVERY_LIMIT: Final = 8
+DROPPED_CYCLE: Final = 9
+"""Dead letters whose only way led back without a client's decision [DL-15]."""
+DROPPED_UNROUTABLE: Final = 10
+"""Dead letters whose exchange led nowhere."""
+DROPPED_HOP_LIMIT: Final = 11
+DROPPED_REFUSED: Final = 12
+"""Dead letters that every target was too full for."""
+DROPPED_DUPLICATE: Final = 13
 DROP_REASONS: Final = {
     DROPPED_REJECTED: "rejected",
     DROPPED_PURGED: "purged",
     DROPPED_QUEUE_DELETED: "queue_deleted",
     DROPPED_TRANSIENT: "transient_at_restart",
     DROPPED_LOST: "lost",
+    DROPPED_EXPIRED: "expired",
+    DROPPED_MAXLEN: "maxlen",
+    DROPPED_DELIVERY_LIMIT: "delivery_limit",
+    DROPPED_CYCLE: "dead_letter_cycle",
+    DROPPED_UNROUTABLE: "dead_letter_unroutable",
+    DROPPED_HOP_LIMIT: "dead_letter_hop_limit",
+    DROPPED_REFUSED: "dead_letter_refused",
+    DROPPED_DUPLICATE: "duplicate",
 }
 
 
