@@ -1,0 +1,574 @@
+"""A server's end of one NSQ connection, protocol V2, without I/O and without a clock.
+
+The owner feeds bytes and time, asks for events until there are none, and writes what collects in
+`out`. Bytes are looked at only when an event is asked for: so what the owner does in answer to one
+event is in force before the next command is read, however the bytes came.
+
+Any bytes give events, or one fatal `ProtocolFailure` with nsqd's text; never an exception. Kept in
+memory is at most what one command may bring (Limits.max_body_size, max_msg_size), or, where it is
+our turn, EARLY_MAX bytes sent ahead.
+
+Where nsqd's answer depends on more than the bytes, or reads past what a command says it has, ours
+is the stricter:
+- An MPUB is its body. nsqd reads on behind a body that is too short for its messages, and takes
+  what follows the last message for a command.
+- A number of more than 64 bits is too big; nsqd lets it wrap.
+- A second IDENTIFY after a layer was added is refused; nsqd puts one more on top.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, final
+
+from tallymark.wire.nsq.commands import MAGIC
+from tallymark.wire.nsq.errors import (
+    E_AUTH_DISABLED,
+    E_AUTH_FIRST,
+    E_BAD_BODY,
+    E_BAD_MESSAGE,
+    E_BAD_PROTOCOL,
+    E_INVALID,
+    WireError,
+    as_text,
+)
+from tallymark.wire.nsq.events import (
+    AuthReceived,
+    ClsReceived,
+    Event,
+    FinReceived,
+    IdentifyReceived,
+    PeerClosed,
+    ProtocolFailure,
+    PublishReceived,
+    RdyReceived,
+    ReqReceived,
+    SubReceived,
+    TouchReceived,
+    UpgradeDue,
+)
+from tallymark.wire.nsq.frames import (
+    CLOSE_WAIT_FRAME,
+    ERROR,
+    HEARTBEAT_FRAME,
+    OK_FRAME,
+    RESPONSE,
+    frame,
+)
+from tallymark.wire.nsq.heartbeat import Heartbeat
+from tallymark.wire.nsq.identify import Identify, decode_identify, encode_answer, encode_json
+from tallymark.wire.nsq.inbox import Inbox
+from tallymark.wire.nsq.kernel import (
+    ids_of,
+    scan_fins,
+    scan_publishes,
+    scan_requeues,
+    scan_touches,
+    unpack_ids,
+)
+from tallymark.wire.nsq.limits import LINE_MAX, Limits
+from tallymark.wire.nsq.parsing import (
+    PublishLine,
+    body_size,
+    channel_name,
+    check_id,
+    message_id,
+    message_size,
+    mpub_cuts,
+    publish_line,
+    rdy_count,
+    req_delay,
+    topic_name,
+)
+from tallymark.wire.nsq.states import COMMANDS, OUR_TURN, OVER, READING, SETTLING, VERBS, State
+from tallymark.wire.nsq.upgrades import TLS, due_layers
+
+__all__ = ["Connection", "Limits"]
+
+UPGRADE_TIMEOUT_MS: Final = 5_000
+"""How long a layer may take to be ready; nsqd's time for a TLS handshake."""
+EARLY_MAX: Final = 1_048_576
+"""Bytes kept while it is our turn; see Connection.wants_data."""
+LINES_MAX: Final = 1024
+"""Command lines of PUB and DPUB remembered as valid."""
+KNOWN_LINE_MAX: Final = 128
+"""Bytes of such a line: name, delay and not much more."""
+
+
+@final
+class Connection:
+    """Not thread-safe; one owner. Times are monotonic milliseconds."""
+
+    __slots__ = (
+        "_deadline_ms",
+        "_eof",
+        "_events",
+        "_heartbeat",
+        "_inbox",
+        "_is_authorized",
+        "_is_free",
+        "_is_reading",
+        "_known",
+        "_layers",
+        "_now_ms",
+        "_state",
+        "identify",
+        "layers",
+        "limits",
+        "out",
+    )
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.out: list[bytes] = []
+        """What to write, in order; the owner takes and clears it (or calls take_output)."""
+        self.identify = Identify(limits)
+        """What the client said of itself and what is agreed on; before IDENTIFY our defaults."""
+        self.layers: list[str] = []
+        """Layers that are in place, the outermost first."""
+        self._layers: deque[str] = deque()  # those still due
+        self._state = State.MAGIC
+        self._is_reading = True  # `_state in READING`, which costs more
+        self._events: deque[Event] = deque()
+        self._known: dict[bytes, PublishLine] = {}
+        self._inbox = Inbox(len(MAGIC))
+        self._eof = False
+        self._is_authorized = not limits.auth_required
+        self._is_free = not limits.tls_required  # commands other than IDENTIFY may come
+        self._now_ms = -1
+        self._deadline_ms = -1  # of the first bytes or of an upgrade, -1: none
+        self._heartbeat = Heartbeat(0, 0)
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def wants_data(self) -> bool:
+        """Whether to read on. If not, the client is ahead of our answer (IDENTIFY, AUTH, an
+        upgrade): what it sends is kept up to EARLY_MAX bytes, then the connection ends."""
+        return self._state not in OUR_TURN or self._inbox.size() < EARLY_MAX // 2
+
+    @property
+    def write_timeout_ms(self) -> int:
+        """How long a write may be stuck before the client counts as gone [NQ-7]; 0: for ever."""
+        return self.identify.heartbeat_interval_ms
+
+    # Input
+
+    def receive_data(self, data: bytes, now_ms: int) -> None:
+        """Take what was read. Never raises; ask next_event what it meant. O(1)."""
+        self._start_clock(now_ms)
+        self._heartbeat.received_ms = now_ms
+        if not data:
+            return
+        if self._is_reading:
+            self._inbox.add(data)
+        elif self._state in OUR_TURN:
+            self._inbox.add(data)
+            if self._inbox.size() > EARLY_MAX:
+                self._end(f"more than {EARLY_MAX} bytes sent ahead of our answer", False)
+
+    def receive_eof(self) -> None:
+        """The peer closed its side. PeerClosed comes behind the events of what came before."""
+        self._eof = True
+
+    def receive_broken(self, reason: str) -> None:
+        """Transport or layer failed: PeerClosed comes behind the events found so far."""
+        self._end(reason, False)
+
+    def next_event(self) -> Event | None:
+        """The next event, or None: it takes more bytes, an answer, or more time. Never raises."""
+        events = self._events
+        inbox = self._inbox
+        while not events:
+            if not self._is_reading:
+                if self._state is not State.UPGRADING or not self._eof:
+                    return None
+                self._end("closed by the peer during an upgrade", False)
+                continue
+            if self._eof:
+                inbox.gather_all()
+                if inbox.pos == len(inbox.data):
+                    self._end("closed by the peer", self._state is not State.MAGIC)
+                    continue
+            elif not inbox.gather():
+                return None
+            try:
+                self._parse()
+            except WireError as error:
+                self._fail(error)
+        return events.popleft()
+
+    def take_unread(self) -> bytes:
+        """What came behind IDENTIFY and is for the layer that is due, not for us."""
+        return self._inbox.take()
+
+    # Commands
+
+    def _parse(self) -> None:
+        """Take one command, or a run of them; or set what the inbox waits for."""
+        inbox = self._inbox
+        data = inbox.data
+        pos = inbox.pos
+        if self._state is State.MAGIC:
+            self._read_magic()
+            return
+        if self._is_free:
+            if data.startswith(b"FIN ", pos):
+                after = scan_fins(data, pos)
+                if after > pos and self._state in SETTLING:
+                    inbox.advance(after)
+                    self._events.append(FinReceived(ids_of(data[pos:after], b"FIN ")))
+                    return
+            elif data.startswith(b"NOP\n", pos):
+                while data.startswith(b"NOP\n", pos):
+                    pos += 4
+                inbox.advance(pos)
+                return
+        newline = data.find(b"\n", pos, pos + LINE_MAX)
+        if newline < 0:
+            self._lack_newline()
+            return
+        line = data[pos : newline + 1]
+        known = self._known.get(line)
+        if known is not None:
+            self._publish(known)
+            return
+        stripped = line[:-2] if line.endswith(b"\r\n") else line[:-1]
+        self._command(line, stripped.split(b" "))
+
+    def _read_magic(self) -> None:
+        inbox = self._inbox
+        data = inbox.data
+        if len(data) < len(MAGIC):
+            self._end("closed by the peer in its first 4 bytes", False)
+            return
+        inbox.advance(len(MAGIC))
+        if not data.startswith(MAGIC):
+            raise WireError(E_BAD_PROTOCOL, "")
+        self._enter(State.INIT)
+        self._deadline_ms = -1
+        self._heartbeat = Heartbeat(self.identify.heartbeat_interval_ms, self._now_ms)
+
+    def _lack_newline(self) -> None:
+        """No whole line there. nsqd says nothing either when its reader's buffer is full."""
+        inbox = self._inbox
+        if len(inbox.data) - inbox.pos >= LINE_MAX:
+            self._end(f"no newline in {LINE_MAX} bytes", False)
+        elif self._eof:
+            self._end("closed by the peer in the middle of a command line", False)
+        else:
+            inbox.await_line(LINE_MAX)
+
+    def _command(self, line: bytes, params: list[bytes]) -> None:
+        """A command whose line was not seen before."""
+        verb = params[0]
+        if not self._is_free and verb != b"IDENTIFY":
+            raise WireError(E_INVALID, f"cannot {as_text(verb)} in current state (TLS required)")
+        if verb not in VERBS:
+            raise WireError(E_INVALID, f"invalid command {as_text(verb)}")
+        after = COMMANDS.get((self._state, verb))
+        if after is None:
+            raise WireError(E_INVALID, f"cannot {as_text(verb)} in current state")
+        if verb == b"PUB" or verb == b"DPUB":
+            known = publish_line(line, params, self.limits)
+            if len(line) <= KNOWN_LINE_MAX:
+                if len(self._known) >= LINES_MAX:
+                    self._known.clear()
+                self._known[line] = known
+            self._publish(known)
+        elif verb == b"MPUB":
+            self._mpub(len(line), params)
+        elif verb == b"IDENTIFY" or verb == b"AUTH":
+            self._identify_or_auth(len(line), params, after)
+        elif verb == b"FIN" or verb == b"REQ" or verb == b"TOUCH":
+            self._settle(line, params)
+        else:
+            self._inbox.advance(self._inbox.pos + len(line))
+            if verb == b"RDY":
+                if after is State.SUBSCRIBED:
+                    count = rdy_count(params, self.limits.max_rdy_count)
+                    self._events.append(RdyReceived(count))
+            elif verb == b"SUB":
+                self._sub(params)
+            elif verb == b"CLS":
+                self._events.append(ClsReceived())
+            self._enter(after)
+
+    # Publishing
+
+    def _publish(self, known: PublishLine) -> None:
+        """The stretch of messages that begins with this line."""
+        inbox = self._inbox
+        data = inbox.data
+        pos = inbox.pos
+        line = known.line
+        cuts = scan_publishes(data, pos, len(data), line, self.limits.max_msg_size)
+        size = cuts[len(cuts) - 1]
+        if not size:
+            self._lack_message(known)
+            return
+        self._check_authorized(known.verb)
+        inbox.advance(pos + size)
+        raw = data[pos : pos + size]
+        self._events.append(
+            PublishReceived(known.verb, known.topic, raw, cuts, len(line) + 4, known.delay_ms)
+        )
+
+    def _lack_message(self, known: PublishLine) -> None:
+        """There is no whole message behind the line: wait for it, or it is wrong."""
+        inbox = self._inbox
+        verb = known.verb
+        start = inbox.pos + len(known.line) + 4
+        if self._await(start, E_BAD_MESSAGE, f"{verb} failed to read message body size"):
+            return
+        size = message_size(inbox.data, start - 4, verb, self.limits.max_msg_size)
+        self._await(start + size, E_BAD_MESSAGE, f"{verb} failed to read message body")
+
+    def _mpub(self, line_size: int, params: list[bytes]) -> None:
+        if len(params) < 2:
+            raise WireError(E_INVALID, "MPUB insufficient number of parameters")
+        topic = topic_name(params)
+        self._check_authorized("MPUB")
+        inbox = self._inbox
+        data = inbox.data
+        start = inbox.pos + line_size + 4
+        if self._await(start, E_BAD_BODY, "MPUB failed to read body size"):
+            return
+        size = body_size(data, start - 4, "MPUB", self.limits.max_body_size)
+        after = start + size
+        if after > len(data) and not self._eof:
+            inbox.await_bytes(after - inbox.pos)
+            return
+        cuts = mpub_cuts(data, start, min(after, len(data)), self.limits)
+        last = start + 4 + cuts[len(cuts) - 1]
+        if last != after:
+            raise WireError(
+                E_BAD_BODY, f"MPUB body size {size}, but its messages take {last - start}"
+            )
+        inbox.advance(after)
+        self._events.append(PublishReceived("MPUB", topic, data[start + 4 : after], cuts, 4, 0))
+
+    def _check_authorized(self, verb: str) -> None:
+        if not self._is_authorized:
+            raise WireError(E_AUTH_FIRST, f"AUTH required before {verb}")
+
+    def _await(self, until: int, code: str, text: str) -> bool:
+        """Whether the bytes up to `until` have to be waited for; WireError if none will come."""
+        inbox = self._inbox
+        if until <= len(inbox.data):
+            return False
+        if self._eof:
+            raise WireError(code, text)
+        inbox.await_bytes(until - inbox.pos)
+        return True
+
+    # Opening
+
+    def _identify_or_auth(self, line_size: int, params: list[bytes], after: State) -> None:
+        verb = as_text(params[0])
+        if verb == "AUTH" and len(params) != 1:
+            raise WireError(E_INVALID, "AUTH invalid number of parameters")
+        if verb == "IDENTIFY" and self.layers:
+            raise WireError(E_INVALID, "cannot IDENTIFY in current state")
+        inbox = self._inbox
+        data = inbox.data
+        start = inbox.pos + line_size + 4
+        if self._await(start, E_BAD_BODY, f"{verb} failed to read body size"):
+            return
+        size = body_size(data, start - 4, verb, self.limits.max_body_size)
+        if self._await(start + size, E_BAD_BODY, f"{verb} failed to read body"):
+            return
+        body = data[start : start + size]
+        inbox.advance(start + size)
+        if verb == "IDENTIFY":
+            self.identify = decode_identify(body, self.limits)
+            self._events.append(IdentifyReceived(self.identify))
+        elif not self.limits.auth_required:
+            raise WireError(E_AUTH_DISABLED, "AUTH disabled")
+        elif self._is_authorized:
+            raise WireError(E_INVALID, "AUTH already set")
+        else:
+            self._events.append(AuthReceived(body))
+        self._enter(after)
+
+    # Consuming
+
+    def _sub(self, params: list[bytes]) -> None:
+        if not self.identify.heartbeat_interval_ms:
+            raise WireError(E_INVALID, "cannot SUB with heartbeats disabled")
+        if len(params) < 3:
+            raise WireError(E_INVALID, "SUB insufficient number of parameters")
+        topic = topic_name(params)
+        channel = channel_name(params)
+        self._check_authorized("SUB")
+        self._events.append(SubReceived(topic, channel))
+
+    def _settle(self, line: bytes, params: list[bytes]) -> None:
+        """FIN, TOUCH or REQ: one, or a run of them."""
+        inbox = self._inbox
+        data = inbox.data
+        pos = inbox.pos
+        inbox.advance(pos + len(line))
+        if params[0] == b"REQ":
+            message_id(params, 3)
+            delay_ms = req_delay(params, self.limits.max_req_timeout_ms)
+            check_id(params)
+            ids = unpack_ids(scan_requeues(data, pos, len(data), line[20:]))
+            inbox.advance(pos + len(ids) * len(line))
+            self._events.append(ReqReceived(ids, delay_ms))
+            return
+        digits = message_id(params, 2)
+        check_id(params)
+        ids = unpack_ids(digits)
+        if params[0] == b"FIN":
+            self._events.append(FinReceived(ids))
+            return
+        after = scan_touches(data, pos)
+        if after > pos:
+            inbox.advance(after)
+            ids = ids_of(data[pos:after], b"TOUCH ")
+        self._events.append(TouchReceived(ids))
+
+    # Endings
+
+    def _fail(self, error: WireError) -> None:
+        """Tell the owner what the peer did; a fatal mistake is its last."""
+        self._events.append(ProtocolFailure(error))
+        if error.is_fatal:
+            self.refuse()
+
+    def refuse(self) -> None:
+        """Read nothing any more: the owner found a fatal error, and will send it in its turn."""
+        if self._state not in OVER:
+            self._enter(State.FAILED)
+            self._inbox.clear()
+            self._known.clear()
+            self._deadline_ms = -1
+
+    def _enter(self, state: State) -> None:
+        self._state = state
+        self._is_reading = state in READING
+
+    def _end(self, reason: str, clean: bool) -> None:
+        if self._state is State.CLOSED:
+            return
+        self._enter(State.CLOSED)
+        self._inbox.clear()
+        self._known.clear()
+        self._layers.clear()
+        self._deadline_ms = -1
+        self._events.append(PeerClosed(reason, clean))
+
+    # Time
+
+    def _start_clock(self, now_ms: int) -> None:
+        if self._now_ms < 0:
+            self._deadline_ms = now_ms + self.limits.client_timeout_ms
+        self._now_ms = now_ms
+
+    def next_deadline(self) -> int | None:
+        """When to call tick, None: no need. 0 before the first tick or byte: at once, so that the
+        time for the first bytes begins to run."""
+        if self._now_ms < 0:
+            return 0
+        if self._deadline_ms >= 0:
+            return self._deadline_ms
+        return None if self._state in OVER else self._heartbeat.next_deadline()
+
+    def tick(self, now_ms: int) -> None:
+        """Send a heartbeat that is due; notice a peer that is dead or too slow (PeerClosed)."""
+        self._start_clock(now_ms)
+        if self._state in OVER:
+            return
+        if self._deadline_ms >= 0:
+            if now_ms >= self._deadline_ms:
+                if self._state is State.UPGRADING:
+                    self._end(f"no {self._layers[0]} after {UPGRADE_TIMEOUT_MS} ms", False)
+                else:
+                    waited = self.limits.client_timeout_ms
+                    self._end(f"no protocol header after {waited} ms", False)
+        elif self._heartbeat.is_missed(now_ms):
+            silent = 2 * self._heartbeat.interval_ms
+            self._end(f"nothing received for {silent} ms", False)
+        elif self._heartbeat.is_due(now_ms):
+            self.out.append(HEARTBEAT_FRAME)
+            self._heartbeat.sent(now_ms)
+
+    # Output
+
+    def take_output(self) -> list[bytes]:
+        """Take what is to be written."""
+        out = self.out
+        if out:
+            self.out = []
+        return out
+
+    def send_ok(self, count: int = 1) -> None:
+        """`count` commands were carried out."""
+        self._send(OK_FRAME * count)
+
+    def send_close_wait(self) -> None:
+        """The answer to CLS."""
+        self._send(CLOSE_WAIT_FRAME)
+
+    def send_messages(self, frames: bytes) -> None:
+        """Append message frames, as kernel.encode_messages makes them."""
+        self._send(frames)
+
+    def send_error(self, error: WireError) -> None:
+        """Append an error frame. A fatal one is the last thing that is sent: PeerClosed follows."""
+        if self._state is State.CLOSED:
+            return
+        self.out.append(frame(ERROR, error.payload))
+        if error.is_fatal:
+            self._end(str(error), False)
+
+    def send_identify(self) -> None:
+        """The answer to IdentifyReceived. If layers are to be added, UpgradeDue comes next."""
+        if self._state is not State.IDENTIFYING:
+            return
+        identify = self.identify
+        self._send(frame(RESPONSE, encode_answer(identify, self.limits)))
+        self._heartbeat = Heartbeat(identify.heartbeat_interval_ms, self._now_ms)
+        self._layers.extend(due_layers(identify))
+        self._upgrade_or_go_on()
+
+    def upgraded(self) -> None:
+        """The layer that was due is in place: OK goes out inside it."""
+        if self._state is not State.UPGRADING:
+            return
+        layer = self._layers.popleft()
+        self.layers.append(layer)
+        if layer == TLS:
+            self._is_free = True
+        self._send(OK_FRAME)
+        self._heartbeat = Heartbeat(self._heartbeat.interval_ms, self._now_ms)
+        self._upgrade_or_go_on()
+
+    def _upgrade_or_go_on(self) -> None:
+        if self._layers:
+            self._enter(State.UPGRADING)
+            self._deadline_ms = self._now_ms + UPGRADE_TIMEOUT_MS
+            self._events.append(UpgradeDue(self._layers[0], self.identify.deflate_level))
+        else:
+            self._enter(State.INIT)
+            self._deadline_ms = -1
+
+    def send_auth(self, identity: str, identity_url: str, permission_count: int) -> None:
+        """The answer to AuthReceived: the secret is good for `permission_count` permissions."""
+        if self._state is not State.AUTHENTICATING:
+            return
+        answer: dict[str, object] = {
+            "identity": identity,
+            "identity_url": identity_url,
+            "permission_count": permission_count,
+        }
+        self._send(frame(RESPONSE, encode_json(answer)))
+        self._is_authorized = True
+        self._enter(State.INIT)
+
+    def _send(self, frames: bytes) -> None:
+        if self._state is not State.CLOSED:
+            self.out.append(frames)

@@ -1,0 +1,72 @@
+"""Deflate between transport and connection: raw deflate [RFC 1951], flushed at every write.
+
+The decoder gives at most PIECE_MAX bytes at a time, so a small input that stands for a huge output
+costs no memory: feed, then read until it is empty.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final, final
+
+from tallymark.wire.nsq.inbox import Inbox
+from tallymark.wire.nsq.upgrades import PIECE_MAX, LayerError
+
+WINDOW_BITS: Final = -15
+"""No header, no checksum."""
+SLICE: Final = 16_384
+"""Bytes handed to zlib at a time: what it does not take at once it gives back as a copy."""
+
+
+@final
+class DeflateEncoder:
+    """`level` 1..9."""
+
+    __slots__ = ("_deflate",)
+
+    def __init__(self, level: int) -> None:
+        self._deflate = zlib.compressobj(level, zlib.DEFLATED, WINDOW_BITS)
+
+    def encode(self, data: bytes) -> bytes:
+        """What to write; the peer can decode all of `data` from it."""
+        return self._deflate.compress(data) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
+
+
+@final
+class DeflateDecoder:
+    __slots__ = ("_inbox", "_inflate")
+
+    def __init__(self) -> None:
+        self._inflate = zlib.decompressobj(WINDOW_BITS)
+        self._inbox = Inbox(1)
+
+    def feed(self, data: bytes) -> None:
+        if data:
+            self._inbox.add(data)
+
+    def read(self) -> bytes:
+        """Up to PIECE_MAX decoded bytes; empty: feed more. LayerError for what is not deflate, or
+        comes behind its end."""
+        inflate = self._inflate
+        while True:
+            source = inflate.unconsumed_tail or self._next_slice()
+            if inflate.eof:
+                if source or inflate.unused_data:
+                    raise LayerError("deflate: bytes behind the end of the stream")
+                return b""
+            try:
+                # Also without input: output may be held back although all input was taken.
+                piece = inflate.decompress(source, PIECE_MAX)
+            except zlib.error as error:
+                raise LayerError(f"deflate: {error}") from None
+            if piece or not source:
+                return piece
+
+    def _next_slice(self) -> bytes:
+        inbox = self._inbox
+        if not inbox.gather():
+            return b""
+        pos = inbox.pos
+        source = inbox.data[pos : pos + SLICE]
+        inbox.advance(pos + len(source))
+        return source

@@ -1,0 +1,177 @@
+"""What a connection tells its owner, in the order of the bytes.
+
+Answers leave in the order of the commands: a client matches them to its commands by nothing else.
+Who holds an `OK` back until the disk has its message holds back what comes behind it as well. Each
+event says how it is answered.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import final
+
+from tallymark.wire.nsq.errors import WireError
+from tallymark.wire.nsq.identify import Identify
+
+
+class Event:
+    """One of the classes below."""
+
+    __slots__ = ()
+
+
+@final
+class IdentifyReceived(Event):
+    """Answer with `Connection.send_identify`; nothing is read until then."""
+
+    __slots__ = ("identify",)
+
+    def __init__(self, identify: Identify) -> None:
+        self.identify = identify
+
+
+@final
+class UpgradeDue(Event):
+    """Put a layer between transport and connection.
+
+    The owner writes all of `Connection.out` first; gives `Connection.take_unread()` and whatever
+    the transport brings to the layer; when the layer is ready (TLS: after its handshake) calls
+    `Connection.upgraded()`, which says OK inside it. From then on the connection is fed what comes
+    out of the layer. If one more layer is due, its event follows, and the same steps.
+    """
+
+    __slots__ = ("layer", "level")
+
+    def __init__(self, layer: str, level: int) -> None:
+        self.layer = layer
+        """upgrades.TLS, SNAPPY or DEFLATE."""
+        self.level = level
+        """Of deflate, 1..9."""
+
+
+@final
+class AuthReceived(Event):
+    """Ask the authority about `secret`; answer with `Connection.send_auth`, or fail with
+    errors.auth_failed or no_authorizations. Nothing is read until then."""
+
+    __slots__ = ("secret",)
+
+    def __init__(self, secret: bytes) -> None:
+        self.secret = secret
+
+
+@final
+class SubReceived(Event):
+    """Answer with OK, or fail with E_SUB_FAILED or E_UNAUTHORIZED."""
+
+    __slots__ = ("channel", "topic")
+
+    def __init__(self, topic: str, channel: str) -> None:
+        self.topic = topic
+        self.channel = channel
+
+
+@final
+class PublishReceived(Event):
+    """A stretch of messages to one topic: PUBs or DPUBs with equal command lines, or one MPUB.
+
+    `answers` times OK once all are safe; or fail with E_<verb>_FAILED or E_UNAUTHORIZED. An MPUB is
+    taken whole or not at all [NQ-D5].
+    """
+
+    __slots__ = ("answers", "cuts", "delay_ms", "head", "raw", "topic", "verb")
+
+    def __init__(
+        self, verb: str, topic: str, raw: bytes, cuts: array[int], head: int, delay_ms: int
+    ) -> None:
+        self.verb = verb
+        """PUB, MPUB or DPUB."""
+        self.topic = topic
+        self.raw = raw
+        """The cells of all messages, end to end; see kernel.py."""
+        self.cuts = cuts
+        """array('I'): the cell of message i is raw[cuts[i]:cuts[i + 1]]."""
+        self.head = head
+        """Bytes of each cell in front of the body."""
+        self.delay_ms = delay_ms
+        """Of DPUB, 0..max_req_timeout_ms; else 0."""
+        self.answers = 1 if verb == "MPUB" else len(cuts) - 1
+
+    def __len__(self) -> int:
+        return len(self.cuts) - 1
+
+
+@final
+class RdyReceived(Event):
+    """The client takes up to `count` messages at a time from now on. No answer. Not told after
+    CLS."""
+
+    __slots__ = ("count",)
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+
+@final
+class FinReceived(Event):
+    """Consecutive FINs. No answer, or one error per message that is not the client's."""
+
+    __slots__ = ("ids",)
+
+    def __init__(self, ids: array[int]) -> None:
+        self.ids = ids
+        """array('Q')."""
+
+
+@final
+class ReqReceived(Event):
+    """Consecutive REQs with equal delays; answered as FIN."""
+
+    __slots__ = ("delay_ms", "ids")
+
+    def __init__(self, ids: array[int], delay_ms: int) -> None:
+        self.ids = ids
+        """array('Q')."""
+        self.delay_ms = delay_ms
+        """0..max_req_timeout_ms; more was asked for if it is the highest [NQ-12]."""
+
+
+@final
+class TouchReceived(Event):
+    """Consecutive TOUCHes; answered as FIN."""
+
+    __slots__ = ("ids",)
+
+    def __init__(self, ids: array[int]) -> None:
+        self.ids = ids
+        """array('Q')."""
+
+
+@final
+class ClsReceived(Event):
+    """No more messages to this client; answer with `Connection.send_close_wait`."""
+
+    __slots__ = ()
+
+
+@final
+class ProtocolFailure(Event):
+    """The peer broke the protocol: call `Connection.send_error(error)` when what came before is
+    answered. If the error is fatal nothing is read any more and `PeerClosed` follows that call."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: WireError) -> None:
+        self.error = error
+
+
+@final
+class PeerClosed(Event):
+    """The last event, once: write what is left in `out`, close the transport."""
+
+    __slots__ = ("clean", "reason")
+
+    def __init__(self, reason: str, clean: bool) -> None:
+        self.reason = reason
+        self.clean = clean
+        """The peer closed between two commands."""

@@ -1,0 +1,69 @@
+"""What a server allows and offers; nsqd's defaults [NQ-8]. Times are milliseconds, sizes bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, final
+
+LINE_MAX: Final = 16_384
+"""Bytes of a command line, newline included: what nsqd's reader holds."""
+CELL_SIZE_MAX: Final = 0x43FF_FFFF
+"""Highest max_msg_size: a size whose first byte cannot be taken for a verb's; see kernel.py."""
+MESSAGE_MIN: Final = 5
+"""Bytes of the smallest message in an MPUB: its size and one byte."""
+
+
+@final
+@dataclass(frozen=True)
+class Limits:
+    """Of one connection, and what IDENTIFY tells clients of the server."""
+
+    max_msg_size: int = 1_048_576
+    """Of one message's body."""
+    max_body_size: int = 5_242_880
+    """Of the body of IDENTIFY, AUTH, MPUB."""
+    max_rdy_count: int = 2500
+    msg_timeout_ms: int = 60_000
+    """For clients that name none."""
+    max_msg_timeout_ms: int = 900_000
+    max_req_timeout_ms: int = 3_600_000
+    """Of DPUB and REQ: more is an error for DPUB and is clamped for REQ [NQ-12]."""
+    client_timeout_ms: int = 60_000
+    """Two heartbeat intervals, for clients that name none; also the time for the first 4 bytes."""
+    max_heartbeat_interval_ms: int = 60_000
+    output_buffer_size: int = 16_384
+    max_output_buffer_size: int = 65_536
+    output_buffer_timeout_ms: int = 250
+    min_output_buffer_timeout_ms: int = 25
+    max_output_buffer_timeout_ms: int = 30_000
+    snappy_enabled: bool = True
+    deflate_enabled: bool = True
+    max_deflate_level: int = 6
+    tls_available: bool = False
+    """There is a certificate."""
+    tls_required: bool = False
+    auth_required: bool = False
+    version: str = "1.3.0"
+    """Of the protocol's server, as clients that ask for features see it."""
+    topology_region: str = ""
+    topology_zone: str = ""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_msg_size <= CELL_SIZE_MAX:
+            raise ValueError(
+                f"max_msg_size {self.max_msg_size}, expected 1 to {CELL_SIZE_MAX} bytes"
+            )
+        if not MESSAGE_MIN + 4 <= self.max_body_size <= 0x7FFF_FFFF:
+            raise ValueError(
+                f"max_body_size {self.max_body_size}, expected {MESSAGE_MIN + 4} to {0x7FFF_FFFF}"
+            )
+        if self.client_timeout_ms < 2:
+            raise ValueError(f"client_timeout_ms {self.client_timeout_ms}, expected at least 2")
+        if not 1 <= self.max_deflate_level <= 9:
+            raise ValueError(f"max_deflate_level {self.max_deflate_level}, expected 1 to 9")
+        if self.tls_required and not self.tls_available:
+            raise ValueError("tls_required without tls_available: nobody could do anything")
+
+    def max_messages(self) -> int:
+        """Highest count of an MPUB [NQ-8]."""
+        return (self.max_body_size - 4) // MESSAGE_MIN

@@ -1,0 +1,137 @@
+"""A client of nsqlookupd, protocol V1, without I/O: tells where topics and channels can be found.
+
+    "  V1", then commands: IDENTIFY with a JSON body, REGISTER, UNREGISTER, PING
+    answers: size (4, big-endian), data; in the order of the commands
+
+nsqlookupd closes after every error but says it first; who is disconnected begins anew, with
+IDENTIFY and with all that is registered.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from typing import Final, final
+
+from tallymark.wire.nsq.commands import sized
+from tallymark.wire.nsq.identify import encode_json
+from tallymark.wire.nsq.inbox import Inbox
+
+MAGIC: Final = b"  V1"
+PING_INTERVAL_MS: Final = 15_000
+"""How often nsqd pings."""
+ANSWER_TIMEOUT_MS: Final = 1000
+"""How long nsqd waits for an answer before it connects again."""
+ANSWER_MAX: Final = 5_242_880
+
+
+@final
+class LookupAnswer:
+    """To one command. `error` is empty if it was carried out."""
+
+    __slots__ = ("command", "error", "info")
+
+    def __init__(self, command: str, error: str, info: dict[str, object]) -> None:
+        self.command = command
+        """As sent, without its body: `REGISTER topic channel`."""
+        self.error = error
+        """`E_... text`: nsqlookupd closes now."""
+        self.info = info
+        """Of IDENTIFY: tcp_port, http_port, version, hostname, broadcast_address of nsqlookupd."""
+
+
+class LookupdError(Exception):
+    """What came is not an answer of nsqlookupd: disconnect."""
+
+
+@final
+class LookupClient:
+    """One connection to one nsqlookupd. The owner writes `out`, feeds what comes, takes answers."""
+
+    __slots__ = ("_inbox", "_unanswered", "out")
+
+    def __init__(
+        self,
+        *,
+        version: str,
+        tcp_port: int,
+        http_port: int,
+        hostname: str,
+        broadcast_address: str,
+        topology_region: str = "",
+        topology_zone: str = "",
+    ) -> None:
+        self.out: list[bytes] = []
+        """What to write; the owner takes and clears it."""
+        self._inbox = Inbox(4)
+        self._unanswered: deque[str] = deque()
+        about: dict[str, object] = {
+            "version": version,
+            "tcp_port": tcp_port,
+            "http_port": http_port,
+            "hostname": hostname,
+            "broadcast_address": broadcast_address,
+        }
+        if topology_region:
+            about["topology_region"] = topology_region
+        if topology_zone:
+            about["topology_zone"] = topology_zone
+        self.out.append(MAGIC)
+        self._send("IDENTIFY", sized(encode_json(about)))
+
+    def register(self, topic: str, channel: str = "") -> None:
+        """`channel` empty: the topic alone."""
+        self._send(f"REGISTER {topic} {channel}".rstrip(), b"")
+
+    def unregister(self, topic: str, channel: str = "") -> None:
+        """`channel` empty: the topic and all its channels."""
+        self._send(f"UNREGISTER {topic} {channel}".rstrip(), b"")
+
+    def ping(self) -> None:
+        self._send("PING", b"")
+
+    def unanswered(self) -> int:
+        """How many commands wait for their answers."""
+        return len(self._unanswered)
+
+    def _send(self, command: str, body: bytes) -> None:
+        self._unanswered.append(command)
+        self.out.append(command.encode() + b"\n" + body)
+
+    def receive_data(self, data: bytes) -> None:
+        if data:
+            self._inbox.add(data)
+
+    def next_answer(self) -> LookupAnswer | None:
+        """The next answer, or None: it takes more bytes. LookupdError for anything else."""
+        inbox = self._inbox
+        while inbox.gather():
+            data = inbox.data
+            pos = inbox.pos
+            left = len(data) - pos
+            if left < 4:
+                inbox.await_bytes(4)
+                continue
+            size = int.from_bytes(data[pos : pos + 4], "big", signed=True)
+            if not 0 <= size <= ANSWER_MAX:
+                raise LookupdError(f"answer of {size} bytes, expected 0 to {ANSWER_MAX}")
+            if not self._unanswered:
+                raise LookupdError("an answer to no command")
+            if left < 4 + size:
+                inbox.await_bytes(4 + size)
+                continue
+            inbox.advance(pos + 4 + size)
+            return _answer(self._unanswered.popleft(), data[pos + 4 : pos + 4 + size])
+        return None
+
+
+def _answer(command: str, content: bytes) -> LookupAnswer:
+    if content == b"OK":
+        return LookupAnswer(command, "", {})
+    if command == "IDENTIFY" and content.startswith(b"{"):
+        try:
+            info: dict[str, object] = json.loads(content.decode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            raise LookupdError("the answer to IDENTIFY is not JSON") from None
+        return LookupAnswer(command, "", info)
+    return LookupAnswer(command, content.decode("utf-8", "replace"), {})

@@ -1,0 +1,42 @@
+"""Names of topics and channels [NQ-3], and numbers in command lines."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+NAME_MAX: Final = 64
+"""Bytes, suffix included."""
+EPHEMERAL: Final = "#ephemeral"
+
+HUGE: Final = 1 << 62
+"""What stands for every number of more than 18 digits; no limit is as high."""
+
+_name: Final = re.compile(rb"[.a-zA-Z0-9_-]+(?:#ephemeral)?").fullmatch
+
+
+def is_valid_name(name: bytes) -> bool:
+    return 1 <= len(name) <= NAME_MAX and _name(name) is not None
+
+
+def is_ephemeral(name: str) -> bool:
+    return name.endswith(EPHEMERAL)
+
+
+def parse_number(digits: bytes) -> int:
+    """The value of decimal digits, none at all being 0; -1 if anything else is among them.
+
+    nsqd lets a number wrap at 64 bits (RDY 18446744073709551617 is 1 there). Ours is HUGE then,
+    and refused or clamped like any other number that is too big.
+    """
+    if not digits:
+        return 0
+    if not digits.isdigit():
+        return -1
+    digits = digits.lstrip(b"0")
+    return HUGE if len(digits) > 18 else int(digits or b"0")
+
+
+def show_number(digits: bytes) -> str:
+    """Digits as an error text shows them: without leading zeros."""
+    return (digits.lstrip(b"0") or b"0").decode("ascii")

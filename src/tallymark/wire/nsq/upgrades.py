@@ -1,0 +1,30 @@
+"""Layers between transport and connection, and the order in which they are put there [NQ-6]."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tallymark.wire.nsq.identify import Identify
+
+TLS: Final = "tls"
+SNAPPY: Final = "snappy"
+DEFLATE: Final = "deflate"
+
+PIECE_MAX: Final = 65_536
+"""Bytes a decoder gives at a time: what a small input can swell to is taken in such pieces."""
+
+
+class LayerError(Exception):
+    """What came is not what the layer reads. The text is for logs: nsqd only closes."""
+
+
+def due_layers(identify: Identify) -> list[str]:
+    """TLS first, compression inside it."""
+    layers: list[str] = []
+    if identify.tls_v1:
+        layers.append(TLS)
+    if identify.snappy:
+        layers.append(SNAPPY)
+    if identify.deflate:
+        layers.append(DEFLATE)
+    return layers
