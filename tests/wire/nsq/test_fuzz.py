@@ -161,7 +161,7 @@ def traffic(rng: random.Random) -> bytes:
         if rng.random() < 0.002:
             parts.append(b"x" * rng.randrange(LINE_MAX - 1, LINE_MAX + 2))
         if rng.random() < 0.02:
-            parts.append(chosen[: rng.randrange(len(chosen))])
+            parts.append(chosen[: rng.randrange(len(chosen) + 1)])
     return b"".join(parts)
 
 
