@@ -86,10 +86,7 @@ class Browsing:
                 if start >= high or excerpts.full:
                     break
                 skip, stop = at - start, min(end, high) - start
-                part = Slice(
-                    piece.payload, piece.lo + skip, piece.lo + stop, piece.first + skip,
-                    piece.acquired,
-                )  # fmt: skip
+                part = piece.part(skip, stop)
                 store.load(part.payload)
                 payload, lo, n = excerpts.add(part)
                 excerpts.records.append(
