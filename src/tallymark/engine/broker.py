@@ -27,6 +27,7 @@ from tallymark.engine.effects import Cancelled, Effect, Signal
 from tallymark.engine.errors import AccessRefused, NotAllowed, NotFound
 from tallymark.engine.leases import Leases
 from tallymark.engine.message import ON_ITS_WAY, Payload, Slice
+from tallymark.engine.policies import Policy
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.session import UNLIMITED, Connection, Consumer, Session
@@ -158,6 +159,30 @@ class Broker:
         """
         queue = self.vhost(connection.vhost).delete_queue(name, if_unused, if_empty, connection.id)
         return self._bury(queue)
+
+    def set_policy(self, vhost_name: str, policy: Policy, operator: bool = False) -> None:
+        """Set a policy, or an operator policy, effective at once.
+
+        Raises: NotFound (virtual host), PreconditionFailed (its definition). What was there stays.
+        """
+        vhost = self.vhost(vhost_name)
+        vhost.set_policy(policy, operator)
+        self._resettle(vhost)
+
+    def delete_policy(self, vhost_name: str, name: str, operator: bool = False) -> None:
+        """Take a policy away, effective at once. Raises NotFound."""
+        vhost = self.vhost(vhost_name)
+        vhost.delete_policy(name, operator)
+        self._resettle(vhost)
+
+    def _resettle(self, vhost: VirtualHost) -> None:
+        for queue in vhost.resettled:
+            self.resettle(queue)
+        vhost.resettled.clear()
+
+    def resettle(self, queue: Queue) -> None:
+        """The queue's settings are others now."""
+        self.dispatcher.mark(queue)
 
     def purge(self, queue: Queue) -> int:
         """Drop everything ready; returns how many. Unsettled and leased messages stay."""

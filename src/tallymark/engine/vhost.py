@@ -1,8 +1,8 @@
-"""A virtual host: its exchanges, queues and bindings, their rules, and routing over them.
+"""A virtual host: its exchanges, queues, bindings and policies, their rules, and routing over them.
 
-Every command checks everything before it changes anything. What outlives a restart (durable
-exchanges, durable queues that are nobody's own, bindings between such) leaves one DEFINITION record
-per change, see definitions.py; replaying them, or a snapshot, rebuilds it.
+Every command checks everything before it changes anything. What outlives a restart (policies,
+durable exchanges, durable queues that are nobody's own, bindings between such) leaves one
+DEFINITION record per change, see definitions.py; replaying them, or a snapshot, rebuilds it.
 
 Texts and rules are those of RabbitMQ 3.10 where the specification leaves a choice: unbinding what
 is not bound and deleting an exchange that is not there succeed; exclusive queues are never durable;
@@ -11,8 +11,6 @@ line breaks are taken out of declared names. Names are otherwise not restricted.
 
 from __future__ import annotations
 
-import hashlib
-from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from typing import Final, final
 
@@ -45,6 +43,9 @@ from tallymark.engine.exchange import (
     identity_of,
     make_exchange,
 )
+from tallymark.engine.names import cleaned, free_name, refuse_reserved
+from tallymark.engine.policies import Policy, check_definition
+from tallymark.engine.policy_table import PolicyTable
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.routing import Router, Targets
@@ -61,10 +62,12 @@ PREDECLARED: Final = (
     ("amq.topic", TOPIC, False),
 )
 """Name, type, internal: in every virtual host from the start, durable, never deleted."""
-
-
-def _cleaned(name: str) -> str:
-    return name.replace("\r", "").replace("\n", "")
+POLICY_OPS: Final = (
+    definitions.POLICY,
+    definitions.DELETE_POLICY,
+    definitions.OPERATOR_POLICY,
+    definitions.DELETE_OPERATOR_POLICY,
+)
 
 
 @final
@@ -72,6 +75,7 @@ class VirtualHost:
     """See the module's text. Not for use by two threads."""
 
     __slots__ = (
+        "_policies",
         "_router",
         "clock",
         "exchanges",
@@ -80,8 +84,11 @@ class VirtualHost:
         "name",
         "name_seed",
         "next_queue_id",
+        "operator_policies",
+        "policies",
         "queues",
         "records",
+        "resettled",
     )
 
     def __init__(
@@ -104,8 +111,15 @@ class VirtualHost:
         self.inbound: dict[int, dict[Binding, None]] = {}
         """Bindings by the id of the queue they lead to."""
         self.generation = 1
-        """Raised by every change of declarations and bindings: cached routes end with it."""
+        """Raised by every change of declarations, bindings and policies: cached routes end with
+        it."""
         self._router = Router(self.exchanges, self.queues)
+        self._policies = PolicyTable(self.exchanges, self.queues)
+        self.policies = self._policies.user
+        """By name; to be changed by set_policy and delete_policy only."""
+        self.operator_policies = self._policies.operator
+        self.resettled: list[Queue] = []
+        """Queues whose settings a policy changed, to be looked after and cleared by the Broker."""
         for predeclared, type, internal in PREDECLARED:
             exchange = make_exchange(predeclared, type, True, False, internal, {})
             self.exchanges[predeclared] = exchange
@@ -167,7 +181,7 @@ class VirtualHost:
         """
         if not passive:
             check_type(type)
-        name = _cleaned(name)
+        name = cleaned(name)
         self._refuse_default(name)
         if passive:
             return self.exchange(name)
@@ -175,9 +189,10 @@ class VirtualHost:
         if current is not None:
             check_same_exchange(self.name, current, type, durable, auto_delete, internal, arguments)
             return current
-        _refuse_reserved("exchange", name)
+        refuse_reserved("exchange", name)
         check_exchange_arguments(self._exchange_text(name), type, arguments)
         exchange = make_exchange(name, type, durable, auto_delete, internal, arguments)
+        self._policies.settle_exchange(exchange)
         self.exchanges[name] = exchange
         if durable:
             self._record(definitions.of_exchange(self.name, exchange))
@@ -190,7 +205,7 @@ class VirtualHost:
         Raises: AccessRefused (default or predeclared), PreconditionFailed (if_unused and it is the
         source of a binding).
         """
-        name = _cleaned(name)
+        name = cleaned(name)
         self._refuse_default(name)
         if name.startswith("amq."):
             raise AccessRefused(f"deletion of system {self._exchange_text(name)} not allowed")
@@ -251,7 +266,7 @@ class VirtualHost:
         connection's, or declared with another `exclusive`), PreconditionFailed (other properties,
         bad arguments).
         """
-        name = _cleaned(name)
+        name = cleaned(name)
         if passive:
             return self.queue(name, owner)
         lasting = durable and not exclusive
@@ -264,7 +279,7 @@ class VirtualHost:
             check_same_flag("auto_delete", what, auto_delete, current.auto_delete)
             check_same_arguments(QUEUE_ARGUMENTS, what, arguments, current.arguments)
             return current
-        _refuse_reserved("queue", name)
+        refuse_reserved("queue", name)
         what = self._queue_text(name)
         check_queue_arguments(what, arguments)
         if arguments.get("x-queue-type") == "quorum":
@@ -272,7 +287,7 @@ class VirtualHost:
         id = self.next_queue_id()
         queue = Queue(
             id,
-            name or self._free_name(id),
+            name or free_name(id, self.name_seed, self.queues),
             self.name,
             lasting,
             owner if exclusive else 0,
@@ -290,7 +305,7 @@ class VirtualHost:
         What is in it, and its consumers, are the caller's to deal with.
         Raises: NotFound, ResourceLocked, PreconditionFailed (if_empty, if_unused do not hold).
         """
-        name = _cleaned(name)
+        name = cleaned(name)
         queue = self.queue(name, owner)
         if if_empty and queue.ready > 0:
             raise PreconditionFailed(f"{self._queue_text(name)} not empty")
@@ -312,6 +327,7 @@ class VirtualHost:
 
     def _enter_queue(self, queue: Queue) -> None:
         self.queues[queue.name] = queue
+        self._policies.settle_queue(queue)
         self._changed()
 
     def _delete_queue(self, queue: Queue) -> None:
@@ -328,17 +344,6 @@ class VirtualHost:
         del self.queues[queue.name]
         self._changed()
         return [binding.source for binding in inbound]
-
-    def _free_name(self, id: int) -> str:
-        """A name no queue has; ids make it unique, the seed unguessable."""
-        salt = 0
-        while True:
-            digest = hashlib.blake2b(b"%d.%d" % (id, salt), key=self.name_seed[:64], digest_size=16)
-            text = urlsafe_b64encode(digest.digest()).decode("ascii").rstrip("=")
-            name = f"amq.gen-{text}"
-            if name not in self.queues:
-                return name
-            salt += 1
 
     # -- bindings
 
@@ -449,6 +454,47 @@ class VirtualHost:
         elif binding.exchange is not None:
             del binding.exchange.inbound[binding]
 
+    # -- policies
+
+    def set_policy(self, policy: Policy, operator: bool) -> None:
+        """Make this the policy of its name, effective at once; see `resettled`. The same again
+        changes nothing and leaves no record.
+
+        Raises: PreconditionFailed (its definition); then what was there stays.
+        """
+        check_definition(policy.definition, operator)
+        definition = definitions.of_policy(self.name, policy, operator)
+        if self._policies.put(policy, operator):
+            self._record(definition)
+            self._policies_changed()
+
+    def delete_policy(self, name: str, operator: bool) -> None:
+        """Take a policy away, effective at once. Raises NotFound."""
+        table = self._policies.table(operator)
+        if name not in table:
+            raise NotFound(
+                f"no {named('operator policy' if operator else 'policy', name, self.name)}"
+            )
+        del table[name]
+        self._record(definitions.of_policy_deletion(self.name, name, operator))
+        self._policies_changed()
+
+    def policy_of(self, queue: Queue) -> Policy | None:
+        """The policy in effect for a queue. O(policies)."""
+        return self._policies.of_queue(queue, False)
+
+    def operator_policy_of(self, queue: Queue) -> Policy | None:
+        """The operator policy in effect for a queue. O(policies)."""
+        return self._policies.of_queue(queue, True)
+
+    def policy_of_exchange(self, exchange: Exchange) -> Policy | None:
+        """The policy in effect for an exchange. O(policies)."""
+        return self._policies.of_exchange(exchange)
+
+    def _policies_changed(self) -> None:
+        self.resettled.extend(self._policies.settle_all())
+        self._changed()
+
     # -- rules
 
     def _refuse_default(self, exchange: str) -> None:
@@ -477,7 +523,7 @@ class VirtualHost:
     def definitions(self) -> list[bytes]:
         """All that outlives a restart, as definitions which, applied in order to a new virtual
         host, rebuild it. The first one is the virtual host's own."""
-        blobs = [definitions.vhost_definition(self.name)]
+        blobs = [definitions.vhost_definition(self.name), *self._policies.definitions(self.name)]
         predeclared = [name for name, _, _ in PREDECLARED]
         for exchange in self.exchanges.values():
             if exchange.durable and exchange.name not in predeclared:
@@ -520,6 +566,9 @@ class VirtualHost:
             queue = self.queues.get(definitions.text_of(definition, "name"))
             if queue is not None and queue.id == definitions.id_of(definition):
                 self._forget_queue(queue)
+        elif op in POLICY_OPS:
+            self._policies.apply(definition)
+            self._changed()
         elif op not in (definitions.VHOST, definitions.DELETE_VHOST):
             raise ValueError(f"definition op {op!r}: written by a newer version?")
 
@@ -527,7 +576,7 @@ class VirtualHost:
         name = definitions.text_of(definition, "name")
         if name in self.exchanges:
             return
-        self.exchanges[name] = make_exchange(
+        exchange = make_exchange(
             name,
             definitions.text_of(definition, "type"),
             definitions.flag_of(definition, "durable"),
@@ -535,6 +584,8 @@ class VirtualHost:
             definitions.flag_of(definition, "internal"),
             definitions.arguments_of(definition),
         )
+        self._policies.settle_exchange(exchange)
+        self.exchanges[name] = exchange
         self._changed()
 
     def _apply_queue(self, definition: dict[str, object]) -> None:
@@ -577,11 +628,6 @@ class VirtualHost:
     def _record(self, definition: dict[str, object]) -> None:
         blob = definitions.encode(definition)
         self.records.append(Record(records.DEFINITION, 0, 0, 0, self.clock.now_ms, blob=blob))
-
-
-def _refuse_reserved(kind: str, name: str) -> None:
-    if name.startswith("amq."):
-        raise AccessRefused(f"{kind} name '{name}' contains reserved prefix 'amq.*'")
 
 
 def _is_orphan(exchange: Exchange) -> bool:
