@@ -44,7 +44,7 @@ def ask(url: str, login: str, method: str, path: str, body: dict[str, object] | 
 
 def status(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
     """The broker at a glance: version, memory, journal, alarms, counts."""
-    found = ask(url, user, "GET", "/api/status")
+    found = ask(url, user, "GET", "/api/tallymark/status")
     if json:
         return show_json(found)
     rows = [
@@ -64,7 +64,7 @@ def _shown(key: str, value: object) -> object:
 
 def queues(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
     """Queues with what entered, what waits, what is held and what is done."""
-    rows = ask(url, user, "GET", "/api/queues")["queues"]
+    rows = ask(url, user, "GET", "/api/tallymark/queues")["queues"]
     if json:
         return show_json(rows)
     columns = (
@@ -77,7 +77,7 @@ def queues(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
 
 def exchanges(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
     """Exchanges of every virtual host."""
-    rows = ask(url, user, "GET", "/api/exchanges")["exchanges"]
+    rows = ask(url, user, "GET", "/api/tallymark/exchanges")["exchanges"]
     if json:
         return show_json(rows)
     return show_table(
@@ -90,7 +90,7 @@ def exchanges(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
 
 def connections(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
     """Client connections."""
-    rows = ask(url, user, "GET", "/api/connections")["connections"]
+    rows = ask(url, user, "GET", "/api/tallymark/connections")["connections"]
     if json:
         return show_json(rows)
     columns = (
@@ -108,14 +108,14 @@ def log_level(
     user: Login = LOGIN,
 ) -> None:
     """Change a running broker's log level."""
-    found = ask(url, user, "PUT", "/api/log-levels", {category: level})
+    found = ask(url, user, "PUT", "/api/tallymark/log-levels", {category: level})
     show_table([found], list(found), "")
 
 
 @subscriptions.command(name="list")
 def list_subscriptions(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
     """Subscriptions with what they hold on lease."""
-    rows = ask(url, user, "GET", "/api/subscriptions")["subscriptions"]
+    rows = ask(url, user, "GET", "/api/tallymark/subscriptions")["subscriptions"]
     if json:
         return show_json(rows)
     columns = ("vhost", "queue", "name", "epoch", "floor", "next", "leased", "leased_bytes")
