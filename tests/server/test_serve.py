@@ -196,7 +196,10 @@ def test_permissions_hold_on_every_side(tmp_path: Path) -> None:
             assert broker.http("POST", attach, {}, user="ann:secret")[0] == status
         other = "/api/tallymark/subscriptions/other/q/s/attach"
         assert broker.http("POST", other, {}, user="ann:secret")[0] == 403
-        for call in (("PUT", "/api/tallymark/log-levels", {}), ("POST", "/api/tallymark/ledger/checkpoint", {})):
+        for call in (
+            ("PUT", "/api/tallymark/log-levels", {}),
+            ("POST", "/api/tallymark/ledger/checkpoint", {}),
+        ):
             assert broker.http(*call, user="ann:secret")[0] == 403
         assert broker.http("GET", "/api/tallymark/connections", user="ann:secret")[0] == 403
 
@@ -362,7 +365,9 @@ def test_logs_are_json_lines_where_asked_and_levels_change_while_it_runs(tmp_pat
     with BrokerProcess(tmp_path / "data", log_format="json", log_level="warning") as broker:
         connect(broker).close()
         assert broker.log() == ""
-        assert broker.http("PUT", "/api/tallymark/log-levels", {"amqp": "debug"})[1]["amqp"] == "debug"
+        assert (
+            broker.http("PUT", "/api/tallymark/log-levels", {"amqp": "debug"})[1]["amqp"] == "debug"
+        )
         connect(broker).close()
         broker.http("GET", "/api/tallymark/overview")  # answered by the loop after it saw the close
         lines = [json.loads(line) for line in broker.log().splitlines()]

@@ -93,7 +93,8 @@ def test_unknown_queue_and_wrong_password_are_told_and_nothing_is_made(
     assert "no queue 'nowhere'" in said(run(*land(broker, tmp_path, queue="nowhere")), 1)
     assert "user 'guest'" in said(run(*land(broker, tmp_path, "--user", "guest:no")), 1)
     assert "lake" not in {
-        row["name"] for row in broker.http("GET", "/api/tallymark/subscriptions")[1]["subscriptions"]
+        row["name"]
+        for row in broker.http("GET", "/api/tallymark/subscriptions")[1]["subscriptions"]
     }
 
 

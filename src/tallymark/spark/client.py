@@ -91,7 +91,7 @@ class Endpoint:
 
 
 def api_path(*names: str) -> str:
-    """`/api/tallymark/...` with every name quoted whole: a virtual host "/" is one step of the path.
+    """`/api/tallymark/...`, every name quoted whole: a virtual host "/" is one step of the path.
 
     >>> api_path("subscriptions", "/", "orders", "table", "stat")
     '/api/tallymark/subscriptions/%2F/orders/table/stat'
