@@ -23,7 +23,7 @@ import re
 from collections.abc import Callable
 from typing import Final, final
 
-from tallymark.engine.arguments import erlang_term
+from tallymark.engine.arguments import MAX_HOPS, erlang_term
 from tallymark.engine.errors import PreconditionFailed
 
 ALL: Final = "all"
@@ -35,7 +35,6 @@ APPLY_TO: Final = (QUEUES, CLASSIC_QUEUES, QUORUM_QUEUES, EXCHANGES, ALL)
 
 LARGEST: Final = (1 << 63) - 1
 """Of numbers: what an argument's longest integer can say too."""
-MAX_HOPS: Final = 255
 ALTERNATE_EXCHANGE: Final = "alternate-exchange"
 
 
