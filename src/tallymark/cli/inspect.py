@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -26,6 +28,18 @@ subscriptions = typer.Typer(help="Durable subscriptions of a queue.", no_args_is
 
 def ask(url: str, login: str, method: str, path: str, body: dict[str, object] | None = None) -> Any:
     """The broker's answer, or exit code 1 with its reason on stderr."""
+    return _told(url, login, lambda client: client.call(method, path, body))
+
+
+def ask_list(url: str, login: str, path: str) -> list[dict[str, Any]]:
+    """As ask, for what answers with a list."""
+    found = _told(url, login, lambda client: json.loads(client.get(path, {})))
+    if not isinstance(found, list):
+        fail(f"{path} answered {found!r}, expected a list")
+    return found
+
+
+def _told(url: str, login: str, call: Callable[[Client], Any]) -> Any:
     name, _, password = login.partition(":")
     try:
         endpoint = Endpoint.from_url(url, retry_ms=0)
@@ -34,7 +48,7 @@ def ask(url: str, login: str, method: str, path: str, body: dict[str, object] | 
     if "@" not in url:
         endpoint = replace(endpoint, user=name, password=password)
     try:
-        return Client(endpoint).call(method, path, body)
+        return call(Client(endpoint))
     except BrokerUnreachable as error:
         cause = error.__cause__ or error
         fail(f"{endpoint}: no broker answers: {getattr(cause, 'strerror', None) or cause}")

@@ -93,6 +93,8 @@ class Broker:
         """Every queue by id."""
         self.connections: dict[int, Connection] = {}
         self.published = 0
+        self.death_form = 3
+        """The form in which a message's first death is stored: 1, 2 or 3 [DL-19]."""
         self.backlogs = Backlogs(self.store)
         self.get_must_wait = False
         """Whether the message that `get` gave out last has to wait for `await_durable`."""

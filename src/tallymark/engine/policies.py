@@ -277,10 +277,15 @@ def known_keys(operator: bool) -> list[str]:
 def without_effect(policy: Policy) -> list[str]:
     """Keys of its definition that change nothing: they mean nothing here, or nothing for what the
     policy applies to."""
+    return idle_keys(policy.definition, policy.apply_to)
+
+
+def idle_keys(definition: dict[str, object], apply_to: str) -> list[str]:
+    """As without_effect, of a policy in parts."""
     idle = []
-    for key in policy.definition:
+    for key in definition:
         for_exchanges = key == ALTERNATE_EXCHANGE
-        elsewhere = policy.apply_to != ALL and for_exchanges != (policy.apply_to == EXCHANGES)
+        elsewhere = apply_to != ALL and for_exchanges != (apply_to == EXCHANGES)
         if elsewhere or key not in KEYS:
             idle.append(key)
     return idle

@@ -33,9 +33,13 @@ _TIMES: Final = {
 _QUANTITY: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
+class Wrong(ValueError):
+    """A value of several parts is refused; the text says which of them, and why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[T]):
-    """parse raises ValueError, for whatever is not `expects`."""
+    """parse raises ValueError, for whatever is not `expects`; Wrong where more is to be said."""
 
     expects: str
     parse: Callable[[object], T]

@@ -27,6 +27,7 @@ from typing import Any, Final
 from tallymark import __version__, is_compiled
 from tallymark.bridge.amqp091 import Settings
 from tallymark.engine.broker import Broker
+from tallymark.engine.policies import without_effect
 from tallymark.engine.restore import Restorer, drop_lost, live_payloads
 from tallymark.journal.journal import Journal
 from tallymark.journal.lock import FolderInUse, FolderLock
@@ -35,6 +36,7 @@ from tallymark.server import logs, users
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.clock import wall_ms
 from tallymark.server.config import Config, is_loopback
+from tallymark.server.features import Features, FeaturesError
 from tallymark.server.node import JournalFailed, Node
 from tallymark.server.users import UsersError
 from tallymark.wire.amqp091.limits import Limits
@@ -69,7 +71,7 @@ def run(config: Config) -> int:
         _allow_files(config.max_connections + OTHER_FILES)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_serve(config))
-    except (StartRefused, UsersError) as error:
+    except (StartRefused, UsersError, FeaturesError) as error:
         print(f"tallymark: {error}", file=sys.stderr)
         return REFUSED
     except FolderInUse as error:
@@ -223,7 +225,7 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
     """Recover the data folder and start the journal.
 
     Raises:
-        FolderInUse, JournalCorrupt, OSError.
+        FolderInUse, JournalCorrupt, FeaturesError, OSError.
     """
     began = time.perf_counter()
     node: Node | None = None
@@ -243,6 +245,7 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
     def on_failure(error: OSError) -> None:
         loop.call_soon_threadsafe(fail, error)
 
+    features = Features.open(config.data_dir)
     journal = Journal.open(
         config.data_dir,
         on_synced,
@@ -253,14 +256,16 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
         accept_loss=config.accept_loss,
     )
     broker = Broker(journal.fetch)
+    broker.death_form = features.death_form
     broker.clock.tell(wall_ms())
     _restore(broker, journal)
     for vhost in config.vhosts:
         broker.add_vhost(vhost)
+    _set_policies(broker, config)
     for made in broker.vhosts.values():
         made.name_seed = secrets.token_bytes(32)
     journal.start()
-    node = Node(config, broker, journal, loop)
+    node = Node(config, features, broker, journal, loop)
     node.housekeeping.begin()
     node.schedule()
     log.info(
@@ -271,6 +276,15 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
         sync=config.sync,
     )
     return node
+
+
+def _set_policies(broker: Broker, config: Config) -> None:
+    """Those of the configuration, over what was set at run time under the same names."""
+    for one in config.policies:
+        broker.set_policy(one.vhost, one.policy, one.operator)
+        idle = without_effect(one.policy)
+        if idle:
+            log.warning("policy.without_effect", vhost=one.vhost, policy=one.policy.name, keys=idle)
 
 
 def _restore(broker: Broker, journal: Journal) -> None:
