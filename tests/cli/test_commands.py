@@ -197,6 +197,9 @@ def test_settings_are_checked_before_anything_starts(tmp_path: Path) -> None:
 
 def test_help_names_every_command() -> None:
     shown = run("--help").stdout
-    for command in ("serve", "queues", "status", "user", "journal", "pipeline", "demo"):
+    commands = (
+        "serve", "queues", "status", "policy", "feature", "user", "journal", "pipeline", "demo",
+    )  # fmt: skip
+    for command in commands:
         assert command in shown
     assert "TALLYMARK_AMQP_PORT" in run("serve", "--help").stdout.replace("\n", "")
