@@ -52,6 +52,7 @@ POLICY: Final = "policy"
 DELETE_POLICY: Final = "delete_policy"
 OPERATOR_POLICY: Final = "operator_policy"
 DELETE_OPERATOR_POLICY: Final = "delete_operator_policy"
+POLICY_OPS: Final = (POLICY, DELETE_POLICY, OPERATOR_POLICY, DELETE_OPERATOR_POLICY)
 
 
 def to_json(value: object) -> object:

@@ -42,12 +42,16 @@ def _integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
 
 
+# _integer is asked first: compiled code makes a plain number of what it knows to be an int, of true
+# as well.
+
+
 def _not_negative(value: object) -> bool:
-    return isinstance(value, int) and _integer(value) and value >= 0
+    return _integer(value) and isinstance(value, int) and value >= 0
 
 
 def _positive(value: object) -> bool:
-    return isinstance(value, int) and _integer(value) and value > 0
+    return _integer(value) and isinstance(value, int) and value > 0
 
 
 def _hops(value: object) -> bool:
@@ -229,7 +233,7 @@ def policy_from(name: str, value: dict[str, object], operator: bool = False) -> 
             f"definition must be a dictionary: {erlang_term(definition)}, expected an object"
         )
     priority = value.get("priority", 0)
-    if not isinstance(priority, int) or not _integer(priority):
+    if not _integer(priority) or not isinstance(priority, int):
         raise PreconditionFailed(
             f"priority should be a number, actually was {erlang_term(priority)}, "
             "expected a whole one"

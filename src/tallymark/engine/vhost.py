@@ -47,6 +47,7 @@ from tallymark.engine.names import cleaned, free_name, refuse_reserved
 from tallymark.engine.policies import Policy, check_definition
 from tallymark.engine.policy_table import PolicyTable
 from tallymark.engine.queue import Queue
+from tallymark.engine.rebuild import binding_from, durable_definitions, exchange_from, queue_from
 from tallymark.engine.records import Record
 from tallymark.engine.routing import Router, Targets
 
@@ -62,12 +63,6 @@ PREDECLARED: Final = (
     ("amq.topic", TOPIC, False),
 )
 """Name, type, internal: in every virtual host from the start, durable, never deleted."""
-POLICY_OPS: Final = (
-    definitions.POLICY,
-    definitions.DELETE_POLICY,
-    definitions.OPERATOR_POLICY,
-    definitions.DELETE_OPERATOR_POLICY,
-)
 
 
 @final
@@ -192,11 +187,9 @@ class VirtualHost:
         refuse_reserved("exchange", name)
         check_exchange_arguments(self._exchange_text(name), type, arguments)
         exchange = make_exchange(name, type, durable, auto_delete, internal, arguments)
-        self._policies.settle_exchange(exchange)
-        self.exchanges[name] = exchange
+        self._enter_exchange(exchange)
         if durable:
             self._record(definitions.of_exchange(self.name, exchange))
-        self._changed()
         return exchange
 
     def delete_exchange(self, name: str, if_unused: bool) -> None:
@@ -215,6 +208,11 @@ class VirtualHost:
         if if_unused and exchange.bindings:
             raise PreconditionFailed(f"{self._exchange_text(name)} in use")
         self._delete_exchanges([exchange])
+
+    def _enter_exchange(self, exchange: Exchange) -> None:
+        self.exchanges[exchange.name] = exchange
+        self._policies.settle_exchange(exchange)
+        self._changed()
 
     def _delete_exchanges(self, doomed: list[Exchange]) -> None:
         """Delete these, and then those auto-delete ones that lose their last binding by it."""
@@ -523,19 +521,13 @@ class VirtualHost:
     def definitions(self) -> list[bytes]:
         """All that outlives a restart, as definitions which, applied in order to a new virtual
         host, rebuild it. The first one is the virtual host's own."""
-        blobs = [definitions.vhost_definition(self.name), *self._policies.definitions(self.name)]
         predeclared = [name for name, _, _ in PREDECLARED]
-        for exchange in self.exchanges.values():
-            if exchange.durable and exchange.name not in predeclared:
-                blobs.append(definitions.encode(definitions.of_exchange(self.name, exchange)))
-        for queue in self.queues.values():
-            if queue.durable:
-                blobs.append(definitions.encode(definitions.of_queue(self.name, queue)))
-        for binding in self.bindings():
-            if binding.durable:
-                found = definitions.of_binding(definitions.BINDING, self.name, binding)
-                blobs.append(definitions.encode(found))
-        return blobs
+        made = [one for one in self.exchanges.values() if one.name not in predeclared]
+        return [
+            definitions.vhost_definition(self.name),
+            *self._policies.definitions(self.name),
+            *durable_definitions(self.name, made, self.queues.values(), self.bindings()),
+        ]
 
     def apply_definition(self, blob: bytes) -> None:
         """Repeat a recorded change, without recording it again.
@@ -566,54 +558,24 @@ class VirtualHost:
             queue = self.queues.get(definitions.text_of(definition, "name"))
             if queue is not None and queue.id == definitions.id_of(definition):
                 self._forget_queue(queue)
-        elif op in POLICY_OPS:
+        elif op in definitions.POLICY_OPS:
             self._policies.apply(definition)
             self._changed()
         elif op not in (definitions.VHOST, definitions.DELETE_VHOST):
             raise ValueError(f"definition op {op!r}: written by a newer version?")
 
     def _apply_exchange(self, definition: dict[str, object]) -> None:
-        name = definitions.text_of(definition, "name")
-        if name in self.exchanges:
-            return
-        exchange = make_exchange(
-            name,
-            definitions.text_of(definition, "type"),
-            definitions.flag_of(definition, "durable"),
-            definitions.flag_of(definition, "auto_delete"),
-            definitions.flag_of(definition, "internal"),
-            definitions.arguments_of(definition),
-        )
-        self._policies.settle_exchange(exchange)
-        self.exchanges[name] = exchange
-        self._changed()
+        exchange = exchange_from(definition)
+        if exchange.name not in self.exchanges:
+            self._enter_exchange(exchange)
 
     def _apply_queue(self, definition: dict[str, object]) -> None:
-        name = definitions.text_of(definition, "name")
-        if name in self.queues:
-            return
-        queue = Queue(
-            definitions.id_of(definition),
-            name,
-            self.name,
-            definitions.flag_of(definition, "durable"),
-            0,
-            definitions.flag_of(definition, "auto_delete"),
-            definitions.arguments_of(definition),
-        )
-        self._enter_queue(queue)
+        if definitions.text_of(definition, "name") not in self.queues:
+            self._enter_queue(queue_from(definition))
 
     def _apply_binding(self, definition: dict[str, object]) -> None:
-        source = self.exchanges.get(definitions.text_of(definition, "source"))
-        destination = definitions.text_of(definition, "destination")
-        to_queue = definitions.text_of(definition, "kind") == "queue"
-        queue = self.queues.get(destination) if to_queue else None
-        exchange = None if to_queue else self.exchanges.get(destination)
-        if source is None or (queue is None and exchange is None):
-            return
-        key = definitions.text_of(definition, "key")
-        binding = Binding(source, queue, exchange, key, definitions.arguments_of(definition))
-        if binding.identity not in source.bindings:
+        binding = binding_from(definition, self.exchanges, self.queues)
+        if binding is not None and binding.identity not in binding.source.bindings:
             self._attach(binding)
 
     def _described_binding(self, definition: dict[str, object]) -> Binding | None:
