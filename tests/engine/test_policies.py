@@ -29,6 +29,7 @@ from tallymark.engine.policies import (
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.vhost import VirtualHost
+from tests.support.engine_rig import Rig
 
 ME = 1
 LIMITS = {
@@ -486,6 +487,25 @@ def test_policies_outlive_a_restart(host: Host, snapshot: bool) -> None:
             n: one.value() for n, one in found.items()
         }
     assert (other.taken(), other.records) == ([], [])
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_broker_that_crashed_has_its_policies_again(checkpoint: bool) -> None:
+    rig = Rig()
+    rig.queue("q")
+    rig.broker.set_policy("/", length("p", 5))
+    rig.broker.set_policy("/", length("p", 3), operator=True)
+    rig.broker.set_policy("/", length("gone", 1, priority=1))
+    rig.turn()
+    if checkpoint:
+        rig.checkpoint()
+    rig.broker.delete_policy("/", "gone")
+    rig.turn()
+    after = rig.restart()
+    assert (list(after.vhost.policies), list(after.vhost.operator_policies)) == (["p"], ["p"])
+    assert after.vhost.queues["q"].settings.max_length == 3
+    after.broker.delete_policy("/", "p", operator=True)
+    assert after.vhost.queues["q"].settings.max_length == 5
 
 
 def test_a_stored_policy_that_is_not_understood_is_not_guessed_at(host: Host) -> None:

@@ -78,6 +78,10 @@ PLAIN = "[[policies]]\nname = 'p'\npattern = ''\n"
             PLAIN + "definition.expires = 1\napply_to = 'all'",
             "unknown field 'apply_to', expected vhost, name, pattern",
         ),
+        (
+            PLAIN + "definition.ha-mode = 2020-01-01",
+            "number 1, 'p': Object of type date is not JSON serializable, expected values that",
+        ),
         (PLAIN + "definition.expires = 1\nvhost = 1", "vhost is 1, expected text"),
         (PLAIN + "definition.expires = 1\noperator = 'yes'", "operator is 'yes', expected true"),
         (PLAIN + "definition.expires = 1\nvhost = 'eu'", "has 'p' for vhost 'eu', expected one"),

@@ -67,6 +67,10 @@ def _one(item: object, number: int) -> ConfiguredPolicy:
     for field in item:
         if field not in FIELDS:
             raise Wrong(f"{what} unknown field '{field}', expected {', '.join(FIELDS)}")
+    try:
+        json.dumps(item)
+    except TypeError as error:
+        raise Wrong(f"{what} {error}, expected values that JSON has") from error
     vhost, operator = item.get("vhost", "/"), item.get("operator", False)
     if not isinstance(vhost, str):
         raise Wrong(f"{what} vhost is {vhost!r}, expected text")
