@@ -123,6 +123,12 @@ class Config:
         POLICIES,
         "Policies that are set at every start, in place of those of the same names.",
     )
+    definitions: Path | None = setting(
+        None,
+        kinds.OPTIONAL_PATH,
+        "File with definitions, as exported by RabbitMQ or by `tallymark definitions export`, "
+        "taken in at every start.",
+    )
     log_level: str = setting("info", choice(*LEVELS), "Level of every log category.")
     log_levels: dict[str, str] = setting(
         {}, kinds.pairs(CATEGORIES, tuple(LEVELS)), "Levels of single categories, before log_level."

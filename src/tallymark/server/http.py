@@ -95,8 +95,13 @@ class HttpServer:
         from tallymark.server.http_features import FeatureFlags
         from tallymark.server.http_state import State
         from tallymark.server.http_subscriptions import Subscriptions
+        from tallymark.server.management import add_management
 
         self.node = node
+        self.amqp: list[tuple[str, int]] = []
+        """Where AMQP clients connect, for lists."""
+        self.addresses: list[tuple[str, int]] = []
+        """Where this listens."""
         app = web.Application(
             middlewares=[self._errors, self._authenticate], client_max_size=MAX_REQUEST
         )
@@ -106,6 +111,7 @@ class HttpServer:
         FeatureFlags(self).add_to(app)
         self._browsing = Browsing(self)
         self._browsing.add_to(app)
+        add_management(self, app)
         self._runner = web.AppRunner(
             app, access_log=None, handle_signals=False, shutdown_timeout=STOP_S,
             keepalive_timeout=75,
@@ -116,7 +122,8 @@ class HttpServer:
         await self._runner.setup()
         for one in bound:
             await web.SockSite(self._runner, one).start()
-        return [(address[0], address[1]) for address in self._runner.addresses]
+        self.addresses = [(address[0], address[1]) for address in self._runner.addresses]
+        return self.addresses
 
     async def stop(self) -> None:
         """Answer what is being answered, for at most STOP_S, and close."""

@@ -160,5 +160,10 @@ def pairs(keys: tuple[str, ...], words: tuple[str, ...]) -> Kind[dict[str, str]]
 
 
 PATH: Final = Kind("a path", _path)
+OPTIONAL_PATH: Final[Kind[Path | None]] = Kind(
+    "a path, or empty for none",
+    lambda value: None if value == "" else _path(value),
+    lambda value: "" if value is None else str(value),
+)
 FLAG: Final = Kind("true or false", _flag, lambda value: str(value).lower())
 NAMES: Final = Kind("a name, or several separated by commas", _names, ",".join)

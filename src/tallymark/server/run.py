@@ -93,6 +93,12 @@ def _check(config: Config) -> None:
         raise CannotServe(f"data folder {config.data_dir} is not a folder")
     if config.amqp_port == config.http_port != 0:
         raise StartRefused(f"amqp_port and http_port are both {config.amqp_port}, expected two")
+    if config.definitions is None:
+        _check_hosts(config)
+
+
+def _check_hosts(config: Config) -> None:
+    """Nobody but this machine may try guest/guest. Raises StartRefused."""
     open_hosts = [host for host in config.host if not is_loopback(host)]
     if open_hosts and not users.load(config.data_dir):
         raise StartRefused(
@@ -201,9 +207,12 @@ async def _run(
     try:
         from tallymark.server.http import HttpServer
 
+        if node.config.definitions is not None:
+            await _take_definitions(node, node.config.definitions)
         settings = _settings(node)
         listeners = [await _listen(node, settings, one) for one in amqp]
         http = HttpServer(node)
+        http.amqp = [one.getsockname()[:2] for server in listeners for one in server.sockets]
         addresses = await http.start(web)
         _announce(listeners, addresses)
         gc.collect()
@@ -318,6 +327,17 @@ async def _listen(node: Node, settings: Settings, bound: socket.socket) -> async
     return await node.loop.create_server(
         lambda: AmqpClient(node, settings), sock=bound, backlog=1024
     )
+
+
+async def _take_definitions(node: Node, file: Path) -> None:
+    """Raises StartRefused."""
+    from tallymark.server.definitions import DefinitionsRefused, load_file
+
+    try:
+        await load_file(node, file)
+    except DefinitionsRefused as error:
+        raise StartRefused(str(error)) from error
+    _check_hosts(node.config)
 
 
 def _announce(listeners: list[asyncio.Server], http: list[tuple[str, int]]) -> None:
