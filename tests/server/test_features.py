@@ -100,6 +100,11 @@ def test_flags_over_http(tmp_path: Path) -> None:
         assert (status, answer["error"]) == (400, "bad_request")
         assert f"needs '{FIRST}'" in answer["reason"]
         assert broker.http("PUT", path + "nonsense")[0] == 404
+        (folder / (FILE + ".tmp")).mkdir()  # stands where the new file would be written
+        status, answer = broker.http("PUT", path + FIRST)
+        assert (status, answer["error"]) == (500, "internal_error")
+        assert f"feature flag '{FIRST}' cannot be stored" in answer["reason"]
+        (folder / (FILE + ".tmp")).rmdir()
         assert broker.http("PUT", path + FIRST)[1]["enabled"] is True
         assert stored(folder) == [FIRST]
         status, answer = broker.http("PUT", path + FIRST, {"enabled": False})

@@ -45,7 +45,12 @@ class FeatureFlags:
             )
         features = self._node.features
         async with self._one_at_a_time:
-            changed = await asyncio.to_thread(features.enable, name)
+            try:
+                changed = await asyncio.to_thread(features.enable, name)
+            except OSError as error:
+                reason = f"feature flag '{name}' cannot be stored: {error}"
+                log.error("feature.not_stored", feature=name, error=str(error))
+                raise Refused(500, "internal_error", reason) from error
             self._node.broker.death_form = features.death_form
         if changed:
             log.info("feature.enabled", feature=name)
