@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from tallymark.engine.errors import NotFound
+from tallymark.engine.errors import AccessRefused, NotFound
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.http import USER
 from tallymark.server.logs import log_of
@@ -65,11 +65,21 @@ class Connections(Routes):
         return shown(request, connection_row(self._found(request)))
 
     async def _close(self, request: web.Request) -> web.Response:
-        """The client is told with 320; the broker's side ends at once. `X-Reason` says why."""
+        """The client is told with 320; the broker's side ends at once. `X-Reason` says why.
+
+        Who is no administrator may close the own connections.
+        """
         client = self._found(request)
+        user, entered = request[USER], client.bridge.client
+        assert entered is not None, client.peer
+        if not user.administrator and entered.connection.user != user.name:
+            raise AccessRefused(
+                f"connection '{client.peer}' is of user '{entered.connection.user}', and user "
+                f"'{user.name}' is not an administrator"
+            )
         reason = request.headers.get("X-Reason", REASON)
         log.info(
-            "connection.close_asked", peer=client.peer, id=client.id, user=request[USER].name,
+            "connection.close_asked", peer=client.peer, id=client.id, user=user.name,
             reason=reason,
         )  # fmt: skip
         client.bridge.shutdown(reason)

@@ -44,7 +44,8 @@ ACK_MODES: Final = (
 )  # fmt: skip
 ENCODINGS: Final = ("auto", "base64")
 MOST: Final = 10_000
-"""Messages of one get; they are in memory together."""
+MOST_BYTES: Final = 64 << 20
+"""Messages and bytes of one get: it ends with the message that passes this."""
 ALIVENESS: Final = "aliveness-test"
 
 
@@ -84,12 +85,14 @@ class Messages(Routes):
         get = BasicGet(request.match_info["name"], mode == "ack_requeue_false")
         found: list[Received] = []
         async with self.channel(request) as channel:
-            while len(found) < count:
+            size = 0
+            while len(found) < count and size < MOST_BYTES:
                 channel.send(get)
                 received = await channel.next()
                 if isinstance(received.method, BasicGetEmpty):
                     break
                 found.append(received)
+                size += len(received.body)
             # Only now: what is given back would be got again.
             if mode != "ack_requeue_false" and found:
                 _settle(channel, found, mode)

@@ -8,7 +8,6 @@ bindings is decided by the permissions of AMQP, see local.py.
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -36,6 +35,7 @@ PAGE_SIZE: Final = 100
 MOST_ON_A_PAGE: Final = 500
 MAX_BODY: Final = 64 << 20
 DEFAULT_EXCHANGE: Final = "amq.default"
+ORDER: Final = ("vhost", "name", "source", "destination", "routing_key", "properties_key", "user")
 MISSING: Final = object()
 
 
@@ -190,14 +190,15 @@ class Channel(LocalChannel):
 
 def listed(request: web.Request, rows: Iterable[dict[str, Any]]) -> web.Response:
     """Rows as the request wants them: `sort`, `sort_reverse`, `name` and `use_regex`, `page` and
-    `page_size`, `columns`. Raises Refused 400."""
-    found = list(rows)
+    `page_size`, `columns`; by virtual host and name where nothing else is asked for. Raises Refused
+    400."""
     query = request.query
+    found = sorted(rows, key=_ordinary)
     if query.get("sort"):
         path = query["sort"].split(".")
-        found.sort(
-            key=lambda row: _order(_at(row, path)), reverse=query.get("sort_reverse") == "true"
-        )
+        found.sort(key=lambda row: _order(_at(row, path)))
+    if query.get("sort_reverse") == "true":
+        found.reverse()
     if "page" not in query:
         return answer([_columns(request, row) for row in found])
     page, size = _page(query.get("page", ""), query.get("page_size", str(PAGE_SIZE)))
@@ -228,6 +229,10 @@ def listed(request: web.Request, rows: Iterable[dict[str, Any]]) -> web.Response
 def shown(request: web.Request, row: dict[str, Any]) -> web.Response:
     """One thing, in the `columns` the request wants."""
     return answer(_columns(request, row))
+
+
+def _ordinary(row: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(str(row.get(column, "")) for column in ORDER)
 
 
 def _page(page: str, size: str) -> tuple[int, int]:
@@ -296,6 +301,3 @@ def _order(value: Any) -> tuple[int, Any]:
             return 2, value
         case _:
             return 3, str(value)
-
-
-by_name = operator.itemgetter("name")

@@ -116,7 +116,21 @@ class VirtualHosts(Routes):
             raise Refused(400, "bad_request", str(error)) from error
 
     async def _delete(self, request: web.Request) -> web.Response:
+        """Permissions in it go with it: a later virtual host of that name begins without."""
         require_administrator(request)
-        delete_vhost(self.node, request.match_info["vhost"])
+        name = request.match_info["vhost"]
+        delete_vhost(self.node, name)
+        try:
+            if any(name in user.vhosts for user in self.node.users.current().values()):
+                await self.node.users.change(lambda users: _forget(users, name))
+        except UsersError as error:
+            raise Refused(503, "users_unreadable", str(error)) from error
         await self.node.durable()
         return web.Response(status=204)
+
+
+def _forget(users: dict[str, User], vhost: str) -> None:
+    for name, user in users.items():
+        if vhost in user.vhosts:
+            rest = {key: value for key, value in user.vhosts.items() if key != vhost}
+            users[name] = msgspec.structs.replace(user, vhosts=rest)
