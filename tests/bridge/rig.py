@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from tallymark.bridge.amqp091 import Amqp091, Settings
 from tallymark.bridge.amqp091_channel import Channel
+from tallymark.bridge.amqp091_format import Amqp091Format
 from tallymark.bridge.amqp091_gate import Gate
+from tallymark.bridge.amqp091_publish import FORMAT
 from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.bridge.permissions import Permissions
 from tallymark.engine.broker import Broker
@@ -20,6 +22,7 @@ from tallymark.engine.effects import (
     Deliver,
     Durable,
     Effect,
+    Refused,
 )
 from tallymark.engine.session import Session
 from tallymark.wire.amqp091.frames import (
@@ -76,6 +79,7 @@ class Rig:
         self.journal = MemoryJournal()
         self.journal.start()
         self.broker = Broker(self.journal.fetch)
+        self.broker.formats[FORMAT] = Amqp091Format()
         self.broker.add_vhost("/")
         self.hold_disk = False
         """True: nothing more becomes synced."""
@@ -124,6 +128,8 @@ def _carry_out(effect: Effect) -> None:
         _bridge_of(effect.consumer.session).deliver(effect)
     elif isinstance(effect, Confirm):
         _bridge_of(effect.session).confirm(effect)
+    elif isinstance(effect, Refused):
+        _bridge_of(effect.session).refused(effect)
     elif isinstance(effect, Cancelled):
         _bridge_of(effect.consumer.session).cancelled(effect)
     elif isinstance(effect, CloseSession):

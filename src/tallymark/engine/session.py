@@ -13,20 +13,27 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, final
 
+from tallymark.engine.deadlines import Timed
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 
 UNLIMITED: Final = 1 << 62
+MERGE_MS: Final = 20
+"""Messages handed out within so long share an entry and its time: how late a time-out may be."""
+CONSUMER_TIMEOUT_MS: Final = 30 * 60 * 1000
+"""How long a delivery may stay unsettled where nobody says otherwise [LC-4]."""
 
 ACCEPTED: Final = 1
 """Outcome: done with. [amqp-0.9.1 basic.ack]"""
 REJECTED: Final = 2
-"""Outcome: refused for good. [amqp-0.9.1 basic.reject, basic.nack, requeue=false]"""
+"""Outcome: refused for good, a failed delivery. [amqp-0.9.1 basic.reject, requeue=false]"""
 RETURNED: Final = 3
 """Outcome: given back, not counted as a failure. [amqp-0.9.1 basic.nack, requeue=true]"""
 FAILED: Final = 4
 """Outcome: given back, counted as a failure. [amqp-0.9.1 basic.reject, requeue=true]"""
+DISCARDED: Final = 5
+"""Outcome: refused for good, not counted as a failure [DL-5]. [basic.nack, requeue=false]"""
 
 
 @final
@@ -64,10 +71,16 @@ class Connection:
 class InFlight:
     """Tags first..last of one session: one slice, one consumer."""
 
-    __slots__ = ("consumer", "done", "first", "last", "left", "queue", "slice")
+    __slots__ = ("consumer", "done", "first", "last", "left", "queue", "since_ms", "slice", "void")
 
     def __init__(
-        self, first: int, last: int, slice: Slice, queue: Queue, consumer: Consumer | None
+        self,
+        first: int,
+        last: int,
+        slice: Slice,
+        queue: Queue,
+        consumer: Consumer | None,
+        since_ms: int,
     ) -> None:
         self.first = first
         self.last = last
@@ -76,6 +89,10 @@ class InFlight:
         self.queue = queue
         self.consumer = consumer
         """None where the client asked for the message itself [amqp-0.9.1 basic.get]."""
+        self.since_ms = since_ms
+        """When the first of them was handed out; the others within MERGE_MS after it."""
+        self.void = False
+        """They went back to their queue for having taken too long: settling them does nothing."""
         self.done: bytearray | None = None
         """One byte per tag from `first`, 1 = settled; None while none was out of order."""
         self.left = last - first + 1
@@ -99,9 +116,7 @@ class InFlight:
     def part(self, low: int, high: int) -> Slice:
         """The messages of tags low..high as a slice of their own."""
         whole = self.slice
-        at = low - self.first
-        lo = whole.lo + at
-        return Slice(whole.payload, lo, lo + high - low + 1, whole.first + at, whole.acquired)
+        return whole.part(low - self.first, high + 1 - self.first)
 
 
 @final
@@ -119,6 +134,7 @@ class Consumer:
         "queue",
         "session",
         "tag",
+        "timeout_ms",
         "unacked",
     )
 
@@ -132,6 +148,7 @@ class Consumer:
         exclusive: bool,
         priority: int,
         limit: int,
+        timeout_ms: int,
     ) -> None:
         self.id = id
         """Broker-wide; the owner in the ledger."""
@@ -143,10 +160,21 @@ class Consumer:
         self.priority = priority
         self.limit = limit
         """How many unsettled messages it may hold. [amqp-0.9.1 basic.qos]"""
+        self.timeout_ms = timeout_ms
+        """How long it may hold one; 0: without limit, OFF: what the queue says [LC-4]."""
         self.unacked = 0
         self.active = True
         self.handle: object = None
         """The bridge's own."""
+
+    def wanted(self) -> int:
+        """How many messages it is willing and able to take, as soon as the broker may send them."""
+        session = self.session
+        if not session.flow or session.connection.paused:
+            return 0
+        if self.no_ack:
+            return UNLIMITED
+        return max(0, min(self.limit - self.unacked, session.limit - session.unacked))
 
     def credit(self) -> int:
         """How many messages may be sent now."""
@@ -161,8 +189,16 @@ class Consumer:
         return own if own < shared else shared
 
 
+def timeout_of(consumer: Consumer | None, queue: Queue) -> int:
+    """How long a delivery may stay unsettled, milliseconds; 0: without limit [LC-4]."""
+    if consumer is not None and consumer.timeout_ms >= 0:
+        return consumer.timeout_ms
+    given = queue.settings.consumer_timeout_ms
+    return given if given >= 0 else CONSUMER_TIMEOUT_MS
+
+
 @final
-class Session:
+class Session(Timed):
     """Publishes, consumes and settles, with numbers of its own for both directions."""
 
     __slots__ = (
@@ -183,6 +219,7 @@ class Session:
     )
 
     def __init__(self, id: int, connection: Connection) -> None:
+        super().__init__()
         self.id = id
         self.connection = connection
         self.handle: object = None
@@ -252,5 +289,4 @@ class Session:
             n = done.find(0, n)
             del done[:n]
         entry.first += n
-        piece = entry.slice
-        entry.slice = Slice(piece.payload, piece.lo + n, piece.hi, piece.first + n, piece.acquired)
+        entry.slice = entry.slice.part(n, len(entry.slice))
