@@ -286,6 +286,18 @@ def after_death(
     )
 
 
+def ready_since(old: Annotations | None, since_ms: int) -> Annotations | None:
+    """What is known of messages that became ready later than they arrived: their time to live
+    counts from then."""
+    if old is None:
+        return Annotations(since_ms=since_ms)
+    return Annotations(
+        ttl_ms=old.ttl_ms, more_keys=old.more_keys, bcc=old.bcc, hops=old.hops, route=old.route,
+        since_ms=since_ms, deaths=old.deaths, first_death=old.first_death,
+        last_death=old.last_death, failed=old.failed, acquired=old.acquired, form=old.form,
+    )  # fmt: skip
+
+
 def _with_death(
     deaths: tuple[Death, ...], new: Death, form: int, compact: bool
 ) -> tuple[Death, ...]:

@@ -145,6 +145,7 @@ class Slice:
         "lo",
         "payload",
         "priority",
+        "shift",
     )
 
     def __init__(
@@ -157,6 +158,7 @@ class Slice:
         failed: int = 0,
         priority: int = 0,
         annotations: Annotations | None = None,
+        shift: int = 0,
     ) -> None:
         self.payload = payload
         self.lo = lo
@@ -171,6 +173,9 @@ class Slice:
         """In the queue they are in; 0 where it has no priorities."""
         self.annotations = annotations
         """What is known of them beside their bytes; None: nothing, the ordinary case."""
+        self.shift = shift
+        """Their place in the queue's order is sequence + shift: above 0 only for what was put to
+        the tail again, and for what entered after such messages."""
 
     def __len__(self) -> int:
         return self.hi - self.lo
@@ -190,7 +195,7 @@ class Slice:
         """The messages with index start..stop-1 of this slice, as a slice of their own."""
         return Slice(
             self.payload, self.lo + start, self.lo + stop, self.first + start, self.acquired,
-            self.failed, self.priority, self.annotations,
+            self.failed, self.priority, self.annotations, self.shift,
         )  # fmt: skip
 
     def take(self, n: int) -> Slice:
@@ -210,6 +215,7 @@ class Slice:
             and self.annotations is other.annotations
             and self.failed == other.failed
             and self.priority == other.priority
+            and self.shift == other.shift
         )
 
     def entered_ms(self) -> int:

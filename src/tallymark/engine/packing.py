@@ -64,7 +64,9 @@ def pack(pieces: list[Slice]) -> Slice:
     whole.position = PACKED
     whole.live = whole.count
     head = pieces[0]
-    return Slice(whole, 0, whole.count, head.first, 0, 0, head.priority, head.annotations)
+    return Slice(
+        whole, 0, whole.count, head.first, 0, 0, head.priority, head.annotations, head.shift
+    )
 
 
 @final
@@ -123,6 +125,7 @@ def _alike(last: Slice, piece: Slice) -> bool:
         last.payload.format == piece.payload.format
         and last.annotations is piece.annotations
         and last.first + 1 == piece.first
+        and last.shift == piece.shift
     )
 
 
@@ -156,7 +159,11 @@ def _take_out(piece: Slice, n: int) -> list[Slice]:
         one = whole.single(piece.lo + i)
         one.live = 1
         first = piece.first + i
-        out.append(Slice(one, 0, 1, first, piece.acquired, 0, piece.priority, piece.annotations))
+        out.append(
+            Slice(
+                one, 0, 1, first, piece.acquired, 0, piece.priority, piece.annotations, piece.shift
+            )
+        )
     piece.lo += n
     piece.first += n
     whole.live -= n

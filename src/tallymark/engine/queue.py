@@ -3,23 +3,25 @@
 Ready messages lie in lanes, one per priority; order within a lane is ready.py's.
 
 Conservation, at any quiescent moment [LC-5]:
-    entered = ready + acquired + dead_letter_pending + settled + dead_lettered + dropped(by reason)
+    entered = ready + acquired + deferred + dead_letter_pending
+              + settled + dead_lettered + dropped(by reason)
 where acquired includes what durable subscriptions hold on lease.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from typing import TYPE_CHECKING, final
 
 from tallymark.engine import records
+from tallymark.engine.annotations import Annotations, ready_since
 from tallymark.engine.deadlines import Timed
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.ready import Ready
 from tallymark.engine.settings import OFF, Settings
 
 if TYPE_CHECKING:
-    from tallymark.engine.annotations import Annotations
     from tallymark.engine.session import Consumer
     from tallymark.engine.subscription import Subscription
 
@@ -69,6 +71,10 @@ class Queue(Timed):
         "consumers",
         "dead_lettered",
         "deep",
+        "deferrals",
+        "deferrals_made",
+        "deferred",
+        "deferred_bytes",
         "deleted",
         "dirty",
         "dropped",
@@ -86,6 +92,7 @@ class Queue(Timed):
         "name",
         "next_turn",
         "own_ttl",
+        "paused",
         "pending",
         "pending_bytes",
         "ready",
@@ -96,6 +103,7 @@ class Queue(Timed):
         "settings",
         "settled",
         "settled_ranges",
+        "shift",
         "shows_counts",
         "stored",
         "subscriptions",
@@ -147,6 +155,12 @@ class Queue(Timed):
         self.acquired_bytes = 0
         self.leased = 0
         """Of the acquired: how many are leased to durable subscriptions."""
+        self.deferrals: list[tuple[int, int, bool, Slice]] = []
+        """A heap: when due (wall ms), a number that keeps equal ones in order, whether to the tail,
+        the messages."""
+        self.deferrals_made = 0
+        self.deferred = 0
+        self.deferred_bytes = 0
         self.letters: deque[Letter] = deque()
         """Dead-letter-pending, oldest first."""
         self.pending = 0
@@ -155,6 +169,8 @@ class Queue(Timed):
         """Of the topology the pending letters were last tried with."""
         self.entered = 0
         """Sequences assigned so far; the next one is entered + 1."""
+        self.shift = 0
+        """How many messages were put to the tail: what comes next has its place behind them."""
         self.settled = 0
         self.dead_lettered = 0
         self.dropped: dict[int, int] = {}
@@ -169,6 +185,8 @@ class Queue(Timed):
         """Sequences up to here were ready when the queue was last looked after."""
         self.used_ms = 0
         """When it was last declared, got from or consumed from; wall time."""
+        self.paused = False
+        """Whether deliveries rest by an operator's word [NQ-9]."""
         self.watched = False
         """Whether it must be looked after when it changes or time passes."""
         self.shows_counts = False
@@ -207,7 +225,11 @@ class Queue(Timed):
         """Work out `watched` anew."""
         settings = self.settings
         self.watched = (
-            settings.bounded or self.own_ttl or self.pending > 0 or settings.expires_ms >= 0
+            settings.bounded
+            or self.own_ttl
+            or self.pending > 0
+            or self.deferred > 0
+            or settings.expires_ms >= 0
         )
 
     # -- ready messages
@@ -220,7 +242,7 @@ class Queue(Timed):
         self.entered += count
         self.ready += count
         self.ready_bytes += payload.size
-        self.lanes[0].fresh.append(Slice(payload, 0, count, first, 0, 0, 0, annotations))
+        self.lanes[0].fresh.append(Slice(payload, 0, count, first, 0, 0, 0, annotations, self.shift))
         self.loose += 1
         return first
 
@@ -245,10 +267,12 @@ class Queue(Timed):
                 and last.hi == lo
                 and last.first + lo - last.lo == first
                 and last.annotations is annotations
+                and last.shift == self.shift
+                and last.acquired == 0
             ):
                 last.hi = hi
                 return first
-        fresh.append(Slice(payload, lo, hi, first, 0, 0, priority, annotations))
+        fresh.append(Slice(payload, lo, hi, first, 0, 0, priority, annotations, self.shift))
         self.loose += 1
         return first
 
@@ -258,6 +282,63 @@ class Queue(Timed):
         first = self.entered + 1
         self.entered += count
         return first
+
+    def defer(self, piece: Slice, due_ms: int, to_tail: bool) -> None:
+        """Messages, no longer ready or acquired, wait until `due_ms`; then they are ready at their
+        old place, or at the tail."""
+        self.deferrals_made += 1
+        heapq.heappush(self.deferrals, (due_ms, self.deferrals_made, to_tail, piece))
+        self.deferred += len(piece)
+        self.deferred_bytes += piece.size()
+        self.watched = True
+
+    def take_due(self, now_ms: int) -> bool:
+        """Deferred messages whose time has come become ready; False: there were none."""
+        deferrals = self.deferrals
+        if not deferrals or deferrals[0][0] > now_ms:
+            return False
+        back: list[Slice] = []
+        while deferrals and deferrals[0][0] <= now_ms:
+            due_ms, _, to_tail, piece = heapq.heappop(deferrals)
+            count, size = len(piece), piece.size()
+            self.deferred -= count
+            self.deferred_bytes -= size
+            self.ready += count
+            self.ready_bytes += size
+            if self.body_bytes >= 0:
+                self.body_bytes += piece.body_bytes()
+            piece.annotations = ready_since(piece.annotations, due_ms)
+            if to_tail:
+                self._to_tail(piece)
+            else:
+                back.append(piece)
+        if back:
+            self._to_places(back)
+        return True
+
+    def clear_deferred(self) -> list[Slice]:
+        """Take everything deferred out; the caller counts its end."""
+        pieces = [entry[3] for entry in sorted(self.deferrals, key=_due)]
+        self.deferrals.clear()
+        self.deferred = self.deferred_bytes = 0
+        return pieces
+
+    def _to_tail(self, piece: Slice) -> None:
+        """Behind everything that is there, and before everything that is to come."""
+        piece.shift = self.entered + self.shift + 1 - piece.first
+        self.shift += len(piece)
+        self.lanes[piece.priority].fresh.append(piece)
+        self.loose += 1
+
+    def _to_places(self, pieces: list[Slice]) -> None:
+        if len(self.lanes) == 1:
+            self.lanes[0].give_back(pieces)
+            return
+        by_lane: dict[int, list[Slice]] = {}
+        for piece in pieces:
+            by_lane.setdefault(piece.priority, []).append(piece)
+        for priority, some in by_lane.items():
+            self.lanes[priority].give_back(some)
 
     def lane(self) -> Ready:
         """Where the next message comes from: the highest priority that has any."""
@@ -295,9 +376,9 @@ class Queue(Timed):
             self.body_bytes -= piece.body_bytes()
         return piece
 
-    def give_back(self, pieces: list[Slice], failed: bool) -> None:
-        """Acquired becomes ready, at the old positions [TX-9]; handed out once more than before,
-        and, where `failed`, failed once more."""
+    def give_back(self, pieces: list[Slice], failed: bool, to_tail: bool = False) -> None:
+        """Acquired becomes ready, at the old positions [TX-9] or at the tail [NQ-12]; handed out
+        once more than before, and, where `failed`, failed once more."""
         for piece in pieces:
             size = piece.size()
             count = piece.hi - piece.lo
@@ -310,14 +391,11 @@ class Queue(Timed):
                 piece.failed += 1
             if self.body_bytes >= 0:
                 self.body_bytes += piece.body_bytes()
-        if len(self.lanes) == 1:
-            self.lanes[0].give_back(pieces)
-            return
-        by_lane: dict[int, list[Slice]] = {}
-        for piece in pieces:
-            by_lane.setdefault(piece.priority, []).append(piece)
-        for priority, some in by_lane.items():
-            self.lanes[priority].give_back(some)
+        if to_tail:
+            for piece in pieces:
+                self._to_tail(piece)
+        else:
+            self._to_places(pieces)
 
     def slices(self) -> list[Slice]:
         """Every ready slice, in the order they would leave. The queue's own objects: do not change
@@ -401,7 +479,7 @@ class Queue(Timed):
             "ready": self.ready,
             "acquired": self.acquired,
             "leased": self.leased,
-            "deferred": 0,
+            "deferred": self.deferred,
             "staged": 0,
             "dead_letter_pending": self.pending,
             "settled": self.settled,
@@ -417,9 +495,14 @@ class Queue(Timed):
         for priority, lane in enumerate(self.lanes):
             last = 0
             for piece in lane.slices():
+                place = piece.first + piece.shift
                 assert piece.priority == priority, (self.name, piece.priority, priority)
-                assert piece.first > last, (self.name, piece.first, last)
-                last = piece.first + len(piece) - 1
+                assert place > last, (self.name, place, last)
+                last = place + len(piece) - 1
+            assert last <= self.entered + self.shift, (self.name, last)
+        waiting = [entry[3] for entry in self.deferrals]
+        assert self.deferred == sum(len(p) for p in waiting), (self.name, self.deferred)
+        assert self.deferred_bytes == sum(p.size() for p in waiting), self.name
         held = [letter.piece for letter in self.letters]
         assert self.pending == sum(len(p) for p in held), (self.name, self.pending)
         assert self.pending_bytes == sum(p.size() for p in held), (self.name, self.pending_bytes)
@@ -427,8 +510,12 @@ class Queue(Timed):
             bodies = sum(p.body_bytes() for p in pieces) + sum(p.body_bytes() for p in held)
             assert self.body_bytes == bodies, (self.name, self.body_bytes, bodies)
         gone = self.settled + self.dead_lettered + sum(self.dropped.values())
-        here = self.ready + self.acquired + self.pending
+        here = self.ready + self.acquired + self.deferred + self.pending
         assert self.entered == here + gone, (self.name, self.counters())
         assert min(self.ready, self.acquired, self.leased, self.ready_bytes) >= 0
         assert self.acquired_bytes >= 0
         assert self.leased <= self.acquired
+
+
+def _due(entry: tuple[int, int, bool, Slice]) -> tuple[int, int]:
+    return entry[0], entry[1]

@@ -1,8 +1,9 @@
 """The ready messages of one queue and one priority, in order.
 
-Slices in sequence order, in two parts: `returned` (given back, sorted) and `fresh` (never handed
-out). Messages leave from the front only, so whatever was handed out and comes back lies before
-everything fresh: order is a property of the data, not of the path taken.
+Slices in the order of their places, in two parts: `returned` (given back, sorted) and `fresh`
+(entered, or put to the tail, and not taken since). Messages leave from the front only, so whatever
+was taken and comes back lies before everything fresh: order is a property of the data, not of the
+path taken. A message's place is its sequence number, until it is put to the tail [NQ-12].
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ FEW: Final = 8
 """Up to so many slices are put back one by one; more are sorted in together."""
 
 
-def _by_first(piece: Slice) -> int:
-    return piece.first
+def _place(piece: Slice) -> int:
+    return piece.first + piece.shift
 
 
 @final
@@ -60,7 +61,7 @@ class Ready:
         returned = self.returned
         if len(pieces) > FEW:
             together = returned + pieces
-            together.sort(key=_by_first)
+            together.sort(key=_place)
             merged: list[Slice] = []
             for piece in together:
                 if merged and merged[-1].followed_by(piece):
@@ -70,7 +71,7 @@ class Ready:
             self.returned = merged
             return
         for piece in pieces:
-            at = bisect_left(returned, piece.first, key=_by_first)
+            at = bisect_left(returned, piece.first + piece.shift, key=_place)
             if at < len(returned) and piece.followed_by(returned[at]):
                 piece.hi = returned[at].hi
                 returned[at] = piece
