@@ -138,6 +138,46 @@ def test_a_checkpoint_keeps_letters_and_what_is_pending(disk: Disk) -> None:
     disk.journal.close()
 
 
+@pytest.mark.parametrize("what", ["letter", "lease"])
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_payload_that_the_checkpoint_does_not_name_is_looked_up_where_it_lies(
+    disk: Disk, what: str, moved: bool
+) -> None:
+    """Transient messages whose bytes went to the journal for want of memory: what outlives a
+    restart may name them later, when a checkpoint has passed them over."""
+    disk.start()
+    turn = entering(1, 3, 200)
+    p, row = payload_of(turn[1]), turn[1]
+    p.persistent = False
+    row.payload, row.flags = None, records.TRANSIENT
+    disk.journal.commit([row], TIME)
+    disk.journal.commit(turn[:1], TIME)  # the memory is short
+    p.raw = None
+    settle(disk, fill(disk, 10, 12))
+    checkpoint(disk, [])
+    settle(disk, fill(disk, 30, 6))
+    if moved:
+        disk.journal.relocate([p], TIME)
+        checkpoint(disk, [])
+    rows = {
+        "letter": [Record(ENTERED, PARKING, 1, 2, TIME, p, 1, 99, 2, blob=HISTORY)],
+        "lease": [Record(LEASED, WORK, 2, 2, TIME, p, 1, 3, 40)],
+    }
+    disk.journal.commit(rows[what], TIME)
+    disk.clean()
+    assert disk.journal.checkpoint_position > p.position
+    disk.journal.close(clean=False)
+    found = disk.open()
+    (row,) = [r for r in found if r.payload is not None and r.count == 2]
+    kept = payload_of(row)
+    assert (kept.position, list(kept.cuts), kept.first_id) == (p.position, [0, 200, 400, 600], 1)
+    assert (kept.route.key, kept.persistent) == ("eu.paid", False)
+    assert disk.journal.retain(kept.position, kept.size)
+    disk.journal.start()
+    assert disk.journal.fetch(kept)[200:210] == b"message 2 "
+    disk.journal.close()
+
+
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_letters_from_before_and_after_a_move_share_the_moved_payload(
     disk: Disk, checkpointed: bool

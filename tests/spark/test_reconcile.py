@@ -30,7 +30,8 @@ def row(
     blob: str | None = None,
     source: tuple[int, int] | tuple[None, None] = (None, None),
 ) -> tuple[Any, ...]:
-    where = "checkpoint" if kind in ("live", "leased") else "journal"
+    where = "checkpoint" if kind in ("live", "leased", "still pending") else "journal"
+    kind = kind.removeprefix("still ")
     count = last - first + 1
     extra = (None, None, *source)
     return (where, 64, 0, kind, queue, first, count, TIME, reason, 0, 0, 0, blob, *extra)
@@ -132,7 +133,8 @@ def tell_of_letters(story: Story) -> None:
         ("dead_lettered", 14, 15, "maxlen"),
         ("pending", 16, 18, "maxlen"),
         ("dropped", 16, 16, "purged"),
-        ("live", 17, 20),
+        ("live", 19, 20),
+        ("still pending", 17, 18),
         entered=20, ready=2, settled=5, dead_letter_pending=2, dead_lettered=9,
         dropped={"dead_letter_cycle": 1, "purged": 1},
     )  # fmt: skip

@@ -73,6 +73,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Callable
 from struct import Struct
 from struct import error as StructError
 from typing import Final, final
@@ -377,12 +378,19 @@ def pack(records: list[Record], time_ms: int = 0) -> bytes:
 class Unpacker:
     """Turns blocks back into records. Remembers the last route table: neighbours mostly agree."""
 
-    __slots__ = ("_routes", "_table", "payloads", "with_raw")
+    __slots__ = ("_older", "_routes", "_table", "payloads", "with_raw")
 
-    def __init__(self, payloads: dict[int, Payload], with_raw: bool) -> None:
+    def __init__(
+        self,
+        payloads: dict[int, Payload],
+        with_raw: bool,
+        older: Callable[[int], Payload | None] | None = None,
+    ) -> None:
         self.payloads = payloads
         """Position -> payload; rows find theirs here, PAYLOAD rows add to it."""
         self.with_raw = with_raw
+        self._older = older
+        """Asked for a payload that is not among them, by its position."""
         self._table = b""
         self._routes: list[Route] = []
 
@@ -425,7 +433,11 @@ class Unpacker:
                     blob = blobs.get(place, b"")
                     if not blob:
                         blob = blobs[place] = data[start + at : start + at + size]
-                meant = payloads.get(position) if position >= 0 else None
+                meant: Payload | None = None
+                if position >= 0:
+                    meant = payloads.get(position)
+                    if meant is None and self._older is not None:
+                        meant = self._older(position)
                 record = Record(
                     kind, queue, first, count, time_ms, meant, lo, owner, other, reason, flags,
                     blob,

@@ -23,13 +23,14 @@ WHATS: Final = (*HAPPENED, "live", "letter")
 
 def intervals(rows: DataFrame) -> DataFrame:
     """The ranges that matter, as (queue_id, low, high, what, reason), high exclusive; `what` is
-    entered, settled, dropped, dead_lettered, pending (from the journal), live (from the checkpoint)
-    or letter: messages of this queue which a letter that entered another one names as its source.
+    entered, settled, dropped, dead_lettered, pending (from the journal), live (from the checkpoint:
+    there in whatever state) or letter: messages of this queue which a letter that entered another
+    one names as its source.
     """
     from pyspark.sql import functions as f
 
     happened = (f.col("source") == "journal") & f.col("kind").isin(*HAPPENED)
-    there = (f.col("source") == "checkpoint") & f.col("kind").isin("live", "leased")
+    there = (f.col("source") == "checkpoint") & f.col("kind").isin("live", "leased", "pending")
     own = rows.where(happened | there).select(
         "queue_id",
         f.col("first").alias("low"),
