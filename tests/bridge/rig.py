@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from tallymark.bridge.amqp091 import Amqp091, Settings
 from tallymark.bridge.amqp091_channel import Channel
+from tallymark.bridge.amqp091_format import Amqp091Format
 from tallymark.bridge.amqp091_gate import Gate
+from tallymark.bridge.amqp091_publish import FORMAT
 from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.bridge.permissions import Permissions
 from tallymark.engine.broker import Broker
@@ -76,6 +78,7 @@ class Rig:
         self.journal = MemoryJournal()
         self.journal.start()
         self.broker = Broker(self.journal.fetch)
+        self.broker.formats[FORMAT] = Amqp091Format()
         self.broker.add_vhost("/")
         self.hold_disk = False
         """True: nothing more becomes synced."""

@@ -114,7 +114,7 @@ async def a_deep_backlog_beside_traffic(folder: Path) -> None:
         broker.spill(1 << 40, node.journal.written)
     broker.settle_up_to(session, 0, ACCEPTED)
     await node.durable()
-    assert any(piece.payload.pack is not None for piece in vhost.queues["keep"].fresh)
+    assert any(piece.payload.pack is not None for piece in vhost.queues["keep"].lanes[0].fresh)
     before = node.journal.disk_bytes
     for _ in range(100):
         node.housekeeping.wants_checkpoint = True

@@ -1,8 +1,8 @@
 """One AMQP 0-9-1 client: wire events in, engine commands out; engine effects in, frames out.
 
 Pure: the owner moves bytes and time. It feeds `receive`, carries engine effects to `deliver`,
-`confirm`, `cancelled`, `close_session` and `durable`, and writes what `take_output` gives. While
-`pending_login` is set it checks the credentials and answers with `login_succeeded` or
+`confirm`, `refused`, `cancelled`, `close_session` and `durable`, and writes what `take_output`
+gives. While `pending_login` is set it checks the credentials and answers with `login_succeeded` or
 `login_failed`. When `closing` turns true it closes the transport after writing.
 
 An error of a command closes its channel or the connection, as its reply code says; the engine's
@@ -30,7 +30,7 @@ from tallymark.bridge.amqp091_login import (
 from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.bridge.permissions import Access, Permissions
 from tallymark.engine.broker import Broker
-from tallymark.engine.effects import Cancelled, CloseSession, Confirm, Deliver, Durable
+from tallymark.engine.effects import Cancelled, CloseSession, Confirm, Deliver, Durable, Refused
 from tallymark.engine.errors import BrokerError, NotAllowed
 from tallymark.engine.session import Connection as EngineConnection
 from tallymark.wire.amqp091.connection import Connection as WireConnection
@@ -301,23 +301,33 @@ class Amqp091:
             return
         recipient = consumer.handle
         assert isinstance(recipient, Recipient)
-        piece = effect.slice
         self.wire.out.append(
-            recipient.encode(
-                piece.payload, piece.lo, piece.hi, effect.first_tag, piece.acquired > 0
-            )
+            recipient.encode(effect.slice, effect.first_tag, consumer.queue.shows_counts)
         )
 
     def confirm(self, effect: Confirm) -> None:
-        """Several publishes are confirmed by one frame."""
+        """Several publishes are confirmed by one frame, which names the last of them: the number of
+        a refused one is never acknowledged."""
         if effect.session.closed:
             return
         channel = effect.session.handle
         assert isinstance(channel, Channel)
-        newly = effect.upto - channel.confirmed
-        if newly > 0:
+        if effect.upto > channel.confirmed:
+            last, newly = channel.accepted(effect.upto)
             channel.confirmed = effect.upto
-            channel.send(BasicAck(effect.upto, newly > 1))
+            if newly:
+                channel.send(BasicAck(last, newly > 1))
+
+    def refused(self, effect: Refused) -> None:
+        """Queues would not take some publishes: each is told by a frame of its own."""
+        session = effect.session
+        if session.closed:
+            return
+        channel = session.handle
+        assert isinstance(channel, Channel)
+        channel.refused.append((effect.first, effect.last))
+        for number in range(effect.first, effect.last + 1):
+            channel.send(BasicNack(number, False, False))
 
     def cancelled(self, effect: Cancelled) -> None:
         """A consumer's queue is gone; a client that did not ask to know is not told."""
@@ -515,7 +525,7 @@ def _described(channel: Channel) -> dict[str, object]:
         "unacked": session.unacked,
         "confirms": session.confirming,
         "published": session.published,
-        "unconfirmed": session.published - channel.confirmed,
+        "unconfirmed": channel.unanswered(),
         "returned": channel.returned,
         "flow": session.flow,
     }

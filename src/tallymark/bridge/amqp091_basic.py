@@ -8,7 +8,7 @@ from tallymark.bridge.direct_reply import PSEUDO_QUEUE, ReplyConsumer
 from tallymark.bridge.permissions import QUEUE, READ
 from tallymark.engine.arguments import check_consumer_arguments, consumer_priority, named
 from tallymark.engine.errors import InvalidCommand, NotAllowed, PreconditionFailed, Unsupported
-from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED
+from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED
 from tallymark.wire.amqp091.events import AckRange
 from tallymark.wire.amqp091.methods import (
     AccessRequest,
@@ -142,7 +142,7 @@ def get(channel: Channel, method: BasicGet) -> None:
     piece, tag = found
     if client.broker.get_must_wait:
         client.gate.shut_for(client.broker)
-    send_got(channel, piece, tag, queue.ready)
+    send_got(channel, piece, tag, queue.ready, queue.shows_counts)
 
 
 # -- settling
@@ -161,11 +161,13 @@ def ack(channel: Channel, method: BasicAck) -> None:
 
 
 def nack(channel: Channel, method: BasicNack) -> None:
-    outcome = RETURNED if method.requeue else REJECTED
+    """Neither way counts as a failed delivery [DL-5]."""
+    outcome = RETURNED if method.requeue else DISCARDED
     _settle(channel, method.delivery_tag, method.multiple, outcome)
 
 
 def reject(channel: Channel, method: BasicReject) -> None:
+    """A failed delivery, either way [DL-5]."""
     _settle(channel, method.delivery_tag, False, FAILED if method.requeue else REJECTED)
 
 

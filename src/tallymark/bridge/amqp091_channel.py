@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, final
 
 from tallymark.bridge.amqp091_gate import OutputGate
 from tallymark.bridge.direct_reply import DirectReplies, ReplyConsumer
 from tallymark.bridge.permissions import Access
+from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import NotFound
 from tallymark.engine.session import Connection as EngineConnection
@@ -32,6 +34,7 @@ class Client:
     __slots__ = (
         "_held_replies",
         "access",
+        "annotations",
         "broker",
         "cancel_notify",
         "channels",
@@ -82,6 +85,8 @@ class Client:
         """Of the topology that `routes` was made with."""
         self.wall_ms = 0
         """Milliseconds since 1970 of what was received last."""
+        self.annotations: Annotations | None = None
+        """Of what it published last with an expiration or further routing keys, to be shared."""
         self._held_replies = 0
 
     def publish_of(self, method: bytes) -> Publish | None:
@@ -115,6 +120,7 @@ class Channel:
         "number",
         "prefetch",
         "prefetch_shared",
+        "refused",
         "reply_consumer",
         "returned",
         "session",
@@ -127,7 +133,9 @@ class Channel:
         self.current_queue = ""
         """Declared last; what an empty queue name stands for [amqp-0.9.1 queue.declare]."""
         self.confirmed = 0
-        """Number of the last publish that was confirmed."""
+        """Number of the last publish that was answered together with all before it."""
+        self.refused: deque[tuple[int, int]] = deque()
+        """First and last numbers of publishes beyond `confirmed` that got a basic.nack."""
         self.returned = 0
         """Messages sent back as unroutable."""
         self.prefetch = 0
@@ -149,6 +157,31 @@ class Channel:
         if not self.current_queue:
             raise NotFound("no previously declared queue")
         return self.current_queue
+
+    def accepted(self, upto: int) -> tuple[int, int]:
+        """Of the publishes after `confirmed` up to `upto`: the number of the last that was not
+        refused, and how many were not. What was refused among them is forgotten."""
+        refused = self.refused
+        passed: list[tuple[int, int]] = []
+        count = upto - self.confirmed
+        while refused and refused[0][0] <= upto:
+            first, end = refused.popleft()
+            if end > upto:
+                refused.appendleft((upto + 1, end))
+                end = upto
+            count -= end - first + 1
+            passed.append((first, end))
+        last = upto
+        while passed and passed[-1][1] == last:
+            last = passed.pop()[0] - 1
+        return last, count
+
+    def unanswered(self) -> int:
+        """How many publishes have neither been confirmed nor refused."""
+        count = self.session.published - self.confirmed
+        for first, last in self.refused:
+            count -= last - first + 1
+        return count
 
     def close(self, lost: bool) -> None:
         """End the engine's side; says nothing to the peer."""

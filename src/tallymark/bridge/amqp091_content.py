@@ -1,8 +1,8 @@
 """Content to clients: basic.deliver, basic.get-ok, basic.return.
 
 Header and body frames leave as the publisher sent them; in front of each comes a frame made of a
-template and a tag. Only where the channel number differs, or the reader's frame-max is smaller than
-a frame, is anything inside rewritten.
+template and a tag. Only where the channel number differs, the reader's frame-max is smaller than
+a frame, or the broker has something to add (amqp091_annotated), is anything inside rewritten.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from typing import Final, final
 
+from tallymark.bridge.amqp091_annotated import Additions, additions_to
 from tallymark.bridge.amqp091_channel import Channel
 from tallymark.bridge.direct_reply import ReplyConsumer
 from tallymark.engine.message import Payload, Route, Slice
@@ -62,12 +63,14 @@ def method_size(route: Route) -> int:
 class Recipient:
     """Where a consumer's deliveries go: Consumer.handle."""
 
-    __slots__ = ("_tag", "_templates", "channel")
+    __slots__ = ("_additions", "_tag", "_templates", "channel")
 
     def __init__(self, channel: Channel, tag: str) -> None:
         self.channel = channel
         self._tag = tag.encode()
         self._templates: dict[Route, Template] = {}
+        self._additions: Additions | None = None
+        """Those shown last."""
 
     def template(self, route: Route) -> Template:
         found = self._templates.get(route)
@@ -78,10 +81,18 @@ class Recipient:
             self._templates[route] = found
         return found
 
-    def encode(
-        self, payload: Payload, lo: int, hi: int, first_tag: int, is_redelivered: bool
-    ) -> bytes:
-        """Messages lo..hi-1 of a payload whose bytes are in memory, as frames of this channel."""
+    def encode(self, piece: Slice, first_tag: int, shows_counts: bool) -> bytes:
+        """A slice whose bytes are in memory, as frames of this channel. shows_counts: whether its
+        queue tells how often messages were delivered."""
+        if piece.annotations is not None or (shows_counts and piece.acquired > 0):
+            additions = additions_to(piece, shows_counts, self._additions)
+            if additions is not None:
+                self._additions = additions
+                return self._annotated(piece, first_tag, additions)
+        payload = piece.payload
+        lo = piece.lo
+        hi = piece.hi
+        is_redelivered = piece.acquired > 0
         raw = payload.raw
         assert raw is not None, payload.position
         number = self.channel.number
@@ -109,6 +120,39 @@ class Recipient:
             template.prefix, suffix, first_tag, raw, cuts, lo, hi, template.method_size
         )
         return data if channel_of(raw, cuts[lo]) == number else rechannel(data, number)
+
+    def _annotated(self, piece: Slice, first_tag: int, additions: Additions) -> bytes:
+        """Message by message, with patched header frames."""
+        payload = piece.payload
+        raw = payload.raw
+        assert raw is not None, payload.position
+        cuts = payload.cuts
+        number = self.channel.number
+        limit = self.channel.client.wire.frame_max
+        small = limit > 0 and payload.largest_frame > limit
+        is_redelivered = piece.acquired > 0
+        shown = shown_route(piece)
+        out: list[bytes] = []
+        for i in range(piece.lo, piece.hi):
+            template = self.template(shown if shown is not None else _route_of(payload, i))
+            start = cuts[i]
+            header = start + 8 + int.from_bytes(raw[start + 3 : start + 7], "big")
+            body = header + 8 + int.from_bytes(raw[header + 3 : header + 7], "big")
+            frame = additions.header_frame(raw, header, body)
+            content = raw[body : cuts[i + 1]]
+            out += (
+                template.prefix,
+                (first_tag + i - piece.lo).to_bytes(8, "big"),
+                template.again if is_redelivered else template.fresh,
+            )
+            if small:
+                out.append(reframe(frame + content, 0, number, limit))
+            else:
+                out += (frame, content)
+        data = b"".join(out)
+        if small or channel_of(raw, cuts[piece.lo]) == number:
+            return data
+        return rechannel(data, number)
 
     def _reframed(
         self, payload: Payload, raw: bytes, lo: int, hi: int, first_tag: int, is_redelivered: bool
@@ -138,6 +182,12 @@ def _route_of(payload: Payload, i: int) -> Route:
     return payload.route if payload.routes is None else payload.routes[i]
 
 
+def shown_route(piece: Slice) -> Route | None:
+    """Where a slice's reader is told it was published, unless that is what its publisher said."""
+    known = piece.annotations
+    return None if known is None else known.route
+
+
 def content_for(channel: Channel, message: bytes, size: int, largest_frame: int) -> bytes:
     """Header and body frames of one message, as this channel's client takes them. `size`: bytes of
     the publish method frame in front."""
@@ -150,14 +200,21 @@ def content_for(channel: Channel, message: bytes, size: int, largest_frame: int)
     return rechannel(content, channel.number)
 
 
-def send_got(channel: Channel, piece: Slice, tag: int, left: int) -> None:
-    """Answer basic.get with a slice of one message; `left`: how many are ready behind it."""
+def send_got(channel: Channel, piece: Slice, tag: int, left: int, shows_counts: bool) -> None:
+    """Answer basic.get with a slice of one message; `left`: how many are ready behind it.
+    shows_counts: as for Recipient.encode."""
     payload = piece.payload
     raw = payload.raw
     assert raw is not None, payload.position
-    route = _route_of(payload, piece.lo)
-    message = raw[payload.cuts[piece.lo] : payload.cuts[piece.hi]]
-    content = content_for(channel, message, method_size(route), payload.largest_frame)
+    start = payload.cuts[piece.lo]
+    header = start + 8 + int.from_bytes(raw[start + 3 : start + 7], "big")
+    content = raw[header : payload.cuts[piece.hi]]
+    additions = additions_to(piece, shows_counts, None)
+    if additions is not None:
+        body = 8 + int.from_bytes(content[3:7], "big")
+        content = additions.header_frame(content, 0, body) + content[body:]
+    content = content_for(channel, content, 0, payload.largest_frame)
+    route = shown_route(piece) or _route_of(payload, piece.lo)
     answer = BasicGetOk(tag, piece.acquired > 0, route.exchange, route.key, left)
     channel.client.wire.send_content(channel.number, answer, content, b"")
 

@@ -3,7 +3,8 @@
 What a publish method frame means (where it goes, under which name) is looked up by its raw bytes.
 A stretch with one set of target queues becomes one payload without copying anything. One that
 interleaves several sets is grouped, a payload per set, unless two sets share a queue: then all of
-it is one payload, and each queue gets slices of it in the order they were published.
+it is one payload, and each queue gets slices of it in the order they were published. Where a queue
+may refuse, sets are published one after the other: a refusal names the number of a publish.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tallymark.bridge.amqp091_content import deliver_reply, return_messages
 from tallymark.bridge.amqp091_special import Special, examine, headers_of, with_section
 from tallymark.bridge.direct_reply import PREFIX
 from tallymark.bridge.permissions import EXCHANGE, WRITE
+from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Part
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.message import Payload, Route
@@ -120,6 +122,7 @@ class Stretch:
     targets[k]."""
 
     __slots__ = (
+        "annotations",
         "bounds",
         "cuts",
         "facts",
@@ -138,6 +141,8 @@ class Stretch:
         self.bounds = [0]
         self.publishes: list[Publish] = []
         self.targets: list[Targets] = []
+        self.annotations: Annotations | None = None
+        """What is known of all of them."""
         self.has_replies = False
         """Whether some are direct replies."""
 
@@ -278,6 +283,7 @@ def _route_special(
             )
             stretch.largest_frame = max(stretch.largest_frame, 20 + len(special.section))
         if special is not None:
+            stretch.annotations = special.annotations
             _answer_more(channel, stretch, special.more_keys)
 
 
@@ -316,13 +322,18 @@ def _enter(channel: Channel, stretch: Stretch) -> None:
     targets = stretch.targets
     first = targets[0]
     if first.queues and targets.count(first) == len(targets):
-        client.broker.publish(channel.session, first, stretch.payload(client, None))
+        client.broker.publish(
+            channel.session, first, stretch.payload(client, None), stretch.annotations
+        )
         return
     groups: dict[Targets, list[int]] = {}
     taken: set[int] = set()
     for k, target in enumerate(targets):
         group = groups.get(target)
         if group is None:
+            if target.guarded:
+                _publish_in_order(channel, stretch)
+                return
             for queue in target.queues:
                 if queue.id in taken:
                     _publish_parts(channel, stretch)
@@ -348,13 +359,28 @@ def _publish_parts(channel: Channel, stretch: Stretch) -> None:
             _nowhere(
                 channel, stretch.publishes[k], stretch.raw, stretch.cuts, bounds[k], bounds[k + 1]
             )
-    client.broker.publish_parts(channel.session, stretch.payload(client, None), parts)
+    client.broker.publish_parts(
+        channel.session, stretch.payload(client, None), parts, stretch.annotations
+    )
+
+
+def _publish_in_order(channel: Channel, stretch: Stretch) -> None:
+    """One payload per stretch of equal sets: each publish gets the number the client gave it, which
+    a refusal will name."""
+    targets = stretch.targets
+    start = 0
+    for k in range(1, len(targets) + 1):
+        if k == len(targets) or targets[k] is not targets[start]:
+            _publish_group(channel, stretch, targets[start], list(range(start, k)))
+            start = k
 
 
 def _publish_group(channel: Channel, stretch: Stretch, target: Targets, group: list[int]) -> None:
     if target.queues:
         client = channel.client
-        client.broker.publish(channel.session, target, stretch.payload(client, group))
+        client.broker.publish(
+            channel.session, target, stretch.payload(client, group), stretch.annotations
+        )
         return
     bounds = stretch.bounds
     for k in group:

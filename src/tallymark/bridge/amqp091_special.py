@@ -10,8 +10,9 @@ import re
 from array import array
 from typing import Final, final
 
-from tallymark.bridge.amqp091_channel import Channel
+from tallymark.bridge.amqp091_channel import Channel, Client
 from tallymark.bridge.direct_reply import PREFIX, PSEUDO_QUEUE
+from tallymark.engine.annotations import Annotations
 from tallymark.engine.arguments import type_name
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.exchange import property_key
@@ -28,11 +29,17 @@ _NUMBER: Final = re.compile(r"[+-]?[0-9]+")
 class Special:
     """What the properties ask for."""
 
-    __slots__ = ("headers", "more_keys", "section")
+    __slots__ = ("annotations", "headers", "more_keys", "section")
 
     def __init__(
-        self, more_keys: list[str], headers: dict[str, object], section: bytes | None
+        self,
+        annotations: Annotations | None,
+        more_keys: list[str],
+        headers: dict[str, object],
+        section: bytes | None,
     ) -> None:
+        self.annotations = annotations
+        """What the broker keeps beside the messages, if anything."""
         self.more_keys = more_keys
         """Further routing keys: CC, then BCC."""
         self.headers = headers
@@ -58,16 +65,34 @@ def examine(channel: Channel, section: bytes) -> Special:
         properties.reply_to = PREFIX + consumer.token
         changed = True
     check_user(properties.user_id, channel.client.access.user)
-    check_expiration(properties.expiration)
+    ttl_ms = time_to_live(properties.expiration)
     headers = properties.headers
     more_keys: list[str] = []
+    bcc: list[str] = []
     if headers is not None:
-        more_keys = _keys(headers, "CC") + _keys(headers, "BCC")
+        bcc = _keys(headers, "BCC")
+        more_keys = _keys(headers, "CC") + bcc
+    annotations = _annotations(channel.client, ttl_ms, tuple(more_keys), tuple(bcc))
     seen = _seen_by_routing(properties)
     if headers is not None and "BCC" in headers:
         del headers["BCC"]
         changed = True
-    return Special(more_keys, seen, encode_properties(properties) if changed else None)
+    new = encode_properties(properties) if changed else None
+    return Special(annotations, more_keys, seen, new)
+
+
+def _annotations(
+    client: Client, ttl_ms: int, more_keys: tuple[str, ...], bcc: tuple[str, ...]
+) -> Annotations | None:
+    """The client's last ones as long as they say the same: stretches may follow one another in a
+    queue only where they share theirs."""
+    if ttl_ms < 0 and not more_keys:
+        return None
+    last = client.annotations
+    if last is None or last.ttl_ms != ttl_ms or last.more_keys != more_keys or last.bcc != bcc:
+        last = Annotations(ttl_ms=ttl_ms, more_keys=more_keys, bcc=bcc)
+        client.annotations = last
+    return last
 
 
 def check_user(user_id: str | None, user: str) -> None:
@@ -78,19 +103,23 @@ def check_user(user_id: str | None, user: str) -> None:
         )
 
 
-def check_expiration(expiration: str | None) -> None:
-    """Raises PreconditionFailed for anything but a non-negative integer of milliseconds."""
+def time_to_live(expiration: str | None) -> int:
+    """The property in milliseconds; -1: it is not there.
+
+    Raises PreconditionFailed for anything but a non-negative integer.
+    """
     if expiration is None:
-        return
+        return -1
     number = _NUMBER.match(expiration)
     if number is None:
         wrong = "no_integer"
     elif number.end() < len(expiration):
         wrong = f'{{leftover_string,"{expiration[number.end() :]}"}}'
-    elif int(number.group()) < 0:
-        wrong = f"{{value_negative,{int(number.group())}}}"
     else:
-        return
+        ttl_ms = int(number.group())
+        if ttl_ms >= 0:
+            return ttl_ms
+        wrong = f"{{value_negative,{ttl_ms}}}"
     raise PreconditionFailed(f"invalid expiration '{expiration}': {wrong}")
 
 

@@ -25,7 +25,7 @@ class Backlogs:
         """Call when the queue's new slices are more than `packing.look_after`."""
         if queue.deep:
             return
-        if len(queue.fresh) > self.packing.after:
+        if _depth(queue) > self.packing.after:
             queue.deep = True
             self._deep.append(queue)
         else:
@@ -33,7 +33,7 @@ class Backlogs:
 
     def look_at(self, queue: Queue) -> None:
         """Consider all of the queue's slices, as if all were new."""
-        queue.loose = len(queue.fresh)
+        queue.loose = _depth(queue)
         if queue.loose > self.packing.look_after:
             self.note(queue)
 
@@ -43,7 +43,13 @@ class Backlogs:
             return
         for queue in self._deep:
             queue.deep = False
-            for payload in self.packing.pack_newest(queue.fresh, queue.loose, written):
-                self._store.forget(payload)
+            for lane in queue.lanes:
+                for payload in self.packing.pack_newest(lane.fresh, queue.loose, written):
+                    self._store.forget(payload)
             queue.loose = self.packing.fresh
         self._deep.clear()
+
+
+def _depth(queue: Queue) -> int:
+    """Slices that were never handed out, in all lanes."""
+    return sum([len(lane.fresh) for lane in queue.lanes])

@@ -19,12 +19,17 @@ from collections.abc import Callable
 from typing import Final, final
 
 from tallymark.engine import definitions, records
+from tallymark.engine.annotations import Annotations
 from tallymark.engine.backlogs import Backlogs
 from tallymark.engine.clock import Clock
+from tallymark.engine.deadletters import DeadLetters
+from tallymark.engine.deadlines import Deadlines, Timed
 from tallymark.engine.delivery import TURN_BYTES, Dispatcher
 from tallymark.engine.durability import Durability
-from tallymark.engine.effects import Cancelled, Effect, Signal
+from tallymark.engine.effects import Cancelled, Effect, Refused, Signal
+from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import AccessRefused, NotAllowed, NotFound
+from tallymark.engine.formats import Format
 from tallymark.engine.leases import Leases
 from tallymark.engine.message import ON_ITS_WAY, Payload, Slice
 from tallymark.engine.queue import Queue
@@ -33,6 +38,7 @@ from tallymark.engine.session import UNLIMITED, Connection, Consumer, Session
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.store import Store
 from tallymark.engine.subscription import Subscription
+from tallymark.engine.upkeep import Upkeep
 from tallymark.engine.vhost import Targets, VirtualHost
 
 DEFAULT_VHOST: Final = "/"
@@ -78,21 +84,35 @@ class Broker:
         self.records: list[Record] = []
         self.effects: list[Effect] = []
         self.store = Store(fetch)
+        self.vhosts: dict[str, VirtualHost] = {}
+        self.deadlines = Deadlines()
+        self.formats: dict[int, Format] = {}
+        """Readers of wire formats by Payload.format; filled by the owner."""
+        self.backlogs = Backlogs(self.store)
         self.dispatcher = Dispatcher(self.clock, self.store, self.records, self.effects)
-        self.settlement = Settlement(self.dispatcher, self.store, self.records)
-        self.durability = Durability(self.dispatcher)
+        self.entrance = Entrance(
+            self.clock, self.store, self.dispatcher, self.backlogs, self.formats, self.records
+        )
+        self.dead_letters = DeadLetters(
+            self.clock, self.entrance, self.vhosts, self.records, self.effects
+        )
+        self.entrance.letters = self.dead_letters
+        self.upkeep = Upkeep(
+            self.clock, self.deadlines, self.dispatcher, self.entrance, self.dead_letters
+        )
         self.leases = Leases(self.clock, self.store, self.records)
         """Durable subscriptions: attach, lease, read, settle, stat."""
+        self.dispatcher.upkeep = self.leases.upkeep = self.upkeep
+        self.settlement = Settlement(self.dispatcher, self.dead_letters, self.store, self.records)
+        self.durability = Durability(self.dispatcher)
         self.queue_ids = Counter()
         self.owner_ids = Counter()
         """Consumers, sessions and connections share one series of ids."""
         self.message_ids = Counter()
-        self.vhosts: dict[str, VirtualHost] = {}
         self.queues: dict[int, Queue] = {}
         """Every queue by id."""
         self.connections: dict[int, Connection] = {}
         self.published = 0
-        self.backlogs = Backlogs(self.store)
         self.get_must_wait = False
         """Whether the message that `get` gave out last has to wait for `await_durable`."""
 
@@ -146,7 +166,27 @@ class Broker:
             self.queues[queue.id] = queue
             if queue.exclusive_owner:
                 connection.exclusive_queues.append(queue)
+        self.use(queue)
         return queue
+
+    def use(self, queue: Queue) -> None:
+        """Somebody uses the queue: its expiry starts anew [x-expires]. What it holds is as of now:
+        what had its time or is too much is gone."""
+        queue.used_ms = self.clock.now_ms
+        if queue.watched:
+            self.upkeep.attend(queue)
+
+    def revive(self, queue: Queue) -> None:
+        """A restart found the queue as it is: time goes on for it from now."""
+        queue.used_ms = self.clock.now_ms
+        queue.follow(queue.settings)
+        if queue.watched:
+            self.dispatcher.mark(queue)
+
+    def resettle(self, queue: Queue) -> None:
+        """The queue's settings changed: they are in effect at once."""
+        queue.used_ms = self.clock.now_ms
+        self.dispatcher.mark(queue)
 
     def delete_queue(
         self, connection: Connection, name: str, if_unused: bool, if_empty: bool
@@ -160,21 +200,16 @@ class Broker:
         return self._bury(queue)
 
     def purge(self, queue: Queue) -> int:
-        """Drop everything ready; returns how many. Unsettled and leased messages stay."""
+        """Drop everything ready, and letters that wait there; returns how many were ready.
+        Unsettled and leased messages stay."""
+        self.use(queue)
         return self._drop_ready(queue, records.DROPPED_PURGED)
 
     def _drop_ready(self, queue: Queue, reason: int) -> int:
         count = queue.ready
-        low = high = 0
         for piece in queue.clear():
-            n = len(piece)
-            queue.drop_ready(n, piece.size(), reason)
-            self.store.finish(piece.payload, n)
-            if piece.first != high:
-                self.settlement.record_drop(queue, low, high, reason)
-                low = piece.first
-            high = piece.first + n
-        self.settlement.record_drop(queue, low, high, reason)
+            self.dead_letters.drop(queue, piece, reason)
+        self.dead_letters.give_up_all(queue, reason)
         return count
 
     def _bury(self, queue: Queue) -> int:
@@ -187,9 +222,8 @@ class Broker:
             self.effects.append(Cancelled(consumer))
         for subscription in list(queue.subscriptions):
             for piece in self.leases.remove(subscription):
-                queue.drop_acquired(len(piece), piece.size(), reason)
-                self.store.finish(piece.payload, len(piece))
-                self.settlement.record_drop(queue, piece.first, piece.first + len(piece), reason)
+                queue.leave_acquired(piece)
+                self.dead_letters.drop(queue, piece, reason)
         if queue.acquired:
             sessions = [s for c in self.connections.values() for s in c.sessions]
             self.settlement.drop_in_flight(sessions, queue, reason)
@@ -256,11 +290,22 @@ class Broker:
         self.message_ids.last += n
         return first
 
-    def publish(self, session: Session, targets: Targets, payload: Payload) -> None:
+    def publish(
+        self,
+        session: Session,
+        targets: Targets,
+        payload: Payload,
+        annotations: Annotations | None = None,
+    ) -> None:
         """Every message of the payload enters every target queue; they count as publishes of the
-        session. With no target they are gone (the bridge returns mandatory ones)."""
+        session. With no target they are gone (the bridge returns mandatory ones).
+
+        annotations: what is known of them all. Messages that a queue has no room for are refused
+        [DL-6]: a confirming session is told by a Refused effect.
+        """
         count = payload.count
         self.published += count
+        number = session.published
         if session.confirming:
             self.durability.published(session, count)
         queues = targets.queues
@@ -273,9 +318,12 @@ class Broker:
         if kept:
             payload.position = ON_ITS_WAY
             out.append(Record(records.PAYLOAD, 0, payload.first_id, count, now_ms, payload))
+        if not targets.plain or annotations is not None:
+            self._publish_part(session, targets, payload, 0, count, annotations, kept, number)
+            return
         look_after = self.backlogs.packing.look_after
         for queue in queues:
-            first = queue.push(payload)
+            first = queue.push(payload, None)
             if queue.loose > look_after:
                 self.backlogs.note(queue)
             if queue.stored:
@@ -293,10 +341,34 @@ class Broker:
                             flags=records.TRANSIENT,
                         )
                     )
-            if queue.consumers:
+            if queue.consumers or queue.watched:
                 self.dispatcher.mark(queue)
 
-    def publish_parts(self, session: Session, payload: Payload, parts: list[Part]) -> None:
+    def _publish_part(
+        self,
+        session: Session,
+        targets: Targets,
+        payload: Payload,
+        lo: int,
+        hi: int,
+        annotations: Annotations | None,
+        kept: bool,
+        number: int,
+    ) -> None:
+        """Messages lo..hi-1, some queue of whose targets asks for more than to be appended to.
+        number: of the session's last publish before them."""
+        refused = self.entrance.publish(targets, payload, lo, hi, annotations, kept)
+        if session.confirming:
+            for start, stop in refused:
+                self.effects.append(Refused(session, number + 1 + start - lo, number + stop - lo))
+
+    def publish_parts(
+        self,
+        session: Session,
+        payload: Payload,
+        parts: list[Part],
+        annotations: Annotations | None = None,
+    ) -> None:
         """As publish, for a payload whose messages go to different sets of queues: the parts are
         in order and do not overlap; messages in no part go nowhere and are not counted here."""
         now_ms = self.clock.now_ms
@@ -308,6 +380,7 @@ class Broker:
             users += n * len(part.targets.queues)
             kept = kept or (payload.persistent and part.targets.durable)
         self.published += count
+        number = session.published
         if session.confirming:
             self.durability.published(session, count)
         if not users:
@@ -322,11 +395,19 @@ class Broker:
         look_after = self.backlogs.packing.look_after
         for part in parts:
             n = part.hi - part.lo
+            if not part.targets.plain or annotations is not None:
+                entered.clear()
+                self._publish_part(
+                    session, part.targets, payload, part.lo, part.hi, annotations, kept, number
+                )
+                number += n
+                continue
+            number += n
             for queue in part.targets.queues:
-                first = queue.push_part(payload, part.lo, part.hi)
+                first = queue.push_part(payload, part.lo, part.hi, 0, None)
                 if queue.loose > look_after:
                     self.backlogs.note(queue)
-                if queue.consumers:
+                if queue.consumers or queue.watched:
                     self.dispatcher.mark(queue)
                 if not queue.stored:
                     continue
@@ -367,6 +448,7 @@ class Broker:
         """
         if tag in session.consumers:
             raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
+        self.use(queue)
         consumers = queue.consumers
         if (consumers and (exclusive or consumers[0].exclusive)) or (
             exclusive and queue.subscriptions
@@ -387,6 +469,8 @@ class Broker:
         while at > 0 and consumers[at - 1].priority < priority:
             at -= 1
         consumers.insert(at, consumer)
+        if queue.active is None:
+            queue.active = consumer
         queue.had_consumer = True
         if queue.ready:
             self.dispatcher.mark(queue)
@@ -405,6 +489,9 @@ class Broker:
         queue = consumer.queue
         at = queue.consumers.index(consumer)
         del queue.consumers[at]
+        if queue.active is consumer:
+            queue.active = queue.consumers[0] if queue.consumers else None
+        self.use(queue)
         if at < queue.next_turn:
             queue.next_turn -= 1
         if queue.ready and queue.consumers:
@@ -443,6 +530,7 @@ class Broker:
         It may leave for the client only when `await_durable` says so if `get_must_wait` is true:
         the queue's mark does not yet cover it.
         """
+        self.use(queue)
         head = queue.head()
         if head is None:
             return None
@@ -480,7 +568,8 @@ class Broker:
         queue = subscription.queue
         pieces = self.leases.remove(subscription)
         count = sum(len(piece) for piece in pieces)
-        self.settlement.give_back(queue, pieces, subscription.epoch, records.RETURNED_BY_RELEASE)
+        reason = records.RETURNED_BY_RELEASE
+        self.settlement.give_back(queue, pieces, subscription.epoch, reason, False)
         self._maybe_unused(queue)
         return count
 
@@ -489,7 +578,7 @@ class Broker:
     def pin(self, queue: Queue) -> list[Slice]:
         """What is ready now, as slices whose bytes stay readable until `unpin`."""
         queue.unpack()
-        pieces = [Slice(p.payload, p.lo, p.hi, p.first, p.acquired) for p in queue.slices()]
+        pieces = [piece.part(0, len(piece)) for piece in queue.slices()]
         for piece in pieces:
             piece.payload.live += len(piece)
         return pieces
@@ -516,6 +605,10 @@ class Broker:
         """Deliver what can be delivered; returns the effects since the last turn, in order."""
         self.clock.tell(now_ms)
         self.store.sweep()
+        for thing in self.deadlines.take_due(now_ms):
+            self._look_at(thing)
+        if self.dead_letters.waiting:
+            self.dead_letters.retry_waiting()
         self.dispatcher.pump()
         settling = self.store.settling
         if settling:
@@ -525,6 +618,28 @@ class Broker:
         effects = self.effects[:]
         self.effects.clear()
         return effects
+
+    def next_due(self) -> int:
+        """When a turn is due though nothing happens until then; wall time, milliseconds since
+        1970; deadlines.NEVER: no time by itself."""
+        return self.deadlines.next_due()
+
+    def _look_at(self, thing: Timed) -> None:
+        """Its deadline came."""
+        assert isinstance(thing, Queue)
+        if thing.deleted:
+            return
+        expires = thing.settings.expires_ms
+        if (
+            expires >= 0
+            and not thing.consumers
+            and not thing.subscriptions
+            and thing.used_ms + expires <= self.clock.now_ms
+        ):
+            self.vhosts[thing.vhost].expire_queue(thing)
+            self._bury(thing)
+        else:
+            self.dispatcher.mark(thing)
 
     def _flush_settled(self, queue: Queue) -> None:
         for done in queue.settled_ranges:

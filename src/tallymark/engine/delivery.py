@@ -11,7 +11,7 @@ Bounds, each checked per slice:
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from tallymark.engine import records
 from tallymark.engine.clock import Clock
@@ -22,11 +22,16 @@ from tallymark.engine.records import Record
 from tallymark.engine.session import Connection, Consumer, InFlight, Session
 from tallymark.engine.store import Store
 
+if TYPE_CHECKING:
+    from tallymark.engine.upkeep import Upkeep
+
 TURN_BYTES: Final = 1 << 20
 """Raw bytes handed to one connection in one turn: the message that reaches it is the last."""
 LARGEST_QUOTA: Final = 32
 LARGEST_RESERVE: Final = 8192
 SMALLEST_RESERVE: Final = 8
+MERGE_MS: Final = 100
+"""Messages handed out within so long share an entry, and the time from which they are in flight."""
 
 
 @final
@@ -44,7 +49,17 @@ class MarkWait:
 class Dispatcher:
     """Pumps queues. Owns the per-turn room of connections and the list of queues to look at."""
 
-    __slots__ = ("again", "changed", "clock", "effects", "mark_waits", "records", "spent", "store")
+    __slots__ = (
+        "again",
+        "changed",
+        "clock",
+        "effects",
+        "mark_waits",
+        "records",
+        "spent",
+        "store",
+        "upkeep",
+    )
 
     def __init__(
         self, clock: Clock, store: Store, records: list[Record], effects: list[Effect]
@@ -53,6 +68,8 @@ class Dispatcher:
         self.store = store
         self.records = records
         self.effects = effects
+        self.upkeep: Upkeep
+        """Set by the Broker: looks after watched queues around serving them."""
         self.changed: list[Queue] = []
         """Queues to pump in the coming turn."""
         self.again: list[Queue] = []
@@ -87,13 +104,29 @@ class Dispatcher:
         self.changed = []
         for queue in changed:
             queue.dirty = False
+            if queue.deleted:
+                continue
+            if queue.watched:
+                self.upkeep.before(queue)
             if queue.ready and queue.consumers:
                 self._serve(queue)
+            if queue.watched:
+                self.upkeep.attend(queue)
+
+    def demand(self, queue: Queue) -> int:
+        """How many more messages the queue's consumers want now. What only keeps them waiting for
+        a moment (the disk's word, the turn's room) does not count; a full socket does."""
+        wanted = 0
+        for consumer in queue.consumers:
+            if queue.settings.single_active and consumer is not queue.active:
+                continue
+            wanted += consumer.wanted()
+        return wanted
 
     def _serve(self, queue: Queue) -> None:
         consumers = queue.consumers
-        if len(consumers) == 1:
-            consumer = consumers[0]
+        if len(consumers) == 1 or queue.settings.single_active:
+            consumer = consumers[0] if queue.active is None else queue.active
             while queue.ready:
                 credit = consumer.credit()
                 if credit <= 0 or not self._hand_over(queue, consumer, credit):
@@ -215,13 +248,19 @@ class Dispatcher:
                 and whole.lo + last.last - last.first + 1 == piece.lo
                 and whole.first + piece.lo - whole.lo == piece.first
                 and whole.acquired == piece.acquired
+                and whole.annotations is piece.annotations
+                and whole.failed == piece.failed
+                and whole.priority == piece.priority
                 and last.queue is queue
+                and last.since_ms + MERGE_MS >= self.clock.now_ms
             ):
-                last.slice = Slice(whole.payload, whole.lo, piece.hi, whole.first, whole.acquired)
+                whole = whole.part(0, len(whole))
+                whole.hi = piece.hi
+                last.slice = whole
                 last.last = tag + n - 1
                 last.left += n
                 return tag
-        inflight.append(InFlight(tag, tag + n - 1, piece, queue, consumer))
+        inflight.append(InFlight(tag, tag + n - 1, piece, queue, consumer, self.clock.now_ms))
         return tag
 
     def cover(self, queue: Queue, upto: int) -> bool:

@@ -67,6 +67,19 @@ class CloseSession(Effect):
 
 
 @final
+class Refused(Effect):
+    """Publishes number first..last of a confirming session were not taken [amqp-0.9.1 basic.nack]:
+    a queue has no room for them [DL-6]."""
+
+    __slots__ = ("first", "last", "session")
+
+    def __init__(self, session: Session, first: int, last: int) -> None:
+        self.session = session
+        self.first = first
+        self.last = last
+
+
+@final
 class Durable(Effect):
     """What the waiter asked about is on disk: whoever waits may now be answered."""
 

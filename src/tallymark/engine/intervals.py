@@ -1,4 +1,5 @@
-"""Sets of numbers kept as ranges: settled sequences, handed-out sequences, lost ones.
+"""Sets of numbers kept as ranges: settled sequences, handed-out sequences, lost ones; and counts
+of numbers that came in ranges.
 
 Ranges are half open, [low, high). Adding next to the last range, the common case, is O(1); anywhere
 else it is a bisection and a list insertion.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import final
 
 
@@ -91,4 +93,44 @@ class IntervalSet:
             low = b
         if low < high:
             found.append((low, high))
+        return found
+
+
+@final
+class Tally:
+    """How often each number came: ranges are added first, questions asked afterwards."""
+
+    __slots__ = ("_counts", "_edges", "_steps")
+
+    def __init__(self) -> None:
+        self._steps: dict[int, int] = {}
+        self._edges: list[int] = []
+        self._counts: list[int] = []
+
+    def add(self, low: int, high: int) -> None:
+        """Each of low..high-1 came once more."""
+        steps = self._steps
+        steps[low] = steps.get(low, 0) + 1
+        steps[high] = steps.get(high, 0) - 1
+        self._edges = []
+
+    def of(self, low: int, high: int) -> list[tuple[int, int, int]]:
+        """low..high-1 as stretches (low, high, count) of one count each, ascending."""
+        if not self._steps:
+            return [(low, high, 0)]
+        if not self._edges:
+            self._edges = sorted(self._steps)
+            self._counts = list(accumulate([self._steps[edge] for edge in self._edges]))
+        edges = self._edges
+        at = bisect_right(edges, low)
+        found: list[tuple[int, int, int]] = []
+        while low < high:
+            end = min(high, edges[at]) if at < len(edges) else high
+            count = self._counts[at - 1] if at else 0
+            if found and found[-1][2] == count:
+                found[-1] = (found[-1][0], end, count)
+            else:
+                found.append((low, end, count))
+            low = end
+            at += 1
         return found

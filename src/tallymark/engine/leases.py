@@ -7,7 +7,7 @@ Everything that changes is a record, and the caller answers only when the disk h
 from __future__ import annotations
 
 import json
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from tallymark.engine import records
 from tallymark.engine.clock import Clock
@@ -22,17 +22,22 @@ from tallymark.engine.subscription import (
     Subscription,
 )
 
+if TYPE_CHECKING:
+    from tallymark.engine.upkeep import Upkeep
+
 
 @final
 class Leases:
     """All durable subscriptions of the broker."""
 
-    __slots__ = ("clock", "epochs", "records", "store", "subscriptions")
+    __slots__ = ("clock", "epochs", "records", "store", "subscriptions", "upkeep")
 
     def __init__(self, clock: Clock, store: Store, records: list[Record]) -> None:
         self.clock = clock
         self.store = store
         self.records = records
+        self.upkeep: Upkeep
+        """Set by the Broker: looks after watched queues before something is taken."""
         self.epochs = 0
         """The last epoch given out; never given again."""
         self.subscriptions: dict[int, Subscription] = {}
@@ -100,6 +105,8 @@ class Leases:
 
     def _extend(self, subscription: Subscription, max_rows: int, max_bytes: int) -> None:
         queue = subscription.queue
+        if queue.watched:
+            self.upkeep.attend(queue)
         rows = min(max_rows, subscription.limit_rows - (subscription.next - subscription.floor))
         room = subscription.limit_bytes - subscription.leased_bytes
         if queue.ready and (rows <= 0 or room <= 0):
@@ -143,7 +150,9 @@ class Leases:
                     piece.lo,
                     subscription.epoch,
                     subscription.next,
-                    flags=min(piece.acquired, 255),
+                    piece.priority,
+                    min(piece.acquired, 255),
+                    b"" if piece.annotations is None else piece.annotations.to_bytes(),
                 )
             )
             subscription.add(piece)

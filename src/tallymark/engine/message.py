@@ -13,7 +13,10 @@ equal for all of them. Everything the broker does costs per slice, hardly anythi
 from __future__ import annotations
 
 from array import array
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
+
+if TYPE_CHECKING:
+    from tallymark.engine.annotations import Annotations
 
 NOWHERE: Final = -1
 """Position of a payload that the journal was never asked to keep."""
@@ -71,6 +74,7 @@ class Payload:
         "live",
         "size",
         "pack",
+        "bodies",
     )
 
     def __init__(
@@ -108,6 +112,8 @@ class Payload:
         """How many (queue, message) pairs still need these bytes; 0 releases them."""
         self.size = cuts[self.count]
         """Bytes of raw."""
+        self.bodies: array[int] | None = None
+        """array('Q'): count + 1 running totals of body bytes; made where a queue's limit asks."""
         self.pack: Pack | None = None
         """Set when this stands for many single messages of a deep backlog (packing.py): it has no
         raw and no position of its own, and its messages are taken out as `single` ones."""
@@ -130,9 +136,28 @@ class Payload:
 class Slice:
     """One queue's window onto a payload: messages lo..hi-1, sequences first..first+hi-lo-1."""
 
-    __slots__ = ("payload", "lo", "hi", "first", "acquired")
+    __slots__ = (
+        "acquired",
+        "annotations",
+        "failed",
+        "first",
+        "hi",
+        "lo",
+        "payload",
+        "priority",
+    )
 
-    def __init__(self, payload: Payload, lo: int, hi: int, first: int, acquired: int) -> None:
+    def __init__(
+        self,
+        payload: Payload,
+        lo: int,
+        hi: int,
+        first: int,
+        acquired: int,
+        failed: int = 0,
+        priority: int = 0,
+        annotations: Annotations | None = None,
+    ) -> None:
         self.payload = payload
         self.lo = lo
         self.hi = hi
@@ -140,6 +165,12 @@ class Slice:
         """The queue's sequence number of message `lo`. Never reused, never changed."""
         self.acquired = acquired
         """How often these messages were handed out before; above 0 they are redelivered."""
+        self.failed = failed
+        """How many of those deliveries failed [DL-5]."""
+        self.priority = priority
+        """In the queue they are in; 0 where it has no priorities."""
+        self.annotations = annotations
+        """What is known of them beside their bytes; None: nothing, the ordinary case."""
 
     def __len__(self) -> int:
         return self.hi - self.lo
@@ -149,9 +180,22 @@ class Slice:
         cuts = self.payload.cuts
         return cuts[self.hi] - cuts[self.lo]
 
+    def body_bytes(self) -> int:
+        """Bytes of the bodies alone; payload.bodies must be there."""
+        bodies = self.payload.bodies
+        assert bodies is not None, self.first
+        return bodies[self.hi] - bodies[self.lo]
+
+    def part(self, start: int, stop: int) -> Slice:
+        """The messages with index start..stop-1 of this slice, as a slice of their own."""
+        return Slice(
+            self.payload, self.lo + start, self.lo + stop, self.first + start, self.acquired,
+            self.failed, self.priority, self.annotations,
+        )  # fmt: skip
+
     def take(self, n: int) -> Slice:
         """Cut the first n messages off (0 < n < len) and return them; the rest stays."""
-        front = Slice(self.payload, self.lo, self.lo + n, self.first, self.acquired)
+        front = self.part(0, n)
         self.lo += n
         self.first += n
         return front
@@ -163,4 +207,15 @@ class Slice:
             and self.hi == other.lo
             and self.first + self.hi - self.lo == other.first
             and self.acquired == other.acquired
+            and self.annotations is other.annotations
+            and self.failed == other.failed
+            and self.priority == other.priority
         )
+
+    def entered_ms(self) -> int:
+        """When they entered the queue they are in; wall time, milliseconds since 1970."""
+        known = self.annotations
+        if known is not None and known.since_ms:
+            return known.since_ms
+        pack = self.payload.pack
+        return self.payload.arrived_ms if pack is None else pack.arrivals[self.lo]

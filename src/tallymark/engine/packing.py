@@ -29,14 +29,17 @@ def is_packable(piece: Slice, written: int) -> bool:
         and payload.pack is None
         and payload.live == 1
         and payload.persistent
+        and payload.bodies is None
         and piece.acquired == 0
+        and piece.failed == 0
         and payload.position >= 0
         and payload.position + payload.size <= written
     )
 
 
 def pack(pieces: list[Slice]) -> Slice:
-    """One slice for several packable ones that follow each other in one queue."""
+    """One slice for several packable ones that follow each other in one queue, in one lane and with
+    the same annotations."""
     cuts = array("I", (0,))
     positions, ids, arrivals = array("Q"), array("Q"), array("Q")
     routes = []
@@ -60,7 +63,8 @@ def pack(pieces: list[Slice]) -> Slice:
     whole.pack = Pack(positions, ids, arrivals)
     whole.position = PACKED
     whole.live = whole.count
-    return Slice(whole, 0, whole.count, pieces[0].first, 0)
+    head = pieces[0]
+    return Slice(whole, 0, whole.count, head.first, 0, 0, head.priority, head.annotations)
 
 
 @final
@@ -93,11 +97,7 @@ class Packing:
         group: list[Slice] = []
         for piece in newest[:at]:
             fits = is_packable(piece, written)
-            if group and (
-                not fits
-                or len(group) == self.group
-                or piece.payload.format != group[0].payload.format
-            ):
+            if group and (not fits or len(group) == self.group or not _alike(group[-1], piece)):
                 _close_group(group, fresh, replaced)
                 group = []
             if fits:
@@ -115,6 +115,15 @@ def _close_group(group: list[Slice], fresh: deque[Slice], replaced: list[Payload
         replaced.extend([piece.payload for piece in group])
     else:
         fresh.extend(group)
+
+
+def _alike(last: Slice, piece: Slice) -> bool:
+    """Whether a packable slice may follow another in one packed slice."""
+    return (
+        last.payload.format == piece.payload.format
+        and last.annotations is piece.annotations
+        and last.first + 1 == piece.first
+    )
 
 
 def unpack_head(fresh: deque[Slice]) -> None:
@@ -146,7 +155,8 @@ def _take_out(piece: Slice, n: int) -> list[Slice]:
     for i in range(n):
         one = whole.single(piece.lo + i)
         one.live = 1
-        out.append(Slice(one, 0, 1, piece.first + i, piece.acquired))
+        first = piece.first + i
+        out.append(Slice(one, 0, 1, first, piece.acquired, 0, piece.priority, piece.annotations))
     piece.lo += n
     piece.first += n
     whole.live -= n

@@ -1,35 +1,27 @@
-"""A queue: what is ready, in order, and the count of everything that ever entered.
+"""A queue: what is ready, and the count of everything that ever entered.
 
-Ready messages are slices in sequence order, in two parts: `returned` (given back, sorted) and
-`fresh` (never handed out). Messages leave from the front only, so whatever was handed out and comes
-back lies before everything fresh: order is a property of the data, not of the path taken.
+Ready messages lie in lanes, one per priority; order within a lane is ready.py's.
 
 Conservation, at any quiescent moment [LC-5]:
-    entered = ready + acquired + settled + dropped(by reason)
+    entered = ready + acquired + dead_letter_pending + settled + dead_lettered + dropped(by reason)
 where acquired includes what durable subscriptions hold on lease.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, final
 
 from tallymark.engine import records
+from tallymark.engine.deadlines import Timed
 from tallymark.engine.message import Payload, Slice
-from tallymark.engine.packing import unpack_all, unpack_head
-from tallymark.engine.settings import Settings
+from tallymark.engine.ready import Ready
+from tallymark.engine.settings import OFF, Settings
 
 if TYPE_CHECKING:
+    from tallymark.engine.annotations import Annotations
     from tallymark.engine.session import Consumer
     from tallymark.engine.subscription import Subscription
-
-FEW: Final = 8
-"""Up to so many slices are put back one by one; more are sorted in together."""
-
-
-def _by_first(piece: Slice) -> int:
-    return piece.first
 
 
 @final
@@ -46,41 +38,71 @@ class SettledRange:
 
 
 @final
-class Queue:
+class Letter:
+    """Dead letters that wait in their queue until something takes them [DL-22]: a slice as it was
+    before it died, why and when it did, and which targets have it already [DL-24]."""
+
+    __slots__ = ("died_ms", "have", "piece", "reason")
+
+    def __init__(self, piece: Slice, reason: int, died_ms: int, have: list[str]) -> None:
+        self.piece = piece
+        self.reason = reason
+        self.died_ms = died_ms
+        self.have = have
+
+    def part(self, start: int, stop: int) -> Letter:
+        """The messages with index start..stop-1, as a letter of their own."""
+        return Letter(self.piece.part(start, stop), self.reason, self.died_ms, self.have[:])
+
+
+@final
+class Queue(Timed):
     """One queue. Plain state and its own bookkeeping: records and effects are the Broker's."""
 
     __slots__ = (
         "acquired",
         "acquired_bytes",
+        "active",
         "arguments",
         "auto_delete",
+        "body_bytes",
         "consumers",
+        "dead_lettered",
+        "deep",
         "deleted",
         "dirty",
         "dropped",
         "durable",
         "entered",
         "exclusive_owner",
-        "fresh",
         "had_consumer",
         "id",
-        "deep",
+        "lanes",
         "leased",
+        "letters",
         "loose",
         "mark",
         "mark_durable",
         "name",
         "next_turn",
+        "own_ttl",
+        "pending",
+        "pending_bytes",
         "ready",
         "ready_bytes",
         "reserve",
-        "returned",
-        "settled",
+        "seen",
+        "seen_ids",
         "settings",
+        "settled",
         "settled_ranges",
+        "shows_counts",
         "stored",
         "subscriptions",
+        "tried_generation",
+        "used_ms",
         "vhost",
+        "watched",
     )
 
     def __init__(
@@ -93,6 +115,7 @@ class Queue:
         auto_delete: bool,
         arguments: dict[str, object],
     ) -> None:
+        super().__init__()
         self.id = id
         """Broker-wide, never reused."""
         self.name = name
@@ -102,35 +125,59 @@ class Queue:
         """Id of the only connection that may use it; 0: anyone."""
         self.auto_delete = auto_delete
         self.arguments = arguments
-        self.settings = Settings(arguments, {})
-        """What arguments and policies come to."""
         self.stored = durable and exclusive_owner == 0
         """Whether its transitions go to the journal: it can outlive this process."""
         self.deleted = False
         self.dirty = False
         """Whether the Broker has it on its list of queues to pump."""
 
-        self.returned: list[Slice] = []
-        self.fresh: deque[Slice] = deque()
+        self.settings = Settings(arguments, {})
+        """What arguments and policies come to; change it by `follow`."""
+        self.lanes = [Ready() for _ in range(self.settings.max_priority + 1)]
+        """By priority."""
         self.loose = 0
         """How many of the newest slices were not yet looked at for packing."""
         self.deep = False
         """Whether the Broker has it on its list of queues to pack."""
         self.ready = 0
         self.ready_bytes = 0
+        self.body_bytes = OFF
+        """Of the ready and the pending, bodies alone; OFF: not weighed as nothing asked for it."""
         self.acquired = 0
         self.acquired_bytes = 0
         self.leased = 0
         """Of the acquired: how many are leased to durable subscriptions."""
+        self.letters: deque[Letter] = deque()
+        """Dead-letter-pending, oldest first."""
+        self.pending = 0
+        self.pending_bytes = 0
+        self.tried_generation = 0
+        """Of the topology the pending letters were last tried with."""
         self.entered = 0
         """Sequences assigned so far; the next one is entered + 1."""
         self.settled = 0
+        self.dead_lettered = 0
         self.dropped: dict[int, int] = {}
         """Count by reason (records.DROPPED_*)."""
         self.settled_ranges: list[SettledRange] = []
+        self.seen_ids: dict[str, int] = {}
+        """Publisher-given ids of the deduplication window, oldest first: when each was taken."""
+
+        self.own_ttl = False
+        """Whether messages with a time to live of their own may be among the ready."""
+        self.seen = 0
+        """Sequences up to here were ready when the queue was last looked after."""
+        self.used_ms = 0
+        """When it was last declared, got from or consumed from; wall time."""
+        self.watched = False
+        """Whether it must be looked after when it changes or time passes."""
+        self.shows_counts = False
+        """Whether consumers are shown how often a message was delivered and failed [DL-5]."""
 
         self.consumers: list[Consumer] = []
         """Highest priority first; among equals in order of arrival."""
+        self.active: Consumer | None = None
+        """The only one that is served, where the queue has a single active consumer."""
         self.next_turn = 0
         """Index of the consumer whose turn it is, among those of equal priority."""
         self.had_consumer = False
@@ -142,67 +189,115 @@ class Queue:
         """The same, as far as the disk is known to say so. Nothing at or above it is handed out."""
         self.reserve = 0
         """How far ahead the present mark was set."""
+        self.follow(self.settings)
+
+    def follow(self, settings: Settings) -> None:
+        """These settings are in effect from now on."""
+        self.settings = settings
+        self.shows_counts = (
+            settings.is_quorum or settings.delivery_limit >= 0 or settings.acquired_limit >= 0
+        )
+        if settings.max_bytes < 0:
+            self.body_bytes = OFF
+        elif not self.ready and not self.pending:
+            self.body_bytes = 0
+        self.watch()
+
+    def watch(self) -> None:
+        """Work out `watched` anew."""
+        settings = self.settings
+        self.watched = (
+            settings.bounded or self.own_ttl or self.pending > 0 or settings.expires_ms >= 0
+        )
 
     # -- ready messages
 
-    def push(self, payload: Payload) -> int:
-        """Append all messages of a payload; returns the first sequence they got."""
+    def push(self, payload: Payload, annotations: Annotations | None) -> int:
+        """Append all messages of a payload; returns the first sequence they got. Not for queues
+        with priorities or a limit on bytes: there `push_part`."""
         first = self.entered + 1
         count = payload.count
         self.entered += count
         self.ready += count
         self.ready_bytes += payload.size
-        self.fresh.append(Slice(payload, 0, count, first, 0))
+        self.lanes[0].fresh.append(Slice(payload, 0, count, first, 0, 0, 0, annotations))
         self.loose += 1
         return first
 
-    def push_part(self, payload: Payload, lo: int, hi: int) -> int:
+    def push_part(
+        self, payload: Payload, lo: int, hi: int, priority: int, annotations: Annotations | None
+    ) -> int:
         """Append messages lo..hi-1 of a payload; returns the first sequence they got."""
         first = self.entered + 1
         self.entered += hi - lo
         self.ready += hi - lo
         cuts = payload.cuts
         self.ready_bytes += cuts[hi] - cuts[lo]
-        fresh = self.fresh
+        if self.body_bytes >= 0:
+            bodies = payload.bodies
+            assert bodies is not None, first
+            self.body_bytes += bodies[hi] - bodies[lo]
+        fresh = self.lanes[priority].fresh
         if fresh:
             last = fresh[-1]
-            if last.payload is payload and last.hi == lo:
+            if (
+                last.payload is payload
+                and last.hi == lo
+                and last.first + lo - last.lo == first
+                and last.annotations is annotations
+            ):
                 last.hi = hi
                 return first
-        fresh.append(Slice(payload, lo, hi, first, 0))
+        fresh.append(Slice(payload, lo, hi, first, 0, 0, priority, annotations))
         self.loose += 1
         return first
 
+    def pass_by(self, count: int) -> int:
+        """Sequences for messages that enter and end at once; returns the first. The caller counts
+        their end."""
+        first = self.entered + 1
+        self.entered += count
+        return first
+
+    def lane(self) -> Ready:
+        """Where the next message comes from: the highest priority that has any."""
+        lanes = self.lanes
+        at = len(lanes) - 1
+        while at > 0:
+            lane = lanes[at]
+            if lane.fresh or lane.returned:
+                return lane
+            at -= 1
+        return lanes[0]
+
     def head(self) -> Slice | None:
         """The slice that leaves next; its bytes may not be in memory."""
-        if self.returned:
-            return self.returned[0]
-        fresh = self.fresh
-        if not fresh:
-            return None
-        if fresh[0].payload.pack is not None:
-            unpack_head(fresh)
-        return fresh[0]
+        return self.lane().head()
 
     def take(self, n: int) -> Slice:
         """Take n messages off the head slice (0 < n <= its length): ready becomes acquired."""
-        returned = self.returned
-        piece = returned[0] if returned else self.fresh[0]
-        if n < piece.hi - piece.lo:
-            piece = piece.take(n)
-        elif returned:
-            del returned[0]
-        else:
-            self.fresh.popleft()
+        piece = self.lane().take(n)
         size = piece.size()
         self.ready -= n
         self.ready_bytes -= size
         self.acquired += n
         self.acquired_bytes += size
+        if self.body_bytes >= 0:
+            self.body_bytes -= piece.body_bytes()
         return piece
 
-    def give_back(self, pieces: list[Slice]) -> None:
-        """Acquired becomes ready, at the old positions [TX-9]; handed out once more than before."""
+    def remove(self, lane: Ready, n: int) -> Slice:
+        """Take n messages off the lane's head slice for good; the caller counts their end."""
+        piece = lane.take(n)
+        self.ready -= n
+        self.ready_bytes -= piece.size()
+        if self.body_bytes >= 0:
+            self.body_bytes -= piece.body_bytes()
+        return piece
+
+    def give_back(self, pieces: list[Slice], failed: bool) -> None:
+        """Acquired becomes ready, at the old positions [TX-9]; handed out once more than before,
+        and, where `failed`, failed once more."""
         for piece in pieces:
             size = piece.size()
             count = piece.hi - piece.lo
@@ -211,42 +306,40 @@ class Queue:
             self.acquired -= count
             self.acquired_bytes -= size
             piece.acquired += 1
-        returned = self.returned
-        if len(pieces) > FEW:
-            together = returned + pieces
-            together.sort(key=_by_first)
-            merged: list[Slice] = []
-            for piece in together:
-                if merged and merged[-1].followed_by(piece):
-                    merged[-1].hi = piece.hi
-                else:
-                    merged.append(piece)
-            self.returned = merged
+            if failed:
+                piece.failed += 1
+            if self.body_bytes >= 0:
+                self.body_bytes += piece.body_bytes()
+        if len(self.lanes) == 1:
+            self.lanes[0].give_back(pieces)
             return
+        by_lane: dict[int, list[Slice]] = {}
         for piece in pieces:
-            at = bisect_left(returned, piece.first, key=_by_first)
-            if at < len(returned) and piece.followed_by(returned[at]):
-                piece.hi = returned[at].hi
-                returned[at] = piece
-            else:
-                returned.insert(at, piece)
-            if at > 0 and returned[at - 1].followed_by(returned[at]):
-                returned[at - 1].hi = returned[at].hi
-                del returned[at]
+            by_lane.setdefault(piece.priority, []).append(piece)
+        for priority, some in by_lane.items():
+            self.lanes[priority].give_back(some)
 
     def slices(self) -> list[Slice]:
-        """Every ready slice, in order. The queue's own objects: do not change them."""
-        return [*self.returned, *self.fresh]
+        """Every ready slice, in the order they would leave. The queue's own objects: do not change
+        them."""
+        lanes = self.lanes
+        if len(lanes) == 1:
+            return lanes[0].slices()
+        return [piece for lane in reversed(lanes) for piece in lane.slices()]
 
     def unpack(self) -> None:
         """Take every packed message out, for a reader of the whole queue. O(messages)."""
-        self.fresh = unpack_all(self.fresh)
+        for lane in self.lanes:
+            lane.unpack()
 
     def clear(self) -> list[Slice]:
-        """Take everything ready out, uncounted: the caller drops it with `drop_ready`."""
+        """Take everything ready out; the caller counts its end."""
         pieces = self.slices()
-        self.returned = []
-        self.fresh.clear()
+        for lane in self.lanes:
+            lane.clear()
+        self.ready = self.ready_bytes = 0
+        if self.body_bytes >= 0:
+            self.body_bytes = sum(letter.piece.body_bytes() for letter in self.letters)
         return pieces
 
     # -- the account
@@ -275,17 +368,31 @@ class Queue:
             ranges.append(SettledRange(low, low + count, owner, reason))
         return False
 
-    def drop_acquired(self, count: int, size: int, reason: int) -> None:
-        """Acquired messages end without success."""
-        self.acquired -= count
-        self.acquired_bytes -= size
+    def leave_acquired(self, piece: Slice) -> None:
+        """Acquired messages end without success; the caller counts how."""
+        self.acquired -= piece.hi - piece.lo
+        self.acquired_bytes -= piece.size()
+
+    def drop(self, count: int, reason: int) -> None:
+        """Messages, no longer ready or acquired, ended without success."""
         self.dropped[reason] = self.dropped.get(reason, 0) + count
 
-    def drop_ready(self, count: int, size: int, reason: int) -> None:
-        """Ready messages end without success."""
-        self.ready -= count
-        self.ready_bytes -= size
-        self.dropped[reason] = self.dropped.get(reason, 0) + count
+    def keep(self, letter: Letter) -> None:
+        """Messages, no longer ready or acquired, became dead-letter-pending."""
+        piece = letter.piece
+        self.letters.append(letter)
+        self.pending += len(piece)
+        self.pending_bytes += piece.size()
+        if self.body_bytes >= 0:
+            self.body_bytes += piece.body_bytes()
+        self.watched = True
+
+    def release(self, piece: Slice) -> None:
+        """Pending messages, already off `letters`, end; the caller counts how."""
+        self.pending -= len(piece)
+        self.pending_bytes -= piece.size()
+        if self.body_bytes >= 0:
+            self.body_bytes -= piece.body_bytes()
 
     def counters(self) -> dict[str, object]:
         """The account as plain values: what COUNTERS records, the HTTP API and Spark show."""
@@ -296,9 +403,9 @@ class Queue:
             "leased": self.leased,
             "deferred": 0,
             "staged": 0,
-            "dead_letter_pending": 0,
+            "dead_letter_pending": self.pending,
             "settled": self.settled,
-            "dead_lettered": 0,
+            "dead_lettered": self.dead_lettered,
             "dropped": {records.DROP_REASONS[k]: n for k, n in sorted(self.dropped.items())},
         }
 
@@ -307,12 +414,21 @@ class Queue:
         pieces = self.slices()
         assert self.ready == sum(len(p) for p in pieces), (self.name, self.ready, len(pieces))
         assert self.ready_bytes == sum(p.size() for p in pieces), (self.name, self.ready_bytes)
-        last = 0
-        for piece in pieces:
-            assert piece.first > last, (self.name, piece.first, last)
-            last = piece.first + len(piece) - 1
-        gone = self.settled + sum(self.dropped.values())
-        assert self.entered == self.ready + self.acquired + gone, (self.name, self.counters())
+        for priority, lane in enumerate(self.lanes):
+            last = 0
+            for piece in lane.slices():
+                assert piece.priority == priority, (self.name, piece.priority, priority)
+                assert piece.first > last, (self.name, piece.first, last)
+                last = piece.first + len(piece) - 1
+        held = [letter.piece for letter in self.letters]
+        assert self.pending == sum(len(p) for p in held), (self.name, self.pending)
+        assert self.pending_bytes == sum(p.size() for p in held), (self.name, self.pending_bytes)
+        if self.body_bytes >= 0:
+            bodies = sum(p.body_bytes() for p in pieces) + sum(p.body_bytes() for p in held)
+            assert self.body_bytes == bodies, (self.name, self.body_bytes, bodies)
+        gone = self.settled + self.dead_lettered + sum(self.dropped.values())
+        here = self.ready + self.acquired + self.pending
+        assert self.entered == here + gone, (self.name, self.counters())
         assert min(self.ready, self.acquired, self.leased, self.ready_bytes) >= 0
         assert self.acquired_bytes >= 0
         assert self.leased <= self.acquired

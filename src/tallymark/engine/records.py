@@ -180,7 +180,10 @@ def expanded(records: Iterable[Record]) -> Iterator[Record]:
                 1,
                 record.time_ms,
                 one,
-                owner=record.owner,
-                other=record.other,
-                flags=record.flags,
+                0,
+                record.owner,
+                record.other,
+                record.reason,
+                record.flags,
+                record.blob,
             )

@@ -15,12 +15,15 @@ from collections.abc import Iterable, Iterator
 from typing import Final, final
 
 from tallymark.engine import definitions, records
+from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker
-from tallymark.engine.intervals import IntervalSet
+from tallymark.engine.deadletters import pending_letter, pending_record
+from tallymark.engine.intervals import IntervalSet, Tally
 from tallymark.engine.message import Pack, Payload, Slice
-from tallymark.engine.queue import Queue
+from tallymark.engine.queue import Letter, Queue
 from tallymark.engine.records import Record
 from tallymark.engine.session import InFlight
+from tallymark.engine.settings import OFF
 from tallymark.engine.subscription import Subscription
 
 _REASONS: Final = {name: reason for reason, name in records.DROP_REASONS.items()}
@@ -34,11 +37,13 @@ class _QueueHistory:
         "acquired",
         "counted",
         "entered",
+        "failures",
         "finished",
-        "handed_out",
+        "letters",
         "mark",
         "queue",
         "released",
+        "returns",
         "transient",
     )
 
@@ -48,11 +53,15 @@ class _QueueHistory:
         self.transient = IntervalSet()
         """Entered without stored bytes."""
         self.finished = IntervalSet()
-        """Settled or dropped."""
+        """Settled, dropped or dead-lettered."""
         self.acquired = IntervalSet()
         """Held by a consumer when the log ends."""
-        self.handed_out = IntervalSet()
-        """Ever handed out and given back."""
+        self.returns = Tally()
+        """Handed out and given back, since they entered or since the checkpoint."""
+        self.failures = Tally()
+        """Those of the returns that were failed deliveries."""
+        self.letters: list[Letter] = []
+        """Dead letters that were kept pending, as they were told of; later ones replace earlier."""
         self.released: list[Slice] = []
         """Given up by subscriptions that were dropped: a checkpoint names it only as leased."""
         self.mark = 0
@@ -67,6 +76,8 @@ class Restorer:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._histories: dict[int, _QueueHistory] = {}
+        self._annotations: dict[bytes, Annotations] = {}
+        """By stored form: messages that shared one share one again."""
 
     def run(self, log: Iterable[Record]) -> None:
         """Replay everything and finish.
@@ -95,6 +106,10 @@ class Restorer:
             return  # its queue was deleted later in the log, or is not durable any more
         queue = history.queue
         first, end = record.first, record.first + record.count
+        if kind == records.SEEN:
+            for id in json.loads(record.blob):
+                queue.seen_ids[id] = record.time_ms
+            return
         if kind != records.MARK and end > queue.entered:
             queue.entered = end - 1  # also where the block that says so was lost
         if kind == records.ENTERED or kind == records.LIVE:
@@ -105,6 +120,13 @@ class Restorer:
             queue.settled += record.count
             history.finished.add(first, end)
             history.acquired.remove(first, end)
+        elif kind == records.DEAD_LETTERED:
+            queue.dead_lettered += record.count
+            history.finished.add(first, end)
+            history.acquired.remove(first, end)
+        elif kind == records.PENDING:
+            history.acquired.remove(first, end)
+            self._keep_letter(history, record, first, end)
         elif kind == records.DROPPED:
             queue.dropped[record.reason] = queue.dropped.get(record.reason, 0) + record.count
             history.finished.add(first, end)
@@ -114,7 +136,9 @@ class Restorer:
                     subscription.lose(first, end)
         elif kind == records.RETURNED:
             history.acquired.remove(first, end)
-            history.handed_out.add(first, end)
+            history.returns.add(first, end)
+            if record.flags & records.RETURNED_FAILED:
+                history.failures.add(first, end)
         elif kind == records.MARK:
             history.mark = max(history.mark, first)
         elif kind == records.LEASED:
@@ -128,11 +152,34 @@ class Restorer:
             history.transient.add(first, end)
         else:
             lo = record.lo
+            acquired = failed = 0
+            if record.kind == records.LIVE:
+                acquired, failed = record.other & 0xFFFFFFFF, record.other >> 32
+            annotations = self._read(record.blob)
             history.entered.append(
-                Slice(record.payload, lo, lo + record.count, first, record.other)
-            )
+                Slice(
+                    record.payload, lo, lo + record.count, first, acquired, failed, record.reason,
+                    annotations,
+                )
+            )  # fmt: skip
         if record.kind == records.LIVE and record.flags & records.LIVE_ACQUIRED:
             history.acquired.add(first, end)
+
+    def _read(self, blob: bytes) -> Annotations | None:
+        """Raises ValueError for what a newer version wrote [DL-20]."""
+        if not blob:
+            return None
+        found = self._annotations.get(blob)
+        if found is None:
+            found = self._annotations[blob] = Annotations.from_bytes(blob)
+        return found
+
+    def _keep_letter(self, history: _QueueHistory, record: Record, first: int, end: int) -> None:
+        if record.payload is None:
+            history.transient.add(first, end)
+            return
+        piece = Slice(record.payload, record.lo, record.lo + record.count, first, 0)
+        history.letters.append(pending_letter(record, piece))
 
     def _lease(self, record: Record) -> None:
         subscription = self._broker.leases.subscriptions.get(record.owner)
@@ -148,7 +195,10 @@ class Restorer:
                 record.lo + skip,
                 record.lo + record.count,
                 record.first + skip,
-                int(record.flags > 0),
+                record.flags,
+                0,
+                record.reason,
+                self._read(record.blob),
             )
             subscription.next = low + skip
             subscription.add(piece)
@@ -222,6 +272,7 @@ class Restorer:
     def _finish_queue(self, history: _QueueHistory) -> None:
         broker = self._broker
         queue = history.queue
+        queue.body_bytes = OFF
         leased = IntervalSet()
         for subscription in queue.subscriptions:
             for lease in subscription.leases:
@@ -234,6 +285,7 @@ class Restorer:
         gone = history.finished
         for low, high in leased:
             gone.add(low, high)
+        self._place_letters(history)
         if history.released:
             _readmit(history)
         history.entered.sort(key=lambda piece: piece.first)
@@ -261,8 +313,9 @@ class Restorer:
                     )
                 )
         queue.mark = queue.mark_durable = history.mark
-        ended = queue.settled + sum(queue.dropped.values())
-        if queue.entered > queue.ready + queue.acquired + ended:
+        broker.revive(queue)
+        ended = queue.settled + queue.dead_lettered + sum(queue.dropped.values())
+        if queue.entered > queue.ready + queue.acquired + queue.pending + ended:
             self._drop_missing(history)
 
     def _drop_missing(self, history: _QueueHistory) -> None:
@@ -290,21 +343,62 @@ class Restorer:
 
     def _place(self, history: _QueueHistory, whole: Slice, low: int, high: int) -> None:
         """Sequences low..high-1 of a slice are ready; those possibly delivered are flagged."""
+        for a, b, returns in history.returns.of(low, high):
+            for c, d, failures in history.failures.of(a, b):
+                self._place_counted(
+                    history, whole.part(c - whole.first, d - whole.first), returns, failures
+                )
+
+    def _place_counted(
+        self, history: _QueueHistory, whole: Slice, returns: int, failures: int
+    ) -> None:
+        """Ready messages that were given back equally often since they were last told of."""
         queue = history.queue
-        again = IntervalSet()
-        again.add(low, min(high, history.mark))
-        for found in (history.acquired, history.handed_out):
-            for a, b in found.overlap(low, high):
-                again.add(a, b)
-        pieces = [(a, b, 1) for a, b in again]
-        pieces += [(a, b, 0) for a, b in again.gaps(low, high)]
-        for a, b, acquired in sorted(pieces):
-            lo = whole.lo + a - whole.first
-            piece = Slice(whole.payload, lo, lo + b - a, a, max(acquired, whole.acquired))
+        whole.acquired += returns
+        whole.failed += failures
+        low, high = whole.first, whole.first + len(whole)
+        held = IntervalSet()
+        held.add(low, min(high, history.mark) if not whole.acquired else low)
+        for a, b in history.acquired.overlap(low, high):
+            held.add(a, b)
+        pieces = [(a, b, 1) for a, b in held]
+        pieces += [(a, b, 0) for a, b in held.gaps(low, high)]
+        for a, b, more in sorted(pieces):
+            piece = whole.part(a - low, b - low)
+            piece.acquired += more
+            piece.priority = min(piece.priority, len(queue.lanes) - 1)
             piece.payload.live += b - a
             queue.ready += b - a
             queue.ready_bytes += piece.size()
-            queue.fresh.append(piece)
+            if piece.annotations is not None and piece.annotations.ttl_ms >= 0:
+                queue.own_ttl = True
+            queue.lanes[piece.priority].fresh.append(piece)
+
+    def _place_letters(self, history: _QueueHistory) -> None:
+        """What is still pending is pending again; its messages are not ready. The last word on a
+        message counts."""
+        queue = history.queue
+        told = IntervalSet()
+        found: list[Letter] = []
+        for letter in reversed(history.letters):
+            first = letter.piece.first
+            for low, high in told.gaps(first, first + len(letter.piece)):
+                for a, b in history.finished.gaps(low, high):
+                    found.append(letter.part(a - first, b - first))
+            told.add(first, first + len(letter.piece))
+        found.sort(key=_died)
+        for letter in found:
+            piece = letter.piece
+            piece.payload.live += len(piece)
+            queue.keep(letter)
+            history.finished.add(piece.first, piece.first + len(piece))
+        if queue.letters:
+            self._broker.dead_letters.waiting[queue.id] = queue
+
+
+def _died(letter: Letter) -> tuple[int, int]:
+    """Letters wait in the order they died."""
+    return letter.died_ms, letter.piece.first
 
 
 def _readmit(history: _QueueHistory) -> None:
@@ -314,13 +408,12 @@ def _readmit(history: _QueueHistory) -> None:
         known.add(piece.first, piece.first + len(piece))
     for piece in history.released:
         for low, high in known.gaps(piece.first, piece.first + len(piece)):
-            lo = piece.lo + low - piece.first
-            history.entered.append(Slice(piece.payload, lo, lo + high - low, low, piece.acquired))
+            history.entered.append(piece.part(low - piece.first, high - piece.first))
             known.add(low, high)
 
 
 def _set_counters(queue: Queue, counters: dict[str, object]) -> None:
-    for name in ("entered", "settled"):
+    for name in ("entered", "settled", "dead_lettered"):
         value = counters[name]
         assert isinstance(value, int), (name, value)
         setattr(queue, name, value)
@@ -333,7 +426,7 @@ def live_payloads(broker: Broker) -> list[Payload]:
     """Every payload that some queue still needs, each once; packed ones excepted."""
     found: dict[int, Payload] = {}
     for queue in broker.queues.values():
-        for piece in queue.slices():
+        for piece in [*queue.slices(), *[letter.piece for letter in queue.letters]]:
             if piece.payload.pack is None:
                 found[id(piece.payload)] = piece.payload
         for subscription in queue.subscriptions:
@@ -348,12 +441,13 @@ def packed_in(broker: Broker, segments: set[int]) -> Iterator[tuple[Pack, int, P
     """Every packed message whose bytes lie in one of these segments: its pack, its index there,
     and itself. Who moves its bytes writes the new position into the pack."""
     for queue in broker.queues.values():
-        for piece in queue.fresh:
-            pack = piece.payload.pack
-            if pack is not None:
-                for i in range(piece.lo, piece.hi):
-                    if pack.positions[i] >> 32 in segments:
-                        yield pack, i, piece.payload.single(i)
+        for lane in queue.lanes:
+            for piece in lane.fresh:
+                pack = piece.payload.pack
+                if pack is not None:
+                    for i in range(piece.lo, piece.hi):
+                        if pack.positions[i] >> 32 in segments:
+                            yield pack, i, piece.payload.single(i)
 
 
 def drop_lost(broker: Broker, lost: list[Payload]) -> int:
@@ -363,18 +457,28 @@ def drop_lost(broker: Broker, lost: list[Payload]) -> int:
     gone = {id(payload) for payload in lost}
     count = 0
     for queue in broker.queues.values():
+        ready, ready_bytes = queue.ready, queue.ready_bytes
         for piece in queue.clear():
             if id(piece.payload) in gone:
-                queue.drop_ready(len(piece), piece.size(), records.DROPPED_LOST)
+                ready -= len(piece)
+                ready_bytes -= piece.size()
+                queue.drop(len(piece), records.DROPPED_LOST)
                 count += _record_lost(broker, queue, piece)
             else:
-                queue.fresh.append(piece)
+                queue.lanes[piece.priority].fresh.append(piece)
+        queue.ready, queue.ready_bytes = ready, ready_bytes
+        for letter in [x for x in queue.letters if id(x.piece.payload) in gone]:
+            queue.letters.remove(letter)
+            queue.release(letter.piece)
+            queue.drop(len(letter.piece), records.DROPPED_LOST)
+            count += _record_lost(broker, queue, letter.piece)
         for subscription in queue.subscriptions:
             held = [lease.slice for lease in subscription.leases]
             for piece in [x for x in held if id(x.payload) in gone]:
                 subscription.lose(piece.first, piece.first + len(piece))
                 queue.leased -= len(piece)
-                queue.drop_acquired(len(piece), piece.size(), records.DROPPED_LOST)
+                queue.leave_acquired(piece)
+                queue.drop(len(piece), records.DROPPED_LOST)
                 count += _record_lost(broker, queue, piece)
     return count
 
@@ -441,6 +545,14 @@ def _snapshot_queue(
         out.append(Record(records.MARK, queue.id, queue.mark, 0, now_ms))
     for piece in queue.slices():
         _add_live(queue, piece, 0, False, placed, out, now_ms)
+    for letter in queue.letters:
+        record = pending_record(queue, letter)
+        if record.payload is not None:
+            record.payload = _add_payload(record.payload, placed, out, now_ms)
+        out.append(record)
+    for time_ms, ids in _ids_by_time(queue):
+        blob = json.dumps(ids, separators=(",", ":")).encode()
+        out.append(Record(records.SEEN, queue.id, 0, len(ids), time_ms, blob=blob))
     for subscription in queue.subscriptions:
         out.append(_definition(broker.leases.definition(subscription), now_ms))
         out.append(
@@ -470,9 +582,23 @@ def _snapshot_queue(
                     piece.lo,
                     subscription.epoch,
                     lease.first,
-                    flags=min(piece.acquired, 255),
+                    piece.priority,
+                    min(piece.acquired, 255),
+                    _stored(piece),
                 )
             )
+
+
+def _stored(piece: Slice) -> bytes:
+    return b"" if piece.annotations is None else piece.annotations.to_bytes()
+
+
+def _ids_by_time(queue: Queue) -> list[tuple[int, list[str]]]:
+    """The ids of the deduplication window, by when they were taken."""
+    found: dict[int, list[str]] = {}
+    for id, time_ms in queue.seen_ids.items():
+        found.setdefault(time_ms, []).append(id)
+    return list(found.items())
 
 
 def _add_live(
@@ -499,8 +625,10 @@ def _add_live(
             payload,
             piece.lo,
             owner,
-            piece.acquired,
-            flags=records.LIVE_ACQUIRED if acquired else 0,
+            piece.acquired | piece.failed << 32,
+            piece.priority,
+            records.LIVE_ACQUIRED if acquired else 0,
+            _stored(piece),
         )
     )
 

@@ -27,15 +27,25 @@ class Targets:
     same object (unless more than MAX_TARGETS sets are in use, when it may be another, equal one).
     """
 
-    __slots__ = ("durable", "queues")
+    __slots__ = ("durable", "guarded", "plain", "queues")
 
     def __init__(self, queues: list[Queue]) -> None:
         self.queues = queues
         self.durable = False
         """Whether any of the queues is durable."""
+        self.guarded = False
+        """Whether one of them may refuse a message or pass it over: publish in order, so that the
+        publisher hears of the right one."""
+        self.plain = True
+        """Whether messages only have to be appended to each."""
         for queue in queues:
+            settings = queue.settings
             if queue.durable:
                 self.durable = True
+            if settings.guarded:
+                self.guarded = True
+            if settings.guarded or settings.max_priority > 0 or settings.max_bytes >= 0:
+                self.plain = False
 
 
 @final

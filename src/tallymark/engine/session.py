@@ -22,11 +22,13 @@ UNLIMITED: Final = 1 << 62
 ACCEPTED: Final = 1
 """Outcome: done with. [amqp-0.9.1 basic.ack]"""
 REJECTED: Final = 2
-"""Outcome: refused for good. [amqp-0.9.1 basic.reject, basic.nack, requeue=false]"""
+"""Outcome: refused for good, a failed delivery. [amqp-0.9.1 basic.reject, requeue=false]"""
 RETURNED: Final = 3
 """Outcome: given back, not counted as a failure. [amqp-0.9.1 basic.nack, requeue=true]"""
 FAILED: Final = 4
 """Outcome: given back, counted as a failure. [amqp-0.9.1 basic.reject, requeue=true]"""
+DISCARDED: Final = 5
+"""Outcome: refused for good, not counted as a failure [DL-5]. [basic.nack, requeue=false]"""
 
 
 @final
@@ -64,10 +66,16 @@ class Connection:
 class InFlight:
     """Tags first..last of one session: one slice, one consumer."""
 
-    __slots__ = ("consumer", "done", "first", "last", "left", "queue", "slice")
+    __slots__ = ("consumer", "done", "first", "last", "left", "queue", "since_ms", "slice")
 
     def __init__(
-        self, first: int, last: int, slice: Slice, queue: Queue, consumer: Consumer | None
+        self,
+        first: int,
+        last: int,
+        slice: Slice,
+        queue: Queue,
+        consumer: Consumer | None,
+        since_ms: int,
     ) -> None:
         self.first = first
         self.last = last
@@ -76,6 +84,8 @@ class InFlight:
         self.queue = queue
         self.consumer = consumer
         """None where the client asked for the message itself [amqp-0.9.1 basic.get]."""
+        self.since_ms = since_ms
+        """When the first of them was handed out; the others within MERGE_MS after it."""
         self.done: bytearray | None = None
         """One byte per tag from `first`, 1 = settled; None while none was out of order."""
         self.left = last - first + 1
@@ -99,9 +109,7 @@ class InFlight:
     def part(self, low: int, high: int) -> Slice:
         """The messages of tags low..high as a slice of their own."""
         whole = self.slice
-        at = low - self.first
-        lo = whole.lo + at
-        return Slice(whole.payload, lo, lo + high - low + 1, whole.first + at, whole.acquired)
+        return whole.part(low - self.first, high + 1 - self.first)
 
 
 @final
@@ -147,6 +155,15 @@ class Consumer:
         self.active = True
         self.handle: object = None
         """The bridge's own."""
+
+    def wanted(self) -> int:
+        """How many messages it is willing and able to take, as soon as the broker may send them."""
+        session = self.session
+        if not session.flow or session.connection.paused:
+            return 0
+        if self.no_ack:
+            return UNLIMITED
+        return max(0, min(self.limit - self.unacked, session.limit - session.unacked))
 
     def credit(self) -> int:
         """How many messages may be sent now."""
@@ -252,5 +269,4 @@ class Session:
             n = done.find(0, n)
             del done[:n]
         entry.first += n
-        piece = entry.slice
-        entry.slice = Slice(piece.payload, piece.lo + n, piece.hi, piece.first + n, piece.acquired)
+        entry.slice = entry.slice.part(n, len(entry.slice))

@@ -9,12 +9,15 @@ from __future__ import annotations
 from typing import final
 
 from tallymark.engine import records
+from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.session import (
     ACCEPTED,
+    DISCARDED,
+    FAILED,
     REJECTED,
     UNLIMITED,
     Consumer,
@@ -28,10 +31,13 @@ from tallymark.engine.store import Store
 class Settlement:
     """Settles tags of sessions. Shares its lists with the Broker and the Dispatcher."""
 
-    __slots__ = ("dispatcher", "records", "store")
+    __slots__ = ("dispatcher", "letters", "records", "store")
 
-    def __init__(self, dispatcher: Dispatcher, store: Store, records: list[Record]) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, letters: DeadLetters, store: Store, records: list[Record]
+    ) -> None:
         self.dispatcher = dispatcher
+        self.letters = letters
         self.store = store
         self.records = records
 
@@ -86,20 +92,62 @@ class Settlement:
                     gathered.setdefault(queue.id, []).append(entry.part(low, high))
         inflight.clear()
         for queue_id, pieces in gathered.items():
-            self.give_back(queues[queue_id], pieces, session.id, reason)
+            lost = reason == records.RETURNED_BY_LOSS
+            self.give_back(queues[queue_id], pieces, session.id, reason, lost)
 
-    def give_back(self, queue: Queue, pieces: list[Slice], owner: int, reason: int) -> None:
-        """Acquired slices become ready again at their old positions."""
+    def give_back(
+        self, queue: Queue, pieces: list[Slice], owner: int, reason: int, failed: bool
+    ) -> None:
+        """Acquired slices become ready again at their old positions, or die of it: where they have
+        failed, or were handed out, more often than the queue allows [DL-5, DL-D6].
+
+        failed: this delivery counts as a failed one.
+        """
+        settings = queue.settings
+        if settings.delivery_limit >= 0 or settings.acquired_limit >= 0:
+            pieces = self._bury_worn(queue, pieces, failed)
+            if not pieces:
+                return
         if queue.stored:
             for piece in pieces:
                 self.records.append(
                     Record(
                         records.RETURNED, queue.id, piece.first, len(piece),
                         self.dispatcher.clock.now_ms, owner=owner, reason=reason,
+                        flags=records.RETURNED_FAILED if failed else 0,
                     )
                 )  # fmt: skip
-        queue.give_back(pieces)
-        if queue.consumers:
+        if queue.body_bytes >= 0:
+            for piece in pieces:  # handed out before the queue had a limit on bytes
+                self.letters.entrance.weigh(piece.payload)
+        queue.give_back(pieces, failed)
+        if queue.consumers or queue.watched:
+            self.dispatcher.mark(queue)
+
+    def _bury_worn(self, queue: Queue, pieces: list[Slice], failed: bool) -> list[Slice]:
+        """Dead-letter those at a limit; returns the others."""
+        delivery_limit, acquired_limit = (
+            queue.settings.delivery_limit,
+            queue.settings.acquired_limit,
+        )
+        left: list[Slice] = []
+        for piece in pieces:
+            if (failed and 0 <= delivery_limit < piece.failed + 1) or (
+                0 <= acquired_limit < piece.acquired + 1
+            ):
+                self._bury(queue, piece, records.DEAD_DELIVERY_LIMIT, failed)
+            else:
+                left.append(piece)
+        return left
+
+    def _bury(self, queue: Queue, piece: Slice, reason: int, failed: bool) -> None:
+        """Acquired messages die; their letters carry the counts of this delivery."""
+        queue.leave_acquired(piece)
+        piece.acquired += 1
+        if failed:
+            piece.failed += 1
+        self.letters.bury(queue, [piece], reason)
+        if queue.watched:
             self.dispatcher.mark(queue)
 
     def record_drop(self, queue: Queue, low: int, high: int, reason: int) -> None:
@@ -119,7 +167,8 @@ class Settlement:
                 if entry.queue is queue:
                     for low, high in entry.pieces(entry.first, entry.last):
                         piece = entry.part(low, high)
-                        queue.drop_acquired(len(piece), piece.size(), reason)
+                        queue.leave_acquired(piece)
+                        queue.drop(len(piece), reason)
                         self.record_drop(queue, piece.first, piece.first + len(piece), reason)
 
     def _finish(self, session: Session, entry: InFlight, low: int, high: int, outcome: int) -> None:
@@ -138,14 +187,11 @@ class Settlement:
             if queue.settle(piece, lo, lo + count, owner, records.SETTLED_BY_CLIENT):
                 self.store.settling.append(queue)
             self.store.finish(piece.payload, count)
-        elif outcome == REJECTED:
-            part = entry.part(low, high)
-            queue.drop_acquired(count, part.size(), records.DROPPED_REJECTED)
-            self.store.finish(part.payload, count)
-            self.record_drop(queue, part.first, part.first + count, records.DROPPED_REJECTED)
+        elif outcome in (REJECTED, DISCARDED):
+            self._bury(queue, entry.part(low, high), records.DEAD_REJECTED, outcome == REJECTED)
         else:
             part = entry.part(low, high)
-            self.give_back(queue, [part], session.id, records.RETURNED_BY_CLIENT)
+            self.give_back(queue, [part], session.id, records.RETURNED_BY_CLIENT, outcome == FAILED)
 
     def _free_credit(self, session: Session, consumer: Consumer | None, n: int) -> None:
         session.unacked -= n

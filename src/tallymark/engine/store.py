@@ -59,6 +59,10 @@ class Store:
         self.resident_bytes += payload.size
         self._residents.append(payload)
 
+    def use(self, payload: Payload, n: int) -> None:
+        """n more (queue, message) pairs need the payload, which is alive."""
+        payload.live += n
+
     def load(self, payload: Payload) -> None:
         """Make sure that payload.raw is there."""
         if payload.raw is None:

@@ -117,10 +117,7 @@ class Subscription:
                 break
             skip = max(0, low - lease.first)
             stop = min(end, high) - lease.first
-            part = Slice(
-                piece.payload, piece.lo + skip, piece.lo + stop, piece.first + skip, piece.acquired
-            )
-            found.append((lease.first + skip, part))
+            found.append((lease.first + skip, piece.part(skip, stop)))
         return found
 
     def settle(self, end: int) -> list[Slice]:

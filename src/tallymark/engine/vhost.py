@@ -306,6 +306,10 @@ class VirtualHost:
         self._delete_queue(queue)
         return True
 
+    def expire_queue(self, queue: Queue) -> None:
+        """The queue was unused for as long as it may be: it is deleted, and that is recorded."""
+        self._delete_queue(queue)
+
     def queues_of(self, owner: int) -> list[Queue]:
         """The exclusive queues of a connection, to be deleted when it ends. O(queues)."""
         return [queue for queue in self.queues.values() if queue.exclusive_owner == owner]

@@ -26,6 +26,7 @@ from tallymark.bridge.amqp091_channel import Channel
 from tallymark.bridge.amqp091_gate import Gate
 from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.engine.broker import Broker
+from tallymark.engine.deadlines import NEVER
 from tallymark.engine.effects import (
     Cancelled,
     CloseSession,
@@ -33,6 +34,7 @@ from tallymark.engine.effects import (
     Deliver,
     Durable,
     Effect,
+    Refused,
     Signal,
 )
 from tallymark.engine.queue import Queue
@@ -54,6 +56,7 @@ LINGER_RECORDS: Final = 256
 TURN_BYTES: Final = 1 << 20
 """Read since the last commit: a turn happens at once, so that what holds publishers back is looked
 at before a socket's next read (uvloop reads up to 8 MiB from one in a row)."""
+LONGEST_SLEEP_MS: Final = 60_000
 GOODBYE_S: Final = 2.0
 """How long clients have at a stop to answer connection.close."""
 
@@ -92,6 +95,9 @@ class Node:
         self._ended = False
         self._lingering: asyncio.TimerHandle | None = None
         self._linger_over = False
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_ms = NEVER
+        """For when `_alarm` is set; wall time."""
         self._read_bytes = 0
         """Since the last commit."""
         self._most_bytes = min(TURN_BYTES, config.segment_size // 4)
@@ -116,7 +122,9 @@ class Node:
         """Bytes from a client: commands to the engine at once, their effects with the turn."""
         self._read_bytes += len(data)
         published = self.broker.published
-        client.bridge.receive(data, now_ms(), wall_ms())
+        wall = wall_ms()
+        self.broker.clock.tell(wall)
+        client.bridge.receive(data, now_ms(), wall)
         if self.broker.published != published:
             client.publishing = True
             if self.housekeeping.is_holding:
@@ -217,6 +225,26 @@ class Node:
         dispatcher = broker.dispatcher
         if dispatcher.changed or dispatcher.again or (broker.records and self._lingering is None):
             self.schedule()
+        else:
+            self._set_alarm(broker.next_due())
+
+    def _set_alarm(self, due_ms: int) -> None:
+        """Have a turn when the engine's next deadline comes; wall time."""
+        if due_ms == self._alarm_ms:
+            return
+        self._alarm_ms = due_ms
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if due_ms < NEVER:
+            # Not for ever: a clock that is set forward is noticed then, or with the next turn.
+            wait_ms = min(max(0, due_ms - wall_ms()), LONGEST_SLEEP_MS)
+            self._alarm = self.loop.call_later(wait_ms / 1000, self._alarmed)
+
+    def _alarmed(self) -> None:
+        self._alarm = None
+        self._alarm_ms = NEVER
+        self.schedule()
 
     def _may_linger(self) -> bool:
         """Whether the turn's records can wait for company; starts their time."""
@@ -276,6 +304,9 @@ class Node:
         elif isinstance(effect, Confirm):
             bridge = _bridge_of(effect.session)
             bridge.confirm(effect)
+        elif isinstance(effect, Refused):
+            bridge = _bridge_of(effect.session)
+            bridge.refused(effect)
         elif isinstance(effect, Durable):
             waiter = effect.waiter
             if isinstance(waiter, asyncio.Future):

@@ -26,6 +26,8 @@ from typing import Any, Final
 
 from tallymark import __version__, is_compiled
 from tallymark.bridge.amqp091 import Settings
+from tallymark.bridge.amqp091_format import Amqp091Format
+from tallymark.bridge.amqp091_publish import FORMAT
 from tallymark.engine.broker import Broker
 from tallymark.engine.restore import Restorer, drop_lost, live_payloads
 from tallymark.journal.journal import Journal
@@ -253,6 +255,7 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
         accept_loss=config.accept_loss,
     )
     broker = Broker(journal.fetch)
+    broker.formats[FORMAT] = Amqp091Format()
     broker.clock.tell(wall_ms())
     _restore(broker, journal)
     for vhost in config.vhosts:

@@ -30,7 +30,7 @@ WAIT: Final = "demo.wait"
 PARKED: Final = "demo.parked"
 WAIT_MS: Final = 150
 ORDERS: Final = 300
-SEED: Final = 13
+SEED: Final = 15
 DOWN: Final = "asia"
 """Orders of this region cannot be done until they were refused twice."""
 TRIES: Final = 3

@@ -1,0 +1,232 @@
+"""Messages as their readers see them once the broker knows more of them than their bytes say.
+
+A dead letter carries its history as headers [DL-12, DL-14] and has lost its expiration [DL-11];
+a message handed out before carries its counts [DL-5]. Header frames are patched: everything else in
+them stays byte for byte as the publisher sent it, and so do the body frames.
+
+    section   flags | content-type | content-encoding | headers | ... | expiration | message-id ...
+                ^                                        ^               ^
+                bits set and cleared        size, reserved names       cut out
+                                            dropped, ours behind
+
+What annotations add is encoded once per `Additions`, and a section that many messages in a row
+share is patched once.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from tallymark.bridge.amqp091_format import expiration_at, table_at
+from tallymark.engine.annotations import Annotations, Death, death_headers
+from tallymark.engine.message import Slice
+from tallymark.wire.amqp091.errors import WireError
+from tallymark.wire.amqp091.fields import Reader
+
+DELIVERY_COUNT: Final = "x-delivery-count"
+ACQUIRED_COUNT: Final = "x-acquired-count"
+DEATH_HEADERS: Final = (
+    "x-death",
+    "x-first-death-reason",
+    "x-first-death-queue",
+    "x-first-death-exchange",
+    "x-last-death-reason",
+    "x-last-death-queue",
+    "x-last-death-exchange",
+)
+"""Replaced by ours, whatever the publisher said in them [DL-14, DL-18]."""
+
+
+@final
+class Additions:
+    """What one annotations object and counts put into messages."""
+
+    __slots__ = (
+        "_acquired",
+        "_annotations",
+        "_failed",
+        "_headers",
+        "_patched",
+        "_replaced",
+        "_searched",
+        "_section",
+        "died",
+    )
+
+    def __init__(self, annotations: Annotations | None, failed: int, acquired: int) -> None:
+        """failed, acquired: to be shown; 0: not."""
+        self._annotations = annotations
+        self._failed = failed
+        self._acquired = acquired
+        self.died = False
+        """Whether they are dead letters."""
+        self._replaced: set[str] = set()
+        """Headers of the publisher that make room."""
+        self._searched: list[bytes] = []
+        """Bytes that are in a table which has one of them."""
+        headers = bytearray()
+        if annotations is not None and annotations.deaths:
+            self.died = True
+            self._replaced.update(DEATH_HEADERS)
+            self._searched += (b"x-death", b"-death-")
+            _add_deaths(headers, annotations)
+        if failed:
+            self._replace(DELIVERY_COUNT)
+            _add_count(headers, DELIVERY_COUNT, failed)
+        if acquired:
+            self._replace(ACQUIRED_COUNT)
+            _add_count(headers, ACQUIRED_COUNT, acquired)
+        self._headers = bytes(headers)
+        self._section = b""
+        self._patched = b""
+
+    def _replace(self, name: str) -> None:
+        self._replaced.add(name)
+        self._searched.append(name.encode())
+
+    def of(self, annotations: Annotations | None, failed: int, acquired: int) -> bool:
+        """Whether they were made from these."""
+        return (
+            self._annotations is annotations
+            and self._failed == failed
+            and self._acquired == acquired
+        )
+
+    def header_frame(self, raw: bytes, at: int, end: int) -> bytes:
+        """The header frame raw[at:end] with all this in it, of the channel it came on."""
+        section = raw[at + 19 : end - 1]
+        if section != self._section:
+            self._section = section
+            self._patched = self.section(section)
+        patched = self._patched
+        return b"".join(
+            (raw[at : at + 3], (12 + len(patched)).to_bytes(4, "big"), raw[at + 7 : at + 19],
+             patched, b"\xce")
+        )  # fmt: skip
+
+    def section(self, section: bytes) -> bytes:
+        """A property section with all this in it."""
+        high = section[0]
+        table = after = table_at(section, 0)
+        entries = b""
+        if high & 0x20:
+            after = table + 4 + int.from_bytes(section[table : table + 4], "big")
+            entries = self._kept(section[table + 4 : after])
+        rest = section[after:]
+        if self.died and high & 0x01:
+            at = expiration_at(section, 0)
+            rest = section[after:at] + section[at + 1 + section[at] :]
+            high &= 0xFE
+        if not self._headers:
+            return b"".join((bytes((high,)), section[1:after], rest))
+        size = len(entries) + len(self._headers)
+        return b"".join(
+            (bytes((high | 0x20,)), section[1:table], size.to_bytes(4, "big"), entries,
+             self._headers, rest)
+        )  # fmt: skip
+
+    def _kept(self, entries: bytes) -> bytes:
+        """The publisher's headers (a table without its length) but for those we replace."""
+        for searched in self._searched:
+            if searched in entries:
+                return _without(entries, self._replaced)
+        return entries
+
+
+def additions_to(piece: Slice, shows_counts: bool, last: Additions | None) -> Additions | None:
+    """What is shown with a slice beside its bytes; None: nothing, it leaves as it came.
+
+    shows_counts: whether the queue it comes from tells how often messages were delivered. `last`
+    is given back where it says the same.
+    """
+    known = piece.annotations
+    failed = piece.failed
+    acquired = piece.acquired
+    if known is None:
+        if not shows_counts or not (failed or acquired):
+            return None
+    else:
+        failed += known.failed
+        acquired += known.acquired
+        if not (shows_counts or known.failed or known.acquired):
+            failed = acquired = 0
+        if known.route is None and not known.deaths and not failed and not acquired:
+            return None
+    if last is not None and last.of(known, failed, acquired):
+        return last
+    return Additions(known, failed, acquired)
+
+
+def _without(entries: bytes, names: set[str]) -> bytes:
+    """Table entries but for those of some names."""
+    reader = Reader(entries, 0, len(entries))
+    kept: list[bytes] = []
+    try:
+        while reader.pos < reader.end:
+            start = reader.pos
+            name = reader.loose_short_string()
+            reader.value(0)
+            if name not in names:
+                kept.append(entries[start : reader.pos])
+    except WireError:
+        return entries  # never a table: whoever reads it finds that out, with or without ours
+    return b"".join(kept)
+
+
+# -- encoding
+
+
+def _add_deaths(out: bytearray, annotations: Annotations) -> None:
+    """x-death, x-first-death-* and x-last-death-* as table entries."""
+    out += b"\x07x-deathA"
+    size_at = _open(out)
+    for death in annotations.deaths:
+        _add_death(out, death)
+    _close(out, size_at)
+    for name, text in death_headers(annotations).items():
+        _add_text(out, name, text)
+
+
+def _add_death(out: bytearray, death: Death) -> None:
+    """One table of x-death: fields in this order, with these types [DL-12]."""
+    out += b"F"
+    table_at = _open(out)
+    if death.ttl_ms >= 0:
+        _add_text(out, "original-expiration", str(death.ttl_ms))
+    _add_count(out, "count", death.count)
+    _add_text(out, "reason", death.reason)
+    _add_text(out, "queue", death.queue)
+    out += b"\x04timeT" + (death.first_ms // 1000).to_bytes(8, "big")
+    _add_text(out, "exchange", death.exchange)
+    out += b"\x0crouting-keysA"
+    array_at = _open(out)
+    for key in death.keys:
+        _add_value(out, key)
+    _close(out, array_at)
+    _close(out, table_at)
+
+
+def _add_text(out: bytearray, name: str, text: str) -> None:
+    out.append(len(name))
+    out += name.encode()
+    _add_value(out, text)
+
+
+def _add_value(out: bytearray, text: str) -> None:
+    raw = text.encode("utf-8", "surrogateescape")
+    out += b"S" + len(raw).to_bytes(4, "big") + raw
+
+
+def _add_count(out: bytearray, name: str, count: int) -> None:
+    out.append(len(name))
+    out += name.encode() + b"l" + count.to_bytes(8, "big")
+
+
+def _open(out: bytearray) -> int:
+    """Leave room for a size; returns where."""
+    out += b"\0\0\0\0"
+    return len(out)
+
+
+def _close(out: bytearray, at: int) -> None:
+    out[at - 4 : at] = (len(out) - at).to_bytes(4, "big")

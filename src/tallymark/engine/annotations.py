@@ -1,0 +1,545 @@
+"""What the broker knows of messages beside their bytes: their own TTL, further routing keys, where
+they are now, how often they died and why.
+
+Annotations are immutable and shared by all messages of a slice. One death makes new ones out of the
+old (`after_death`); the history in them is a list, newest death first, and every question about
+order is answered by that list, never by comparing times [DL-D7].
+
+The stored form is JSON with a version in front [DL-20]:
+
+    {"v":1,"form":3,"ttl":...,"keys":[...],"bcc":[...],"hops":...,"route":[exchange,key],
+     "since":...,"failed":...,"acquired":...,"first":[reason,queue,exchange],"last":[...],
+     "deaths":...}
+
+where whatever has its ordinary value is left out, and `form` says how the deaths are written
+[DL-19]. A message keeps the form that its first death was stored in:
+
+    1   list, newest first, with the fields of an x-death header: time in whole seconds, no time of
+        the last death; "last" only from the second death on
+    2   object, "queue NUL reason" -> death, in no order of its own: read back by the time of the
+        last death, ties as they stand
+    3   list, newest first, times in milliseconds
+
+`tests/engine/fixtures` holds blobs of every form; they stay readable for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final, final
+
+from tallymark.engine.message import Route
+
+VERSION: Final = 1
+HEADER_FORM: Final = 1
+UNORDERED_FORM: Final = 2
+NEWEST_FORM: Final = 3
+
+REJECTED: Final = "rejected"
+EXPIRED: Final = "expired"
+MAXLEN: Final = "maxlen"
+DELIVERY_LIMIT: Final = "delivery_limit"
+REASONS: Final = (REJECTED, EXPIRED, MAXLEN, DELIVERY_LIMIT)
+"""Why a queue gives a message away [DL-1]; only the first is a client's act."""
+
+Place = tuple[str, str, str]
+"""(reason, queue, exchange) of a first or last death [DL-14]; the exchange is the one the message
+was published to before that death."""
+
+
+@final
+class Death:
+    """One entry of the history [DL-12]: the deaths of a message in one queue for one reason."""
+
+    __slots__ = ("count", "exchange", "first_ms", "keys", "last_ms", "queue", "reason", "ttl_ms")
+
+    def __init__(
+        self,
+        queue: str,
+        reason: str,
+        count: int,
+        exchange: str,
+        keys: tuple[str, ...],
+        first_ms: int,
+        last_ms: int,
+        ttl_ms: int = -1,
+    ) -> None:
+        self.queue = queue
+        self.reason = reason
+        self.count = count
+        self.exchange = exchange
+        """Where the message was published before the first of these deaths."""
+        self.keys = keys
+        """Its routing keys then, those of BCC left out."""
+        self.first_ms = first_ms
+        """Wall time of the first of these deaths, milliseconds since 1970."""
+        self.last_ms = last_ms
+        self.ttl_ms = ttl_ms
+        """The message's own TTL at the first of these deaths, milliseconds; -1: it had none."""
+
+
+@final
+class Annotations:
+    """See the module's text. Shared: compared by identity, never altered."""
+
+    __slots__ = (
+        "_stored",
+        "acquired",
+        "bcc",
+        "deaths",
+        "failed",
+        "first_death",
+        "form",
+        "hops",
+        "last_death",
+        "more_keys",
+        "route",
+        "since_ms",
+        "ttl_ms",
+    )
+
+    def __init__(
+        self,
+        *,
+        ttl_ms: int = -1,
+        more_keys: tuple[str, ...] = (),
+        bcc: tuple[str, ...] = (),
+        hops: int = -1,
+        route: Route | None = None,
+        since_ms: int = 0,
+        deaths: tuple[Death, ...] = (),
+        first_death: Place | None = None,
+        last_death: Place | None = None,
+        failed: int = 0,
+        acquired: int = 0,
+        form: int = 0,
+    ) -> None:
+        self.ttl_ms = ttl_ms
+        """The message's own TTL, milliseconds; -1: none. Gone after the first death [DL-11]."""
+        self.more_keys = more_keys
+        """Routing keys besides the route's own: CC then BCC, as published [DL-10]."""
+        self.bcc = bcc
+        """The end of more_keys that is never shown."""
+        self.hops = hops
+        """How many deaths it has left [DL-D1]; -1: they are not counted."""
+        self.route = route
+        """Where it is now: dead-letter exchange and key. None: where it was published."""
+        self.since_ms = since_ms
+        """When it entered its present queue, milliseconds since 1970; 0: when it arrived."""
+        self.deaths = deaths
+        """Newest first."""
+        self.first_death = first_death
+        self.last_death = last_death
+        self.failed = failed
+        """Failed deliveries in the queues it died in [DL-5]; its slice counts the present queue."""
+        self.acquired = acquired
+        """Deliveries in the queues it died in."""
+        self.form = form
+        """How its history is stored [DL-19]; 0 while it has none."""
+        self._stored = b""
+
+    def to_bytes(self) -> bytes:
+        """The stored form: the same object every time."""
+        if not self._stored:
+            self._stored = json.dumps(self.to_object(), separators=(",", ":")).encode()
+        return self._stored
+
+    def to_object(self) -> dict[str, object]:
+        """The stored form as what JSON is made of."""
+        out: dict[str, object] = {"v": VERSION, "form": self.form}
+        if self.ttl_ms >= 0:
+            out["ttl"] = self.ttl_ms
+        if self.more_keys:
+            out["keys"] = list(self.more_keys)
+        if self.bcc:
+            out["bcc"] = list(self.bcc)
+        if self.hops >= 0:
+            out["hops"] = self.hops
+        if self.route is not None:
+            out["route"] = [self.route.exchange, self.route.key]
+        if self.since_ms:
+            out["since"] = self.since_ms
+        if self.failed:
+            out["failed"] = self.failed
+        if self.acquired:
+            out["acquired"] = self.acquired
+        if self.first_death is not None:
+            out["first"] = list(self.first_death)
+        if self.last_death is not None:
+            out["last"] = list(self.last_death)
+        if self.form == HEADER_FORM:
+            out["deaths"] = [_as_header(death) for death in self.deaths]
+        elif self.form == UNORDERED_FORM:
+            out["deaths"] = _by_key(self.deaths)
+        elif self.form == NEWEST_FORM:
+            out["deaths"] = [_as_entry(death) for death in self.deaths]
+        return out
+
+    @staticmethod
+    def from_bytes(blob: bytes) -> Annotations:
+        """What to_bytes of this or an earlier release gave.
+
+        Raises ValueError for anything else: an unknown version, form or field is never guessed at.
+        """
+        return Annotations.from_object(json.loads(blob))
+
+    @staticmethod
+    def from_object(value: object) -> Annotations:
+        """As from_bytes, for what JSON was read into."""
+        fields = _Fields("annotations", value)
+        version = fields.integer("v", -1)
+        if version != VERSION:
+            raise ValueError(f"annotations of version {version}, expected {VERSION}")
+        form = fields.integer("form", -1)
+        if not 0 <= form <= NEWEST_FORM:
+            raise ValueError(f"history of form {form}, expected 0 to {NEWEST_FORM}")
+        deaths = _deaths_of(form, fields.take("deaths")) if form else ()
+        if form and not deaths:
+            raise ValueError(f"history of form {form} without a death")
+        made = Annotations(
+            ttl_ms=fields.integer("ttl", -1),
+            more_keys=fields.texts("keys"),
+            bcc=fields.texts("bcc"),
+            hops=fields.integer("hops", -1),
+            route=fields.route(),
+            since_ms=fields.integer("since", 0),
+            deaths=deaths,
+            first_death=fields.place("first"),
+            last_death=fields.place("last"),
+            failed=fields.integer("failed", 0),
+            acquired=fields.integer("acquired", 0),
+            form=form,
+        )
+        fields.end()
+        hidden = len(made.bcc)
+        if hidden and made.more_keys[-hidden:] != made.bcc:
+            raise ValueError(f"routing keys {made.more_keys!r}, expected to end in {made.bcc!r}")
+        return made
+
+
+# -- what happens to them
+
+
+def after_death(
+    old: Annotations | None,
+    published: Route,
+    queue: str,
+    reason: str,
+    exchange: str,
+    key: str | None,
+    now_ms: int,
+    failed: int,
+    acquired: int,
+    form: int,
+    compact: bool,
+    hops: int,
+    route: Route,
+) -> Annotations:
+    """What is known of messages once they died in `queue` [DL-9 to DL-14].
+
+    old: what was known before; published: where they were published first. exchange and key: the
+    dead-letter exchange and routing key of the queue (None: their keys stay [DL-10]), and `route`
+    the same as their next reader is shown it. failed, acquired: what the queue counted of them.
+    form: of the history, if this is their first death. compact: deaths in one queue for one reason
+    share an entry [DL-13]; otherwise each has its own [DL-D1]. hops: how many are left, -1 if they
+    are not counted. O(entries of the history).
+    """
+    deaths: tuple[Death, ...] = ()
+    more_keys: tuple[str, ...] = ()
+    bcc: tuple[str, ...] = ()
+    first: Place | None = None
+    place = published
+    ttl_ms = -1
+    if old is not None:
+        deaths = old.deaths
+        more_keys = old.more_keys
+        bcc = old.bcc
+        ttl_ms = old.ttl_ms
+        failed += old.failed
+        acquired += old.acquired
+        if old.route is not None:
+            place = old.route
+        if deaths:
+            first = old.first_death
+            form = old.form
+    last: Place | None = (reason, queue, place.exchange)
+    if not deaths:
+        first = last
+        if form == HEADER_FORM:
+            last = None  # up to 3.12 there were no x-last-death-* headers [DL-19]
+    assert route.exchange == exchange, (route.exchange, exchange)
+    assert key is None or route.key == key, (route.key, key)
+    keys = (place.key, *more_keys[: len(more_keys) - len(bcc)])
+    entry = Death(queue, reason, 1, place.exchange, keys, now_ms, now_ms, ttl_ms)
+    return Annotations(
+        more_keys=more_keys if key is None else (),
+        bcc=bcc if key is None else (),
+        hops=hops,
+        route=route,
+        since_ms=now_ms,
+        deaths=_with_death(deaths, entry, form, compact),
+        first_death=first,
+        last_death=last,
+        failed=failed,
+        acquired=acquired,
+        form=form,
+    )
+
+
+def _with_death(
+    deaths: tuple[Death, ...], new: Death, form: int, compact: bool
+) -> tuple[Death, ...]:
+    """The history with one more death. Times are kept no finer than the form stores them, and in
+    the order of the list where it stores no order: a restart changes nothing."""
+    if form == HEADER_FORM:
+        new.first_ms = new.first_ms // 1000 * 1000
+        new.last_ms = new.first_ms
+    elif form == UNORDERED_FORM and deaths:
+        new.last_ms = max(new.last_ms, deaths[0].last_ms)
+    if compact:
+        for i, death in enumerate(deaths):
+            if death.queue == new.queue and death.reason == new.reason:
+                last_ms = death.last_ms if form == HEADER_FORM else new.last_ms
+                again = Death(
+                    death.queue, death.reason, death.count + 1, death.exchange, death.keys,
+                    death.first_ms, last_ms, death.ttl_ms,
+                )  # fmt: skip
+                return (again, *deaths[:i], *deaths[i + 1 :])
+    return (new, *deaths)
+
+
+def is_cycle(deaths: tuple[Death, ...], target: str) -> bool:
+    """Whether a message must not go on to the queue `target` [DL-15].
+
+    It died there before, and nothing since was a client's decision. deaths[0] is the present death;
+    if that is a rejection the answer is no.
+    """
+    for death in deaths:
+        if death.reason == REJECTED:
+            return False
+        if death.queue == target:
+            return True
+    return False
+
+
+def keys_of(annotations: Annotations | None, route: Route) -> list[str]:
+    """All routing keys of a message that was published under `route`: the one it is shown with,
+    then CC, then BCC [DL-10]."""
+    if annotations is None:
+        return [route.key]
+    if annotations.route is not None:
+        route = annotations.route
+    return [route.key, *annotations.more_keys]
+
+
+def death_headers(annotations: Annotations) -> dict[str, str]:
+    """x-first-death-* and x-last-death-*, as readers see them and as a headers exchange matches
+    them with `all-with-x` or `any-with-x` [DL-14]. Empty before the first death."""
+    headers: dict[str, str] = {}
+    first = annotations.first_death
+    if first is not None:
+        headers["x-first-death-reason"] = first[0]
+        headers["x-first-death-queue"] = first[1]
+        headers["x-first-death-exchange"] = first[2]
+    last = annotations.last_death
+    if last is not None:
+        headers["x-last-death-reason"] = last[0]
+        headers["x-last-death-queue"] = last[1]
+        headers["x-last-death-exchange"] = last[2]
+    return headers
+
+
+# -- the stored forms
+
+
+def _as_header(death: Death) -> dict[str, object]:
+    """Form 1."""
+    out: dict[str, object] = {}
+    if death.ttl_ms >= 0:
+        out["original-expiration"] = str(death.ttl_ms)
+    out["count"] = death.count
+    out["reason"] = death.reason
+    out["queue"] = death.queue
+    out["time"] = death.first_ms // 1000
+    out["exchange"] = death.exchange
+    out["routing-keys"] = list(death.keys)
+    return out
+
+
+def _facts(death: Death, out: dict[str, object]) -> dict[str, object]:
+    """What forms 2 and 3 say of a death besides queue and reason."""
+    out["count"] = death.count
+    out["exchange"] = death.exchange
+    out["keys"] = list(death.keys)
+    out["first"] = death.first_ms
+    out["last"] = death.last_ms
+    if death.ttl_ms >= 0:
+        out["ttl"] = death.ttl_ms
+    return out
+
+
+def _by_key(deaths: tuple[Death, ...]) -> dict[str, object]:
+    """Form 2. Where a queue with a hop limit left several entries of one key, the second and later
+    ones carry a number behind it."""
+    out: dict[str, object] = {}
+    for death in deaths:
+        key = plain = f"{death.queue}\0{death.reason}"
+        n = 1
+        while key in out:
+            n += 1
+            key = f"{plain}\0{n}"
+        out[key] = _facts(death, {})
+    return out
+
+
+def _as_entry(death: Death) -> dict[str, object]:
+    """Form 3."""
+    return _facts(death, {"queue": death.queue, "reason": death.reason})
+
+
+def _deaths_of(form: int, value: object) -> tuple[Death, ...]:
+    """A history as it was stored. Raises ValueError."""
+    if form == UNORDERED_FORM:
+        if not isinstance(value, dict):
+            raise ValueError(f"history {value!r}, expected an object")
+        deaths = [_from_key(key, facts) for key, facts in value.items()]
+        deaths.sort(key=_minus_last)
+        return tuple(deaths)
+    if not isinstance(value, list):
+        raise ValueError(f"history {value!r}, expected a list")
+    if form == HEADER_FORM:
+        return tuple([_from_header(entry) for entry in value])
+    return tuple([_from_entry(entry) for entry in value])
+
+
+def _minus_last(death: Death) -> int:
+    return -death.last_ms
+
+
+def _from_header(value: object) -> Death:
+    fields = _Fields("death", value)
+    ttl_ms = -1
+    expiration = fields.text_or_none("original-expiration")
+    if expiration is not None:
+        if not (expiration.isascii() and expiration.isdigit()):
+            raise ValueError(f"original-expiration {expiration!r}, expected digits")
+        ttl_ms = int(expiration)
+    time_ms = fields.integer("time") * 1000
+    death = Death(
+        fields.text("queue"),
+        _reason(fields.text("reason")),
+        fields.integer("count"),
+        fields.text("exchange"),
+        fields.texts("routing-keys"),
+        time_ms,
+        time_ms,
+        ttl_ms,
+    )
+    fields.end()
+    return death
+
+
+def _from_key(key: str, value: object) -> Death:
+    queue, _, reason = key.rpartition("\0")
+    if reason.isdigit():  # the second of its key, or a later one
+        queue, _, reason = queue.rpartition("\0")
+    return _from_facts(_Fields("death", value), queue, reason)
+
+
+def _from_entry(value: object) -> Death:
+    fields = _Fields("death", value)
+    return _from_facts(fields, fields.text("queue"), fields.text("reason"))
+
+
+def _from_facts(fields: _Fields, queue: str, reason: str) -> Death:
+    death = Death(
+        queue,
+        _reason(reason),
+        fields.integer("count"),
+        fields.text("exchange"),
+        fields.texts("keys"),
+        fields.integer("first"),
+        fields.integer("last"),
+        fields.integer("ttl", -1),
+    )
+    fields.end()
+    return death
+
+
+def _reason(text: str) -> str:
+    if text not in REASONS:
+        raise ValueError(f"death by {text!r}, expected one of {', '.join(REASONS)}")
+    return text
+
+
+@final
+class _Fields:
+    """Takes the members of a JSON object one by one; ValueError where they are not as expected."""
+
+    __slots__ = ("_left", "_what")
+
+    def __init__(self, what: str, value: object) -> None:
+        if not isinstance(value, dict):
+            raise ValueError(f"{what} {value!r}, expected an object")
+        self._what = what
+        self._left: dict[str, object] = dict(value)
+
+    def take(self, name: str) -> object:
+        """Any value; None where there is none."""
+        return self._left.pop(name, None)
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A number from 0 up; without a default it has to be there."""
+        value = self.take(name)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self._wrong(name, value, "a number from 0 up")
+        return value
+
+    def text(self, name: str) -> str:
+        value = self.take(name)
+        if not isinstance(value, str):
+            raise self._wrong(name, value, "a text")
+        return value
+
+    def text_or_none(self, name: str) -> str | None:
+        return self.text(name) if name in self._left else None
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of texts; none where it is missing."""
+        value = self.take(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list):
+            raise self._wrong(name, value, "a list of texts")
+        texts: list[str] = []
+        for one in value:
+            if not isinstance(one, str):
+                raise self._wrong(name, value, "a list of texts")
+            texts.append(one)
+        return tuple(texts)
+
+    def place(self, name: str) -> Place | None:
+        texts = self.texts(name)
+        if not texts:
+            return None
+        if len(texts) != 3:
+            raise self._wrong(name, texts, "reason, queue and exchange")
+        return (_reason(texts[0]), texts[1], texts[2])
+
+    def route(self) -> Route | None:
+        texts = self.texts("route")
+        if not texts:
+            return None
+        if len(texts) != 2:
+            raise self._wrong("route", texts, "exchange and key")
+        return Route(texts[0], texts[1])
+
+    def end(self) -> None:
+        """Nothing may be left."""
+        if self._left:
+            raise ValueError(f"{self._what} with unknown fields {sorted(self._left)}")
+
+    def _wrong(self, name: str, value: object, expected: str) -> ValueError:
+        return ValueError(f"{self._what}: {name} is {value!r}, expected {expected}")

@@ -1,0 +1,538 @@
+"""Dead letters: from the queue a message died in to where its letter goes.
+
+A letter is the same bytes with other annotations. Source and target share one journal and a turn is
+one block, so the move is atomic and makes no duplicates, whatever the strategy: DEAD_LETTERED in
+the source and ENTERED in each target stand in one block, or neither does.
+
+What the strategy decides is what becomes of a letter that nothing takes (no exchange, no route,
+only cycles, or every target full): by default it is dropped and counted [DL-15]; with at-least-once
+it stays pending in its source, in order, and is tried again [DL-22 to DL-25].
+
+The blob of a PENDING record:
+    {"letter": annotations before it died, or null, "have": [names of the queues that have it]}
+and the record's time is when it died: what the letter looks like follows from these.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from typing import Final, final
+
+from tallymark.engine import records
+from tallymark.engine.annotations import (
+    Annotations,
+    after_death,
+    death_headers,
+    is_cycle,
+    keys_of,
+)
+from tallymark.engine.clock import Clock
+from tallymark.engine.effects import Effect, Signal
+from tallymark.engine.entrance import Entrance
+from tallymark.engine.exchange import Exchange
+from tallymark.engine.message import NOWHERE, Route, Slice
+from tallymark.engine.queue import Letter, Queue
+from tallymark.engine.records import Record
+from tallymark.engine.settings import DROP_HEAD, REJECT_PUBLISH_DLX
+from tallymark.engine.vhost import Targets, VirtualHost
+
+HOP_LIMIT_HEADER: Final = b"x-opt-dead-letter-hop-limit"
+CYCLES_TOLD: Final = 10_000
+"""Distinct cycles remembered, so that each is reported once."""
+ROUTES_KEPT: Final = 4096
+
+DISABLED: Final = "disabled"
+AT_MOST_ONCE: Final = "at_most_once"
+AT_LEAST_ONCE: Final = "at_least_once"
+CONFIRMED: Final = "confirmed"
+
+_DROPPED: Final = {
+    records.DEAD_REJECTED: records.DROPPED_REJECTED,
+    records.DEAD_EXPIRED: records.DROPPED_EXPIRED,
+    records.DEAD_MAXLEN: records.DROPPED_MAXLEN,
+    records.DEAD_DELIVERY_LIMIT: records.DROPPED_DELIVERY_LIMIT,
+}
+"""How a message ends that has no dead-letter exchange to go to."""
+
+
+@final
+class Address:
+    """Where letters that died alike go, and what is known of them then. `before` and `published`
+    are held so that nothing else gets their identity while this is found by it."""
+
+    __slots__ = ("annotations", "before", "exchange", "keys", "published")
+
+    def __init__(
+        self,
+        annotations: Annotations,
+        exchange: Exchange,
+        keys: list[str],
+        before: Annotations | None,
+        published: Route,
+    ) -> None:
+        self.annotations = annotations
+        self.exchange = exchange
+        self.keys = keys
+        self.before = before
+        self.published = published
+
+
+@final
+class DeadLetters:
+    """Shares its parts with the Broker."""
+
+    __slots__ = (
+        "_busy",
+        "_cycles",
+        "_made",
+        "_made_ms",
+        "_routes",
+        "_todo",
+        "clock",
+        "counts",
+        "death_form",
+        "effects",
+        "entrance",
+        "records",
+        "vhosts",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        clock: Clock,
+        entrance: Entrance,
+        vhosts: dict[str, VirtualHost],
+        records: list[Record],
+        effects: list[Effect],
+    ) -> None:
+        self.clock = clock
+        self.entrance = entrance
+        self.vhosts = vhosts
+        self.records = records
+        self.effects = effects
+        self.death_form = 3
+        """The stored form a first death gets [DL-19]."""
+        self.counts: dict[tuple[str, str], int] = {}
+        """Messages by (strategy, reason or "confirmed") [DL-8]."""
+        self.waiting: dict[int, Queue] = {}
+        """Queues with pending letters, by id."""
+        self._routes: dict[tuple[str, str], Route] = {}
+        self._made: dict[tuple[object, ...], Address] = {}
+        """Addresses made at `_made_ms`, so that letters that died alike share one."""
+        self._made_ms = 0
+        self._todo: deque[tuple[Queue, list[Slice], int]] = deque()
+        self._busy = False
+        self._cycles: set[tuple[str, str, str, str]] = set()
+
+    # -- from a queue
+
+    def bury(self, queue: Queue, pieces: list[Slice], reason: int) -> None:
+        """Messages that are neither ready nor acquired any more died of `reason` (DEAD_*), in this
+        order [DL-7]. Their account, records and letters are seen to here."""
+        self._todo.append((queue, pieces, reason))
+        if self._busy:
+            return  # a letter that its target refused: after those before it
+        self._busy = True
+        while self._todo:
+            source, dead, why = self._todo.popleft()
+            self._bury(source, dead, why)
+        self._busy = False
+
+    def _bury(self, queue: Queue, pieces: list[Slice], reason: int) -> None:
+        settings = queue.settings
+        exchange = self._exchange_of(queue)
+        if exchange is None and not settings.at_least_once:
+            for piece in pieces:
+                self._count(DISABLED, records.DEATHS[reason], len(piece))
+                self.drop(queue, piece, _DROPPED[reason])
+            return
+        strategy = AT_LEAST_ONCE if settings.at_least_once else AT_MOST_ONCE
+        for whole in pieces:
+            self._count(strategy, records.DEATHS[reason], len(whole))
+            for piece in _by_route(whole):
+                for left in self._send(queue, exchange, Letter(piece, reason, self._now(), [])):
+                    self._keep(queue, left)
+                    self._record_pending(queue, left)
+
+    def drop(self, queue: Queue, piece: Slice, reason: int) -> None:
+        """Messages that are neither ready nor acquired any more end here, counted."""
+        n = len(piece)
+        queue.drop(n, reason)
+        self.entrance.store.finish(piece.payload, n)
+        if queue.stored:
+            out = self.records
+            last = out[-1] if out else None
+            if (
+                last is not None
+                and last.kind == records.DROPPED
+                and last.queue == queue.id
+                and last.reason == reason
+                and last.first + last.count == piece.first
+            ):
+                last.count += n
+            else:
+                out.append(
+                    Record(records.DROPPED, queue.id, piece.first, n, self._now(), reason=reason)
+                )
+
+    # -- pending letters
+
+    def retry(self, queue: Queue) -> None:
+        """Try everything pending again, in order [DL-23]."""
+        exchange = self._exchange_of(queue)
+        queue.tried_generation = self.vhosts[queue.vhost].generation
+        letters = queue.letters
+        for _ in range(len(letters)):
+            letter = letters.popleft()
+            queue.release(letter.piece)
+            if exchange is None and not queue.settings.at_least_once:
+                self._count(DISABLED, records.DEATHS[letter.reason], len(letter.piece))
+                self.drop(queue, letter.piece, _DROPPED[letter.reason])
+                continue
+            had = len(letter.have)
+            for left in self._send(queue, exchange, letter):
+                self._keep(queue, left)
+                if len(left.have) > had:
+                    self._record_pending(queue, left)
+        self._forget_idle(queue)
+
+    def retry_waiting(self) -> None:
+        """The topology may have changed: have the queues it concerns looked after."""
+        for queue in self.waiting.values():
+            if queue.tried_generation != self.vhosts[queue.vhost].generation:
+                self.entrance.dispatcher.mark(queue)
+
+    def give_up(self, queue: Queue, n: int, reason: int) -> None:
+        """Drop the oldest n pending messages, of one letter."""
+        letter = queue.letters[0]
+        if n < len(letter.piece):
+            piece = letter.piece.take(n)
+        else:
+            piece = queue.letters.popleft().piece
+        queue.release(piece)
+        self.drop(queue, piece, reason)
+        self._forget_idle(queue)
+
+    def give_up_all(self, queue: Queue, reason: int) -> None:
+        """Drop everything pending: the queue is purged or deleted [DL-25]."""
+        while queue.letters:
+            self.give_up(queue, len(queue.letters[0].piece), reason)
+
+    def _keep(self, queue: Queue, letter: Letter) -> None:
+        if queue.body_bytes >= 0:
+            self.entrance.weigh(letter.piece.payload)
+        queue.keep(letter)
+        self.waiting[queue.id] = queue
+        queue.tried_generation = self.vhosts[queue.vhost].generation
+
+    def _forget_idle(self, queue: Queue) -> None:
+        if not queue.letters:
+            self.waiting.pop(queue.id, None)
+
+    def _record_pending(self, queue: Queue, letter: Letter) -> None:
+        if queue.stored:
+            self.records.append(pending_record(queue, letter))
+
+    # -- to its targets
+
+    def _send(self, queue: Queue, exchange: Exchange | None, letter: Letter) -> list[Letter]:
+        """Send letters of one route on; returns what the strategy keeps pending of them."""
+        if exchange is None:
+            return [letter]
+        known = letter.piece.annotations
+        left = -1 if known is None else known.hops
+        hop_limit = queue.settings.hop_limit
+        if hop_limit < 0:
+            return self._deliver(queue, self._address(queue, exchange, letter, left), letter)
+        parts = [letter]
+        lefts = [left]
+        if left < 0:
+            parts, lefts = self._by_hop_limit(letter, hop_limit)
+        kept: list[Letter] = []
+        for part, left in zip(parts, lefts, strict=True):
+            if left == 0:
+                self._end(queue, part, records.DROPPED_HOP_LIMIT)
+            else:
+                address = self._address(queue, exchange, part, left - 1)
+                kept += self._deliver(queue, address, part)
+        return kept
+
+    def _by_hop_limit(self, letter: Letter, limit: int) -> tuple[list[Letter], list[int]]:
+        """The letter in parts, with the hops each has: what their senders say, or the queue."""
+        piece = letter.piece
+        payload = piece.payload
+        self.entrance.store.load(payload)
+        raw = payload.raw
+        assert raw is not None
+        if HOP_LIMIT_HEADER not in raw:
+            return [letter], [limit]
+        reader = self.entrance.formats[payload.format]
+        parts: list[Letter] = []
+        limits: list[int] = []
+        for i in range(len(piece)):
+            own = reader.hop_limit(payload, piece.lo + i)
+            hops = limit if own < 0 else own
+            if limits and limits[-1] == hops:
+                parts[-1].piece.hi += 1
+            else:
+                parts.append(letter.part(i, i + 1))
+                limits.append(hops)
+        return parts, limits
+
+    def _address(self, queue: Queue, exchange: Exchange, letter: Letter, hops: int) -> Address:
+        """What becomes of the letter's annotations, and where it is published."""
+        now = self._now()
+        if now != self._made_ms:
+            self._made.clear()
+            self._made_ms = now
+        piece = letter.piece
+        known = piece.annotations
+        published = _route_of(piece)
+        # Counts travel once a queue that shows them was on the way [DL-5].
+        failed = acquired = 0
+        if queue.shows_counts or (known is not None and known.failed + known.acquired > 0):
+            failed, acquired = piece.failed, piece.acquired
+        key = (
+            queue.id, letter.reason, id(known), id(published), acquired, failed, hops,
+            letter.died_ms, exchange.name, queue.settings.dead_letter_key,
+        )  # fmt: skip
+        found = self._made.get(key)
+        if found is not None:
+            return found
+        override = queue.settings.dead_letter_key
+        keys = keys_of(known, published) if override is None else [override]
+        made = after_death(
+            known, published, queue.name, records.DEATHS[letter.reason], exchange.name, override,
+            letter.died_ms, failed, acquired, self.death_form,
+            queue.settings.hop_limit < 0, hops, self._route(exchange.name, keys[0]),
+        )  # fmt: skip
+        made.since_ms = now
+        address = Address(made, exchange, keys, known, published)
+        self._made[key] = address
+        return address
+
+    def _route(self, exchange: str, key: str) -> Route:
+        """One object per place, so that readers' templates are found by identity."""
+        route = self._routes.get((exchange, key))
+        if route is None:
+            if len(self._routes) >= ROUTES_KEPT:
+                self._routes.clear()
+            route = self._routes[(exchange, key)] = Route(exchange, key)
+        return route
+
+    def _deliver(self, queue: Queue, address: Address, letter: Letter) -> list[Letter]:
+        """Route letters of one address; those routed by their headers one by one."""
+        vhost = self.vhosts[queue.vhost]
+        piece = letter.piece
+        if not vhost.needs_headers(address.exchange.name):
+            targets = vhost.route_from(address.exchange, address.keys, None)
+            return self._hand_over(queue, address, letter, targets)
+        payload = piece.payload
+        self.entrance.store.load(payload)
+        reader = self.entrance.formats[payload.format]
+        more = death_headers(address.annotations)
+        kept: list[Letter] = []
+        for i in range(len(piece)):
+            headers = reader.headers(payload, piece.lo + i)
+            headers.update(more)
+            targets = vhost.route_from(address.exchange, address.keys, headers)
+            one = letter if len(piece) == 1 else letter.part(i, i + 1)
+            kept += self._hand_over(queue, address, one, targets)
+        return kept
+
+    def _hand_over(
+        self, queue: Queue, address: Address, letter: Letter, targets: Targets
+    ) -> list[Letter]:
+        """Letters of one set of targets enter those they may; returns what stays pending."""
+        piece = letter.piece
+        allowed = targets.queues
+        if letter.reason != records.DEAD_REJECTED and queue.settings.hop_limit < 0:
+            deaths = address.annotations.deaths
+            allowed = [target for target in allowed if not is_cycle(deaths, target.name)]
+            if len(allowed) < len(targets.queues):
+                self._tell_cycle(queue, letter, address, targets.queues, allowed)
+        if not allowed and not letter.have:
+            if queue.settings.at_least_once:
+                return [letter]
+            why = records.DROPPED_CYCLE if targets.queues else records.DROPPED_UNROUTABLE
+            self._end(queue, letter, why)
+            return []
+        wanting = [target for target in allowed if target.name not in letter.have]
+        if len(piece) > 1:
+            for target in wanting:
+                if target.settings.guarded:
+                    return self._hand_over_singly(queue, address, letter, targets)
+        is_missed = False
+        for target in wanting:
+            if self._enter(queue, target, address, piece):
+                letter.have.append(target.name)
+            else:
+                is_missed = True
+        if is_missed and queue.settings.at_least_once:
+            return [letter]
+        if letter.have:
+            self._complete(queue, letter)
+        else:
+            self._end(queue, letter, records.DROPPED_REFUSED)
+        return []
+
+    def _hand_over_singly(
+        self, queue: Queue, address: Address, letter: Letter, targets: Targets
+    ) -> list[Letter]:
+        kept: list[Letter] = []
+        for i in range(len(letter.piece)):
+            kept += self._hand_over(queue, address, letter.part(i, i + 1), targets)
+        return kept
+
+    def _enter(self, queue: Queue, target: Queue, address: Address, piece: Slice) -> bool:
+        """One target takes the letters, or refuses them for want of room. An id taken before is no
+        reason: a message that comes back is the same message."""
+        entrance = self.entrance
+        payload = piece.payload
+        n = len(piece)
+        kept = payload.persistent and target.stored
+        if target.settings.guarded and target.settings.overflow != DROP_HEAD:
+            size = 0
+            if target.settings.max_bytes >= 0:
+                entrance.weigh(payload)
+                size = piece.body_bytes()
+            if entrance.room(target) < n or entrance.room_bytes(target) < size:
+                if target.settings.overflow != REJECT_PUBLISH_DLX:
+                    return False
+                self._pass_on(target, address, piece, kept)
+                return True
+        entrance.store.use(payload, n)
+        if kept:
+            entrance.keep(payload)
+        entrance.enter(
+            target, payload, piece.lo, piece.hi, address.annotations, kept, queue.id, piece.first
+        )
+        return True
+
+    def _pass_on(self, target: Queue, address: Address, piece: Slice, kept: bool) -> None:
+        """A full target with reject-publish-dlx: the letters die again at once [DL-6]."""
+        entrance = self.entrance
+        payload = piece.payload
+        entrance.store.use(payload, len(piece))
+        if kept:
+            entrance.keep(payload)
+        first = target.pass_by(len(piece))
+        entrance.record(
+            target, first, payload, piece.lo, piece.hi, 0, address.annotations, kept, 0, 0
+        )
+        again = Slice(payload, piece.lo, piece.hi, first, 0, 0, 0, address.annotations)
+        self.bury(target, [again], records.DEAD_MAXLEN)
+
+    # -- the end
+
+    def _complete(self, queue: Queue, letter: Letter) -> None:
+        """Every target that can have the letters has them: they left the queue."""
+        piece = letter.piece
+        payload = piece.payload
+        n = len(piece)
+        queue.dead_lettered += n
+        if queue.settings.at_least_once:
+            self._count(AT_LEAST_ONCE, CONFIRMED, n)
+        if queue.stored:
+            self.records.append(
+                Record(
+                    records.DEAD_LETTERED, queue.id, piece.first, n, self._now(),
+                    payload if payload.persistent and payload.position != NOWHERE else None,
+                    piece.lo, reason=letter.reason,
+                )
+            )  # fmt: skip
+        self.entrance.store.finish(payload, n)
+
+    def _end(self, queue: Queue, letter: Letter, reason: int) -> None:
+        """Nothing takes the letters, and the strategy does not keep them [DL-15]. The ledger has a
+        row for it; the log would drown in them."""
+        self.drop(queue, letter.piece, reason)
+
+    def _tell_cycle(
+        self,
+        queue: Queue,
+        letter: Letter,
+        address: Address,
+        targets: list[Queue],
+        allowed: list[Queue],
+    ) -> None:
+        """One line per distinct cycle; each dropped message has its row in the ledger [DL-D2]."""
+        reason = records.DEATHS[letter.reason]
+        for target in targets:
+            if target in allowed:
+                continue
+            cycle = (queue.vhost, queue.name, reason, target.name)
+            if cycle not in self._cycles and len(self._cycles) < CYCLES_TOLD:
+                self._cycles.add(cycle)
+                names = [death.queue for death in address.annotations.deaths]
+                self.effects.append(
+                    Signal(
+                        "dead_letter.cycle",
+                        {
+                            "vhost": queue.vhost,
+                            "queue": queue.name,
+                            "reason": reason,
+                            "target": target.name,
+                            "history": names,
+                        },
+                    )
+                )
+
+    def _exchange_of(self, queue: Queue) -> Exchange | None:
+        name = queue.settings.dead_letter_exchange
+        return None if name is None else self.vhosts[queue.vhost].exchanges.get(name)
+
+    def _count(self, strategy: str, what: str, n: int) -> None:
+        key = (strategy, what)
+        self.counts[key] = self.counts.get(key, 0) + n
+
+    def _now(self) -> int:
+        return self.clock.now_ms
+
+
+def pending_record(queue: Queue, letter: Letter) -> Record:
+    """The PENDING record of a letter; how it is read back is `pending_letter`."""
+    piece = letter.piece
+    payload = piece.payload
+    before = None if piece.annotations is None else piece.annotations.to_object()
+    blob = json.dumps({"letter": before, "have": letter.have}, separators=(",", ":")).encode()
+    return Record(
+        records.PENDING, queue.id, piece.first, len(piece), letter.died_ms,
+        payload if payload.persistent else None, piece.lo, 0, piece.acquired | piece.failed << 32,
+        letter.reason, 0, blob,
+    )  # fmt: skip
+
+
+def pending_letter(record: Record, piece: Slice) -> Letter:
+    """The letter of a PENDING record; `piece`: its messages, whose annotations and counts are
+    filled in here. Raises ValueError for what a newer version wrote."""
+    found: object = json.loads(record.blob)
+    if not isinstance(found, dict) or not isinstance(found.get("have"), list):
+        raise ValueError(f"pending letter {found!r}, expected an object with letter and have")
+    before = found.get("letter")
+    piece.annotations = None if before is None else Annotations.from_object(before)
+    piece.acquired = record.other & 0xFFFFFFFF
+    piece.failed = record.other >> 32
+    return Letter(piece, record.reason, record.time_ms, [str(name) for name in found["have"]])
+
+
+def _route_of(piece: Slice) -> Route:
+    """Where messages of one route were published."""
+    payload = piece.payload
+    return payload.route if payload.routes is None else payload.routes[piece.lo]
+
+
+def _by_route(piece: Slice) -> list[Slice]:
+    """The slice in stretches of one route each."""
+    routes = piece.payload.routes
+    if routes is None or len(piece) == 1:
+        return [piece]
+    out = []
+    start = piece.lo
+    for i in range(piece.lo + 1, piece.hi + 1):
+        if i == piece.hi or routes[i] is not routes[start]:
+            out.append(piece.part(start - piece.lo, i - piece.lo))
+            start = i
+    return out

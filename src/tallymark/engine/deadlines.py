@@ -1,0 +1,60 @@
+"""One structure of deadlines for the whole broker [NQ-D1].
+
+A heap of (due, thing). What a thing waits for mostly moves later or ends early, so nothing is ever
+taken out: a thing whose time has come is asked what it really waits for, and armed again. An idle
+thing costs nothing, a busy one a comparison; the owner sleeps until `next_due`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Final, final
+
+NEVER: Final = 1 << 62
+
+
+class Timed:
+    """Something with a deadline: a queue, a session."""
+
+    __slots__ = ("armed_ms",)
+
+    def __init__(self) -> None:
+        self.armed_ms = NEVER
+        """Its earliest entry in the heap; wall time, milliseconds since 1970."""
+
+
+@final
+class Deadlines:
+    """See the module's text."""
+
+    __slots__ = ("_heap", "_number")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Timed]] = []
+        self._number = 0
+        """Keeps things with equal deadlines in order of arming, and never compares them."""
+
+    def arm(self, thing: Timed, due_ms: int) -> None:
+        """Look at the thing no later than then."""
+        if due_ms < thing.armed_ms:
+            thing.armed_ms = due_ms
+            self._number += 1
+            heapq.heappush(self._heap, (due_ms, self._number, thing))
+
+    def next_due(self) -> int:
+        """When something is to be looked at; NEVER: nothing is armed."""
+        heap = self._heap
+        while heap and heap[0][2].armed_ms != heap[0][0]:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else NEVER
+
+    def take_due(self, now_ms: int) -> list[Timed]:
+        """Everything whose time has come, disarmed, in order of its deadlines."""
+        heap = self._heap
+        out = []
+        while heap and heap[0][0] <= now_ms:
+            due, _, thing = heapq.heappop(heap)
+            if thing.armed_ms == due:
+                thing.armed_ms = NEVER
+                out.append(thing)
+        return out

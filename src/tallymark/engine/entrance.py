@@ -1,0 +1,349 @@
+"""How messages get into a queue that asks for more than to be appended to.
+
+Priorities split a stretch into lanes; a limit on bytes wants bodies weighed; deduplication and the
+overflow behaviours reject-publish and reject-publish-dlx let some messages pass and not others
+[DL-6]. Queues that ask for none of this are appended to in `Broker.publish` itself.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final, final
+
+from tallymark.engine import records
+from tallymark.engine.backlogs import Backlogs
+from tallymark.engine.clock import Clock
+from tallymark.engine.delivery import Dispatcher
+from tallymark.engine.formats import Format
+from tallymark.engine.message import NOWHERE, ON_ITS_WAY, Payload, Slice
+from tallymark.engine.queue import Queue
+from tallymark.engine.records import Record
+from tallymark.engine.settings import DROP_HEAD, REJECT_PUBLISH_DLX
+from tallymark.engine.store import Store
+
+if TYPE_CHECKING:
+    from tallymark.engine.annotations import Annotations
+    from tallymark.engine.deadletters import DeadLetters
+    from tallymark.engine.routing import Targets
+
+ENTERED: Final = 0
+REFUSED: Final = 1
+DUPLICATE: Final = 2
+
+
+@final
+class Entrance:
+    """Shares its parts with the Broker."""
+
+    __slots__ = ("backlogs", "clock", "dispatcher", "formats", "letters", "records", "store")
+
+    def __init__(
+        self,
+        clock: Clock,
+        store: Store,
+        dispatcher: Dispatcher,
+        backlogs: Backlogs,
+        formats: dict[int, Format],
+        records: list[Record],
+    ) -> None:
+        self.clock = clock
+        self.store = store
+        self.dispatcher = dispatcher
+        self.backlogs = backlogs
+        self.formats = formats
+        self.records = records
+        self.letters: DeadLetters | None = None
+        """Set by the Broker: where refused messages of reject-publish-dlx go."""
+
+    def keep(self, payload: Payload) -> None:
+        """Have the journal keep the payload's bytes, unless it does already."""
+        if payload.position == NOWHERE:
+            self.store.load(payload)
+            payload.position = ON_ITS_WAY
+            self.records.append(
+                Record(
+                    records.PAYLOAD, 0, payload.first_id, payload.count, self.clock.now_ms, payload
+                )
+            )
+
+    def enter(
+        self,
+        queue: Queue,
+        payload: Payload,
+        lo: int,
+        hi: int,
+        annotations: Annotations | None,
+        kept: bool,
+        source: int = 0,
+        source_first: int = 0,
+    ) -> None:
+        """Messages lo..hi-1 become ready, in their lanes. The payload is alive for them already.
+
+        kept: the journal has or gets the bytes. source, source_first: of a letter, the queue it
+        died in and its first sequence there.
+        """
+        if queue.body_bytes >= 0:
+            self.weigh(payload)
+        if queue.settings.max_priority == 0:
+            self._enter_run(queue, payload, lo, hi, 0, annotations, kept, source, source_first)
+        else:
+            self.store.load(payload)
+            levels = self.formats[payload.format].priorities(payload, lo, hi)
+            highest = queue.settings.max_priority
+            at = lo
+            while at < hi:
+                level = levels[at - lo]
+                end = at + 1
+                while end < hi and levels[end - lo] == level:
+                    end += 1
+                self._enter_run(
+                    queue, payload, at, end, min(level, highest), annotations, kept, source,
+                    source_first + at - lo if source else 0,
+                )  # fmt: skip
+                at = end
+        if annotations is not None and annotations.ttl_ms >= 0:
+            queue.own_ttl = queue.watched = True
+        if queue.loose > self.backlogs.packing.look_after:
+            self.backlogs.note(queue)
+        if queue.consumers or queue.watched:
+            self.dispatcher.mark(queue)
+
+    def _enter_run(
+        self,
+        queue: Queue,
+        payload: Payload,
+        lo: int,
+        hi: int,
+        priority: int,
+        annotations: Annotations | None,
+        kept: bool,
+        source: int,
+        source_first: int,
+    ) -> None:
+        first = queue.push_part(payload, lo, hi, priority, annotations)
+        self.record(
+            queue, first, payload, lo, hi, priority, annotations, kept, source, source_first
+        )
+
+    def record(
+        self,
+        queue: Queue,
+        first: int,
+        payload: Payload,
+        lo: int,
+        hi: int,
+        priority: int,
+        annotations: Annotations | None,
+        kept: bool,
+        source: int = 0,
+        source_first: int = 0,
+    ) -> None:
+        """The ENTERED record of messages lo..hi-1, where the queue is stored."""
+        if not queue.stored:
+            return
+        if not kept:
+            self.records.append(
+                Record(
+                    records.ENTERED, queue.id, first, hi - lo, self.clock.now_ms, None, 0, source,
+                    source_first, priority, records.TRANSIENT,
+                )
+            )  # fmt: skip
+            return
+        blob = b"" if annotations is None else annotations.to_bytes()
+        self.records.append(
+            Record(
+                records.ENTERED, queue.id, first, hi - lo, self.clock.now_ms, payload, lo, source,
+                source_first, priority, 0, blob,
+            )
+        )  # fmt: skip
+
+    def weigh(self, payload: Payload) -> None:
+        """Make payload.bodies."""
+        if payload.bodies is None:
+            self.store.load(payload)
+            payload.bodies = self.formats[payload.format].bodies(payload)
+
+    def weigh_queue(self, queue: Queue) -> None:
+        """The queue has a limit on bytes and was not weighed yet. O(slices), and reads bodies
+        that are in the journal only."""
+        queue.unpack()
+        held = [*queue.slices(), *[letter.piece for letter in queue.letters]]
+        for piece in held:
+            self.weigh(piece.payload)
+        queue.body_bytes = sum(piece.body_bytes() for piece in held)
+
+    def publish(
+        self,
+        targets: Targets,
+        payload: Payload,
+        lo: int,
+        hi: int,
+        annotations: Annotations | None,
+        kept: bool,
+    ) -> list[tuple[int, int]]:
+        """Messages lo..hi-1 enter the queues that take them. The payload is alive for all of them
+        in each queue; what is not taken is finished here.
+
+        Returns the stretches (lo, hi) that some queue refused, in order, without overlap.
+        """
+        refused = bytearray(hi - lo)
+        any_refused = False
+        for queue in targets.queues:
+            if not queue.settings.guarded:
+                self.enter(queue, payload, lo, hi, annotations, kept)
+                continue
+            verdict = self._judge(queue, payload, lo, hi, annotations, kept)
+            if verdict.find(REFUSED) >= 0:
+                any_refused = True
+                refused = bytearray(
+                    [a | (b & REFUSED) for a, b in zip(refused, verdict, strict=True)]
+                )
+        return _stretches(refused, REFUSED, lo) if any_refused else []
+
+    def _judge(
+        self,
+        queue: Queue,
+        payload: Payload,
+        lo: int,
+        hi: int,
+        annotations: Annotations | None,
+        kept: bool,
+    ) -> bytes:
+        """Let each message in or not; returns one byte a message: ENTERED, REFUSED, DUPLICATE."""
+        verdict = self._verdicts(queue, payload, lo, hi, kept)
+        at = 0
+        while at < len(verdict):
+            what = verdict[at]
+            end = at + 1
+            while end < len(verdict) and verdict[end] == what:
+                end += 1
+            if what == ENTERED:
+                self.enter(queue, payload, lo + at, lo + end, annotations, kept)
+            elif what == DUPLICATE:
+                self._pass_over(queue, payload, lo + at, lo + end, annotations, kept)
+            elif queue.settings.overflow == REJECT_PUBLISH_DLX:
+                self._bury(queue, payload, lo + at, lo + end, annotations, kept)
+            else:
+                self.store.finish(payload, end - at)
+            at = end
+        return bytes(verdict)
+
+    def room(self, queue: Queue) -> int:
+        """How many more messages a limit on their number lets in: those that a consumer would be
+        sent at once count as gone. UNLIMITED where there is no such limit."""
+        limit = queue.settings.max_length
+        if limit < 0:
+            return 1 << 62
+        return max(0, limit - queue.ready - queue.pending + self.dispatcher.demand(queue))
+
+    def room_bytes(self, queue: Queue) -> int:
+        """The same for a limit on body bytes; a queue with demand takes what it will send."""
+        limit = queue.settings.max_bytes
+        if limit < 0 or (queue.ready == 0 and self.dispatcher.demand(queue) > 0):
+            return 1 << 62
+        if queue.body_bytes < 0:
+            self.weigh_queue(queue)
+        return limit - queue.body_bytes
+
+    def _verdicts(self, queue: Queue, payload: Payload, lo: int, hi: int, kept: bool) -> bytearray:
+        """As _judge gives them, message by message; ids of those that enter are taken."""
+        settings = queue.settings
+        now = self.clock.now_ms
+        ids: list[str] = []
+        if settings.dedup_ms > 0:
+            forget_ids(queue, now)
+            self.store.load(payload)
+            ids = self.formats[payload.format].ids(payload, lo, hi)
+        room = room_bytes = 1 << 62
+        if settings.overflow != DROP_HEAD:
+            room, room_bytes = self.room(queue), self.room_bytes(queue)
+        by_bytes = settings.max_bytes >= 0
+        if by_bytes:
+            self.weigh(payload)
+        bodies = payload.bodies
+        seen = queue.seen_ids
+        taken: list[str] = []
+        verdict = bytearray(hi - lo)
+        for i in range(lo, hi):
+            id = ids[i - lo] if ids else ""
+            if id and id in seen:
+                verdict[i - lo] = DUPLICATE
+                continue
+            size = 0
+            if by_bytes:
+                assert bodies is not None
+                size = bodies[i + 1] - bodies[i]
+            if room <= 0 or size > room_bytes:
+                verdict[i - lo] = REFUSED
+                continue
+            room -= 1
+            room_bytes -= size
+            if id:
+                seen[id] = now
+                taken.append(id)
+        if taken and queue.stored and kept:
+            blob = json.dumps(taken, separators=(",", ":")).encode()
+            self.records.append(Record(records.SEEN, queue.id, 0, len(taken), now, blob=blob))
+        return verdict
+
+    def _pass_over(
+        self,
+        queue: Queue,
+        payload: Payload,
+        lo: int,
+        hi: int,
+        annotations: Annotations | None,
+        kept: bool,
+    ) -> None:
+        """Duplicates enter and end in one step, so that the account shows them."""
+        first = queue.pass_by(hi - lo)
+        self.record(queue, first, payload, lo, hi, 0, annotations, kept)
+        queue.drop(hi - lo, records.DROPPED_DUPLICATE)
+        if queue.stored:
+            self.records.append(
+                Record(
+                    records.DROPPED, queue.id, first, hi - lo, self.clock.now_ms,
+                    reason=records.DROPPED_DUPLICATE,
+                )
+            )  # fmt: skip
+        self.store.finish(payload, hi - lo)
+
+    def _bury(
+        self,
+        queue: Queue,
+        payload: Payload,
+        lo: int,
+        hi: int,
+        annotations: Annotations | None,
+        kept: bool,
+    ) -> None:
+        """Refused messages die of maxlen without ever having been ready [DL-6]."""
+        first = queue.pass_by(hi - lo)
+        self.record(queue, first, payload, lo, hi, 0, annotations, kept)
+        assert self.letters is not None
+        piece = Slice(payload, lo, hi, first, 0, 0, 0, annotations)
+        self.letters.bury(queue, [piece], records.DEAD_MAXLEN)
+
+
+def forget_ids(queue: Queue, now_ms: int) -> None:
+    """Let go of ids taken before the deduplication window."""
+    seen = queue.seen_ids
+    oldest = now_ms - queue.settings.dedup_ms
+    while seen:
+        first = next(iter(seen))
+        if seen[first] > oldest:
+            return
+        del seen[first]
+
+
+def _stretches(marks: bytearray, what: int, offset: int) -> list[tuple[int, int]]:
+    """Where `what` stands in marks, as (lo, hi) counted from `offset`."""
+    found = []
+    at = marks.find(what)
+    while at >= 0:
+        end = at + 1
+        while end < len(marks) and marks[end] == what:
+            end += 1
+        found.append((offset + at, offset + end))
+        at = marks.find(what, end)
+    return found

@@ -1,0 +1,96 @@
+"""The ready messages of one queue and one priority, in order.
+
+Slices in sequence order, in two parts: `returned` (given back, sorted) and `fresh` (never handed
+out). Messages leave from the front only, so whatever was handed out and comes back lies before
+everything fresh: order is a property of the data, not of the path taken.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from typing import Final, final
+
+from tallymark.engine.message import Slice
+from tallymark.engine.packing import unpack_all, unpack_head
+
+FEW: Final = 8
+"""Up to so many slices are put back one by one; more are sorted in together."""
+
+
+def _by_first(piece: Slice) -> int:
+    return piece.first
+
+
+@final
+class Ready:
+    """See the module's text. Counts nothing: that is the Queue's."""
+
+    __slots__ = ("fresh", "returned")
+
+    def __init__(self) -> None:
+        self.returned: list[Slice] = []
+        self.fresh: deque[Slice] = deque()
+
+    def head(self) -> Slice | None:
+        """The slice that leaves next; its bytes may not be in memory."""
+        if self.returned:
+            return self.returned[0]
+        fresh = self.fresh
+        if not fresh:
+            return None
+        if fresh[0].payload.pack is not None:
+            unpack_head(fresh)
+        return fresh[0]
+
+    def take(self, n: int) -> Slice:
+        """Take n messages off the head slice (0 < n <= its length)."""
+        returned = self.returned
+        piece = returned[0] if returned else self.fresh[0]
+        if n < piece.hi - piece.lo:
+            return piece.take(n)
+        if returned:
+            del returned[0]
+        else:
+            self.fresh.popleft()
+        return piece
+
+    def give_back(self, pieces: list[Slice]) -> None:
+        """Slices taken earlier return to their old positions [TX-9]."""
+        returned = self.returned
+        if len(pieces) > FEW:
+            together = returned + pieces
+            together.sort(key=_by_first)
+            merged: list[Slice] = []
+            for piece in together:
+                if merged and merged[-1].followed_by(piece):
+                    merged[-1].hi = piece.hi
+                else:
+                    merged.append(piece)
+            self.returned = merged
+            return
+        for piece in pieces:
+            at = bisect_left(returned, piece.first, key=_by_first)
+            if at < len(returned) and piece.followed_by(returned[at]):
+                piece.hi = returned[at].hi
+                returned[at] = piece
+            else:
+                returned.insert(at, piece)
+            if at > 0 and returned[at - 1].followed_by(returned[at]):
+                returned[at - 1].hi = returned[at].hi
+                del returned[at]
+
+    def slices(self) -> list[Slice]:
+        """Every slice, in order. The lane's own objects: do not change them."""
+        return [*self.returned, *self.fresh]
+
+    def unpack(self) -> None:
+        """Take every packed message out, for a reader of everything. O(messages)."""
+        self.fresh = unpack_all(self.fresh)
+
+    def clear(self) -> list[Slice]:
+        """Take everything out."""
+        pieces = self.slices()
+        self.returned = []
+        self.fresh.clear()
+        return pieces
