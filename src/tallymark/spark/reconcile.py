@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 STILL_THERE: Final = ("ready", "acquired", "deferred", "staged", "dead_letter_pending")
 FAULTS_SHOWN: Final = 100
+NAME_WIDTH: Final = 24
+"""A queue's name gets so many columns before it is broken."""
 MOST_TASKS: Final = 64
 ASK_AGAIN: Final = 5
 RETRY_MS: Final = 5_000
@@ -459,21 +461,21 @@ def show(
     shown = [
         name
         for name in (*STILL_THERE, "settled", "dead_lettered")
-        if name in ("ready", "acquired", "settled") or any(map(_term(name), outcome.accounts))
+        if name in ("ready", "settled") or any(map(_term(name), outcome.accounts))
     ]
     console.print(escape(_title(outcome)), highlight=False, soft_wrap=True)
     table = Table()
-    table.add_column("queue", overflow="fold")
+    longest = max((len(_label(account)) for account in outcome.accounts), default=0)
+    table.add_column("queue", overflow="fold", min_width=min(longest, NAME_WIDTH))
     for heading in ("entered", *shown, "dropped", "difference"):
         table.add_column(heading.replace("_", " "), justify="right")
     for account in outcome.accounts:
-        reasons = [f"{count:,} {why}" for why, count in sorted(account.dropped.items())]
         good = "green" if account.difference == 0 else "bold red"
         table.add_row(
-            escape(f"{account.vhost}: {account.queue}".removeprefix("/: ").removeprefix(": ")),
+            escape(_label(account)),
             f"{account.entered:,}",
             *(f"{_term(name)(account):,}" for name in shown),
-            "\n".join(reasons) or "0",
+            f"{sum(account.dropped.values()):,}",
             f"[{good}]{account.difference:,}[/]",
         )
     console.print(table)
@@ -485,6 +487,10 @@ def show(
             markup=False,
             soft_wrap=True,
         )
+    for account in outcome.accounts:
+        if account.dropped:
+            reasons = [f"{count:,} {why}" for why, count in sorted(account.dropped.items())]
+            console.print(f"dropped from {escape(_label(account))}: {', '.join(reasons)}")
     for moved in outcome.letters:
         console.print(
             f"dead letters from {escape(moved.source)} to {escape(moved.target)}: {moved.count:,}",
@@ -503,6 +509,11 @@ def show(
             f"[bold red]{escape(fault.queue)}: sequences {fault.first} to {fault.last}: "
             f"{fault.fault}[/]"
         )
+
+
+def _label(account: Account) -> str:
+    """The queue, with its virtual host unless that is the default one."""
+    return f"{account.vhost}: {account.queue}".removeprefix("/: ").removeprefix(": ")
 
 
 def _title(outcome: Reconciliation) -> str:
