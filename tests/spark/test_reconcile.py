@@ -29,12 +29,13 @@ def row(
     reason: str | None = None,
     blob: str | None = None,
     source: tuple[int, int] | tuple[None, None] = (None, None),
+    flags: int = 0,
 ) -> tuple[Any, ...]:
     where = "checkpoint" if kind in ("live", "leased", "still pending") else "journal"
     kind = kind.removeprefix("still ")
     count = last - first + 1
     extra = (None, None, *source)
-    return (where, 64, 0, kind, queue, first, count, TIME, reason, 0, 0, 0, blob, *extra)
+    return (where, 64, 0, kind, queue, first, count, TIME, reason, 0, 0, flags, blob, *extra)
 
 
 class Story:
@@ -184,6 +185,9 @@ def tell_of_letters(story: Story) -> None:
     story.letters("copy", 19, 19, "letters kept in part", 30)
     story.letters("copy", 20, 21, "letters kept in part", 51)
     story.rows.append(row("live", story.ids["copy"], 19, 21))
+    story.queue("letters to a queue without rows", ("entered", 1, 4), entered=4, dead_lettered=4)
+    number = story.ids["letters to a queue without rows"]
+    story.rows.append(row("dead_lettered", number, 1, 4, "expired", flags=1))
     # A queue that is not durable has no rows, but its letters have.
     story.letters("copy", 22, 23, "not durable", 1)
     story.rows.append(row("live", story.ids["copy"], 22, 23))
@@ -261,7 +265,8 @@ def test_letters_are_a_term_of_the_equation(outcome: Reconciliation) -> None:
     assert found.dropped == {"dead_letter_cycle": 1, "purged": 1}
     assert (found.still_there["ready"], found.still_there["dead_letter_pending"]) == (2, 2)
     assert found.difference == 0
-    for name in ("work", "parking", "copy", "letters kept in part"):
+    whole = ("work", "parking", "copy", "letters kept in part", "letters to a queue without rows")
+    for name in whole:
         assert faults(outcome, name) == []
     assert account(outcome, "letters kept in part").dead_lettered == 2
     assert account(outcome, "copy").difference == 0

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tallymark.engine.records import TRANSIENT
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -38,11 +40,15 @@ def intervals(rows: DataFrame) -> DataFrame:
         f.when(there, "live").otherwise(f.col("kind")).alias("what"),
         f.when(f.col("kind") == "dropped", f.col("reason")).alias("reason"),
     )
-    entered = (f.col("source") == "journal") & (f.col("kind") == "entered")
-    named = rows.where(entered & f.col("from_queue_id").isNotNull()).select(
-        f.col("from_queue_id").alias("queue_id"),
-        f.col("from_first").alias("low"),
-        (f.col("from_first") + f.col("count")).alias("high"),
+    journal = f.col("source") == "journal"
+    by_letter = (f.col("kind") == "entered") & f.col("from_queue_id").isNotNull()
+    # Where no target outlives the broker none has rows: the source's own row has to do.
+    unstored = (f.col("kind") == "dead_lettered") & (f.col("flags").bitwiseAND(TRANSIENT) != 0)
+    low = f.when(unstored, f.col("first")).otherwise(f.col("from_first"))
+    named = rows.where(journal & (by_letter | unstored)).select(
+        f.when(unstored, f.col("queue_id")).otherwise(f.col("from_queue_id")).alias("queue_id"),
+        low.alias("low"),
+        (low + f.col("count")).alias("high"),
         f.lit("letter").alias("what"),
         f.lit(None).cast("string").alias("reason"),
     )
