@@ -22,6 +22,7 @@ from tallymark.engine.effects import (
     Deliver,
     Durable,
     Effect,
+    Refused,
 )
 from tallymark.engine.session import Session
 from tallymark.wire.amqp091.frames import (
@@ -127,6 +128,8 @@ def _carry_out(effect: Effect) -> None:
         _bridge_of(effect.consumer.session).deliver(effect)
     elif isinstance(effect, Confirm):
         _bridge_of(effect.session).confirm(effect)
+    elif isinstance(effect, Refused):
+        _bridge_of(effect.session).refused(effect)
     elif isinstance(effect, Cancelled):
         _bridge_of(effect.consumer.session).cancelled(effect)
     elif isinstance(effect, CloseSession):

@@ -158,6 +158,22 @@ def test_dl_d1_the_publisher_says_how_many_deaths_are_left(value: object, expect
     assert FORMAT_091.hop_limit(made, 1) == expected
 
 
+@pytest.mark.parametrize("frame_max", [4096, 131_072])
+def test_dl_6_bodies_are_weighed_without_their_frames(frame_max: int) -> None:
+    sizes = [3, 0, 10_000, 4088, 1]
+    messages = [
+        publish(1, bytes(size), properties=Properties(app_id="a" * i), frame_max=frame_max)
+        for i, size in enumerate(sizes)
+    ]
+    cuts = [sum(map(len, messages[:i])) for i in range(6)]
+    made = Payload(
+        FORMAT, b"".join(messages), array("I", cuts), Route("", "q"), None, 1, 0, True, 100
+    )
+    totals = FORMAT_091.bodies(made)
+    assert totals.typecode == "Q"
+    assert list(totals) == [0, 3, 3, 10_003, 14_091, 14_092]
+
+
 @pytest.mark.parametrize("name", [ID_HEADER, LAST_HOPS])
 def test_a_table_nobody_can_read_says_nothing(name: str) -> None:
     """It is in a queue all the same: properties are checked at publish, tables are not."""

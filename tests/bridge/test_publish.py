@@ -258,7 +258,7 @@ def test_headers_behind_another_exchange_are_seen() -> None:
     peer.ask(
         peer.publish(b"1", "k", exchange="front", headers={"n": 1})
         + peer.publish(b"2", "k", exchange="front", headers={"n": 2})
-        + peer.publish(b"3", "k", exchange="front", headers={"n": 1}, expiration="1")
+        + peer.publish(b"3", "k", exchange="front", headers={"n": 1}, expiration="60000")
     )
     assert bodies(peer, "q") == [b"1", b"3"]
 
@@ -316,7 +316,7 @@ def run(program: Program, cut: int) -> tuple[list[Heard], list[list[bytes]]]:
         elif kind == 2:
             properties = {"headers": {"BCC": ["b"], "i": i % 2}}
         elif kind == 3:
-            properties = {"expiration": "10"}
+            properties = {"expiration": "60000"}
         raw += publish(
             1 + i % 2 * (kind == 0),
             b"%d" % i,

@@ -333,5 +333,9 @@ def test_cancel_of_an_unknown_consumer_is_no_error() -> None:
 def test_expirations_that_are_accepted(expiration: str) -> None:
     rig = Rig()
     peer = rig.connect()
-    assert closes(peer.ask(Q, message(expiration=expiration))) == []
-    assert rig.broker.vhosts["/"].queues["q"].ready == 1
+    assert closes(peer.ask(Q)) == []
+    peer.send(message(expiration=expiration))
+    (piece,) = rig.broker.vhosts["/"].queues["q"].slices()
+    assert piece.annotations is not None
+    assert piece.annotations.ttl_ms == int(expiration)
+    assert closes(peer.hear()) == []

@@ -1,8 +1,8 @@
 """One AMQP 0-9-1 client: wire events in, engine commands out; engine effects in, frames out.
 
 Pure: the owner moves bytes and time. It feeds `receive`, carries engine effects to `deliver`,
-`confirm`, `refused`, `cancelled`, `close_session` and `durable`, and writes what `take_output`
-gives. While `pending_login` is set it checks the credentials and answers with `login_succeeded` or
+`confirm`, `refused`, `cancelled`, `timed_out`, `close_session` and `durable`, and writes what
+`take_output` gives. While `pending_login` is set it checks the credentials and answers with `login_succeeded` or
 `login_failed`. When `closing` turns true it closes the transport after writing.
 
 An error of a command closes its channel or the connection, as its reply code says; the engine's
@@ -30,7 +30,15 @@ from tallymark.bridge.amqp091_login import (
 from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.bridge.permissions import Access, Permissions
 from tallymark.engine.broker import Broker
-from tallymark.engine.effects import Cancelled, CloseSession, Confirm, Deliver, Durable, Refused
+from tallymark.engine.effects import (
+    Cancelled,
+    CloseSession,
+    Confirm,
+    Deliver,
+    Durable,
+    Refused,
+    TimedOut,
+)
 from tallymark.engine.errors import BrokerError, NotAllowed
 from tallymark.engine.session import Connection as EngineConnection
 from tallymark.wire.amqp091.connection import Connection as WireConnection
@@ -39,6 +47,7 @@ from tallymark.wire.amqp091.errors import (
     CONNECTION,
     CONNECTION_FORCED,
     NOT_ALLOWED,
+    PRECONDITION_FAILED,
     WireError,
 )
 from tallymark.wire.amqp091.events import (
@@ -338,6 +347,24 @@ class Amqp091:
         channel = session.handle
         assert isinstance(channel, Channel)
         channel.send(BasicCancel(effect.consumer.tag, True))
+
+    def timed_out(self, effect: TimedOut) -> None:
+        """A consumer held messages for too long and is stopped: it is told, or where its client
+        could not understand that, its channel ends [LC-4]."""
+        client = self.client
+        session = effect.session
+        if client is None or session.closed:
+            return
+        channel = session.handle
+        assert isinstance(channel, Channel)
+        if effect.consumer is not None and client.cancel_notify:
+            channel.send(BasicCancel(effect.consumer.tag, True))
+            return
+        text = (
+            f"delivery acknowledgement on channel {channel.number} timed out. Timeout value used: "
+            f"{effect.timeout_ms} ms"
+        )
+        self._fail(channel.number, WireError(PRECONDITION_FAILED, text))
 
     def close_session(self, effect: CloseSession) -> None:
         """The engine ends a channel, or what the error's reply code says."""

@@ -318,3 +318,9 @@ def consumer_priority(arguments: dict[str, object]) -> int:
     """`x-priority` of checked arguments, 0 by default; higher ones are served first."""
     value = arguments.get("x-priority", 0)
     return value if isinstance(value, int) else 0
+
+
+def consumer_timeout(arguments: dict[str, object]) -> int:
+    """`x-consumer-timeout` of checked arguments, milliseconds; -1: not given."""
+    value = arguments.get("x-consumer-timeout")
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else -1

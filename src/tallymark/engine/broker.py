@@ -20,6 +20,7 @@ from typing import Final, final
 
 from tallymark.engine import definitions, records
 from tallymark.engine.annotations import Annotations
+from tallymark.engine.arguments import consumer_timeout
 from tallymark.engine.backlogs import Backlogs
 from tallymark.engine.clock import Clock
 from tallymark.engine.deadletters import DeadLetters
@@ -38,6 +39,7 @@ from tallymark.engine.session import UNLIMITED, Connection, Consumer, Session
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.store import Store
 from tallymark.engine.subscription import Subscription
+from tallymark.engine.timeouts import Timeouts
 from tallymark.engine.upkeep import Upkeep
 from tallymark.engine.vhost import Targets, VirtualHost
 
@@ -89,7 +91,9 @@ class Broker:
         self.formats: dict[int, Format] = {}
         """Readers of wire formats by Payload.format; filled by the owner."""
         self.backlogs = Backlogs(self.store)
-        self.dispatcher = Dispatcher(self.clock, self.store, self.records, self.effects)
+        self.dispatcher = Dispatcher(
+            self.clock, self.deadlines, self.store, self.records, self.effects
+        )
         self.entrance = Entrance(
             self.clock, self.store, self.dispatcher, self.backlogs, self.formats, self.records
         )
@@ -104,6 +108,7 @@ class Broker:
         """Durable subscriptions: attach, lease, read, settle, stat."""
         self.dispatcher.upkeep = self.leases.upkeep = self.upkeep
         self.settlement = Settlement(self.dispatcher, self.dead_letters, self.store, self.records)
+        self.timeouts = Timeouts(self.clock, self.deadlines, self.settlement, self.effects)
         self.durability = Durability(self.dispatcher)
         self.queue_ids = Counter()
         self.owner_ids = Counter()
@@ -186,6 +191,7 @@ class Broker:
     def resettle(self, queue: Queue) -> None:
         """The queue's settings changed: they are in effect at once."""
         queue.used_ms = self.clock.now_ms
+        self.timeouts.watch_all(queue)
         self.dispatcher.mark(queue)
 
     def delete_queue(
@@ -463,6 +469,7 @@ class Broker:
             exclusive,
             priority,
             session.consumer_limit,
+            consumer_timeout(arguments),
         )
         session.consumers[tag] = consumer
         at = len(consumers)
@@ -626,7 +633,11 @@ class Broker:
 
     def _look_at(self, thing: Timed) -> None:
         """Its deadline came."""
-        assert isinstance(thing, Queue)
+        if isinstance(thing, Session):
+            for consumer in self.timeouts.look_at(thing):
+                self.cancel(consumer)
+            return
+        assert isinstance(thing, Queue), thing
         if thing.deleted:
             return
         expires = thing.settings.expires_ms
@@ -694,7 +705,7 @@ class Broker:
                     n = sum(b - a + 1 for a, b in entry.pieces(entry.first, entry.last))
                     assert n == entry.left, (entry.first, entry.last, n, entry.left)
                     unacked += n
-                    if not entry.queue.deleted:
+                    if not entry.queue.deleted and not entry.void:
                         held[entry.queue.id] = held.get(entry.queue.id, 0) + n
                 assert unacked == session.unacked, (unacked, session.unacked)
         for queue in self.queues.values():

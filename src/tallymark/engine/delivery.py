@@ -15,11 +15,19 @@ from typing import TYPE_CHECKING, Final, final
 
 from tallymark.engine import records
 from tallymark.engine.clock import Clock
+from tallymark.engine.deadlines import Deadlines
 from tallymark.engine.effects import Deliver, Effect
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
-from tallymark.engine.session import Connection, Consumer, InFlight, Session
+from tallymark.engine.session import (
+    MERGE_MS,
+    Connection,
+    Consumer,
+    InFlight,
+    Session,
+    timeout_of,
+)
 from tallymark.engine.store import Store
 
 if TYPE_CHECKING:
@@ -30,8 +38,6 @@ TURN_BYTES: Final = 1 << 20
 LARGEST_QUOTA: Final = 32
 LARGEST_RESERVE: Final = 8192
 SMALLEST_RESERVE: Final = 8
-MERGE_MS: Final = 100
-"""Messages handed out within so long share an entry, and the time from which they are in flight."""
 
 
 @final
@@ -53,6 +59,7 @@ class Dispatcher:
         "again",
         "changed",
         "clock",
+        "deadlines",
         "effects",
         "mark_waits",
         "records",
@@ -62,9 +69,15 @@ class Dispatcher:
     )
 
     def __init__(
-        self, clock: Clock, store: Store, records: list[Record], effects: list[Effect]
+        self,
+        clock: Clock,
+        deadlines: Deadlines,
+        store: Store,
+        records: list[Record],
+        effects: list[Effect],
     ) -> None:
         self.clock = clock
+        self.deadlines = deadlines
         self.store = store
         self.records = records
         self.effects = effects
@@ -252,6 +265,7 @@ class Dispatcher:
                 and whole.failed == piece.failed
                 and whole.priority == piece.priority
                 and last.queue is queue
+                and not last.void
                 and last.since_ms + MERGE_MS >= self.clock.now_ms
             ):
                 whole = whole.part(0, len(whole))
@@ -260,7 +274,11 @@ class Dispatcher:
                 last.last = tag + n - 1
                 last.left += n
                 return tag
-        inflight.append(InFlight(tag, tag + n - 1, piece, queue, consumer, self.clock.now_ms))
+        now = self.clock.now_ms
+        inflight.append(InFlight(tag, tag + n - 1, piece, queue, consumer, now))
+        timeout = timeout_of(consumer, queue)
+        if timeout:
+            self.deadlines.arm(session, now + timeout + MERGE_MS)
         return tag
 
     def cover(self, queue: Queue, upto: int) -> bool:

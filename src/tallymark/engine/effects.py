@@ -67,6 +67,19 @@ class CloseSession(Effect):
 
 
 @final
+class TimedOut(Effect):
+    """A consumer (None: the session itself, by basic.get) held messages for too long. They went
+    back to their queue and the consumer is stopped already [LC-4]."""
+
+    __slots__ = ("consumer", "session", "timeout_ms")
+
+    def __init__(self, session: Session, consumer: Consumer | None, timeout_ms: int) -> None:
+        self.session = session
+        self.consumer = consumer
+        self.timeout_ms = timeout_ms
+
+
+@final
 class Refused(Effect):
     """Publishes number first..last of a confirming session were not taken [amqp-0.9.1 basic.nack]:
     a queue has no room for them [DL-6]."""

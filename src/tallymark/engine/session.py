@@ -13,11 +13,16 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, final
 
+from tallymark.engine.deadlines import Timed
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 
 UNLIMITED: Final = 1 << 62
+MERGE_MS: Final = 20
+"""Messages handed out within so long share an entry and its time: how late a time-out may be."""
+CONSUMER_TIMEOUT_MS: Final = 30 * 60 * 1000
+"""How long a delivery may stay unsettled where nobody says otherwise [LC-4]."""
 
 ACCEPTED: Final = 1
 """Outcome: done with. [amqp-0.9.1 basic.ack]"""
@@ -66,7 +71,7 @@ class Connection:
 class InFlight:
     """Tags first..last of one session: one slice, one consumer."""
 
-    __slots__ = ("consumer", "done", "first", "last", "left", "queue", "since_ms", "slice")
+    __slots__ = ("consumer", "done", "first", "last", "left", "queue", "since_ms", "slice", "void")
 
     def __init__(
         self,
@@ -86,6 +91,8 @@ class InFlight:
         """None where the client asked for the message itself [amqp-0.9.1 basic.get]."""
         self.since_ms = since_ms
         """When the first of them was handed out; the others within MERGE_MS after it."""
+        self.void = False
+        """They went back to their queue for having taken too long: settling them does nothing."""
         self.done: bytearray | None = None
         """One byte per tag from `first`, 1 = settled; None while none was out of order."""
         self.left = last - first + 1
@@ -127,6 +134,7 @@ class Consumer:
         "queue",
         "session",
         "tag",
+        "timeout_ms",
         "unacked",
     )
 
@@ -140,6 +148,7 @@ class Consumer:
         exclusive: bool,
         priority: int,
         limit: int,
+        timeout_ms: int,
     ) -> None:
         self.id = id
         """Broker-wide; the owner in the ledger."""
@@ -151,6 +160,8 @@ class Consumer:
         self.priority = priority
         self.limit = limit
         """How many unsettled messages it may hold. [amqp-0.9.1 basic.qos]"""
+        self.timeout_ms = timeout_ms
+        """How long it may hold one; 0: without limit, OFF: what the queue says [LC-4]."""
         self.unacked = 0
         self.active = True
         self.handle: object = None
@@ -178,8 +189,16 @@ class Consumer:
         return own if own < shared else shared
 
 
+def timeout_of(consumer: Consumer | None, queue: Queue) -> int:
+    """How long a delivery may stay unsettled, milliseconds; 0: without limit [LC-4]."""
+    if consumer is not None and consumer.timeout_ms >= 0:
+        return consumer.timeout_ms
+    given = queue.settings.consumer_timeout_ms
+    return given if given >= 0 else CONSUMER_TIMEOUT_MS
+
+
 @final
-class Session:
+class Session(Timed):
     """Publishes, consumes and settles, with numbers of its own for both directions."""
 
     __slots__ = (
@@ -200,6 +219,7 @@ class Session:
     )
 
     def __init__(self, id: int, connection: Connection) -> None:
+        super().__init__()
         self.id = id
         self.connection = connection
         self.handle: object = None

@@ -85,6 +85,8 @@ class Settlement:
             queue = entry.queue
             for low, high in entry.pieces(entry.first, entry.last):
                 self._free_credit(session, entry.consumer, high - low + 1)
+                if entry.void:
+                    continue
                 if queue.deleted:
                     self.store.finish(entry.slice.payload, high - low + 1)
                 else:
@@ -164,7 +166,7 @@ class Settlement:
         """What sessions hold of a dying queue ends; its tags can still be settled, in vain."""
         for session in sessions:
             for entry in session.inflight:
-                if entry.queue is queue:
+                if entry.queue is queue and not entry.void:
                     for low, high in entry.pieces(entry.first, entry.last):
                         piece = entry.part(low, high)
                         queue.leave_acquired(piece)
@@ -177,6 +179,8 @@ class Settlement:
         queue = entry.queue
         count = high - low + 1
         self._free_credit(session, entry.consumer, count)
+        if entry.void:
+            return
         if queue.deleted:
             self.store.finish(entry.slice.payload, count)
         elif outcome == ACCEPTED:

@@ -36,6 +36,7 @@ from tallymark.engine.effects import (
     Effect,
     Refused,
     Signal,
+    TimedOut,
 )
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Session
@@ -304,6 +305,9 @@ class Node:
         elif isinstance(effect, Confirm):
             bridge = _bridge_of(effect.session)
             bridge.confirm(effect)
+        elif isinstance(effect, TimedOut):
+            bridge = _bridge_of(effect.session)
+            bridge.timed_out(effect)
         elif isinstance(effect, Refused):
             bridge = _bridge_of(effect.session)
             bridge.refused(effect)

@@ -1,0 +1,83 @@
+"""Consumers that take too long: what they hold returns, and they are stopped [LC-4].
+
+The time a delivery may stay unsettled is the consumer's own argument, else what its queue says,
+else half an hour; 0 is no limit. Only what is overdue returns. Its tags stay known, so that a late
+settlement is no error and touches nothing: the message may be with somebody else by then [LC-2].
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from tallymark.engine import records
+from tallymark.engine.clock import Clock
+from tallymark.engine.deadlines import NEVER, Deadlines
+from tallymark.engine.effects import Effect, TimedOut
+from tallymark.engine.message import Slice
+from tallymark.engine.queue import Queue
+from tallymark.engine.session import MERGE_MS, Consumer, InFlight, Session, timeout_of
+from tallymark.engine.settlement import Settlement
+
+
+@final
+class Timeouts:
+    """Shares its parts with the Broker."""
+
+    __slots__ = ("clock", "deadlines", "effects", "settlement")
+
+    def __init__(
+        self, clock: Clock, deadlines: Deadlines, settlement: Settlement, effects: list[Effect]
+    ) -> None:
+        self.clock = clock
+        self.deadlines = deadlines
+        self.settlement = settlement
+        self.effects = effects
+
+    def look_at(self, session: Session) -> list[Consumer]:
+        """The session's deadline came: return what is overdue, and arm the next deadline. Returns
+        the consumers that have to be stopped."""
+        if session.closed:
+            return []
+        now = self.clock.now_ms
+        late: list[InFlight] = []
+        next_due = NEVER
+        for entry in session.inflight:
+            if entry.void or entry.queue.deleted:
+                continue
+            due = _due(entry)
+            if due <= now:
+                late.append(entry)
+            else:
+                next_due = min(next_due, due)
+        if next_due < NEVER:
+            self.deadlines.arm(session, next_due)
+        stopped: list[Consumer] = []
+        told: set[int] = set()
+        for entry in late:
+            consumer = entry.consumer
+            whose = 0 if consumer is None else consumer.id
+            self._return(session, entry)
+            if whose not in told:
+                told.add(whose)
+                self.effects.append(TimedOut(session, consumer, timeout_of(consumer, entry.queue)))
+                if consumer is not None and consumer.active:
+                    stopped.append(consumer)
+        return stopped
+
+    def watch_all(self, queue: Queue) -> None:
+        """The queue's settings changed: its consumers' deadlines may come earlier."""
+        for consumer in queue.consumers:
+            self.deadlines.arm(consumer.session, self.clock.now_ms)
+
+    def _return(self, session: Session, entry: InFlight) -> None:
+        pieces: list[Slice] = []
+        for low, high in entry.pieces(entry.first, entry.last):
+            pieces.append(entry.part(low, high))
+        entry.void = True
+        owner = session.id if entry.consumer is None else entry.consumer.id
+        self.settlement.give_back(entry.queue, pieces, owner, records.RETURNED_BY_TIMEOUT, False)
+
+
+def _due(entry: InFlight) -> int:
+    timeout = timeout_of(entry.consumer, entry.queue)
+    return entry.since_ms + MERGE_MS + timeout if timeout else NEVER
