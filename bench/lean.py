@@ -90,6 +90,8 @@ class Link:
         self.frame_max = frame_max
         self.heartbeats = 0
         """How many the broker sent; we send none."""
+        self.sections: list[bytes] | None = None
+        """Set to [] to be given the property section of every delivery, in their order."""
         self._partial: list[bytes] = []
         self._missing = 0
         self._delivery: tuple[int, int, bool] | None = None
@@ -211,6 +213,8 @@ class Link:
                 found.append((DELIVER, *delivery, body))
             elif kind == HEADER:
                 (missing,) = _TAG.unpack_from(inbox, start + 4)
+                if self.sections is not None:
+                    self.sections.append(bytes(inbox[start + 12 : end]))
                 if not missing:
                     assert delivery is not None
                     found.append((DELIVER, *delivery, b""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -58,6 +59,11 @@ def sized(raw: bytes) -> bytes:
     return len(raw).to_bytes(4, "big") + raw
 
 
+def patched(additions: Additions, section: bytes) -> bytes:
+    """Between other bytes, as in a payload."""
+    return additions.section(b"before" + section + b"behind", 6, 6 + len(section))
+
+
 def headers_of(section: bytes) -> dict[str, object]:
     headers = decode_properties(section).headers
     assert headers is not None
@@ -99,7 +105,7 @@ def test_dl_12_x_death_to_the_byte() -> None:
         + key(b"x-last-death-queue") + text(b"q")
         + key(b"x-last-death-exchange") + text(b"ex")
     )  # fmt: skip
-    assert Additions(known, 0, 0).section(b"\0\0") == b"\x20\0" + sized(table)
+    assert patched(Additions(known, 0, 0), b"\0\0") == b"\x20\0" + sized(table)
 
 
 def test_dl_5_counts_to_the_byte() -> None:
@@ -107,13 +113,13 @@ def test_dl_5_counts_to_the_byte() -> None:
         key(b"x-delivery-count") + b"l" + (2).to_bytes(8, "big")
         + key(b"x-acquired-count") + b"l" + (5).to_bytes(8, "big")
     )  # fmt: skip
-    assert Additions(None, 2, 5).section(b"\0\0") == b"\x20\0" + sized(table)
+    assert patched(Additions(None, 2, 5), b"\0\0") == b"\x20\0" + sized(table)
 
 
 def test_dl_12_a_message_that_expired_at_once_had_an_expiration_too() -> None:
     """DL-A7: "0" is a TTL of its own."""
     known = annotations(Death("q", "expired", 1, "", ("q",), 0, 0, 0))
-    (death,) = headers_of(Additions(known, 0, 0).section(b"\0\0"))["x-death"]  # type: ignore[misc]
+    (death,) = headers_of(patched(Additions(known, 0, 0), b"\0\0"))["x-death"]  # type: ignore[misc]
     assert death["original-expiration"] == "0"
 
 
@@ -158,19 +164,38 @@ alike = st.dictionaries(
 )
 
 
-@given(properties, alike, st.booleans(), st.integers(0, 3), st.integers(0, 3))
+@given(
+    st.lists(st.tuples(properties, alike, st.booleans()), min_size=1, max_size=4),
+    st.booleans(),
+    st.integers(0, 3),
+    st.integers(0, 3),
+)
 def test_dl_11_dl_18_what_is_not_ours_stays_byte_for_byte(
-    message: Properties, some: dict[str, object], dead: bool, failed: int, acquired: int
+    messages: list[tuple[Properties, dict[str, object], bool]],
+    dead: bool,
+    failed: int,
+    acquired: int,
 ) -> None:
-    """And what is ours replaces what a publisher called so."""
-    if some:
-        message.headers = {**(message.headers or {}), **some}
+    """And what is ours replaces what a publisher called so. Each message once, some twice, some
+    again with another id: what was learned of one must not show in the next."""
     known = annotations() if dead else None
-    found = Additions(known, failed, acquired).section(encode_properties(message))
+    additions = Additions(known, failed, acquired)
+    for message, some, again in messages:
+        if some:
+            message.headers = {**(message.headers or {}), **some}
+        for id in (message.message_id, "another") if again else (message.message_id,):
+            message.message_id = id
+            found = patched(additions, encode_properties(message))
+            assert found == encode_properties(expected(message, known, failed, acquired))
+
+
+def expected(
+    message: Properties, known: Annotations | None, failed: int, acquired: int
+) -> Properties:
+    """What a reader sees of a message."""
     more: dict[str, object] = {}
     gone = []
     if known is not None:
-        message.expiration = None
         more = ours(known)
         gone = list(RESERVED)
     if failed:
@@ -179,16 +204,19 @@ def test_dl_11_dl_18_what_is_not_ours_stays_byte_for_byte(
     if acquired:
         more["x-acquired-count"] = WireInt(acquired, "l")
         gone.append("x-acquired-count")
+    headers = message.headers
     if more:
-        kept = {n: value for n, value in (message.headers or {}).items() if n not in gone}
-        message.headers = {**kept, **more}
-    assert found == encode_properties(message)
+        kept = {name: value for name, value in (headers or {}).items() if name not in gone}
+        headers = {**kept, **more}
+    return replace(
+        message, headers=headers, expiration=None if known is not None else message.expiration
+    )
 
 
 def test_dl_18_every_one_of_equal_names_is_replaced() -> None:
     """A table may name a header twice."""
     entries = key(b"x-death") + text(b"1") + key(b"k") + b"V" + key(b"x-death") + text(b"2")
-    found = Additions(annotations(), 0, 0).section(b"\x20\0" + sized(entries))
+    found = patched(Additions(annotations(), 0, 0), b"\x20\0" + sized(entries))
     assert found.count(b"\x07x-death") == 1
     assert headers_of(found)["k"] is None
 
@@ -200,14 +228,14 @@ def test_dl_18_a_last_death_of_the_publisher_goes_even_where_we_tell_of_none(for
         Route("dlx", "q"),
     )  # fmt: skip
     sent = Properties(headers={"x-last-death-queue": "forged", "x-last-death-reason": "forged"})
-    headers = headers_of(Additions(known, 0, 0).section(encode_properties(sent)))
+    headers = headers_of(patched(Additions(known, 0, 0), encode_properties(sent)))
     assert headers.get("x-last-death-queue") == (None if form == 1 else "q")
     assert headers.get("x-last-death-reason") == (None if form == 1 else "expired")
 
 
 def test_a_table_nobody_can_read_stays_as_it_is() -> None:
     broken = key(b"x-death") + b"?" + key(b"CC")
-    found = Additions(annotations(), 0, 0).section(b"\x20\0" + sized(broken))
+    found = patched(Additions(annotations(), 0, 0), b"\x20\0" + sized(broken))
     assert found[6:].startswith(broken)
     assert int.from_bytes(found[2:6], "big") == len(found) - 6
 
@@ -227,7 +255,7 @@ def shown(
 ) -> dict[str, object] | None:
     """The headers that readers of a message without any see; None: it leaves as it came."""
     additions = additions_to(piece(known, acquired, failed), shows_counts, None)
-    return None if additions is None else decode_properties(additions.section(b"\0\0")).headers
+    return None if additions is None else decode_properties(patched(additions, b"\0\0")).headers
 
 
 def test_what_only_the_broker_needs_is_not_shown() -> None:

@@ -1,24 +1,38 @@
 """A broker with a journal in memory and a hand on the clock and the disk: no sockets, no time.
 
 Messages are eight bytes: a number the test chose. `turn` does what the server does once per loop
-turn and returns the deliveries message by message.
+turn and returns the deliveries message by message. What else a message says (priority, id, headers,
+hop limit, size of its body) stands in a table, `rig.says`, that the rig's Format reads.
 """
 
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tallymark.engine import records
+from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker, Part
-from tallymark.engine.effects import Cancelled, Confirm, Deliver, Durable, Effect
+from tallymark.engine.deadletters import HOP_LIMIT_HEADER
+from tallymark.engine.effects import (
+    Cancelled,
+    Confirm,
+    Deliver,
+    Durable,
+    Effect,
+    Refused,
+    Signal,
+)
+from tallymark.engine.formats import Format
 from tallymark.engine.message import Payload, Route, Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record, expanded
 from tallymark.engine.restore import Restorer, snapshot
-from tallymark.engine.session import Connection, Session
+from tallymark.engine.session import Connection, Consumer, Session
+from tallymark.engine.settings import Settings
 
 SIZE = 8
+START_MS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +46,102 @@ class Delivery:
     redelivered: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a message says besides its number."""
+
+    priority: int = 0
+    id: str = ""
+    headers: dict[str, object] = field(default_factory=dict)
+    hop_limit: int = -1
+    body: int = SIZE
+    """Bytes of its body."""
+
+
+NOTHING_SAID = Said()
+
+
+class TableFormat(Format):
+    """Format 0: what messages say stands in a table by their numbers."""
+
+    __slots__ = ("says",)
+
+    def __init__(self, says: dict[int, Said]) -> None:
+        self.says = says
+
+    def said(self, payload: Payload, i: int) -> Said:
+        return self.says.get(number_at(payload, i), NOTHING_SAID)
+
+    def priorities(self, payload: Payload, lo: int, hi: int) -> bytes:
+        return bytes([self.said(payload, i).priority for i in range(lo, hi)])
+
+    def ids(self, payload: Payload, lo: int, hi: int) -> list[str]:
+        return [self.said(payload, i).id for i in range(lo, hi)]
+
+    def headers(self, payload: Payload, i: int) -> dict[str, object]:
+        return dict(self.said(payload, i).headers)
+
+    def hop_limit(self, payload: Payload, i: int) -> int:
+        return self.said(payload, i).hop_limit
+
+    def bodies(self, payload: Payload) -> array[int]:
+        totals = array("Q", (0,))
+        for i in range(payload.count):
+            totals.append(totals[-1] + self.said(payload, i).body)
+        return totals
+
+
+def number_at(payload: Payload, i: int) -> int:
+    raw = payload.raw
+    assert raw is not None, "the bytes must be in memory"
+    at = payload.cuts[i]
+    return int.from_bytes(raw[at : at + SIZE], "big")
+
+
 def numbers(piece: Slice) -> list[int]:
     """The messages of a slice."""
-    raw = piece.payload.raw
-    assert raw is not None, "the bytes of a delivery must be in memory"
-    cuts = piece.payload.cuts
-    return [int.from_bytes(raw[cuts[i] : cuts[i + 1]], "big") for i in range(piece.lo, piece.hi)]
+    return [number_at(piece.payload, i) for i in range(piece.lo, piece.hi)]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One message as a queue holds it or a consumer was given it."""
+
+    number: int
+    acquired: int
+    failed: int
+    priority: int
+    annotations: Annotations | None
+
+    @property
+    def deaths(self) -> list[tuple[str, str, int]]:
+        """(queue, reason, count), newest first."""
+        known = self.annotations
+        return [] if known is None else [(d.queue, d.reason, d.count) for d in known.deaths]
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """(failed, acquired) in all queues it was in: x-delivery-count and x-acquired-count."""
+        known = self.annotations
+        if known is None:
+            return self.failed, self.acquired
+        return self.failed + known.failed, self.acquired + known.acquired
+
+    @property
+    def place(self) -> tuple[str, str] | None:
+        """Exchange and key its reader is shown; None: those it was published with."""
+        known = self.annotations
+        if known is None or known.route is None:
+            return None
+        return known.route.exchange, known.route.key
+
+
+def held(piece: Slice) -> list[Held]:
+    """Each message of a slice."""
+    return [
+        Held(number, piece.acquired, piece.failed, piece.priority, piece.annotations)
+        for number in numbers(piece)
+    ]
 
 
 class MemoryLog:
@@ -50,6 +154,10 @@ class MemoryLog:
         self.synced = 0
         self.stored_bytes = 0
         """Bytes of payloads among them."""
+        self.says: dict[int, Said] = {}
+        """By number: what messages say, kept here as if it stood in their bytes."""
+        self.positions: dict[Payload, int] = {}
+        """Of every payload that a record names: the broker forgets it when it lets go of one."""
 
     @property
     def end(self) -> int:
@@ -64,9 +172,22 @@ class MemoryLog:
                 payload.position = len(self.bytes)
                 self.bytes += payload.raw
                 self.stored_bytes += payload.size
+        for record in block:
+            if record.payload is not None:
+                self.positions.setdefault(record.payload, record.payload.position)
         self.bytes += b"."  # every block moves the end
         self.blocks.append(block)
         return self.end
+
+    def upto(self, blocks: int) -> MemoryLog:
+        """The log as it was with so many of its blocks."""
+        cut = MemoryLog()
+        cut.blocks = self.blocks[:blocks]
+        cut.bytes = self.bytes
+        cut.checkpoint = self.checkpoint
+        cut.says = self.says
+        cut.positions = self.positions
+        return cut
 
     def fetch(self, payload: Payload) -> bytes:
         assert 0 <= payload.position <= len(self.bytes) - payload.size
@@ -76,10 +197,15 @@ class MemoryLog:
 class Rig:
     """One broker process; `restart` makes the next one from what the log holds."""
 
-    def __init__(self, log: MemoryLog | None = None) -> None:
+    def __init__(self, log: MemoryLog | None = None, now_ms: int = START_MS) -> None:
         self.log = log or MemoryLog()
-        self.now_ms = 1_000_000
+        self.now_ms = now_ms
+        self.tick_ms = 1
+        """How far a turn advances the clock; 0: only `advance` does."""
+        self.says = self.log.says
         self.broker = Broker(self.log.fetch)
+        self.broker.formats[0] = TableFormat(self.says)
+        self.broker.clock.tell(now_ms)
         self.hold_disk = False
         """True: nothing more becomes synced until it is False again."""
         self.confirmed: dict[int, int] = {}
@@ -87,6 +213,11 @@ class Rig:
         self.durable: list[object] = []
         self.released: list[tuple[int, int]] = []
         """Extents of the log that the broker says it needs no more."""
+        self.refused: list[tuple[int, int]] = []
+        """Publish numbers (first, last) that a queue had no room for."""
+        self.signals: list[Signal] = []
+        self.given: list[Held] = []
+        """What consumers were sent, with what is known of it."""
         if log is not None:
             Restorer(self.broker).run(self._records())
         self.vhost = self.broker.add_vhost("/")
@@ -100,7 +231,7 @@ class Rig:
             old = record.payload
             new = None
             if old is not None:
-                position = old.position
+                position = self.log.positions.get(old, old.position)
                 new = made.get(id(old))
                 if new is None:
                     new = Payload(
@@ -145,6 +276,34 @@ class Rig:
             False,
         )
 
+    def declare(
+        self, name: str, arguments: dict[str, object] | None = None, durable: bool = True
+    ) -> Queue:
+        """A queue with arguments, `x-` left out of their names."""
+        given = {"x-" + key: value for key, value in (arguments or {}).items()}
+        return self.broker.declare_queue(
+            self.connection, name, durable, False, False, given, False
+        )
+
+    def exchange(self, name: str, type: str, *bindings: tuple[str, str]) -> None:
+        """An exchange and its bindings: (queue, key)."""
+        self.vhost.declare_exchange(name, type, True, False, False, {}, False)
+        for queue, key in bindings:
+            self.bind(queue, name, key)
+
+    def bind(self, queue: str, exchange: str, key: str) -> None:
+        self.vhost.bind_queue(queue, exchange, key, {}, self.connection.id)
+
+    def set_policy(self, name: str, policy: dict[str, object]) -> None:
+        """A policy for one queue, in effect at once."""
+        queue = self.vhost.queues[name]
+        queue.follow(Settings(queue.arguments, policy))
+        self.vhost._changed()
+        self.broker.resettle(queue)
+
+    def delete(self, name: str) -> int:
+        return self.broker.delete_queue(self.connection, name, False, False)
+
     def session(self, connection: Connection | None = None) -> Session:
         return self.broker.open_session(connection or self.connection)
 
@@ -154,6 +313,29 @@ class Rig:
         """One run of messages through the default exchange."""
         targets = self.vhost.route("", [queue], None)
         self.broker.publish(session, targets, self.payload(queue, messages, persistent))
+
+    def send(
+        self,
+        key: str,
+        *messages: int,
+        exchange: str = "",
+        session: Session | None = None,
+        annotations: Annotations | None = None,
+        ttl: int = -1,
+        cc: tuple[str, ...] = (),
+        bcc: tuple[str, ...] = (),
+        persistent: bool = True,
+    ) -> None:
+        """One run of messages with what is known of them, as a bridge publishes it."""
+        if annotations is None and (ttl >= 0 or cc or bcc):
+            annotations = Annotations(ttl_ms=ttl, more_keys=cc + bcc, bcc=bcc)
+        headers = None
+        if self.vhost.needs_headers(exchange):
+            assert len(messages) == 1, "routed by their headers one by one"
+            headers = self.says.get(messages[0], NOTHING_SAID).headers
+        targets = self.vhost.route(exchange, [key, *cc, *bcc], headers)
+        payload = self.payload(key, list(messages), persistent, exchange)
+        self.broker.publish(session or self.session(), targets, payload, annotations)
 
     def publish_parts(
         self,
@@ -171,18 +353,39 @@ class Rig:
             lo += len(part)
         self.broker.publish_parts(session, self.payload(exchange, messages, persistent), made)
 
-    def payload(self, key: str, messages: list[int], persistent: bool) -> Payload:
-        """Messages that arrived together."""
-        raw = b"".join(n.to_bytes(SIZE, "big") for n in messages)
-        cuts = array("I", range(0, len(raw) + 1, SIZE))
+    def payload(
+        self, key: str, messages: list[int], persistent: bool, exchange: str = ""
+    ) -> Payload:
+        """Messages that arrived together. Those with a hop limit have its header in their bytes."""
+        cells = []
+        for n in messages:
+            cell = n.to_bytes(SIZE, "big")
+            if self.says.get(n, NOTHING_SAID).hop_limit >= 0:
+                cell += HOP_LIMIT_HEADER
+            cells.append(cell)
+        cuts = array("I", (0,))
+        for cell in cells:
+            cuts.append(cuts[-1] + len(cell))
         return Payload(
-            0, raw, cuts, Route("", key), None, self.broker.new_message_ids(len(messages)),
-            self.now_ms, persistent, SIZE,
+            0, b"".join(cells), cuts, Route(exchange, key), None,
+            self.broker.new_message_ids(len(messages)), self.now_ms, persistent, SIZE,
         )  # fmt: skip
 
+    def advance(self, ms: int) -> list[Delivery]:
+        """Time passes: what is due now, a turn whenever the broker asked for one, as the server
+        does, and one at the end. For rigs with tick_ms = 0."""
+        assert self.tick_ms == 0
+        end = self.now_ms + ms
+        out = self.settle_down()
+        while self.broker.next_due() <= end:
+            self.now_ms = max(self.now_ms, self.broker.next_due())
+            out += self.settle_down()
+        self.now_ms = end
+        return out + self.settle_down()
+
     def turn(self, budget: int = 1 << 40) -> list[Delivery]:
-        """One turn of the loop; advances the clock by a millisecond."""
-        self.now_ms += 1
+        """One turn of the loop; advances the clock by `tick_ms`."""
+        self.now_ms += self.tick_ms
         broker, log = self.broker, self.log
         effects = broker.turn(self.now_ms)
         block = broker.take_records()
@@ -213,6 +416,7 @@ class Rig:
         out = []
         for effect in effects:
             if isinstance(effect, Deliver):
+                self.given += held(effect.slice)
                 for i, number in enumerate(numbers(effect.slice)):
                     out.append(
                         Delivery(
@@ -229,12 +433,28 @@ class Rig:
                 self.cancelled.append(effect.consumer.tag)
             elif isinstance(effect, Durable):
                 self.durable.append(effect.waiter)
+            elif isinstance(effect, Refused):
+                self.refused.append((effect.first, effect.last))
+            elif isinstance(effect, Signal):
+                self.signals.append(effect)
         return out
 
     def get(self, session: Session, queue: Queue, no_ack: bool = False) -> tuple[int, int] | None:
         """(number, tag) of one message asked for."""
         got = self.broker.get(session, queue, no_ack)
         return None if got is None else (numbers(got[0])[0], got[1])
+
+    def take(self, session: Session, name: str, no_ack: bool = False) -> tuple[Held, int] | None:
+        """One message asked for, with what is known of it, and its tag."""
+        got = self.broker.get(session, self.vhost.queues[name], no_ack)
+        return None if got is None else (held(got[0])[0], got[1])
+
+    def consume(
+        self, session: Session, name: str, tag: str, prefetch: int = 0, no_ack: bool = False
+    ) -> Consumer:
+        self.broker.set_prefetch(session, prefetch, shared=False)
+        queue = self.vhost.queues[name]
+        return self.broker.consume(session, queue, tag, no_ack, False, 0, {})
 
     def checkpoint(self, clean: bool = False) -> None:
         """Replace the log so far by a snapshot."""
@@ -247,7 +467,13 @@ class Rig:
         if clean:
             self.broker.close_connection(self.connection, lost=False)
             self.checkpoint(clean=True)
-        return Rig(self.log)
+        return self.reopened(self.log)
+
+    def reopened(self, log: MemoryLog) -> Rig:
+        """A process that starts from this log, now."""
+        after = Rig(log, self.now_ms)
+        after.tick_ms = self.tick_ms
+        return after
 
     def ready(self, name: str) -> list[int]:
         """What is ready in a queue, in order."""
@@ -257,3 +483,25 @@ class Rig:
             self.broker.store.load(piece.payload)
             out += numbers(piece)
         return out
+
+    def holds(self, name: str) -> list[Held]:
+        """What is ready in a queue, in order, with what is known of it."""
+        out = []
+        self.vhost.queues[name].unpack()
+        for piece in self.vhost.queues[name].slices():
+            self.broker.store.load(piece.payload)
+            out += held(piece)
+        return out
+
+    def pending(self, name: str) -> list[int]:
+        """What is dead-letter-pending in a queue, in order."""
+        out = []
+        for letter in self.vhost.queues[name].letters:
+            self.broker.store.load(letter.piece.payload)
+            out += numbers(letter.piece)
+        return out
+
+    def dropped(self, name: str) -> dict[str, int]:
+        """How many messages of a queue ended without success, by reason."""
+        counts = self.vhost.queues[name].dropped
+        return {records.DROP_REASONS[reason]: n for reason, n in sorted(counts.items())}

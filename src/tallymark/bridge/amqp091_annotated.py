@@ -9,8 +9,8 @@ them stays byte for byte as the publisher sent it, and so do the body frames.
                 bits set and cleared        size, reserved names       cut out
                                             dropped, ours behind
 
-What annotations add is encoded once per `Additions`, and a section that many messages in a row
-share is patched once.
+What annotations add is encoded once per `Additions`; flags and headers that many messages in a row
+share are patched once.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Additions:
         "_acquired",
         "_annotations",
         "_failed",
+        "_front",
         "_headers",
-        "_patched",
+        "_new_front",
         "_replaced",
         "_searched",
-        "_section",
         "died",
     )
 
@@ -77,8 +77,9 @@ class Additions:
             self._replace(ACQUIRED_COUNT)
             _add_count(headers, ACQUIRED_COUNT, acquired)
         self._headers = bytes(headers)
-        self._section = b""
-        self._patched = b""
+        self._front = b""
+        """Of the section seen last, and what it becomes; see _learn."""
+        self._new_front = b""
 
     def _replace(self, name: str) -> None:
         self._replaced.add(name)
@@ -94,36 +95,42 @@ class Additions:
 
     def header_frame(self, raw: bytes, at: int, end: int) -> bytes:
         """The header frame raw[at:end] with all this in it, of the channel it came on."""
-        section = raw[at + 19 : end - 1]
-        if section != self._section:
-            self._section = section
-            self._patched = self.section(section)
-        patched = self._patched
+        section = self.section(raw, at + 19, end - 1)
         return b"".join(
-            (raw[at : at + 3], (12 + len(patched)).to_bytes(4, "big"), raw[at + 7 : at + 19],
-             patched, b"\xce")
+            (raw[at : at + 3], (12 + len(section)).to_bytes(4, "big"), raw[at + 7 : at + 19],
+             section, b"\xce")
         )  # fmt: skip
 
-    def section(self, section: bytes) -> bytes:
-        """A property section with all this in it."""
-        high = section[0]
-        table = after = table_at(section, 0)
+    def section(self, raw: bytes, start: int, end: int) -> bytes:
+        """The property section raw[start:end] with all this in it."""
+        if not self._front or not raw.startswith(self._front, start):
+            self._learn(raw, start)
+        rest = start + len(self._front)
+        if self.died and raw[start] & 0x01:
+            cut = expiration_at(raw, start)
+            return b"".join((self._new_front, raw[rest:cut], raw[cut + 1 + raw[cut] : end]))
+        return self._new_front + raw[rest:end]
+
+    def _learn(self, raw: bytes, start: int) -> None:
+        """What stands in front of a section: flags up to and with headers. It says itself how long
+        it is, so a section that begins with the same bytes has the same front."""
+        high = raw[start]
+        table = after = table_at(raw, start)
         entries = b""
         if high & 0x20:
-            after = table + 4 + int.from_bytes(section[table : table + 4], "big")
-            entries = self._kept(section[table + 4 : after])
-        rest = section[after:]
-        if self.died and high & 0x01:
-            at = expiration_at(section, 0)
-            rest = section[after:at] + section[at + 1 + section[at] :]
+            after = table + 4 + int.from_bytes(raw[table : table + 4], "big")
+            entries = self._kept(raw[table + 4 : after])
+        self._front = raw[start:after]
+        if self.died:
             high &= 0xFE
-        if not self._headers:
-            return b"".join((bytes((high,)), section[1:after], rest))
-        size = len(entries) + len(self._headers)
-        return b"".join(
-            (bytes((high | 0x20,)), section[1:table], size.to_bytes(4, "big"), entries,
-             self._headers, rest)
-        )  # fmt: skip
+        if self._headers:
+            size = len(entries) + len(self._headers)
+            self._new_front = b"".join(
+                (bytes((high | 0x20,)), raw[start + 1 : table], size.to_bytes(4, "big"), entries,
+                 self._headers)
+            )  # fmt: skip
+        else:
+            self._new_front = bytes((high,)) + raw[start + 1 : after]
 
     def _kept(self, entries: bytes) -> bytes:
         """The publisher's headers (a table without its length) but for those we replace."""

@@ -544,6 +544,8 @@ class Broker:
         self.get_must_wait = queue.stored and not self.dispatcher.cover(queue, head.first + 1)
         self.store.load(head.payload)
         piece = queue.take(1)
+        if queue.watched:
+            self.dispatcher.mark(queue)  # what was behind it has a time of its own
         return piece, self.dispatcher.acquire(session, queue, piece, None, no_ack)
 
     # -- settling

@@ -160,6 +160,8 @@ class Leases:
             rows -= n
             room -= piece.size()
             taken += n
+        if queue.watched:
+            self.upkeep.dispatcher.mark(queue)  # what was behind them has a time of its own
 
     def read(self, subscription: Subscription, low: int, high: int) -> list[tuple[int, Slice]]:
         """Lease sequences low..high-1 as (first lease sequence, slice), bytes in memory.
