@@ -27,7 +27,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         channel.confirm_delivery()
         for i in range(3):
             channel.basic_publish("", "orders", b"%d" % i, pika.BasicProperties(delivery_mode=2))
-        running.http("POST", "/api/subscriptions/%2F/orders/table/attach", {})
+        running.http("POST", "/api/tallymark/subscriptions/%2F/orders/table/attach", {})
         yield running
         connection.close()
 
@@ -72,7 +72,7 @@ def test_a_subscription_is_listed_and_dropped(broker: BrokerProcess) -> None:
 
 def test_a_log_level_is_changed_while_it_runs(broker: BrokerProcess) -> None:
     run("log-level", "http", "debug", url=broker.url)
-    assert broker.http("GET", "/api/log-levels")[1]["http"] == "debug"
+    assert broker.http("GET", "/api/tallymark/log-levels")[1]["http"] == "debug"
     refused = run("log-level", "htp", "debug", url=broker.url, code=1)
     assert "did you mean 'http'?" in refused.stderr
 
@@ -174,12 +174,12 @@ def test_users_are_kept_in_the_data_folder(tmp_path: Path) -> None:
     ]
     assert "exists" in run("user", "add", "ann", "--password", "x", *folder, code=1).stderr
     with BrokerProcess(tmp_path / "data") as broker:
-        assert broker.http("GET", "/api/overview", user="ann:secret")[0] == 200
+        assert broker.http("GET", "/api/tallymark/overview", user="ann:secret")[0] == 200
         run("user", "passwd", "ann", "--password", "changed", *folder)
-        assert broker.http("GET", "/api/overview", user="ann:secret")[0] == 401
-        assert broker.http("GET", "/api/overview", user="ann:changed")[0] == 200
+        assert broker.http("GET", "/api/tallymark/overview", user="ann:secret")[0] == 401
+        assert broker.http("GET", "/api/tallymark/overview", user="ann:changed")[0] == 200
         run("user", "delete", "ann", *folder)
-        assert broker.http("GET", "/api/overview", user="ann:changed")[0] == 401
+        assert broker.http("GET", "/api/tallymark/overview", user="ann:changed")[0] == 401
     assert "no user 'ann'" in run("user", "delete", "ann", *folder, code=1).stderr
 
 
@@ -197,6 +197,9 @@ def test_settings_are_checked_before_anything_starts(tmp_path: Path) -> None:
 
 def test_help_names_every_command() -> None:
     shown = run("--help").stdout
-    for command in ("serve", "queues", "status", "user", "journal", "pipeline", "demo"):
+    commands = (
+        "serve", "queues", "status", "policy", "feature", "user", "journal", "pipeline", "demo",
+    )  # fmt: skip
+    for command in commands:
         assert command in shown
     assert "TALLYMARK_AMQP_PORT" in run("serve", "--help").stdout.replace("\n", "")

@@ -10,6 +10,7 @@ from tallymark.engine.arguments import (
     check_queue_arguments,
     check_same_arguments,
     consumer_priority,
+    consumer_timeout_ms,
     equal_values,
     named,
     same_argument,
@@ -31,6 +32,12 @@ WHAT = named("queue", "q", "/")
         {"x-dead-letter-strategy": "at-least-once", "x-delivery-limit": 5},
         {"x-queue-mode": "lazy", "x-queue-version": 2, "x-queue-type": "classic"},
         {"x-consumer-timeout": 1000, "x-whatever": object},
+        {"x-dead-letter-hop-limit": 0},
+        {"x-dead-letter-hop-limit": 255},
+        {"x-dead-letter-hop-limit": True},
+        {"x-dead-letter-hop-limit": False},
+        {"x-delivery-limit": -1},
+        {"x-acquired-limit": 0, "x-message-deduplication": 1},
     ],
 )
 def test_good_queue_arguments(arguments: dict[str, object]) -> None:
@@ -55,7 +62,15 @@ def test_good_queue_arguments(arguments: dict[str, object]) -> None:
         ({"x-queue-type": "fast"}, "invalid_queue_type"),
         ({"x-queue-type": "stream"}, "streams are not offered, expected classic or quorum"),
         ({"x-dead-letter-strategy": "never"}, "invalid_dlx_strategy"),
-        ({"x-dead-letter-routing-key": "k"}, "routing_key_but_no_dlx_defined"),
+        ({"x-dead-letter-hop-limit": 256}, "{max_value_exceeded,256}"),
+        ({"x-dead-letter-hop-limit": -1}, "{value_negative,-1}"),
+        ({"x-dead-letter-hop-limit": "3"}, '"expected integer, got longstr"'),
+        ({"x-delivery-limit": "3"}, '"expected integer, got longstr"'),
+        ({"x-delivery-limit": True}, '"expected integer, got bool"'),
+        ({"x-acquired-limit": -1}, "{value_negative,-1}"),
+        ({"x-consumer-timeout": -1}, "{value_negative,-1}"),
+        ({"x-message-deduplication": 0}, "{value_zero,0}"),
+        ({"x-message-deduplication": True}, '"expected integer, got bool"'),
     ],
 )
 def test_bad_queue_arguments(arguments: dict[str, object], wrong: str) -> None:
@@ -65,7 +80,17 @@ def test_bad_queue_arguments(arguments: dict[str, object], wrong: str) -> None:
     assert str(refused.value) == f"invalid arg '{name}' for queue 'q' in vhost '/': {wrong}"
 
 
-def test_dead_letter_exchange_must_be_text() -> None:
+def test_dl_3_a_routing_key_needs_an_exchange_in_the_same_declaration() -> None:
+    with pytest.raises(PreconditionFailed) as refused:
+        check_queue_arguments(WHAT, {"x-dead-letter-routing-key": "k"})
+    assert str(refused.value) == (
+        "invalid arg 'x-dead-letter-routing-key' for queue 'q' in vhost '/': "
+        "routing_key_but_no_dlx_defined"
+    )
+    check_queue_arguments(WHAT, {"x-dead-letter-routing-key": "k", "x-dead-letter-exchange": ""})
+
+
+def test_dl_3_dead_letter_exchange_must_be_text() -> None:
     with pytest.raises(PreconditionFailed) as refused:
         check_queue_arguments(WHAT, {"x-dead-letter-exchange": 1})
     assert str(refused.value) == (
@@ -108,6 +133,26 @@ def test_inequivalent_arguments(
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "other"),
+    [
+        ("x-dead-letter-hop-limit", 1, True),
+        ("x-dead-letter-hop-limit", 0, False),
+        ("x-acquired-limit", 1, 2),
+        ("x-message-deduplication", 1000, 2000),
+        ("x-delivery-limit", -1, 0),
+        ("x-dead-letter-strategy", "at-most-once", "at-least-once"),
+    ],
+)
+def test_every_argument_that_is_acted_upon_is_compared(
+    name: str, value: object, other: object
+) -> None:
+    check_same_arguments(QUEUE_ARGUMENTS, WHAT, {name: value}, {name: value})
+    for received in ({name: other}, {}):
+        with pytest.raises(PreconditionFailed, match=f"inequivalent arg '{name}'"):
+            check_same_arguments(QUEUE_ARGUMENTS, WHAT, received, {name: value})
+
+
 def test_equivalent_arguments() -> None:
     check_same_arguments(QUEUE_ARGUMENTS, WHAT, {"x-foo": 1}, {"x-foo": 2})
     check_same_arguments(QUEUE_ARGUMENTS, WHAT, {"x-queue-type": "classic"}, {})
@@ -143,6 +188,16 @@ def test_consumer_arguments() -> None:
     assert str(refused.value) == (
         "invalid arg 'x-priority' for queue 'q' in vhost '/': \"expected integer, got longstr\""
     )
+
+
+def test_a_consumers_own_time_out() -> None:
+    check_consumer_arguments(WHAT, {"x-consumer-timeout": 0})
+    assert consumer_timeout_ms({"x-consumer-timeout": 0}) == 0
+    assert consumer_timeout_ms({"x-consumer-timeout": 90_000}) == 90_000
+    assert consumer_timeout_ms({}) == -1
+    for wrong in (-1, "1000", True):
+        with pytest.raises(PreconditionFailed, match="invalid arg 'x-consumer-timeout' for queue"):
+            check_consumer_arguments(WHAT, {"x-consumer-timeout": wrong})
 
 
 def test_names_of_types() -> None:

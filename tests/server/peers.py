@@ -180,11 +180,11 @@ def alarms(broker: BrokerProcess) -> list[str]:
 
 
 def open_connections(broker: BrokerProcess) -> int:
-    return len(broker.http("GET", "/api/connections")[1]["connections"])
+    return len(broker.http("GET", "/api/tallymark/connections")[1]["connections"])
 
 
 def sessions(broker: BrokerProcess) -> int:
-    return int(broker.http("GET", "/api/overview")[1]["sessions"])
+    return int(broker.http("GET", "/api/tallymark/overview")[1]["sessions"])
 
 
 def open_files(broker: BrokerProcess) -> int:

@@ -29,11 +29,11 @@ def shim(tmp_path: Path) -> Iterator[Shim]:
 
 
 def bodies_bytes(broker: BrokerProcess) -> int:
-    return int(broker.http("GET", "/api/status")[1]["memory"]["bodies_bytes"])
+    return int(broker.http("GET", "/api/tallymark/status")[1]["memory"]["bodies_bytes"])
 
 
 def received(broker: BrokerProcess) -> int:
-    rows = broker.http("GET", "/api/connections")[1]["connections"]
+    rows = broker.http("GET", "/api/tallymark/connections")[1]["connections"]
     return sum(row["received_bytes"] for row in rows)
 
 
@@ -58,7 +58,7 @@ def test_memory_alarm_blocks_publishers_until_consumers_made_room(
         assert alarms(broker) == ["memory"]
         assert bodies_bytes(broker) < 40 * MIB
         until(lambda: is_held(publisher))
-        plan = broker.http("POST", "/api/browse/%2F/q")[1]
+        plan = broker.http("POST", "/api/tallymark/browse/%2F/q")[1]
         late = Publisher(broker, "late", SIZE, TRANSIENT)  # told with its first publish
         until(lambda: late.told, late.work)
         before = received(broker)
@@ -69,7 +69,7 @@ def test_memory_alarm_blocks_publishers_until_consumers_made_room(
         until(lambda: len(reader.numbers) >= plan["messages"], reader.work)
         assert alarms(broker) == ["memory"]  # what the plan pins has been consumed, and stays
         assert publisher.told == ["low on memory"]
-        assert broker.http("DELETE", f"/api/browse/plans/{plan['plan']}")[0] == 200
+        assert broker.http("DELETE", f"/api/tallymark/browse/plans/{plan['plan']}")[0] == 200
         until(lambda: len(publisher.told) > 1, reader.work, lambda: publisher.work(False))
         assert publisher.told[1] == "unblocked"
         assert late.told[0] == "low on memory"
@@ -97,7 +97,7 @@ def test_max_pending_holds_publishers_silently_and_confirms_nothing_early(
         shim.hang()
         until(lambda: is_held(publisher))
         assert (publisher.confirmed, publisher.told, alarms(broker)) == (0, [], [])
-        pending = broker.http("GET", "/api/status")[1]["journal"]["pending_bytes"]
+        pending = broker.http("GET", "/api/tallymark/status")[1]["journal"]["pending_bytes"]
         assert MIB < pending < 4 * MIB
         small = Publisher(broker, "other", 100, TRANSIENT)
         reader = Reader(broker, "other")

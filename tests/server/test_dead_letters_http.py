@@ -16,7 +16,7 @@ from tallymark.engine.records import LEASED, LIVE, Record
 from tallymark.journal import layout
 from tests.support.process import BrokerProcess
 
-SUBSCRIPTION = "/api/subscriptions/%2F/parked/table"
+SUBSCRIPTION = "/api/tallymark/subscriptions/%2F/parked/table"
 
 
 @pytest.fixture
@@ -68,10 +68,10 @@ def rows_of(data: bytes, kind: int) -> list[Record]:
 
 
 def browse(broker: BrokerProcess, queue: str) -> list[Record]:
-    _, plan = broker.http("POST", f"/api/browse/%2F/{queue}", {})
+    _, plan = broker.http("POST", f"/api/tallymark/browse/%2F/{queue}", {})
     count = plan["messages"]
     status, data = broker.http_bytes(
-        "GET", f"/api/browse/plans/{plan['plan']}/read?from=0&to={count}"
+        "GET", f"/api/tallymark/browse/plans/{plan['plan']}/read?from=0&to={count}"
     )
     assert status == 200
     return rows_of(data, LIVE)
@@ -154,7 +154,7 @@ def test_lc_5_pending_and_dead_lettered_are_terms_of_the_account(broker: BrokerP
         lines = metrics(broker)
         assert 'tallymark_queue_dead_letter_pending{queue="full",vhost="/"} 2.0' in lines
         assert confirmed(lines) == 0
-        status, answer = broker.http("POST", "/api/ledger/checkpoint", {})
+        status, answer = broker.http("POST", "/api/tallymark/ledger/checkpoint", {})
         assert status == 200
         claim = next(one for one in answer["queues"] if one["name"] == "full")
         assert claim["dead_letter_pending"] == 2

@@ -48,7 +48,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         handshake_timeout_ms=str(HANDSHAKE_MS),
     ) as process:
         declare(process, "q", durable=False)
-        process.http("GET", "/api/overview")  # whatever is made once is made now
+        process.http("GET", "/api/tallymark/overview")  # whatever is made once is made now
         yield process
 
 
@@ -222,7 +222,7 @@ def test_a_client_that_stops_reading_is_closed_though_output_waits(broker: Broke
     states: set[str] = set()
 
     def look() -> None:
-        rows = broker.http("GET", "/api/connections")[1]["connections"]
+        rows = broker.http("GET", "/api/tallymark/connections")[1]["connections"]
         states.update(row["state"] for row in rows)
 
     until(lambda: "slow" in states, look)
@@ -294,7 +294,7 @@ def test_the_whole_of_http_needs_a_login(broker: BrokerProcess) -> None:
                 assert status == 200
             else:
                 assert status == 401, (method, path)
-                assert method == "HEAD" or answer["reason"] == "unauthorized"
+                assert method == "HEAD" or answer["error"] == "not_authorized"
     assert broker.http("GET", "/api/no-such-thing", user=None)[0] == 401
 
 

@@ -84,7 +84,7 @@ def test_a_body_of_128_mib_leaves_no_memory_behind(tmp_path: Path) -> None:
         link.wait(DELIVER)
         until(lambda: broker.queues()["q"]["acquired"] == 1)
         until(lambda: resident_mib(broker) < before + 48)
-        assert broker.http("GET", "/api/status")[1]["memory"]["bodies_bytes"] < MIB
+        assert broker.http("GET", "/api/tallymark/status")[1]["memory"]["bodies_bytes"] < MIB
         link.drop()
 
 
@@ -113,4 +113,4 @@ def test_idle_connections_and_queues_take_no_turns(tmp_path: Path) -> None:
 
 
 def turns_of(broker: BrokerProcess) -> int:
-    return int(broker.http("GET", "/api/status")[1]["broker"]["turns"])
+    return int(broker.http("GET", "/api/tallymark/status")[1]["broker"]["turns"])

@@ -137,10 +137,10 @@ def test_a_data_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
 def test_who_vanishes_who_is_refused_and_checkpoints_are_logged(broker: BrokerProcess) -> None:
     link = Link(broker.amqp_port)
     link.socket.close()
-    while broker.http("GET", "/api/connections")[1]["connections"]:
+    while broker.http("GET", "/api/tallymark/connections")[1]["connections"]:
         time.sleep(0.02)
-    broker.http("GET", "/api/status", user="guest:wrong")
-    broker.http("POST", "/api/ledger/checkpoint")
+    broker.http("GET", "/api/tallymark/status", user="guest:wrong")
+    broker.http("POST", "/api/tallymark/ledger/checkpoint")
     assert broker.stop() == 0
     lines = broker.log().splitlines()
     (lost,) = (line for line in lines if "connection.lost" in line)
@@ -167,8 +167,8 @@ def test_users_open_other_addresses_and_replace_guest(tmp_path: Path) -> None:
         for wrong in ("guest:guest", "ann:Secret", "nobody:x"):
             with pytest.raises(pika.exceptions.ProbableAuthenticationError):
                 connect(broker, wrong)
-        assert broker.http("GET", "/api/overview", user="ann:secret")[0] == 200
-        assert broker.http("GET", "/api/overview", user="guest:guest")[0] == 401
+        assert broker.http("GET", "/api/tallymark/overview", user="ann:secret")[0] == 200
+        assert broker.http("GET", "/api/tallymark/overview", user="guest:guest")[0] == 401
 
 
 def test_permissions_hold_on_every_side(tmp_path: Path) -> None:
@@ -192,13 +192,16 @@ def test_permissions_hold_on_every_side(tmp_path: Path) -> None:
         assert refused.value.reply_code == 403
         connection.close()
         for path, status in (("my-queue", 200), ("theirs", 403)):
-            attach = f"/api/subscriptions/%2F/{path}/s/attach"
+            attach = f"/api/tallymark/subscriptions/%2F/{path}/s/attach"
             assert broker.http("POST", attach, {}, user="ann:secret")[0] == status
-        other = "/api/subscriptions/other/q/s/attach"
+        other = "/api/tallymark/subscriptions/other/q/s/attach"
         assert broker.http("POST", other, {}, user="ann:secret")[0] == 403
-        for call in (("PUT", "/api/log-levels", {}), ("POST", "/api/ledger/checkpoint", {})):
+        for call in (
+            ("PUT", "/api/tallymark/log-levels", {}),
+            ("POST", "/api/tallymark/ledger/checkpoint", {}),
+        ):
             assert broker.http(*call, user="ann:secret")[0] == 403
-        assert broker.http("GET", "/api/connections", user="ann:secret")[0] == 403
+        assert broker.http("GET", "/api/tallymark/connections", user="ann:secret")[0] == 403
 
 
 def test_one_connection_too_many_is_closed(broker: BrokerProcess) -> None:
@@ -249,7 +252,7 @@ def test_memory_stays_within_its_budget_under_a_backlog(tmp_path: Path) -> None:
         body = b"x" * 1_000_000
         for _ in range(60):
             channel.basic_publish("", "q", body, pika.BasicProperties(delivery_mode=2))
-        _, status = broker.http("GET", "/api/status")
+        _, status = broker.http("GET", "/api/tallymark/status")
         assert status["memory"]["bodies_bytes"] <= 17 << 20
         for _ in range(60):
             assert channel.basic_get("q", auto_ack=True)[2] == body
@@ -347,7 +350,7 @@ def test_idle_costs_no_cpu(broker: BrokerProcess) -> None:
     channel = connection.channel()
     for i in range(50):
         channel.queue_declare(f"q{i}", durable=True)
-    broker.http("GET", "/api/queues")
+    broker.http("GET", "/api/tallymark/queues")
     before = broker.cpu_seconds()
     connection.process_data_events(2)
     assert broker.cpu_seconds() - before <= 0.05
@@ -362,14 +365,16 @@ def test_logs_are_json_lines_where_asked_and_levels_change_while_it_runs(tmp_pat
     with BrokerProcess(tmp_path / "data", log_format="json", log_level="warning") as broker:
         connect(broker).close()
         assert broker.log() == ""
-        assert broker.http("PUT", "/api/log-levels", {"amqp": "debug"})[1]["amqp"] == "debug"
+        assert (
+            broker.http("PUT", "/api/tallymark/log-levels", {"amqp": "debug"})[1]["amqp"] == "debug"
+        )
         connect(broker).close()
-        broker.http("GET", "/api/overview")  # answered by the loop after it saw the close
+        broker.http("GET", "/api/tallymark/overview")  # answered by the loop after it saw the close
         lines = [json.loads(line) for line in broker.log().splitlines()]
         assert {line["category"] for line in lines} == {"amqp"}
         assert "connection.closed" in {line["event"] for line in lines}
-        status, answer = broker.http("PUT", "/api/log-levels", {"amqqp": "debug"})
-        assert (status, answer["error"]) == (400, "unknown 'amqqp'; did you mean 'amqp'?")
+        status, answer = broker.http("PUT", "/api/tallymark/log-levels", {"amqqp": "debug"})
+        assert (status, answer["reason"]) == (400, "unknown 'amqqp'; did you mean 'amqp'?")
 
 
 def test_a_direct_start_of_the_module_says_what_it_is() -> None:

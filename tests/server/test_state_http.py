@@ -35,10 +35,10 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     ["overview", "status", "queues", "exchanges", "connections", "subscriptions", "log-levels"],
 )
 def test_every_list_needs_a_login_and_answers_json(broker: BrokerProcess, path: str) -> None:
-    assert broker.http("GET", f"/api/{path}")[0] == 200
+    assert broker.http("GET", f"/api/tallymark/{path}")[0] == 200
     for wrong in (None, "guest:wrong", "nobody:guest"):
-        status, answer = broker.http("GET", f"/api/{path}", user=wrong)
-        assert (status, answer["reason"]) == (401, "unauthorized")
+        status, answer = broker.http("GET", f"/api/tallymark/{path}", user=wrong)
+        assert (status, answer["error"]) == (401, "not_authorized")
 
 
 def test_the_account_of_a_queue_balances(broker: BrokerProcess) -> None:
@@ -49,21 +49,21 @@ def test_the_account_of_a_queue_balances(broker: BrokerProcess) -> None:
 
 
 def test_a_connection_is_listed_with_what_it_does(broker: BrokerProcess) -> None:
-    _, answer = broker.http("GET", "/api/connections")
+    _, answer = broker.http("GET", "/api/tallymark/connections")
     (row,) = answer["connections"]
     assert (row["user"], row["vhost"], row["channels"], row["unacked"]) == ("guest", "/", 1, 1)
     assert row["state"] == "running"
 
 
 def test_exchanges_are_listed(broker: BrokerProcess) -> None:
-    _, answer = broker.http("GET", "/api/exchanges")
+    _, answer = broker.http("GET", "/api/tallymark/exchanges")
     found = {row["name"]: row["type"] for row in answer["exchanges"]}
     assert found["logs"] == "topic"
     assert found["amq.fanout"] == "fanout"
 
 
 def test_a_checkpoint_gives_every_account_at_one_position(broker: BrokerProcess) -> None:
-    status, answer = broker.http("POST", "/api/ledger/checkpoint", {})
+    status, answer = broker.http("POST", "/api/tallymark/ledger/checkpoint", {})
     assert status == 200
     (row,) = answer["queues"]
     ended = row["settled"] + row["dead_lettered"] + sum(row["dropped"].values())
@@ -71,7 +71,7 @@ def test_a_checkpoint_gives_every_account_at_one_position(broker: BrokerProcess)
         row[name] for name in ("ready", "acquired", "deferred", "staged", "dead_letter_pending")
     )
     assert row["entered"] == there + ended
-    _, found = broker.http("GET", "/api/status")
+    _, found = broker.http("GET", "/api/tallymark/status")
     assert found["journal"]["durable"] >= answer["position"]
 
 
@@ -91,4 +91,4 @@ def test_health_needs_no_login(broker: BrokerProcess) -> None:
 
 def test_an_unknown_path_is_answered_as_the_others(broker: BrokerProcess) -> None:
     status, answer = broker.http("GET", "/api/nothing")
-    assert (status, answer["reason"]) == (404, "not_found")
+    assert (status, answer["error"]) == (404, "not_found")

@@ -14,7 +14,7 @@ from tallymark.engine.records import LEASED, LIVE, PAYLOAD
 from tallymark.journal import layout
 from tests.support.process import BrokerProcess
 
-BASE = "/api/subscriptions/%2F/orders/table"
+BASE = "/api/tallymark/subscriptions/%2F/orders/table"
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_a_lease_is_on_disk_before_it_is_answered_in_every_sync_mode(
         fill(broker, numbered(0, 5))
         held = attach(broker)
         assert lease(broker, held, 0)[0] == 200
-        _, status = broker.http("GET", "/api/status")
+        _, status = broker.http("GET", "/api/tallymark/status")
         assert status["journal"]["durable"] == status["journal"]["end"]
 
 
@@ -128,7 +128,7 @@ def test_a_second_attach_fences_the_first(broker: BrokerProcess) -> None:
     second = attach(broker)
     assert second["fence"] > first["fence"]
     status, answer = lease(broker, first, 0)
-    assert (status, answer["reason"]) == (409, "fenced")
+    assert (status, answer["error"]) == (409, "fenced")
     assert lease(broker, second, 0) == (200, {"end": 5})
 
 
@@ -155,7 +155,7 @@ def test_what_was_never_leased_or_is_settled_cannot_be_read(broker: BrokerProces
         status, answer = broker.http(
             "GET", f"{BASE}/read?epoch={held['epoch']}&from={low}&to={high}"
         )
-        assert (status, answer["reason"]) == (400, "bad_request")
+        assert (status, answer["error"]) == (400, "bad_request")
     assert settle(broker, held, 6)[0] == 400
 
 
@@ -189,12 +189,12 @@ def test_a_large_range_is_sent_in_several_blocks(broker: BrokerProcess) -> None:
 
 def test_browsing_shows_what_is_ready_and_takes_nothing(broker: BrokerProcess) -> None:
     fill(broker, numbered(0, 30))
-    status, plan = broker.http("POST", "/api/browse/%2F/orders", {})
+    status, plan = broker.http("POST", "/api/tallymark/browse/%2F/orders", {})
     assert (status, plan["messages"]) == (200, 30)
     connection = pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port))
     connection.channel().queue_purge("orders")
     connection.close()
-    path = f"/api/browse/plans/{plan['plan']}"
+    path = f"/api/tallymark/browse/plans/{plan['plan']}"
     status, data = broker.http_bytes("GET", f"{path}/read?from=10&to=20")
     assert status == 200
     assert bodies_in(data, LIVE) == numbered(10, 20)
@@ -205,8 +205,8 @@ def test_browsing_shows_what_is_ready_and_takes_nothing(broker: BrokerProcess) -
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
-        ("/api/subscriptions/%2F/nowhere/table/attach", {}, 404),
-        ("/api/subscriptions/elsewhere/orders/table/attach", {}, 404),
+        ("/api/tallymark/subscriptions/%2F/nowhere/table/attach", {}, 404),
+        ("/api/tallymark/subscriptions/elsewhere/orders/table/attach", {}, 404),
         (f"{BASE}/attach", {"limit_rows": -1}, 400),
         (f"{BASE}/attach", {"unknown": 1}, 400),
         (f"{BASE}/lease", {"fence": 1}, 400),
@@ -229,10 +229,10 @@ def test_names_with_slashes_and_percent_signs_are_one_step_of_the_path(
     connection = pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port))
     connection.channel().queue_declare("a/b%2Fc d", durable=True)
     connection.close()
-    path = "/api/subscriptions/%2F/a%2Fb%252Fc%20d/x%2Fy/attach"
+    path = "/api/tallymark/subscriptions/%2F/a%2Fb%252Fc%20d/x%2Fy/attach"
     status, answer = broker.http("POST", path, {})
     assert status == 200, answer
-    status, answer = broker.http("GET", "/api/subscriptions")
+    status, answer = broker.http("GET", "/api/tallymark/subscriptions")
     assert [(row["queue"], row["name"]) for row in answer["subscriptions"]] == [
         ("a/b%2Fc d", "x/y")
     ]

@@ -56,7 +56,7 @@ def publish(broker: BrokerProcess, queue: str, first: int, count: int) -> None:
 
 def stat(broker: BrokerProcess, queue: str, subscription: str = SUBSCRIPTION) -> dict[str, Any]:
     """The broker's word on a subscription; {} while it does not exist."""
-    path = f"/api/subscriptions/{quote('/', safe='')}/{queue}/{subscription}/stat"
+    path = f"/api/tallymark/subscriptions/{quote('/', safe='')}/{queue}/{subscription}/stat"
     status, answer = broker.http("GET", path)
     return dict(answer) if status == 200 else {}
 

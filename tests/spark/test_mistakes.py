@@ -93,13 +93,14 @@ def test_unknown_queue_and_wrong_password_are_told_and_nothing_is_made(
     assert "no queue 'nowhere'" in said(run(*land(broker, tmp_path, queue="nowhere")), 1)
     assert "user 'guest'" in said(run(*land(broker, tmp_path, "--user", "guest:no")), 1)
     assert "lake" not in {
-        row["name"] for row in broker.http("GET", "/api/subscriptions")[1]["subscriptions"]
+        row["name"]
+        for row in broker.http("GET", "/api/tallymark/subscriptions")[1]["subscriptions"]
     }
 
 
 def test_a_broker_that_is_down_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(BrokerUnreachable):
-        Client(Endpoint.from_url(NOBODY, retry_ms=100)).patient("GET", "/api/status")
+        Client(Endpoint.from_url(NOBODY, retry_ms=100)).patient("GET", "/api/tallymark/status")
     assert capsys.readouterr().err.startswith(f"tallymark: cannot reach {NOBODY}")
 
 
@@ -109,7 +110,7 @@ def test_a_fresh_table_on_a_used_subscription_is_warned_about(
     publish(broker, "used", 0, 10)
     wanted = options(broker, "used")
     assert preflight(wanted, tmp_path) is None, "nobody was there before"
-    path = "/api/subscriptions/%2F/used/lake"
+    path = "/api/tallymark/subscriptions/%2F/used/lake"
     attached = broker.http("POST", f"{path}/attach", {})[1]
     epoch, fence = attached["epoch"], attached["fence"]
     body = {"fence": fence, "epoch": epoch}
@@ -167,7 +168,7 @@ def test_the_wrong_brokers_folder_is_told(broker: BrokerProcess, tmp_path: Path)
 def test_what_the_journal_holds_past_the_checkpoint(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         publish(broker, "q", 0, 5)
-        broker.http("POST", "/api/ledger/checkpoint", {})
+        broker.http("POST", "/api/tallymark/ledger/checkpoint", {})
         eventually(lambda: bool(ledger.checkpoints(broker.data_dir)), "the checkpoint written")
         state = ledger.find_checkpoint(broker.data_dir, None)
         publish(broker, "q", 5, 5)

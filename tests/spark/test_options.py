@@ -101,7 +101,9 @@ def test_an_offset_of_another_subscription_is_refused() -> None:
 
 def test_a_broker_that_never_answers_is_named() -> None:
     client = Client(Endpoint(port=1, retry_ms=60))
-    with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1/api/status: no answer within 60"):
+    with pytest.raises(
+        BrokerUnreachable, match=r"127\.0\.0\.1:1/api/tallymark/status: no answer within 60"
+    ):
         client.call("GET", api_path("status"))
 
 

@@ -58,7 +58,7 @@ def test_an_old_checkpoint_cannot_settle_a_new_subscription(
 ) -> None:
     publish(broker, "epoch", 0, 20)
     land_the_rest(spark, broker, "epoch", tmp_path / "table")
-    status, _ = broker.http("DELETE", f"/api/subscriptions/%2F/epoch/{SUBSCRIPTION}")
+    status, _ = broker.http("DELETE", f"/api/tallymark/subscriptions/%2F/epoch/{SUBSCRIPTION}")
     assert status == 200
     publish(broker, "epoch", 20, 20)
     with pytest.raises(Exception, match="deleted and made again") as refused:

@@ -119,7 +119,7 @@ def duplicates(numbers: list[int]) -> set[int]:
 
 
 def check_account(row: dict[str, object], ready: int) -> None:
-    """A queue's row of /api/queues balances and counts what is ready."""
+    """A queue's row of /api/tallymark/queues balances and counts what is ready."""
     dropped = row["dropped"]
     assert isinstance(dropped, dict)
     left = [row[key] for key in ("ready", "acquired", "deferred", "staged", "settled")]

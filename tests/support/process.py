@@ -190,6 +190,6 @@ class BrokerProcess:
                 return error.code, error.read()
 
     def queues(self) -> dict[str, dict[str, Any]]:
-        """Rows of /api/queues by name."""
-        _, answer = self.http("GET", "/api/queues")
+        """Rows of /api/tallymark/queues by name."""
+        _, answer = self.http("GET", "/api/tallymark/queues")
         return {row["name"]: row for row in answer["queues"]}

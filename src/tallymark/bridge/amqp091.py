@@ -2,8 +2,9 @@
 
 Pure: the owner moves bytes and time. It feeds `receive`, carries engine effects to `deliver`,
 `confirm`, `refused`, `cancelled`, `timed_out`, `close_session` and `durable`, and writes what
-`take_output` gives. While `pending_login` is set it checks the credentials and answers with `login_succeeded` or
-`login_failed`. When `closing` turns true it closes the transport after writing.
+`take_output` gives. While `pending_login` is set it checks the credentials and answers with
+`login_succeeded` or `login_failed`. When `closing` turns true it closes the transport after
+writing.
 
 An error of a command closes its channel or the connection, as its reply code says; the engine's
 side ends at once, whatever the peer answers and when.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -26,6 +28,18 @@ subscriptions = typer.Typer(help="Durable subscriptions of a queue.", no_args_is
 
 def ask(url: str, login: str, method: str, path: str, body: dict[str, object] | None = None) -> Any:
     """The broker's answer, or exit code 1 with its reason on stderr."""
+    return _told(url, login, lambda client: client.call(method, path, body))
+
+
+def ask_list(url: str, login: str, path: str) -> list[dict[str, Any]]:
+    """As ask, for what answers with a list."""
+    found = _told(url, login, lambda client: json.loads(client.get(path, {})))
+    if not isinstance(found, list):
+        fail(f"{path} answered {found!r}, expected a list")
+    return found
+
+
+def _told(url: str, login: str, call: Callable[[Client], Any]) -> Any:
     name, _, password = login.partition(":")
     try:
         endpoint = Endpoint.from_url(url, retry_ms=0)
@@ -34,7 +48,7 @@ def ask(url: str, login: str, method: str, path: str, body: dict[str, object] | 
     if "@" not in url:
         endpoint = replace(endpoint, user=name, password=password)
     try:
-        return Client(endpoint).call(method, path, body)
+        return call(Client(endpoint))
     except BrokerUnreachable as error:
         cause = error.__cause__ or error
         fail(f"{endpoint}: no broker answers: {getattr(cause, 'strerror', None) or cause}")
@@ -44,7 +58,7 @@ def ask(url: str, login: str, method: str, path: str, body: dict[str, object] | 
 
 def status(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
     """The broker at a glance: version, memory, journal, alarms, counts."""
-    found = ask(url, user, "GET", "/api/status")
+    found = ask(url, user, "GET", "/api/tallymark/status")
     if json:
         return show_json(found)
     rows = [
@@ -64,7 +78,7 @@ def _shown(key: str, value: object) -> object:
 
 def queues(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
     """Queues with what entered, what waits, what is held and what is done."""
-    rows = ask(url, user, "GET", "/api/queues")["queues"]
+    rows = ask(url, user, "GET", "/api/tallymark/queues")["queues"]
     if json:
         return show_json(rows)
     columns = (
@@ -77,7 +91,7 @@ def queues(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
 
 def exchanges(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
     """Exchanges of every virtual host."""
-    rows = ask(url, user, "GET", "/api/exchanges")["exchanges"]
+    rows = ask(url, user, "GET", "/api/tallymark/exchanges")["exchanges"]
     if json:
         return show_json(rows)
     return show_table(
@@ -90,7 +104,7 @@ def exchanges(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
 
 def connections(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
     """Client connections."""
-    rows = ask(url, user, "GET", "/api/connections")["connections"]
+    rows = ask(url, user, "GET", "/api/tallymark/connections")["connections"]
     if json:
         return show_json(rows)
     columns = (
@@ -108,14 +122,14 @@ def log_level(
     user: Login = LOGIN,
 ) -> None:
     """Change a running broker's log level."""
-    found = ask(url, user, "PUT", "/api/log-levels", {category: level})
+    found = ask(url, user, "PUT", "/api/tallymark/log-levels", {category: level})
     show_table([found], list(found), "")
 
 
 @subscriptions.command(name="list")
 def list_subscriptions(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
     """Subscriptions with what they hold on lease."""
-    rows = ask(url, user, "GET", "/api/subscriptions")["subscriptions"]
+    rows = ask(url, user, "GET", "/api/tallymark/subscriptions")["subscriptions"]
     if json:
         return show_json(rows)
     columns = ("vhost", "queue", "name", "epoch", "floor", "next", "leased", "leased_bytes")

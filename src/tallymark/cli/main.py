@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from tallymark import __version__, is_compiled
-from tallymark.cli import inspect, journal, pipeline, serve, user
+from tallymark.cli import definitions, feature, inspect, journal, pipeline, policy, serve, user
 from tallymark.cli.output import reason_of
 
 app = typer.Typer(
@@ -25,6 +25,9 @@ app = typer.Typer(
 serve.add_to(app)
 inspect.add_to(app)
 app.add_typer(inspect.subscriptions, name="subscription")
+app.add_typer(policy.app, name="policy")
+app.add_typer(definitions.app, name="definitions")
+app.add_typer(feature.app, name="feature")
 app.add_typer(user.app, name="user")
 app.add_typer(journal.app, name="journal")
 pipeline.add_to(app)

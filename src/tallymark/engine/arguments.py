@@ -4,14 +4,15 @@ A value is what a protocol's table can hold: None, bool, int, float, str, bytes,
 list and dict of these. Texts follow RabbitMQ, whose clients' tests compare them; types are named as
 in AMQP 0-9-1 tables.
 
-What is checked here and kept with the queue is not all acted upon yet. Acted upon: nothing but
-x-priority of consumers. Accepted, kept, compared, without effect so far: x-message-ttl, x-expires,
-x-max-length, x-max-length-bytes, x-overflow, x-dead-letter-exchange, x-dead-letter-routing-key,
-x-dead-letter-strategy, x-max-priority, x-single-active-consumer, x-delivery-limit,
-x-consumer-timeout. Accepted and without meaning here, since there is one kind of queue on one node:
-x-queue-mode, x-queue-version, x-queue-type classic and quorum, x-max-in-memory-length,
-x-max-in-memory-bytes, x-quorum-initial-group-size, x-queue-leader-locator,
-x-queue-master-locator. Refused: streams. Unknown arguments are kept and not compared.
+Acted upon: x-message-ttl, x-expires, x-max-length, x-max-length-bytes, x-overflow,
+x-dead-letter-exchange, x-dead-letter-routing-key, x-dead-letter-strategy, x-dead-letter-hop-limit,
+x-delivery-limit, x-acquired-limit, x-consumer-timeout, x-message-deduplication, x-max-priority,
+x-single-active-consumer (see settings.py), on queues of both types; x-queue-type classic and
+quorum, which are one kind of queue with other defaults; of consumers x-priority and
+x-consumer-timeout. Accepted, compared, and without meaning here, on one node: x-queue-mode,
+x-queue-version, x-max-in-memory-length, x-max-in-memory-bytes, x-quorum-initial-group-size,
+x-queue-leader-locator, x-queue-master-locator. Refused: streams. Unknown arguments are kept and
+not compared.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Final
 from tallymark.engine.errors import PreconditionFailed
 
 MAX_PRIORITY: Final = 255
+MAX_HOPS: Final = 255
 INTEGER_TYPES: Final = {
     "b": "byte",
     "B": "unsignedbyte",
@@ -198,6 +200,14 @@ def _priorities(value: object) -> str:
     return _not_negative(value)
 
 
+def _hops(value: object) -> str:
+    if isinstance(value, bool):
+        return ""
+    if isinstance(value, int) and value > MAX_HOPS:
+        return f"{{max_value_exceeded,{value}}}"
+    return _not_negative(value)
+
+
 def _boolean(value: object) -> str:
     return "" if isinstance(value, bool) else f"{{unacceptable_type,{type_name(value)}}}"
 
@@ -242,6 +252,7 @@ QUEUE_CHECKS: Final[dict[str, Callable[[object], str]]] = {
     "x-dead-letter-exchange": _text,
     "x-dead-letter-routing-key": _text,
     "x-dead-letter-strategy": _dead_letter_strategy,
+    "x-dead-letter-hop-limit": _hops,
     "x-max-length": _not_negative,
     "x-max-length-bytes": _not_negative,
     "x-max-in-memory-length": _not_negative,
@@ -251,8 +262,10 @@ QUEUE_CHECKS: Final[dict[str, Callable[[object], str]]] = {
     "x-queue-mode": _queue_mode,
     "x-queue-version": _queue_version,
     "x-single-active-consumer": _boolean,
-    "x-delivery-limit": _not_negative,
+    "x-delivery-limit": _integer,
+    "x-acquired-limit": _not_negative,
     "x-consumer-timeout": _not_negative,
+    "x-message-deduplication": _positive,
     "x-quorum-initial-group-size": _positive,
     "x-queue-leader-locator": _text,
     "x-queue-master-locator": _text,
@@ -267,6 +280,7 @@ STREAM_ARGUMENTS: Final = (
 )
 CONSUMER_CHECKS: Final[dict[str, Callable[[object], str]]] = {
     "x-priority": _integer,
+    "x-consumer-timeout": _not_negative,
     "x-cancel-on-ha-failover": _boolean,
 }
 
@@ -320,7 +334,7 @@ def consumer_priority(arguments: dict[str, object]) -> int:
     return value if isinstance(value, int) else 0
 
 
-def consumer_timeout(arguments: dict[str, object]) -> int:
-    """`x-consumer-timeout` of checked arguments, milliseconds; -1: not given."""
+def consumer_timeout_ms(arguments: dict[str, object]) -> int:
+    """`x-consumer-timeout` of checked arguments, before the queue's own; -1: it says nothing."""
     value = arguments.get("x-consumer-timeout")
-    return int(value) if isinstance(value, int) and not isinstance(value, bool) else -1
+    return int(value) if isinstance(value, int) else -1

@@ -20,7 +20,7 @@ from typing import Final, final
 
 from tallymark.engine import definitions, records
 from tallymark.engine.annotations import Annotations
-from tallymark.engine.arguments import consumer_timeout
+from tallymark.engine.arguments import consumer_timeout_ms
 from tallymark.engine.backlogs import Backlogs
 from tallymark.engine.clock import Clock
 from tallymark.engine.deadletters import DeadLetters
@@ -33,6 +33,7 @@ from tallymark.engine.errors import AccessRefused, NotAllowed, NotFound
 from tallymark.engine.formats import Format
 from tallymark.engine.leases import Leases
 from tallymark.engine.message import ON_ITS_WAY, Payload, Slice
+from tallymark.engine.policies import Policy
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.session import UNLIMITED, Connection, Consumer, Session
@@ -204,6 +205,26 @@ class Broker:
         """
         queue = self.vhost(connection.vhost).delete_queue(name, if_unused, if_empty, connection.id)
         return self._bury(queue)
+
+    def set_policy(self, vhost_name: str, policy: Policy, operator: bool = False) -> None:
+        """Set a policy, or an operator policy, effective at once.
+
+        Raises: NotFound (virtual host), PreconditionFailed (its definition). What was there stays.
+        """
+        vhost = self.vhost(vhost_name)
+        vhost.set_policy(policy, operator)
+        self._resettle(vhost)
+
+    def delete_policy(self, vhost_name: str, name: str, operator: bool = False) -> None:
+        """Take a policy away, effective at once. Raises NotFound."""
+        vhost = self.vhost(vhost_name)
+        vhost.delete_policy(name, operator)
+        self._resettle(vhost)
+
+    def _resettle(self, vhost: VirtualHost) -> None:
+        for queue in vhost.resettled:
+            self.resettle(queue)
+        vhost.resettled.clear()
 
     def purge(self, queue: Queue) -> int:
         """Drop everything ready, and letters that wait there; returns how many were ready.
@@ -469,7 +490,7 @@ class Broker:
             exclusive,
             priority,
             session.consumer_limit,
-            consumer_timeout(arguments),
+            consumer_timeout_ms(arguments),
         )
         session.consumers[tag] = consumer
         at = len(consumers)

@@ -11,6 +11,9 @@
     {"op": "delete_exchange", "vhost": v, "name": n}
     {"op": "delete_queue", "vhost": v, "id": i, "name": n}
     {"op": "delete_vhost", "vhost": v}
+    {"op": "policy" | "operator_policy", "vhost": v, "name": n, "pattern": p,
+     "definition": {...}, "priority": i, "apply_to": a}
+    {"op": "delete_policy" | "delete_operator_policy", "vhost": v, "name": n}
 
 Deleting an exchange or queue takes its bindings with it: no unbind is written for those. Queue
 names may be used again after a deletion, ids never are.
@@ -34,6 +37,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from tallymark.engine.exchange import Binding, Exchange
+    from tallymark.engine.policies import Policy
     from tallymark.engine.queue import Queue
 
 VHOST: Final = "vhost"
@@ -44,6 +48,11 @@ QUEUE: Final = "queue"
 DELETE_QUEUE: Final = "delete_queue"
 BINDING: Final = "binding"
 UNBIND: Final = "unbind"
+POLICY: Final = "policy"
+DELETE_POLICY: Final = "delete_policy"
+OPERATOR_POLICY: Final = "operator_policy"
+DELETE_OPERATOR_POLICY: Final = "delete_operator_policy"
+POLICY_OPS: Final = (POLICY, DELETE_POLICY, OPERATOR_POLICY, DELETE_OPERATOR_POLICY)
 
 
 def to_json(value: object) -> object:
@@ -127,9 +136,14 @@ def text_of(definition: dict[str, object], field: str) -> str:
 
 def id_of(definition: dict[str, object]) -> int:
     """The queue id. Raises ValueError."""
-    value = definition.get("id")
+    return number_of(definition, "id")
+
+
+def number_of(definition: dict[str, object], field: str) -> int:
+    """A field that must be a whole number. Raises ValueError."""
+    value = definition.get(field)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"definition field 'id' is {value!r}, expected a number")
+        raise ValueError(f"definition field {field!r} is {value!r}, expected a number")
     return value
 
 
@@ -138,9 +152,14 @@ def flag_of(definition: dict[str, object], field: str) -> bool:
 
 
 def arguments_of(definition: dict[str, object]) -> dict[str, object]:
-    value = from_json(definition.get("arguments", {}))
+    return table_of(definition, "arguments")
+
+
+def table_of(definition: dict[str, object], field: str) -> dict[str, object]:
+    """A field that must be a table; empty when it is missing. Raises ValueError."""
+    value = from_json(definition.get(field, {}))
     if not isinstance(value, dict):
-        raise ValueError(f"definition field 'arguments' is {value!r}, expected a table")
+        raise ValueError(f"definition field {field!r} is {value!r}, expected a table")
     return value
 
 
@@ -198,3 +217,20 @@ def of_binding(op: str, vhost: str, binding: Binding) -> dict[str, object]:
         "key": binding.key,
         "arguments": to_json(binding.arguments),
     }
+
+
+def of_policy(vhost: str, policy: Policy, operator: bool) -> dict[str, object]:
+    return {
+        "op": OPERATOR_POLICY if operator else POLICY,
+        "vhost": vhost,
+        "name": policy.name,
+        "pattern": policy.pattern,
+        "definition": to_json(policy.definition),
+        "priority": policy.priority,
+        "apply_to": policy.apply_to,
+    }
+
+
+def of_policy_deletion(vhost: str, name: str, operator: bool) -> dict[str, object]:
+    op = DELETE_OPERATOR_POLICY if operator else DELETE_POLICY
+    return {"op": op, "vhost": vhost, "name": name}

@@ -108,6 +108,7 @@ class Restorer:
         first, end = record.first, record.first + record.count
         if kind == records.SEEN:
             for id in json.loads(record.blob):
+                queue.seen_ids.pop(id, None)  # taken anew: behind those taken before
                 queue.seen_ids[id] = record.time_ms
             return
         if kind != records.MARK and end > queue.entered:

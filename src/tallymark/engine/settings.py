@@ -56,7 +56,7 @@ class Settings:
         """Milliseconds the queue may be unused before it is deleted."""
         self.max_length = _smaller(arguments, policy, "max-length")
         self.max_bytes = _smaller(arguments, policy, "max-length-bytes")
-        """Of message bodies and headers as they are kept, framing included."""
+        """Of message bodies."""
         overflow = _text(policy if self.is_quorum else arguments, arguments, policy, "overflow")
         if overflow == REJECT_PUBLISH_DLX and self.is_quorum:
             overflow = DROP_HEAD

@@ -1,8 +1,8 @@
-"""A virtual host: its exchanges, queues and bindings, their rules, and routing over them.
+"""A virtual host: its exchanges, queues, bindings and policies, their rules, and routing over them.
 
-Every command checks everything before it changes anything. What outlives a restart (durable
-exchanges, durable queues that are nobody's own, bindings between such) leaves one DEFINITION record
-per change, see definitions.py; replaying them, or a snapshot, rebuilds it.
+Every command checks everything before it changes anything. What outlives a restart (policies,
+durable exchanges, durable queues that are nobody's own, bindings between such) leaves one
+DEFINITION record per change, see definitions.py; replaying them, or a snapshot, rebuilds it.
 
 Texts and rules are those of RabbitMQ 3.10 where the specification leaves a choice: unbinding what
 is not bound and deleting an exchange that is not there succeed; exclusive queues are never durable;
@@ -11,8 +11,6 @@ line breaks are taken out of declared names. Names are otherwise not restricted.
 
 from __future__ import annotations
 
-import hashlib
-from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from typing import Final, final
 
@@ -45,7 +43,11 @@ from tallymark.engine.exchange import (
     identity_of,
     make_exchange,
 )
+from tallymark.engine.names import cleaned, free_name, refuse_reserved
+from tallymark.engine.policies import Policy, check_definition
+from tallymark.engine.policy_table import PolicyTable
 from tallymark.engine.queue import Queue
+from tallymark.engine.rebuild import binding_from, durable_definitions, exchange_from, queue_from
 from tallymark.engine.records import Record
 from tallymark.engine.routing import Router, Targets
 
@@ -63,15 +65,12 @@ PREDECLARED: Final = (
 """Name, type, internal: in every virtual host from the start, durable, never deleted."""
 
 
-def _cleaned(name: str) -> str:
-    return name.replace("\r", "").replace("\n", "")
-
-
 @final
 class VirtualHost:
     """See the module's text. Not for use by two threads."""
 
     __slots__ = (
+        "_policies",
         "_router",
         "clock",
         "exchanges",
@@ -80,8 +79,11 @@ class VirtualHost:
         "name",
         "name_seed",
         "next_queue_id",
+        "operator_policies",
+        "policies",
         "queues",
         "records",
+        "resettled",
     )
 
     def __init__(
@@ -104,8 +106,15 @@ class VirtualHost:
         self.inbound: dict[int, dict[Binding, None]] = {}
         """Bindings by the id of the queue they lead to."""
         self.generation = 1
-        """Raised by every change of declarations and bindings: cached routes end with it."""
+        """Raised by every change of declarations, bindings and policies: cached routes end with
+        it."""
         self._router = Router(self.exchanges, self.queues)
+        self._policies = PolicyTable(self.exchanges, self.queues)
+        self.policies = self._policies.user
+        """By name; to be changed by set_policy and delete_policy only."""
+        self.operator_policies = self._policies.operator
+        self.resettled: list[Queue] = []
+        """Queues whose settings a policy changed, to be looked after and cleared by the Broker."""
         for predeclared, type, internal in PREDECLARED:
             exchange = make_exchange(predeclared, type, True, False, internal, {})
             self.exchanges[predeclared] = exchange
@@ -167,7 +176,7 @@ class VirtualHost:
         """
         if not passive:
             check_type(type)
-        name = _cleaned(name)
+        name = cleaned(name)
         self._refuse_default(name)
         if passive:
             return self.exchange(name)
@@ -175,13 +184,12 @@ class VirtualHost:
         if current is not None:
             check_same_exchange(self.name, current, type, durable, auto_delete, internal, arguments)
             return current
-        _refuse_reserved("exchange", name)
+        refuse_reserved("exchange", name)
         check_exchange_arguments(self._exchange_text(name), type, arguments)
         exchange = make_exchange(name, type, durable, auto_delete, internal, arguments)
-        self.exchanges[name] = exchange
+        self._enter_exchange(exchange)
         if durable:
             self._record(definitions.of_exchange(self.name, exchange))
-        self._changed()
         return exchange
 
     def delete_exchange(self, name: str, if_unused: bool) -> None:
@@ -190,7 +198,7 @@ class VirtualHost:
         Raises: AccessRefused (default or predeclared), PreconditionFailed (if_unused and it is the
         source of a binding).
         """
-        name = _cleaned(name)
+        name = cleaned(name)
         self._refuse_default(name)
         if name.startswith("amq."):
             raise AccessRefused(f"deletion of system {self._exchange_text(name)} not allowed")
@@ -200,6 +208,11 @@ class VirtualHost:
         if if_unused and exchange.bindings:
             raise PreconditionFailed(f"{self._exchange_text(name)} in use")
         self._delete_exchanges([exchange])
+
+    def _enter_exchange(self, exchange: Exchange) -> None:
+        self.exchanges[exchange.name] = exchange
+        self._policies.settle_exchange(exchange)
+        self._changed()
 
     def _delete_exchanges(self, doomed: list[Exchange]) -> None:
         """Delete these, and then those auto-delete ones that lose their last binding by it."""
@@ -251,7 +264,7 @@ class VirtualHost:
         connection's, or declared with another `exclusive`), PreconditionFailed (other properties,
         bad arguments).
         """
-        name = _cleaned(name)
+        name = cleaned(name)
         if passive:
             return self.queue(name, owner)
         lasting = durable and not exclusive
@@ -264,7 +277,7 @@ class VirtualHost:
             check_same_flag("auto_delete", what, auto_delete, current.auto_delete)
             check_same_arguments(QUEUE_ARGUMENTS, what, arguments, current.arguments)
             return current
-        _refuse_reserved("queue", name)
+        refuse_reserved("queue", name)
         what = self._queue_text(name)
         check_queue_arguments(what, arguments)
         if arguments.get("x-queue-type") == "quorum":
@@ -272,7 +285,7 @@ class VirtualHost:
         id = self.next_queue_id()
         queue = Queue(
             id,
-            name or self._free_name(id),
+            name or free_name(id, self.name_seed, self.queues),
             self.name,
             lasting,
             owner if exclusive else 0,
@@ -290,7 +303,7 @@ class VirtualHost:
         What is in it, and its consumers, are the caller's to deal with.
         Raises: NotFound, ResourceLocked, PreconditionFailed (if_empty, if_unused do not hold).
         """
-        name = _cleaned(name)
+        name = cleaned(name)
         queue = self.queue(name, owner)
         if if_empty and queue.ready > 0:
             raise PreconditionFailed(f"{self._queue_text(name)} not empty")
@@ -316,6 +329,7 @@ class VirtualHost:
 
     def _enter_queue(self, queue: Queue) -> None:
         self.queues[queue.name] = queue
+        self._policies.settle_queue(queue)
         self._changed()
 
     def _delete_queue(self, queue: Queue) -> None:
@@ -332,17 +346,6 @@ class VirtualHost:
         del self.queues[queue.name]
         self._changed()
         return [binding.source for binding in inbound]
-
-    def _free_name(self, id: int) -> str:
-        """A name no queue has; ids make it unique, the seed unguessable."""
-        salt = 0
-        while True:
-            digest = hashlib.blake2b(b"%d.%d" % (id, salt), key=self.name_seed[:64], digest_size=16)
-            text = urlsafe_b64encode(digest.digest()).decode("ascii").rstrip("=")
-            name = f"amq.gen-{text}"
-            if name not in self.queues:
-                return name
-            salt += 1
 
     # -- bindings
 
@@ -453,6 +456,47 @@ class VirtualHost:
         elif binding.exchange is not None:
             del binding.exchange.inbound[binding]
 
+    # -- policies
+
+    def set_policy(self, policy: Policy, operator: bool) -> None:
+        """Make this the policy of its name, effective at once; see `resettled`. The same again
+        changes nothing and leaves no record.
+
+        Raises: PreconditionFailed (its definition); then what was there stays.
+        """
+        check_definition(policy.definition, operator)
+        definition = definitions.of_policy(self.name, policy, operator)
+        if self._policies.put(policy, operator):
+            self._record(definition)
+            self._policies_changed()
+
+    def delete_policy(self, name: str, operator: bool) -> None:
+        """Take a policy away, effective at once. Raises NotFound."""
+        table = self._policies.table(operator)
+        if name not in table:
+            raise NotFound(
+                f"no {named('operator policy' if operator else 'policy', name, self.name)}"
+            )
+        del table[name]
+        self._record(definitions.of_policy_deletion(self.name, name, operator))
+        self._policies_changed()
+
+    def policy_of(self, queue: Queue) -> Policy | None:
+        """The policy in effect for a queue. O(policies)."""
+        return self._policies.of_queue(queue, False)
+
+    def operator_policy_of(self, queue: Queue) -> Policy | None:
+        """The operator policy in effect for a queue. O(policies)."""
+        return self._policies.of_queue(queue, True)
+
+    def policy_of_exchange(self, exchange: Exchange) -> Policy | None:
+        """The policy in effect for an exchange. O(policies)."""
+        return self._policies.of_exchange(exchange)
+
+    def _policies_changed(self) -> None:
+        self.resettled.extend(self._policies.settle_all())
+        self._changed()
+
     # -- rules
 
     def _refuse_default(self, exchange: str) -> None:
@@ -481,19 +525,13 @@ class VirtualHost:
     def definitions(self) -> list[bytes]:
         """All that outlives a restart, as definitions which, applied in order to a new virtual
         host, rebuild it. The first one is the virtual host's own."""
-        blobs = [definitions.vhost_definition(self.name)]
         predeclared = [name for name, _, _ in PREDECLARED]
-        for exchange in self.exchanges.values():
-            if exchange.durable and exchange.name not in predeclared:
-                blobs.append(definitions.encode(definitions.of_exchange(self.name, exchange)))
-        for queue in self.queues.values():
-            if queue.durable:
-                blobs.append(definitions.encode(definitions.of_queue(self.name, queue)))
-        for binding in self.bindings():
-            if binding.durable:
-                found = definitions.of_binding(definitions.BINDING, self.name, binding)
-                blobs.append(definitions.encode(found))
-        return blobs
+        made = [one for one in self.exchanges.values() if one.name not in predeclared]
+        return [
+            definitions.vhost_definition(self.name),
+            *self._policies.definitions(self.name),
+            *durable_definitions(self.name, made, self.queues.values(), self.bindings()),
+        ]
 
     def apply_definition(self, blob: bytes) -> None:
         """Repeat a recorded change, without recording it again.
@@ -524,49 +562,24 @@ class VirtualHost:
             queue = self.queues.get(definitions.text_of(definition, "name"))
             if queue is not None and queue.id == definitions.id_of(definition):
                 self._forget_queue(queue)
+        elif op in definitions.POLICY_OPS:
+            self._policies.apply(definition)
+            self._changed()
         elif op not in (definitions.VHOST, definitions.DELETE_VHOST):
             raise ValueError(f"definition op {op!r}: written by a newer version?")
 
     def _apply_exchange(self, definition: dict[str, object]) -> None:
-        name = definitions.text_of(definition, "name")
-        if name in self.exchanges:
-            return
-        self.exchanges[name] = make_exchange(
-            name,
-            definitions.text_of(definition, "type"),
-            definitions.flag_of(definition, "durable"),
-            definitions.flag_of(definition, "auto_delete"),
-            definitions.flag_of(definition, "internal"),
-            definitions.arguments_of(definition),
-        )
-        self._changed()
+        exchange = exchange_from(definition)
+        if exchange.name not in self.exchanges:
+            self._enter_exchange(exchange)
 
     def _apply_queue(self, definition: dict[str, object]) -> None:
-        name = definitions.text_of(definition, "name")
-        if name in self.queues:
-            return
-        queue = Queue(
-            definitions.id_of(definition),
-            name,
-            self.name,
-            definitions.flag_of(definition, "durable"),
-            0,
-            definitions.flag_of(definition, "auto_delete"),
-            definitions.arguments_of(definition),
-        )
-        self._enter_queue(queue)
+        if definitions.text_of(definition, "name") not in self.queues:
+            self._enter_queue(queue_from(definition))
 
     def _apply_binding(self, definition: dict[str, object]) -> None:
-        source = self.exchanges.get(definitions.text_of(definition, "source"))
-        destination = definitions.text_of(definition, "destination")
-        to_queue = definitions.text_of(definition, "kind") == "queue"
-        queue = self.queues.get(destination) if to_queue else None
-        exchange = None if to_queue else self.exchanges.get(destination)
-        if source is None or (queue is None and exchange is None):
-            return
-        key = definitions.text_of(definition, "key")
-        binding = Binding(source, queue, exchange, key, definitions.arguments_of(definition))
-        if binding.identity not in source.bindings:
+        binding = binding_from(definition, self.exchanges, self.queues)
+        if binding is not None and binding.identity not in binding.source.bindings:
             self._attach(binding)
 
     def _described_binding(self, definition: dict[str, object]) -> Binding | None:
@@ -581,11 +594,6 @@ class VirtualHost:
     def _record(self, definition: dict[str, object]) -> None:
         blob = definitions.encode(definition)
         self.records.append(Record(records.DEFINITION, 0, 0, 0, self.clock.now_ms, blob=blob))
-
-
-def _refuse_reserved(kind: str, name: str) -> None:
-    if name.startswith("amq."):
-        raise AccessRefused(f"{kind} name '{name}' contains reserved prefix 'amq.*'")
 
 
 def _is_orphan(exchange: Exchange) -> bool:

@@ -12,7 +12,7 @@ import traceback
 from typing import TYPE_CHECKING, Final, cast
 
 from tallymark.bridge.amqp091 import Amqp091, Settings
-from tallymark.server.clock import now_ms
+from tallymark.server.clock import now_ms, wall_ms
 from tallymark.server.logs import log_of
 from tallymark.server.users import UsersError, permissions_of
 
@@ -42,6 +42,8 @@ class AmqpClient(asyncio.Protocol):
         self.resting = False
         """Whether nothing is read from it for now."""
         self.id = 0
+        self.since_ms = wall_ms()
+        """When it connected; milliseconds since 1970."""
         self.peer = ""
         self.peer_host = ""
         self.touched = False

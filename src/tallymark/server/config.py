@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from tallymark.server import kinds
+from tallymark.server.config_policies import POLICIES, ConfiguredPolicy
 from tallymark.server.kinds import Kind, choice, duration, integer, size
 from tallymark.server.logs import CATEGORIES, LEVELS
 
@@ -117,6 +118,17 @@ class Config:
         "Time for a client from connecting to connection.open.",
     )
     max_message_size: int = setting(128 * MIB, size(1, 512 * MIB), "Largest message body.")
+    policies: tuple[ConfiguredPolicy, ...] = setting(
+        (),
+        POLICIES,
+        "Policies that are set at every start, in place of those of the same names.",
+    )
+    definitions: Path | None = setting(
+        None,
+        kinds.OPTIONAL_PATH,
+        "File with definitions, as exported by RabbitMQ or by `tallymark definitions export`, "
+        "taken in at every start.",
+    )
     log_level: str = setting("info", choice(*LEVELS), "Level of every log category.")
     log_levels: dict[str, str] = setting(
         {}, kinds.pairs(CATEGORIES, tuple(LEVELS)), "Levels of single categories, before log_level."
@@ -173,7 +185,14 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str 
     for name, text in flags.items():
         if text is not None:
             values[name] = _parse(DECLARED[name], text, DECLARED[name].flag)
-    return Config(**values)  # type: ignore[arg-type]  # each was parsed by its declaration's kind
+    config = Config(**values)  # type: ignore[arg-type]  # each was parsed by its kind
+    for one in config.policies:
+        if one.vhost not in config.vhosts:
+            raise ConfigError(
+                f"policies has '{one.policy.name}' for vhost '{one.vhost}', expected one of "
+                f"the vhosts: {', '.join(config.vhosts)}"
+            )
+    return config
 
 
 def is_loopback(host: str) -> bool:
@@ -220,6 +239,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
 def _parse(declared: Declaration, value: object, source: str) -> object:
     try:
         parsed: object = declared.kind.parse(value)
+    except kinds.Wrong as error:
+        raise ConfigError(f"{source} {error}") from error
     except ValueError:
         raise ConfigError(f"{source} is {value!r}, expected {declared.kind.expects}") from None
     return parsed

@@ -1,7 +1,8 @@
 """The HTTP interface: management, metrics, and the operations that Spark uses. Same loop, aiohttp.
 
-Every request but /healthz needs Basic authentication. What is refused is answered with
-`{"error": text for humans, "reason": word for machines}`.
+RabbitMQ's management interface is at RabbitMQ's paths (management*.py), what only this broker has
+under /api/tallymark/. Every request but /healthz needs Basic authentication. What is refused is
+answered as RabbitMQ does: `{"error": word for machines, "reason": text for humans}`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ STATUS: Final[dict[type[BrokerError], tuple[int, str]]] = {
     ResourceExhausted: (429, "resource_exhausted"),
 }
 """Any other engine error is 400, bad_request."""
+OWN: Final = "/api/tallymark/"
+"""Paths that RabbitMQ has not; at its own a refused access is 401, as its clients expect."""
 MAX_REQUEST: Final = 1 << 20
 STOP_S: Final = 1.0
 USER: Final = web.RequestKey("user", User)
@@ -47,12 +50,12 @@ log = log_of("http")
 
 
 class Refused(Exception):
-    """A request that is answered with an error status."""
+    """A request that is answered with an error status. error: a word; reason: a text."""
 
-    def __init__(self, status: int, reason: str, error: str) -> None:
-        super().__init__(error)
+    def __init__(self, status: int, error: str, reason: str) -> None:
+        super().__init__(reason)
         self.status = status
-        self.reason = reason
+        self.error = error
 
 
 def answer(value: object, status: int = 200) -> web.Response:
@@ -89,18 +92,26 @@ class HttpServer:
 
     def __init__(self, node: Node) -> None:
         from tallymark.server.http_browse import Browsing
+        from tallymark.server.http_features import FeatureFlags
         from tallymark.server.http_state import State
         from tallymark.server.http_subscriptions import Subscriptions
+        from tallymark.server.management import add_management
 
         self.node = node
+        self.amqp: list[tuple[str, int]] = []
+        """Where AMQP clients connect, for lists."""
+        self.addresses: list[tuple[str, int]] = []
+        """Where this listens."""
         app = web.Application(
             middlewares=[self._errors, self._authenticate], client_max_size=MAX_REQUEST
         )
         app.router.add_get("/healthz", self._health)
         State(self).add_to(app)
         Subscriptions(self).add_to(app)
+        FeatureFlags(self).add_to(app)
         self._browsing = Browsing(self)
         self._browsing.add_to(app)
+        add_management(self, app)
         self._runner = web.AppRunner(
             app, access_log=None, handle_signals=False, shutdown_timeout=STOP_S,
             keepalive_timeout=75,
@@ -111,7 +122,8 @@ class HttpServer:
         await self._runner.setup()
         for one in bound:
             await web.SockSite(self._runner, one).start()
-        return [(address[0], address[1]) for address in self._runner.addresses]
+        self.addresses = [(address[0], address[1]) for address in self._runner.addresses]
+        return self.addresses
 
     async def stop(self) -> None:
         """Answer what is being answered, for at most STOP_S, and close."""
@@ -142,23 +154,25 @@ class HttpServer:
         try:
             return await handler(request)
         except Refused as error:
-            return self._refuse(request, error.status, error.reason, str(error))
+            return self._refuse(request, error.status, error.error, str(error))
         except BrokerError as error:
-            status, reason = STATUS.get(type(error), (400, "bad_request"))
-            return self._refuse(request, status, reason, str(error))
+            status, word = STATUS.get(type(error), (400, "bad_request"))
+            return self._refuse(request, status, word, str(error))
         except JournalFailed as error:
             return self._refuse(request, 503, "stopping", str(error))
         except web.HTTPException as error:
-            reason = error.reason.lower().replace(" ", "_")
+            word = error.reason.lower().replace(" ", "_")
             return self._refuse(
-                request, error.status, reason, f"{request.method} {request.path}: {error.reason}"
+                request, error.status, word, f"{request.method} {request.path}: {error.reason}"
             )
 
-    def _refuse(self, request: web.Request, status: int, reason: str, error: str) -> web.Response:
+    def _refuse(self, request: web.Request, status: int, error: str, reason: str) -> web.Response:
+        if error == "access_refused" and not request.path.startswith(OWN):
+            status, error = 401, "not_authorised"
         log.info("request.refused", method=request.method, path=request.path, status=status,
-                 error=error, peer=request.remote)  # fmt: skip
+                 error=reason, peer=request.remote)  # fmt: skip
         refusal = answer({"error": error, "reason": reason}, status)
-        if status == 401:
+        if USER not in request:
             refusal.headers["WWW-Authenticate"] = 'Basic realm="tallymark", charset="UTF-8"'
         return refusal
 
@@ -173,7 +187,7 @@ class HttpServer:
             log.error("login.impossible", error=str(error))
             user = None
         if user is None:
-            raise Refused(401, "unauthorized", "user name and password do not match")
+            raise Refused(401, "not_authorized", "user name and password do not match")
         request[USER] = user
         log.debug("request", method=request.method, path=request.path, user=name)
         return await handler(request)
@@ -188,5 +202,5 @@ def _credentials(header: str) -> tuple[str, str]:
         pair = ""
     name, colon, password = pair.partition(":")
     if scheme.lower() != "basic" or not colon:
-        raise Refused(401, "unauthorized", "expected Basic authentication (user:password)")
+        raise Refused(401, "not_authorized", "expected Basic authentication (user:password)")
     return name, password

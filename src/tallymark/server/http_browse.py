@@ -40,7 +40,7 @@ class Plan:
 
 
 class Browsing:
-    """Routes under /api/browse."""
+    """Routes under /api/tallymark/browse."""
 
     def __init__(self, http: HttpServer) -> None:
         self._http = http
@@ -48,9 +48,9 @@ class Browsing:
         self._plans: dict[str, Plan] = {}
 
     def add_to(self, app: web.Application) -> None:
-        app.router.add_get("/api/browse/plans/{plan}/read", self._read)
-        app.router.add_delete("/api/browse/plans/{plan}", self._delete)
-        app.router.add_post("/api/browse/{vhost}/{queue}", self._make)
+        app.router.add_get("/api/tallymark/browse/plans/{plan}/read", self._read)
+        app.router.add_delete("/api/tallymark/browse/plans/{plan}", self._delete)
+        app.router.add_post("/api/tallymark/browse/{vhost}/{queue}", self._make)
 
     def close(self) -> None:
         """Give up every plan."""

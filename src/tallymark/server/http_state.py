@@ -26,14 +26,14 @@ class State:
 
     def add_to(self, app: web.Application) -> None:
         router = app.router
-        router.add_get("/api/overview", self._overview)
-        router.add_get("/api/status", self._status)
-        router.add_get("/api/queues", self._queues)
-        router.add_get("/api/exchanges", self._exchanges)
-        router.add_get("/api/connections", self._connections)
-        router.add_get("/api/log-levels", self._log_levels)
-        router.add_put("/api/log-levels", self._set_log_levels)
-        router.add_post("/api/ledger/checkpoint", self._checkpoint)
+        router.add_get("/api/tallymark/overview", self._overview)
+        router.add_get("/api/tallymark/status", self._status)
+        router.add_get("/api/tallymark/queues", self._queues)
+        router.add_get("/api/tallymark/exchanges", self._exchanges)
+        router.add_get("/api/tallymark/connections", self._connections)
+        router.add_get("/api/tallymark/log-levels", self._log_levels)
+        router.add_put("/api/tallymark/log-levels", self._set_log_levels)
+        router.add_post("/api/tallymark/ledger/checkpoint", self._checkpoint)
         router.add_get("/metrics", self._metrics)
 
     async def _overview(self, request: web.Request) -> web.Response:

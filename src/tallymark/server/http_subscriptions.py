@@ -57,15 +57,15 @@ class Settle(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Subscriptions:
-    """Routes under /api/subscriptions."""
+    """Routes under /api/tallymark/subscriptions."""
 
     def __init__(self, http: HttpServer) -> None:
         self._http = http
         self._node = http.node
 
     def add_to(self, app: web.Application) -> None:
-        one = "/api/subscriptions/{vhost}/{queue}/{name}"
-        app.router.add_get("/api/subscriptions", self._list)
+        one = "/api/tallymark/subscriptions/{vhost}/{queue}/{name}"
+        app.router.add_get("/api/tallymark/subscriptions", self._list)
         app.router.add_post(one + "/attach", self._attach)
         app.router.add_post(one + "/lease", self._lease)
         app.router.add_get(one + "/read", self._read)

@@ -33,9 +33,13 @@ _TIMES: Final = {
 _QUANTITY: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
+class Wrong(ValueError):
+    """A value of several parts is refused; the text says which of them, and why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[T]):
-    """parse raises ValueError, for whatever is not `expects`."""
+    """parse raises ValueError, for whatever is not `expects`; Wrong where more is to be said."""
 
     expects: str
     parse: Callable[[object], T]
@@ -156,5 +160,10 @@ def pairs(keys: tuple[str, ...], words: tuple[str, ...]) -> Kind[dict[str, str]]
 
 
 PATH: Final = Kind("a path", _path)
+OPTIONAL_PATH: Final[Kind[Path | None]] = Kind(
+    "a path, or empty for none",
+    lambda value: None if value == "" else _path(value),
+    lambda value: "" if value is None else str(value),
+)
 FLAG: Final = Kind("true or false", _flag, lambda value: str(value).lower())
 NAMES: Final = Kind("a name, or several separated by commas", _names, ",".join)

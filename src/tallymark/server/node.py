@@ -45,6 +45,7 @@ from tallymark.server.amqp import AmqpClient
 from tallymark.server.clock import now_ms, wall_ms
 from tallymark.server.config import Config
 from tallymark.server.deadlines import Deadlines
+from tallymark.server.features import Features
 from tallymark.server.housekeeping import Housekeeping
 from tallymark.server.logs import log_of
 from tallymark.server.users import Users
@@ -74,9 +75,15 @@ class Node:
     """A running broker without its listeners. Everything here happens on the loop's thread."""
 
     def __init__(
-        self, config: Config, broker: Broker, journal: Journal, loop: asyncio.AbstractEventLoop
+        self,
+        config: Config,
+        features: Features,
+        broker: Broker,
+        journal: Journal,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.config = config
+        self.features = features
         self.broker = broker
         self.journal = journal
         self.loop = loop

@@ -29,6 +29,7 @@ from tallymark.bridge.amqp091 import Settings
 from tallymark.bridge.amqp091_format import Amqp091Format
 from tallymark.bridge.amqp091_publish import FORMAT
 from tallymark.engine.broker import Broker
+from tallymark.engine.policies import without_effect
 from tallymark.engine.restore import Restorer, drop_lost, live_payloads
 from tallymark.journal.journal import Journal
 from tallymark.journal.lock import FolderInUse, FolderLock
@@ -37,6 +38,7 @@ from tallymark.server import logs, users
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.clock import wall_ms
 from tallymark.server.config import Config, is_loopback
+from tallymark.server.features import Features, FeaturesError
 from tallymark.server.node import JournalFailed, Node
 from tallymark.server.users import UsersError
 from tallymark.wire.amqp091.limits import Limits
@@ -71,7 +73,7 @@ def run(config: Config) -> int:
         _allow_files(config.max_connections + OTHER_FILES)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_serve(config))
-    except (StartRefused, UsersError) as error:
+    except (StartRefused, UsersError, FeaturesError) as error:
         print(f"tallymark: {error}", file=sys.stderr)
         return REFUSED
     except FolderInUse as error:
@@ -93,6 +95,12 @@ def _check(config: Config) -> None:
         raise CannotServe(f"data folder {config.data_dir} is not a folder")
     if config.amqp_port == config.http_port != 0:
         raise StartRefused(f"amqp_port and http_port are both {config.amqp_port}, expected two")
+    if config.definitions is None:
+        _check_hosts(config)
+
+
+def _check_hosts(config: Config) -> None:
+    """Nobody but this machine may try guest/guest. Raises StartRefused."""
     open_hosts = [host for host in config.host if not is_loopback(host)]
     if open_hosts and not users.load(config.data_dir):
         raise StartRefused(
@@ -201,9 +209,12 @@ async def _run(
     try:
         from tallymark.server.http import HttpServer
 
+        if node.config.definitions is not None:
+            await _take_definitions(node, node.config.definitions)
         settings = _settings(node)
         listeners = [await _listen(node, settings, one) for one in amqp]
         http = HttpServer(node)
+        http.amqp = [one.getsockname()[:2] for server in listeners for one in server.sockets]
         addresses = await http.start(web)
         _announce(listeners, addresses)
         gc.collect()
@@ -225,7 +236,7 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
     """Recover the data folder and start the journal.
 
     Raises:
-        FolderInUse, JournalCorrupt, OSError.
+        FolderInUse, JournalCorrupt, FeaturesError, OSError.
     """
     began = time.perf_counter()
     node: Node | None = None
@@ -245,6 +256,7 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
     def on_failure(error: OSError) -> None:
         loop.call_soon_threadsafe(fail, error)
 
+    features = Features.open(config.data_dir)
     journal = Journal.open(
         config.data_dir,
         on_synced,
@@ -256,14 +268,16 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
     )
     broker = Broker(journal.fetch)
     broker.formats[FORMAT] = Amqp091Format()
+    broker.dead_letters.death_form = features.death_form
     broker.clock.tell(wall_ms())
     _restore(broker, journal)
     for vhost in config.vhosts:
         broker.add_vhost(vhost)
+    _set_policies(broker, config)
     for made in broker.vhosts.values():
         made.name_seed = secrets.token_bytes(32)
     journal.start()
-    node = Node(config, broker, journal, loop)
+    node = Node(config, features, broker, journal, loop)
     node.housekeeping.begin()
     node.schedule()
     log.info(
@@ -274,6 +288,15 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
         sync=config.sync,
     )
     return node
+
+
+def _set_policies(broker: Broker, config: Config) -> None:
+    """Those of the configuration, over what was set at run time under the same names."""
+    for one in config.policies:
+        broker.set_policy(one.vhost, one.policy, one.operator)
+        idle = without_effect(one.policy)
+        if idle:
+            log.warning("policy.without_effect", vhost=one.vhost, policy=one.policy.name, keys=idle)
 
 
 def _restore(broker: Broker, journal: Journal) -> None:
@@ -307,6 +330,17 @@ async def _listen(node: Node, settings: Settings, bound: socket.socket) -> async
     return await node.loop.create_server(
         lambda: AmqpClient(node, settings), sock=bound, backlog=1024
     )
+
+
+async def _take_definitions(node: Node, file: Path) -> None:
+    """Raises StartRefused."""
+    from tallymark.server.definitions import DefinitionsRefused, load_file
+
+    try:
+        await load_file(node, file)
+    except DefinitionsRefused as error:
+        raise StartRefused(str(error)) from error
+    _check_hosts(node.config)
 
 
 def _announce(listeners: list[asyncio.Server], http: list[tuple[str, int]]) -> None:

@@ -2,17 +2,24 @@
 
 The file is replaced atomically and readable by its owner only. A running broker reads it again when
 it changed, so `tallymark user` needs no connection to it. While no users are configured there is
-guest/guest, from loopback only; a broker with users of its own has no guest unless one is added.
+guest/guest; a broker with users of its own has no guest unless one is added. guest/guest gets in
+from loopback only.
+
+Users that come from RabbitMQ keep RabbitMQ's hashes: SHA-256 or SHA-512 over a salt of 4 bytes and
+the password. These are weaker against whoever reads the file; a new password gets a scrypt hash.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import hashlib
 import hmac
 import os
 import re
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +34,17 @@ COST: Final = 2**14
 BLOCK: Final = 8
 PARALLEL: Final = 1
 GUEST: Final = "guest"
+ADMINISTRATOR: Final = "administrator"
+"""The tag that makes one. Of the others, see `User.tags`."""
+SCRYPT: Final = "scrypt"
+NO_PASSWORD: Final = "none"
+"""A user that cannot log in by password."""
+RABBITMQ_DIGESTS: Final = {
+    "rabbit_password_hashing_sha256": "sha256",
+    "rabbit_password_hashing_sha512": "sha512",
+}
+RABBITMQ_SALT: Final = 4
+SCRYPT_SALT: Final = 16
 MAX_CHECKS: Final = 4
 """Hashes computed at a time: bounds memory and threads under a storm of logins."""
 
@@ -44,7 +62,8 @@ class Permission(msgspec.Struct, frozen=True):
 
 
 class User(msgspec.Struct, frozen=True):
-    """One user. hash = scrypt(password, salt, cost, block, parallel), 32 bytes."""
+    """One user. By `algorithm`, hash is scrypt(password, salt, cost, block, parallel), 32 bytes, or
+    RabbitMQ's digest(salt + password)."""
 
     name: str
     salt: bytes
@@ -54,12 +73,31 @@ class User(msgspec.Struct, frozen=True):
     parallel: int = PARALLEL
     administrator: bool = False
     vhosts: dict[str, Permission] = {}
+    algorithm: str = SCRYPT
+    tags: tuple[str, ...] = ()
+    """RabbitMQ's words besides administrator. `monitoring` lets see every virtual host over HTTP,
+    `policymaker` set policies; others are kept and mean nothing."""
 
     def accepts(self, password: str) -> bool:
         """Whether this is the password. Takes the time of one scrypt; call it off the loop."""
-        return hmac.compare_digest(
-            self.hash, _scrypt(password, self.salt, self.cost, self.block, self.parallel)
-        )
+        hashed = _scrypt(password, self.salt, self.cost, self.block, self.parallel)
+        digest = RABBITMQ_DIGESTS.get(self.algorithm)
+        if digest is not None:
+            hashed = hashlib.new(digest, self.salt + password.encode()).digest()
+        return self.algorithm != NO_PASSWORD and hmac.compare_digest(self.hash, hashed)
+
+    @property
+    def all_tags(self) -> list[str]:
+        return [ADMINISTRATOR, *self.tags] if self.administrator else list(self.tags)
+
+    def exported(self) -> tuple[str, str]:
+        """Hash and algorithm as texts: RabbitMQ's where it is one of RabbitMQ's."""
+        if self.algorithm == NO_PASSWORD:
+            return "", "rabbit_password_hashing_sha256"
+        text = base64.b64encode(self.salt + self.hash).decode()
+        if self.algorithm == SCRYPT:
+            return text, f"{SCRYPT}:{self.cost}:{self.block}:{self.parallel}"
+        return text, self.algorithm
 
 
 GUEST_USER: Final = User(GUEST, b"", b"", administrator=True, vhosts={"*": Permission()})
@@ -88,14 +126,56 @@ def make_user(name: str, password: str, administrator: bool, vhosts: dict[str, P
     if not password:
         raise UsersError(f"user {name!r}: expected a password that is not empty")
     for vhost, permission in vhosts.items():
-        for pattern in (permission.configure, permission.write, permission.read):
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise UsersError(f"permission {pattern!r} in vhost {vhost!r}: {error}") from error
-    salt = secrets.token_bytes(16)
+        check_permission(vhost, permission)
+    salt = secrets.token_bytes(SCRYPT_SALT)
     hashed = _scrypt(password, salt, COST, BLOCK, PARALLEL)
     return User(name, salt, hashed, administrator=administrator, vhosts=vhosts)
+
+
+def check_permission(vhost: str, permission: Permission) -> None:
+    """Raises UsersError for a pattern that is no regular expression."""
+    for pattern in (permission.configure, permission.write, permission.read):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsersError(f"permission {pattern!r} in vhost {vhost!r}: {error}") from error
+
+
+def hashed_user(name: str, password_hash: str, algorithm: str) -> User:
+    """A user without rights, with a hash as `exported` shows it; an empty hash: no password.
+
+    Raises:
+        UsersError: the name is refused, the algorithm unknown, or the hash none of it.
+    """
+    check_name(name)
+    if not password_hash:
+        return User(name, b"", b"", algorithm=NO_PASSWORD)
+    kind, *numbers = algorithm.split(":")
+    digest = RABBITMQ_DIGESTS.get(algorithm)
+    if digest is None and (kind != SCRYPT or len(numbers) != 3):
+        known = ", ".join([*RABBITMQ_DIGESTS, f"{SCRYPT}:COST:BLOCK:PARALLEL"])
+        raise UsersError(f"user {name!r}: password hash of kind {algorithm!r}, expected {known}")
+    salt_size = SCRYPT_SALT if digest is None else RABBITMQ_SALT
+    size = salt_size + (32 if digest is None else hashlib.new(digest).digest_size)
+    try:
+        raw = base64.b64decode(password_hash, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise UsersError(f"user {name!r}: password hash is no base64: {error}") from error
+    if len(raw) != size:
+        raise UsersError(f"user {name!r}: password hash of {len(raw)} bytes, expected {size}")
+    salt, hashed = raw[:salt_size], raw[salt_size:]
+    if digest is not None:
+        return User(name, salt, hashed, algorithm=algorithm)
+    if not all(number.isascii() and number.isdigit() and len(number) < 9 for number in numbers):
+        raise UsersError(f"user {name!r}: {algorithm!r}, expected numbers after {SCRYPT}")
+    cost, block, parallel = map(int, numbers)
+    powers = [1 << n for n in range(1, 21)]
+    if cost not in powers or not 1 <= block <= 32 or not 1 <= parallel <= 16:
+        raise UsersError(
+            f"user {name!r}: {algorithm!r}, expected a cost of 2 to 2^20 that is a power of 2, "
+            "block 1 to 32, parallel 1 to 16"
+        )
+    return User(name, salt, hashed, cost, block, parallel)
 
 
 def load(folder: Path) -> dict[str, User]:
@@ -142,6 +222,7 @@ class Users:
         self._checks = asyncio.Semaphore(MAX_CHECKS)
         self._known: dict[tuple[str, bytes], bytes] = {}
         self._key = secrets.token_bytes(32)
+        self._changing = asyncio.Lock()
 
     def current(self) -> dict[str, User]:
         """The users as the file says now; read again only when the file changed.
@@ -166,6 +247,8 @@ class Users:
         if not users:
             guest = name == GUEST and password == GUEST and is_loopback(peer)
             return GUEST_USER if guest else None
+        if name == GUEST and password == GUEST and not is_loopback(peer):
+            return None
         user = users.get(name, _NOBODY)
         digest = hmac.digest(self._key, password.encode(), "sha256")
         known = self._known.get((name, user.salt))
@@ -177,6 +260,29 @@ class Users:
             return None
         self._known[name, user.salt] = digest
         return user
+
+    async def change(
+        self, change: Callable[[dict[str, User]], None], keep_guest: bool = True
+    ) -> None:
+        """Have `change` alter the users, and keep what comes of it; one change at a time.
+
+        keep_guest: the first change makes a user of the guest/guest there was, so that whoever
+        asked for it is not locked out by it.
+
+        Raises:
+            UsersError: the file cannot be read, nobody would be left, or whatever `change` raises;
+                nothing has changed.
+        """
+        async with self._changing:
+            users = dict(self.current())
+            if not users and keep_guest:
+                users[GUEST] = await asyncio.to_thread(
+                    make_user, GUEST, GUEST, True, {"*": Permission()}
+                )
+            change(users)
+            if not users:
+                raise UsersError("no user would be left, expected at least one")
+            await asyncio.to_thread(save, self._folder, users)
 
 
 def permission_in(user: User, vhost: str) -> Permission | None:

@@ -28,16 +28,16 @@ Answer = TypeVar("Answer")
 
 
 class BrokerRefused(RuntimeError):
-    """The broker answered no. `status` is the HTTP status, `reason` its word for machines."""
+    """The broker answered no: HTTP status, a word for machines (`error`), `reason` for humans."""
 
-    def __init__(self, status: int, reason: str, error: str) -> None:
-        super().__init__(f"{error} (HTTP {status}, {reason})")
+    def __init__(self, status: int, error: str, reason: str) -> None:
+        super().__init__(f"{reason} (HTTP {status}, {error})")
         self.status = status
-        self.reason = reason
         self.error = error
+        self.reason = reason
 
     def __reduce__(self) -> tuple[type[BrokerRefused], tuple[int, str, str]]:
-        return type(self), (self.status, self.reason, self.error)
+        return type(self), (self.status, self.error, self.reason)
 
 
 class Fenced(BrokerRefused):
@@ -91,12 +91,12 @@ class Endpoint:
 
 
 def api_path(*names: str) -> str:
-    """`/api/...` with every name quoted whole: a virtual host called "/" is one step of the path.
+    """`/api/tallymark/...`, every name quoted whole: a virtual host "/" is one step of the path.
 
     >>> api_path("subscriptions", "/", "orders", "table", "stat")
-    '/api/subscriptions/%2F/orders/table/stat'
+    '/api/tallymark/subscriptions/%2F/orders/table/stat'
     """
-    return "/api/" + "/".join(quote(name, safe="") for name in names)
+    return "/api/tallymark/" + "/".join(quote(name, safe="") for name in names)
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
@@ -232,7 +232,7 @@ class _NotReady(Exception):
 
 def _refusal(response: http.client.HTTPResponse, path: str) -> BrokerRefused:
     text = response.read().decode("utf-8", "replace")
-    error, reason = text.strip() or response.reason, str(response.status)
+    error, reason = str(response.status), text.strip() or response.reason
     try:
         answer = json.loads(text)
     except ValueError:
@@ -240,4 +240,4 @@ def _refusal(response: http.client.HTTPResponse, path: str) -> BrokerRefused:
     if isinstance(answer, dict):
         error, reason = str(answer.get("error", error)), str(answer.get("reason", reason))
     made = Fenced if response.status == http.client.CONFLICT else BrokerRefused
-    return made(response.status, reason, f"{path}: {error}")
+    return made(response.status, error, f"{path}: {reason}")

@@ -1,0 +1,54 @@
+"""`tallymark definitions`: users, virtual hosts, policies and topology as one file, over HTTP."""
+
+from __future__ import annotations
+
+import json as jsons
+import sys
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+
+from tallymark.cli.inspect import LOGIN, URL, Login, Url, ask
+from tallymark.cli.output import fail
+
+app = typer.Typer(
+    help="Export and import users, virtual hosts, policies and topology, as RabbitMQ has them.",
+    no_args_is_help=True,
+)
+File = Annotated[Path, typer.Argument(help="JSON file; '-' for stdout or stdin.")]
+Vhost = Annotated[str | None, typer.Option(help="This virtual host only; all when not given.")]
+STREAM = Path("-")
+
+
+@app.command(name="export")
+def export(file: File, vhost: Vhost = None, url: Url = URL, user: Login = LOGIN) -> None:
+    """Write what there is, without messages, to a file. Password hashes are in it."""
+    text = jsons.dumps(ask(url, user, "GET", _path(vhost)), indent=2) + "\n"
+    if file == STREAM:
+        print(text, end="")
+        return
+    file.touch(mode=0o600)
+    file.write_text(text, encoding="utf-8")
+    print(f"definitions exported to {file}", file=sys.stderr)
+
+
+@app.command(name="import")
+def import_file(file: File, vhost: Vhost = None, url: Url = URL, user: Login = LOGIN) -> None:
+    """Take in a file that RabbitMQ or this broker exported. What is not offered here is passed
+    over and named; if something is wrong nothing is done."""
+    try:
+        value = jsons.loads(sys.stdin.read() if file == STREAM else file.read_text("utf-8"))
+    except ValueError as error:
+        fail(f"{file}: expected JSON: {error}")
+    if not isinstance(value, dict):
+        fail(f"{file}: expected a JSON object")
+    found = ask(url, user, "POST", _path(vhost), value)
+    for text in found.get("unsupported", []):
+        print(f"tallymark: not imported: {text}", file=sys.stderr)
+    print(f"definitions of {file} imported")
+
+
+def _path(vhost: str | None) -> str:
+    return "/api/definitions" + ("" if vhost is None else f"/{quote(vhost, safe='')}")

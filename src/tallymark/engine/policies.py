@@ -1,0 +1,324 @@
+"""Policies: settings for all queues and exchanges whose names match a pattern.
+
+A policy has a name, a pattern, a definition, a priority and what it applies to. Of the policies of
+a virtual host one is in effect for a queue: the one of highest priority that fits, among equals the
+first by name. Beside it one operator policy is, found in the same way; operator policies hold
+limits only, and the tighter limit of the two is taken. How the outcome and a queue's own arguments
+come to values is in settings.py [DL-2].
+
+A pattern is a regular expression that must be found anywhere in the name, as in RabbitMQ; letters
+and digits in it are those of ASCII. What PCRE knows and Python's `re` does not is refused, and so
+are POSIX classes, which `re` would read as something else.
+
+The keys of a definition are the names of queue arguments without `x-`, and `alternate-exchange` for
+exchanges. Keys that have a meaning in RabbitMQ and none here are accepted, kept, and named by
+`without_effect`, for whoever sets the policy to tell; any other key is refused. A routing key
+without an exchange is no error here as it is in a declaration: the exchange may be an argument's.
+Texts of refusals begin with RabbitMQ's words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final, final
+
+from tallymark.engine.arguments import MAX_HOPS, erlang_term
+from tallymark.engine.errors import PreconditionFailed
+
+ALL: Final = "all"
+QUEUES: Final = "queues"
+CLASSIC_QUEUES: Final = "classic_queues"
+QUORUM_QUEUES: Final = "quorum_queues"
+EXCHANGES: Final = "exchanges"
+APPLY_TO: Final = (QUEUES, CLASSIC_QUEUES, QUORUM_QUEUES, EXCHANGES, ALL)
+
+LARGEST: Final = (1 << 63) - 1
+"""Of numbers: what an argument's longest integer can say too."""
+ALTERNATE_EXCHANGE: Final = "alternate-exchange"
+
+
+def _integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
+
+
+# _integer is asked first: compiled code makes a plain number of what it knows to be an int, of true
+# as well.
+
+
+def _not_negative(value: object) -> bool:
+    return _integer(value) and isinstance(value, int) and value >= 0
+
+
+def _positive(value: object) -> bool:
+    return _integer(value) and isinstance(value, int) and value > 0
+
+
+def _hops(value: object) -> bool:
+    return isinstance(value, bool) or (isinstance(value, int) and 0 <= value <= MAX_HOPS)
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _overflow(value: object) -> bool:
+    return value in ("drop-head", "reject-publish", "reject-publish-dlx")
+
+
+def _strategy(value: object) -> bool:
+    return value in ("at-most-once", "at-least-once")
+
+
+@final
+class Key:
+    """What a key of a definition may say."""
+
+    __slots__ = ("accepts", "expected", "limit", "noun")
+
+    def __init__(
+        self, accepts: Callable[[object], bool], noun: str, expected: str, limit: bool = False
+    ) -> None:
+        self.accepts = accepts
+        self.noun = noun
+        """What a value of it is called in refusals."""
+        self.expected = expected
+        self.limit = limit
+        """Whether an operator policy may hold it; such values are numbers, smaller ones tighter."""
+
+
+KEYS: Final[dict[str, Key]] = {
+    "message-ttl": Key(_not_negative, "message TTL", "0 or more milliseconds", True),
+    "expires": Key(_positive, "queue expiry", "1 or more milliseconds", True),
+    "max-length": Key(_not_negative, "maximum length", "0 or more messages", True),
+    "max-length-bytes": Key(_not_negative, "maximum length in bytes", "0 or more bytes", True),
+    "overflow": Key(
+        _overflow, "overflow value", "drop-head, reject-publish or reject-publish-dlx"
+    ),
+    "dead-letter-exchange": Key(_text, "dead letter exchange name", "text"),
+    "dead-letter-routing-key": Key(_text, "dead letter routing key", "text"),
+    "dead-letter-strategy": Key(
+        _strategy, "dead letter strategy", "at-most-once or at-least-once"
+    ),
+    "dead-letter-hop-limit": Key(
+        _hops, "dead letter hop limit", "0 to 255 hops, true (32) or false"
+    ),
+    "delivery-limit": Key(
+        _integer, "delivery limit", "0 or more failures, or a negative number for none", True
+    ),
+    "acquired-limit": Key(_not_negative, "acquired limit", "0 or more deliveries", True),
+    "consumer-timeout": Key(_not_negative, "consumer timeout", "0 or more milliseconds", True),
+    "message-deduplication": Key(
+        _positive, "deduplication window", "1 or more milliseconds"
+    ),
+    ALTERNATE_EXCHANGE: Key(_text, "alternate exchange name", "text"),
+}  # fmt: skip
+"""Keys that are acted upon."""
+
+OPERATOR_WITHOUT_EFFECT: Final = (
+    "max-in-memory-bytes",
+    "max-in-memory-length",
+    "target-group-size",
+)
+WITHOUT_EFFECT: Final = (
+    *OPERATOR_WITHOUT_EFFECT,
+    # mirrors, and where replicas live: this is one node
+    "ha-mode", "ha-params", "ha-promote-on-failure", "ha-promote-on-shutdown",
+    "ha-sync-batch-size", "ha-sync-mode", "initial-cluster-size", "queue-leader-locator",
+    "queue-master-locator",
+    # how a kind of queue keeps its messages: there is one way
+    "queue-mode", "queue-version",
+    # streams
+    "filter-field-names", "max-age", "stream-filter-size-bytes", "stream-max-segment-size-bytes",
+    # plugins
+    "federation-upstream", "federation-upstream-pattern", "federation-upstream-set", "routing-key",
+    "shards-per-node",
+)  # fmt: skip
+"""Keys of RabbitMQ that mean nothing here."""
+
+POSIX_CLASS: Final = re.compile(r"\[:\^?\w+:\]")
+
+
+@final
+class Policy:
+    """One policy, checked; never altered. Replaced as a whole under its name."""
+
+    __slots__ = ("_expression", "apply_to", "definition", "name", "pattern", "priority")
+
+    def __init__(
+        self,
+        name: str,
+        pattern: str,
+        definition: dict[str, object],
+        priority: int = 0,
+        apply_to: str = ALL,
+    ) -> None:
+        """Raises PreconditionFailed: a text says which of the parts is wrong."""
+        if not name:
+            raise PreconditionFailed("policy name is empty, expected one of 1 or more letters")
+        if apply_to not in APPLY_TO:
+            valid = ", ".join([f"'{word}'" for word in APPLY_TO[:-1]])
+            raise PreconditionFailed(
+                f"apply-to '{apply_to}' unrecognised; should be one of: {valid}, or '{ALL}'"
+            )
+        if not definition:
+            raise PreconditionFailed("no policy provided: the definition is empty")
+        self.name = name
+        self.pattern = pattern
+        self.definition = definition
+        """As it was given; values of keys without effect may be anything."""
+        self.priority = priority
+        """Higher ones go first."""
+        self.apply_to = apply_to
+        self._expression = _compiled(pattern)
+
+    def fits(self, kind: str, name: str) -> bool:
+        """Whether it applies to what has this name. kind: CLASSIC_QUEUES, QUORUM_QUEUES or
+        EXCHANGES."""
+        wanted = self.apply_to
+        if wanted != kind and wanted != ALL and (wanted != QUEUES or kind == EXCHANGES):
+            return False
+        return self._expression.search(name) is not None
+
+    def goes_before(self, other: Policy) -> bool:
+        """Whether it is the one in effect where both fit."""
+        if self.priority != other.priority:
+            return self.priority > other.priority
+        return self.name < other.name
+
+    def value(self) -> dict[str, object]:
+        """All but the name, as policy_from takes it."""
+        return {
+            "pattern": self.pattern,
+            "definition": self.definition,
+            "priority": self.priority,
+            "apply-to": self.apply_to,
+        }
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Raises PreconditionFailed."""
+    found = POSIX_CLASS.search(pattern)
+    if found is not None:
+        raise PreconditionFailed(
+            f"pattern should be regular expression but is invalid: {pattern!r} has the POSIX class "
+            f"{found[0]}, expected a class such as [a-z]"
+        )
+    try:
+        return re.compile(pattern, re.ASCII)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise PreconditionFailed(
+            f"pattern should be regular expression but is invalid: {pattern!r}: {error}"
+        ) from error
+
+
+def policy_from(name: str, value: dict[str, object], operator: bool = False) -> Policy:
+    """A policy from a JSON object: pattern, definition, and if need be priority and apply-to.
+
+    Raises: PreconditionFailed, also for fields and keys that are not known.
+    """
+    unknown = [field for field in value if field not in FIELDS]
+    if unknown:
+        raise PreconditionFailed(
+            f"Unrecognised terms [{', '.join(unknown)}] in policy, expected " + ", ".join(FIELDS)
+        )
+    pattern = value.get("pattern")
+    if not isinstance(pattern, str):
+        raise PreconditionFailed(
+            f"pattern should be a binary, actually was {erlang_term(pattern)}: expected text"
+        )
+    definition = value.get("definition")
+    if not isinstance(definition, dict):
+        raise PreconditionFailed(
+            f"definition must be a dictionary: {erlang_term(definition)}, expected an object"
+        )
+    priority = value.get("priority", 0)
+    if not _integer(priority) or not isinstance(priority, int):
+        raise PreconditionFailed(
+            f"priority should be a number, actually was {erlang_term(priority)}, "
+            "expected a whole one"
+        )
+    apply_to = value.get("apply-to", ALL)
+    if not isinstance(apply_to, str):
+        raise PreconditionFailed(f"apply-to is {erlang_term(apply_to)}, expected text")
+    policy = Policy(name, pattern, definition, priority, apply_to)
+    check_definition(policy.definition, operator)
+    return policy
+
+
+FIELDS: Final = ("pattern", "definition", "priority", "apply-to")
+
+
+def check_definition(definition: dict[str, object], operator: bool) -> None:
+    """Every key must be known, and every value that is acted upon in its range.
+
+    operator: for an operator policy, which holds limits only.
+    Raises: PreconditionFailed.
+    """
+    known = known_keys(operator)
+    unknown = [key for key in definition if key not in known]
+    if unknown:
+        terms = ", ".join([f"{{{erlang_term(k)},{erlang_term(definition[k])}}}" for k in unknown])
+        kind = "operator policy" if operator else "policy"
+        raise PreconditionFailed(
+            f"[{terms}] are not recognised {kind} settings, expected " + ", ".join(known)
+        )
+    for name, value in definition.items():
+        key = KEYS.get(name)
+        if key is not None and not key.accepts(value):
+            raise PreconditionFailed(
+                f"{erlang_term(value)} is not a valid {key.noun}: {name} must be {key.expected}"
+            )
+
+
+def known_keys(operator: bool) -> list[str]:
+    """The keys a definition may have, those acted upon first."""
+    if operator:
+        return [*[name for name, key in KEYS.items() if key.limit], *OPERATOR_WITHOUT_EFFECT]
+    return [*KEYS, *WITHOUT_EFFECT]
+
+
+def without_effect(policy: Policy) -> list[str]:
+    """Keys of its definition that change nothing: they mean nothing here, or nothing for what the
+    policy applies to."""
+    return idle_keys(policy.definition, policy.apply_to)
+
+
+def idle_keys(definition: dict[str, object], apply_to: str) -> list[str]:
+    """As without_effect, of a policy in parts."""
+    idle = []
+    for key in definition:
+        for_exchanges = key == ALTERNATE_EXCHANGE
+        elsewhere = apply_to != ALL and for_exchanges != (apply_to == EXCHANGES)
+        if elsewhere or key not in KEYS:
+            idle.append(key)
+    return idle
+
+
+def in_effect(policies: dict[str, Policy], kind: str, name: str) -> Policy | None:
+    """The one of these policies that holds for what has this name; see Policy.fits."""
+    found: Policy | None = None
+    for policy in policies.values():
+        if (found is None or policy.goes_before(found)) and policy.fits(kind, name):
+            found = policy
+    return found
+
+
+def merged(policy: Policy | None, operator: Policy | None) -> dict[str, object]:
+    """The definition that follows from both: the tighter limit where both have one."""
+    if policy is None:
+        return {} if operator is None else operator.definition
+    if operator is None:
+        return policy.definition
+    outcome = dict(policy.definition)
+    for name, limit in operator.definition.items():
+        own = outcome.get(name)
+        outcome[name] = limit if own is None else tighter(own, limit)
+    return outcome
+
+
+def tighter(own: object, limit: object) -> object:
+    """The smaller number; a negative one is no limit at all, so then the other."""
+    if not isinstance(own, int) or not isinstance(limit, int):
+        return limit
+    return max(own, limit) if own < 0 or limit < 0 else min(own, limit)

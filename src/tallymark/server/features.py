@@ -1,0 +1,140 @@
+"""Feature flags: which of the stored forms that newer versions read are written [DL-19, DL-20].
+
+Every version of this broker reads every form; a flag is enabled when no older version will be
+started on the folder again. So flags go one way: what was written in a newer form stays so.
+
+They are kept in the data folder's features.json, `{"enabled": [names]}`, replaced atomically. A new
+folder has all of them on. A folder with a journal and without the file was written by a version
+that had no flags: there they are off until somebody enables them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tallymark.engine.errors import NotFound, PreconditionFailed
+from tallymark.journal.files import Files
+from tallymark.journal.segment import parsed_checkpoint, parsed_name
+
+FILE: Final = "features.json"
+
+
+class FeaturesError(Exception):
+    """The file cannot be read as feature flags; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One feature flag. needs: the flag that must be on before, "" for none."""
+
+    name: str
+    help: str
+    needs: str = ""
+
+
+FLAGS: Final = {
+    flag.name: flag
+    for flag in (
+        Flag(
+            "message_containers",
+            "A message's dead-letter history is stored beside the message, with times in "
+            "milliseconds and the last death (form 2).",
+        ),
+        Flag(
+            "message_containers_deaths_v2",
+            "A dead-letter history is stored as a list, newest death first (form 3).",
+            "message_containers",
+        ),
+    )
+}
+"""By name."""
+
+
+class _Stored(msgspec.Struct, forbid_unknown_fields=True):
+    enabled: list[str]
+
+
+class Features:
+    """The flags of one data folder."""
+
+    def __init__(self, folder: Path, enabled: frozenset[str]) -> None:
+        self._folder = folder
+        self.enabled = enabled
+        """Names."""
+
+    @staticmethod
+    def open(folder: Path) -> Features:
+        """The flags as the folder has them; in a new folder all on, and the file written. Call it
+        before the folder gets its journal.
+
+        Raises: FeaturesError, OSError.
+        """
+        try:
+            data = (folder / FILE).read_bytes()
+        except FileNotFoundError:
+            if _has_journal(folder):
+                return Features(folder, frozenset())
+            features = Features(folder, frozenset(FLAGS))
+            features._save(features.enabled)
+            return features
+        try:
+            stored = msgspec.json.decode(data, type=_Stored)
+        except msgspec.MsgspecError as error:
+            raise FeaturesError(f"{folder / FILE}: {error}") from error
+        return Features(folder, _checked(folder, stored.enabled))
+
+    @property
+    def death_form(self) -> int:
+        """The form in which a message's first death is stored: 1, 2 or 3 [DL-19]."""
+        if "message_containers_deaths_v2" in self.enabled:
+            return 3
+        return 2 if "message_containers" in self.enabled else 1
+
+    def enable(self, name: str) -> bool:
+        """Switch a flag on for good; it is on disk when this returns. False: it was on. May block.
+
+        Raises: NotFound (no such flag), PreconditionFailed (another one must be on first), OSError
+        (nothing has changed).
+        """
+        flag = FLAGS.get(name)
+        if flag is None:
+            raise NotFound(f"no feature flag '{name}', expected one of " + ", ".join(FLAGS))
+        if name in self.enabled:
+            return False
+        if flag.needs and flag.needs not in self.enabled:
+            raise PreconditionFailed(
+                f"feature flag '{name}' needs '{flag.needs}', which is not enabled"
+            )
+        enabled = self.enabled | {name}
+        self._save(enabled)
+        self.enabled = enabled
+        return True
+
+    def _save(self, enabled: frozenset[str]) -> None:
+        stored = _Stored([name for name in FLAGS if name in enabled])
+        data = msgspec.json.format(msgspec.json.encode(stored), indent=1) + b"\n"
+        Files().replace(self._folder, FILE, [[data]])
+
+
+def _has_journal(folder: Path) -> bool:
+    return any(
+        parsed_name(file.name) is not None or parsed_checkpoint(file.name) is not None
+        for file in folder.iterdir()
+    )
+
+
+def _checked(folder: Path, names: list[str]) -> frozenset[str]:
+    for name in names:
+        if name not in FLAGS:
+            raise FeaturesError(
+                f"{folder / FILE}: unknown feature flag '{name}', expected of "
+                f"{', '.join(FLAGS)}: enabled by a newer version?"
+            )
+        needs = FLAGS[name].needs
+        if needs and needs not in names:
+            raise FeaturesError(f"{folder / FILE}: '{name}' is enabled and '{needs}' is not")
+    return frozenset(names)

@@ -1,0 +1,245 @@
+"""A client of the broker inside the broker: what the management interface does in a user's name.
+
+It speaks AMQP 0-9-1 to a bridge of its own, as any client does, only without a socket. So
+permissions, refusals, routing and the wait for the disk are those of AMQP, by the same code; and a
+message is shown to a reader with the headers a consumer would see.
+
+    async with LocalChannel(node, user, vhost) as channel:
+        await channel.call(QueueDeclare(name, durable=True))
+
+Such a connection lives for one request. In lists its name begins with "http".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import secrets
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from tallymark.bridge.amqp091 import Amqp091, Settings
+from tallymark.server.amqp import AmqpClient
+from tallymark.server.clock import now_ms, wall_ms
+from tallymark.server.node import Node
+from tallymark.server.users import User, permissions_of
+from tallymark.wire.amqp091.errors import CONNECTION_FORCED
+from tallymark.wire.amqp091.frames import (
+    BODY,
+    HEAD,
+    HEADER,
+    METHOD,
+    PROTOCOL_HEADER,
+    content_frames,
+    frame,
+    frame_length,
+)
+from tallymark.wire.amqp091.layouts import decode_method, encode_method
+from tallymark.wire.amqp091.limits import Limits
+from tallymark.wire.amqp091.methods import (
+    BasicDeliver,
+    BasicGetOk,
+    BasicReturn,
+    ChannelClose,
+    ChannelCloseOk,
+    ChannelOpen,
+    ChannelOpenOk,
+    ConnectionClose,
+    ConnectionCloseOk,
+    ConnectionOpen,
+    ConnectionOpenOk,
+    ConnectionStart,
+    ConnectionStartOk,
+    ConnectionTune,
+    ConnectionTuneOk,
+    Method,
+)
+
+CHANNEL: Final = 1
+FRAME_MAX: Final = 131_072
+DONE: Final = 200
+"""Reply code of a connection that ends without an error."""
+Answer = TypeVar("Answer", bound=Method)
+
+
+class ChannelRefused(Exception):
+    """The broker answered by closing the channel or the connection: AMQP reply code and text."""
+
+    def __init__(self, reply_code: int, reply_text: str) -> None:
+        super().__init__(reply_text.partition(" - ")[2] or reply_text)
+        self.reply_code = reply_code
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A method from the broker, and the content that came with it."""
+
+    method: Method
+    properties: bytes = b""
+    """The property section."""
+    body: bytes = b""
+
+
+class LocalTransport(asyncio.Transport):
+    """Where the connection's output goes: put together to methods with their content."""
+
+    def __init__(self, client: LocalClient, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._client = client
+        self._loop = loop
+        self._closing = False
+        self._method: Method | None = None
+        self._properties = b""
+        self._missing = 0
+        self._parts: list[bytes] = []
+        self.received: asyncio.Queue[Received | None] = asyncio.Queue()
+        """None: the connection is gone."""
+
+    def writelines(self, list_of_data: Any) -> None:
+        raw = b"".join(list_of_data)
+        pos = 0
+        while pos < len(raw):
+            after = pos + frame_length(raw, pos)
+            self._frame(raw[pos], raw[pos + HEAD : after - 1])
+            pos = after
+
+    def _frame(self, kind: int, payload: bytes) -> None:
+        if kind == METHOD:
+            method = decode_method(payload)
+            if isinstance(method, BasicGetOk | BasicReturn | BasicDeliver):
+                self._method = method
+            else:
+                self.received.put_nowait(Received(method))
+            return
+        if kind == HEADER:
+            self._missing = int.from_bytes(payload[4:12], "big")
+            self._properties = payload[12:]
+        elif kind == BODY:
+            self._missing -= len(payload)
+            self._parts.append(payload)
+        else:
+            return
+        if self._missing == 0 and self._method is not None:
+            body = b"".join(self._parts)
+            self.received.put_nowait(Received(self._method, self._properties, body))
+            self._method = None
+            self._parts = []
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def close(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self.received.put_nowait(None)
+            self._loop.call_soon(self._client.connection_lost, None)
+
+    def abort(self) -> None:
+        self.close()
+
+    def pause_reading(self) -> None:
+        """What is sent has been received already: there is nothing to hold back."""
+
+    def resume_reading(self) -> None:
+        """See pause_reading."""
+
+
+class LocalClient(AmqpClient):
+    """One connection of this kind, as the node sees it."""
+
+    def __init__(self, node: Node, name: str) -> None:
+        limits = Limits(
+            channel_max=CHANNEL, frame_max=FRAME_MAX, heartbeat_s=0,
+            max_message_bytes=node.config.max_message_size,
+        )  # fmt: skip
+        random_name = secrets.token_urlsafe
+        settings = Settings(
+            limits, f"Python {platform.python_version()}", lambda: random_name(16), node.replies
+        )
+        super().__init__(node, settings)
+        self.peer = self.peer_host = name
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, LocalTransport)
+        self.transport = transport
+        self.bridge = Amqp091(self._node.broker, self._settings, self.peer)
+        self.bridge.tick(now_ms())
+        self._node.opened(self)
+
+
+class LocalChannel:
+    """A connection with one channel, for a user who has proven to be it."""
+
+    def __init__(self, node: Node, user: User, vhost: str, name: str) -> None:
+        """name: the connection's, in lists and logs."""
+        self._node = node
+        self._user = user
+        self._vhost = vhost
+        self._client = LocalClient(node, name)
+        self._transport = LocalTransport(self._client, node.loop)
+
+    async def __aenter__(self) -> Self:
+        """Raises ChannelRefused: the user must not enter the virtual host."""
+        client = self._client
+        client.connection_made(self._transport)
+        start = ConnectionStartOk({}, "PLAIN", f"\0{self._user.name}\0".encode())
+        client.bridge.receive(PROTOCOL_HEADER + _method(0, start), now_ms(), wall_ms())
+        client.bridge.login_succeeded(permissions_of(self._user))
+        self._send(_method(0, ConnectionTuneOk(CHANNEL, FRAME_MAX, 0)))
+        self._send(_method(0, ConnectionOpen(self._vhost)) + _method(CHANNEL, ChannelOpen()))
+        for expected in (ConnectionStart, ConnectionTune, ConnectionOpenOk, ChannelOpenOk):
+            await self._expect(expected)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Ends the connection as a client does; whatever is not settled goes back."""
+        if not self._transport.is_closing():
+            self._send(_method(0, ConnectionClose(DONE, "request done")))
+
+    async def call(self, method: Method, expected: type[Answer]) -> Answer:
+        """Send a method and return the broker's answer to it. Raises ChannelRefused."""
+        self.send(method)
+        received = await self._expect(expected)
+        answer = received.method
+        assert isinstance(answer, expected)
+        return answer
+
+    def send(self, method: Method, properties: bytes | None = None, body: bytes = b"") -> None:
+        """Send a method, with content where there is a property section."""
+        raw = _method(CHANNEL, method)
+        if properties is not None:
+            raw += content_frames(CHANNEL, properties, body, FRAME_MAX)
+        self._send(raw)
+
+    async def next(self) -> Received:
+        """What the broker says next on the channel. Raises ChannelRefused."""
+        received = await self._transport.received.get()
+        if received is None:
+            raise ChannelRefused(CONNECTION_FORCED, "the broker ended the request's connection")
+        method = received.method
+        if isinstance(method, ChannelClose):
+            self.send(ChannelCloseOk())
+            raise ChannelRefused(method.reply_code, method.reply_text)
+        if isinstance(method, ConnectionClose):
+            self._send(_method(0, ConnectionCloseOk()))
+            raise ChannelRefused(method.reply_code, method.reply_text)
+        return received
+
+    async def _expect(self, expected: type[Method]) -> Received:
+        received = await self.next()
+        if not isinstance(received.method, expected):
+            raise RuntimeError(f"{received.method!r}, expected {expected.__name__}")
+        return received
+
+    def _send(self, data: bytes) -> None:
+        self._client.data_received(data)
+
+
+def _method(channel: int, method: Method) -> bytes:
+    return frame(METHOD, channel, encode_method(method))

@@ -1,0 +1,122 @@
+"""Connections, channels and consumers over HTTP, as RabbitMQ's management interface has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from aiohttp import web
+
+from tallymark.engine.errors import AccessRefused, NotFound
+from tallymark.server.amqp import AmqpClient
+from tallymark.server.http import USER
+from tallymark.server.logs import log_of
+from tallymark.server.management_requests import Routes, listed, sees_everything, shown
+from tallymark.server.management_rows import channel_rows, connection_row, consumer_row
+
+ONE: Final = "/api/connections/{name}"
+REASON: Final = "Closed via management plugin"
+
+log = log_of("http")
+
+
+class Connections(Routes):
+    """Routes under /api/connections, /api/channels and /api/consumers."""
+
+    def add_to(self, app: web.Application) -> None:
+        router = app.router
+        for path in ("/api/connections", "/api/vhosts/{vhost}/connections"):
+            router.add_get(path, self._connections)
+        router.add_get(ONE, self._connection)
+        router.add_delete(ONE, self._close)
+        router.add_get(ONE + "/channels", self._channels_of)
+        for path in ("/api/channels", "/api/vhosts/{vhost}/channels"):
+            router.add_get(path, self._channels)
+        router.add_get("/api/channels/{name}", self._channel)
+        for path in ("/api/consumers", "/api/consumers/{vhost}"):
+            router.add_get(path, self._consumers)
+
+    def _seen(self, request: web.Request) -> Iterator[AmqpClient]:
+        """The connections that are through their handshake: all, or the user's own."""
+        vhost = self.vhost(request).name if "vhost" in request.match_info else None
+        user = request[USER]
+        for client in self.node.clients.values():
+            entered = client.bridge.client
+            if entered is None or entered.closed:
+                continue
+            connection = entered.connection
+            if vhost not in (None, connection.vhost):
+                continue
+            if sees_everything(user) or connection.user == user.name:
+                yield client
+
+    def _found(self, request: web.Request) -> AmqpClient:
+        """Raises NotFound, also for what the user does not see."""
+        name = request.match_info["name"]
+        for client in self._seen(request):
+            if client.peer == name:
+                return client
+        raise NotFound(f"no connection '{name}'")
+
+    async def _connections(self, request: web.Request) -> web.Response:
+        return listed(request, (connection_row(client) for client in self._seen(request)))
+
+    async def _connection(self, request: web.Request) -> web.Response:
+        return shown(request, connection_row(self._found(request)))
+
+    async def _close(self, request: web.Request) -> web.Response:
+        """The client is told with 320; the broker's side ends at once. `X-Reason` says why.
+
+        Who is no administrator may close the own connections.
+        """
+        client = self._found(request)
+        user, entered = request[USER], client.bridge.client
+        assert entered is not None, client.peer
+        if not user.administrator and entered.connection.user != user.name:
+            raise AccessRefused(
+                f"connection '{client.peer}' is of user '{entered.connection.user}', and user "
+                f"'{user.name}' is not an administrator"
+            )
+        reason = request.headers.get("X-Reason", REASON)
+        log.info(
+            "connection.close_asked", peer=client.peer, id=client.id, user=user.name,
+            reason=reason,
+        )  # fmt: skip
+        client.bridge.shutdown(reason)
+        self.node.touch(client)
+        return web.Response(status=204)
+
+    async def _channels_of(self, request: web.Request) -> web.Response:
+        return listed(request, channel_rows(self._found(request)))
+
+    async def _channels(self, request: web.Request) -> web.Response:
+        return listed(request, (row for c in self._seen(request) for row in channel_rows(c)))
+
+    async def _channel(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        for client in self._seen(request):
+            for row in channel_rows(client):
+                if row["name"] == name:
+                    return shown(request, {**row, "consumer_details": self._held(client, row)})
+        raise NotFound(f"no channel '{name}'")
+
+    def _held(self, client: AmqpClient, row: dict[str, Any]) -> list[dict[str, Any]]:
+        """The consumers of a channel."""
+        connection = client.bridge.connection
+        rows = [
+            consumer_row(consumer)
+            for session in (connection.sessions if connection is not None else [])
+            for consumer in session.consumers.values()
+        ]
+        return [one for one in rows if one["channel_details"]["number"] == row["number"]]
+
+    async def _consumers(self, request: web.Request) -> web.Response:
+        return listed(
+            request,
+            (
+                consumer_row(consumer)
+                for vhost in self.vhosts(request)
+                for queue in vhost.queues.values()
+                for consumer in queue.consumers
+            ),
+        )

@@ -1,0 +1,136 @@
+"""Virtual hosts over HTTP, as RabbitMQ's management interface has them; administrators change them.
+
+A virtual host that is in the configuration comes back, empty, with the next start.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from tallymark.engine import definitions, records
+from tallymark.engine.records import Record
+from tallymark.engine.vhost import VirtualHost
+from tallymark.server.http import USER, Refused, require_administrator
+from tallymark.server.management_requests import Routes, listed, shown
+from tallymark.server.management_rows import counted, node_name, queue_counts
+from tallymark.server.node import Node
+from tallymark.server.users import Permission, User, UsersError, permission_in
+
+ONE: Final = "/api/vhosts/{vhost}"
+
+
+def make_vhost(node: Node, name: str) -> VirtualHost:
+    """A new virtual host. It is there at once, and on disk with the next commit."""
+    made = node.broker.add_vhost(name)
+    made.name_seed = secrets.token_bytes(32)
+    return made
+
+
+def delete_vhost(node: Node, name: str) -> None:
+    """End a virtual host with all that is in it; connections to it are closed.
+
+    Raises NotFound.
+    """
+    broker = node.broker
+    vhost = broker.vhost(name)
+    for client in list(node.clients.values()):
+        entered = client.bridge.client
+        if entered is not None and entered.connection.vhost == name:
+            client.bridge.shutdown(f"vhost '{name}' is deleted")
+            node.touch(client)
+    deleter = broker.open_connection(name, "", "")
+    for queue in list(vhost.queues.values()):
+        broker.delete_queue(deleter, queue.name, False, False)
+    broker.close_connection(deleter, False)
+    for exchange in list(vhost.exchanges):
+        if exchange and not exchange.startswith("amq."):
+            vhost.delete_exchange(exchange, False)
+    blob = definitions.vhost_deletion(name)
+    broker.records.append(Record(records.DEFINITION, 0, 0, 0, broker.clock.now_ms, blob=blob))
+    del broker.vhosts[name]
+
+
+def vhost_row(vhost: VirtualHost) -> dict[str, Any]:
+    totals = {"messages": 0, "messages_ready": 0, "messages_unacknowledged": 0}
+    published = settled = 0
+    for queue in vhost.queues.values():
+        for name, count in queue_counts(queue).items():
+            totals[name] += count
+        published += queue.entered
+        settled += queue.settled
+    row = {
+        "name": vhost.name,
+        "description": "",
+        "tags": [],
+        "metadata": {"description": "", "tags": []},
+        "tracing": False,
+        "cluster_state": {node_name(): "running"},
+        **counted(totals),
+    }
+    if published:
+        row["message_stats"] = counted({"publish": published, "ack": settled})
+    return row
+
+
+class VirtualHosts(Routes):
+    """Routes under /api/vhosts."""
+
+    def add_to(self, app: web.Application) -> None:
+        app.router.add_get("/api/vhosts", self._list)
+        app.router.add_get(ONE, self._get)
+        app.router.add_put(ONE, self._put)
+        app.router.add_delete(ONE, self._delete)
+
+    async def _list(self, request: web.Request) -> web.Response:
+        return listed(request, (vhost_row(vhost) for vhost in self.vhosts(request)))
+
+    async def _get(self, request: web.Request) -> web.Response:
+        return shown(request, vhost_row(self.vhost(request)))
+
+    async def _put(self, request: web.Request) -> web.Response:
+        """Whoever makes it may do everything in it, as with RabbitMQ."""
+        require_administrator(request)
+        name, user = request.match_info["vhost"], request[USER]
+        if name in self.node.broker.vhosts:
+            return web.Response(status=204)
+        make_vhost(self.node, name)
+        if permission_in(user, name) is None:
+            await self._permit(user, name)
+        await self.node.durable()
+        return web.Response(status=201)
+
+    async def _permit(self, user: User, name: str) -> None:
+        def change(users: dict[str, User]) -> None:
+            current = users.get(user.name)
+            if current is not None:
+                vhosts = {**current.vhosts, name: Permission()}
+                users[user.name] = msgspec.structs.replace(current, vhosts=vhosts)
+
+        try:
+            await self.node.users.change(change)
+        except UsersError as error:
+            raise Refused(400, "bad_request", str(error)) from error
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        """Permissions in it go with it: a later virtual host of that name begins without."""
+        require_administrator(request)
+        name = request.match_info["vhost"]
+        delete_vhost(self.node, name)
+        try:
+            if any(name in user.vhosts for user in self.node.users.current().values()):
+                await self.node.users.change(lambda users: _forget(users, name))
+        except UsersError as error:
+            raise Refused(503, "users_unreadable", str(error)) from error
+        await self.node.durable()
+        return web.Response(status=204)
+
+
+def _forget(users: dict[str, User], vhost: str) -> None:
+    for name, user in users.items():
+        if vhost in user.vhosts:
+            rest = {key: value for key, value in user.vhosts.items() if key != vhost}
+            users[name] = msgspec.structs.replace(user, vhosts=rest)

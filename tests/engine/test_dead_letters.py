@@ -1,0 +1,617 @@
+"""Why messages die and what becomes of them: DL-1 to DL-15 and DL-D1 to DL-D7, seen through the
+engine under a manual clock."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tallymark.engine import records
+from tallymark.engine.annotations import Annotations
+from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.session import DISCARDED, FAILED, REJECTED, RETURNED
+from tallymark.engine.settings import Settings
+from tests.support.engine_rig import START_MS, Rig, Said
+from tests.support.engine_steps import REASONS, die, drain, finish, manual, reject
+
+DEAD = {"dead-letter-exchange": "", "dead-letter-routing-key": "dead"}
+
+
+def pair(**arguments: object) -> Rig:
+    """Queue q, whose letters go to queue dead."""
+    rig = manual()
+    rig.declare("q", DEAD | {key.replace("_", "-"): value for key, value in arguments.items()})
+    rig.declare("dead")
+    return rig
+
+
+# -- DL-1 to DL-3: triggers and topology
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_dl_1_four_reasons_by_these_names(reason: str) -> None:
+    rig = manual()
+    rig.declare("q")
+    rig.declare("dead")
+    rig.send("q", 1)
+    die(rig, "q", reason, "dead")
+    assert [h.deaths for h in rig.holds("dead")] == [[("q", reason, 1)]]
+    assert rig.vhost.queues["q"].dead_lettered == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "dies"), [(REJECTED, True), (DISCARDED, True), (RETURNED, False), (FAILED, False)]
+)
+def test_dl_1_rejected_is_what_a_client_refuses_for_good(outcome: int, dies: bool) -> None:
+    rig = pair()
+    rig.send("q", 1)
+    reject(rig, "q", outcome=outcome)
+    assert (rig.ready("q"), rig.ready("dead")) == (([], [1]) if dies else ([1], []))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "policy", "field", "expected"),
+    [
+        ({"x-dead-letter-exchange": "a"}, {"dead-letter-exchange": "p"}, "exchange", "a"),
+        ({"x-dead-letter-exchange": ""}, {"dead-letter-exchange": "p"}, "exchange", ""),
+        ({}, {"dead-letter-exchange": "p"}, "exchange", "p"),
+        ({}, {}, "exchange", None),
+        ({"x-dead-letter-routing-key": "a"}, {"dead-letter-routing-key": "p"}, "key", "a"),
+        ({"x-message-ttl": 5}, {"message-ttl": 3}, "ttl_ms", 3),
+        ({"x-message-ttl": 3}, {"message-ttl": 5}, "ttl_ms", 3),
+        ({"x-message-ttl": 0}, {"message-ttl": 5}, "ttl_ms", 0),
+        ({"x-max-length": 5}, {"max-length": 0}, "max_length", 0),
+        ({"x-max-length-bytes": 5}, {"max-length-bytes": 6}, "max_bytes", 5),
+        ({"x-delivery-limit": 5}, {"delivery-limit": -1}, "delivery_limit", 5),
+        ({"x-delivery-limit": -1}, {"delivery-limit": 5}, "delivery_limit", 5),
+        ({"x-delivery-limit": -2}, {"delivery-limit": -3}, "delivery_limit", -1),
+        ({"x-overflow": "reject-publish"}, {"overflow": "drop-head"}, "overflow", "reject-publish"),
+        (
+            {"x-overflow": "reject-publish", "x-queue-type": "quorum"},
+            {"overflow": "drop-head"},
+            "overflow",
+            "drop-head",
+        ),
+        (
+            {"x-dead-letter-strategy": "at-most-once", "x-dead-letter-exchange": "a"},
+            {"dead-letter-strategy": "at-least-once"},
+            "at_least_once",
+            False,
+        ),
+    ],
+)
+def test_dl_2_where_argument_and_policy_both_speak(
+    arguments: dict[str, object], policy: dict[str, object], field: str, expected: object
+) -> None:
+    settings = Settings(arguments, policy)
+    found = {
+        "exchange": settings.dead_letter_exchange,
+        "key": settings.dead_letter_key,
+        "ttl_ms": settings.ttl_ms,
+        "max_length": settings.max_length,
+        "max_bytes": settings.max_bytes,
+        "delivery_limit": settings.delivery_limit,
+        "overflow": settings.overflow,
+        "at_least_once": settings.at_least_once,
+    }
+    assert found[field] == expected
+
+
+def test_dl_2_the_empty_name_is_the_default_exchange() -> None:
+    rig = pair()
+    rig.send("q", 1)
+    reject(rig, "q")
+    assert rig.holds("dead")[0].place == ("", "dead")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"dead-letter-routing-key": "k"}, "routing_key_but_no_dlx_defined"),
+        ({"overflow": "drop-tail"}, "invalid_overflow"),
+        ({"dead-letter-exchange": "x", "dead-letter-strategy": "twice"}, "invalid_dlx_strategy"),
+        ({"queue-type": "stream", "dead-letter-exchange": "x"}, "x-queue-type"),
+    ],
+)
+def test_dl_3_bad_arguments_are_refused(arguments: dict[str, object], text: str) -> None:
+    rig = manual()
+    with pytest.raises(PreconditionFailed, match=text):
+        rig.declare("q", arguments)
+    assert "q" not in rig.vhost.queues
+
+
+def test_dl_3_the_exchange_need_not_exist() -> None:
+    rig = manual()
+    rig.declare("q", {"dead-letter-exchange": "later"})
+    assert "later" not in rig.vhost.exchanges
+
+
+# -- DL-5: the delivery limit
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_dl_5_a_message_dies_of_one_failure_more_than_the_limit(limit: int) -> None:
+    rig = pair(delivery_limit=limit)
+    rig.send("q", 1)
+    for failed in range(limit):
+        taken = reject(rig, "q", outcome=FAILED)[0]
+        assert taken.counts == (failed, failed)
+        assert rig.ready("q") == [1]
+    reject(rig, "q", outcome=FAILED)
+    assert rig.ready("q") == []
+    letter = rig.holds("dead")[0]
+    assert letter.deaths == [("q", "delivery_limit", 1)]
+    assert letter.counts == (limit + 1, limit + 1)
+    assert (letter.failed, letter.acquired) == (0, 0), "not redelivered in its new queue"
+
+
+def test_dl_5_what_counts_as_a_failure_and_what_does_not() -> None:
+    rig = pair(delivery_limit=0)
+    rig.send("q", 1)
+    reject(rig, "q", outcome=RETURNED)
+    session = rig.session()
+    rig.take(session, "q")
+    rig.broker.recover(session)
+    rig.take(session, "q")
+    rig.broker.close_session(session, lost=False)  # ours: no failure either [FC-19]
+    finish(rig)
+    assert [(h.number, h.failed, h.acquired) for h in rig.holds("q")] == [(1, 0, 3)]
+    session = rig.session()
+    rig.take(session, "q")
+    rig.broker.close_session(session, lost=True)
+    finish(rig)
+    assert [h.deaths for h in rig.holds("dead")] == [[("q", "delivery_limit", 1)]]
+    assert rig.holds("dead")[0].counts == (1, 4)
+
+
+def test_dl_5_messages_lost_together_die_each_by_its_own_count() -> None:
+    rig = pair(delivery_limit=1)
+    rig.send("q", 1, 2, 3, 4)
+    reject(rig, "q", 2, FAILED)  # the same message twice: 1 is at its limit, and then dies
+    reject(rig, "q", 1, FAILED)
+    session = rig.session()
+    rig.consume(session, "q", "c")
+    finish(rig)
+    rig.broker.close_session(session, lost=True)
+    finish(rig)
+    assert rig.ready("dead") == [1, 2]
+    assert [(h.number, h.failed) for h in rig.holds("q")] == [(3, 1), (4, 1)]
+
+
+def test_dl_5_a_negative_limit_is_none() -> None:
+    rig = pair()
+    rig.set_policy("q", {"delivery-limit": -1})
+    rig.send("q", 1)
+    reject(rig, "q", 50, FAILED)
+    assert [(h.number, h.failed) for h in rig.holds("q")] == [(1, 50)]
+
+
+@pytest.mark.parametrize("outcome", [REJECTED, DISCARDED])
+def test_dl_5_counts_go_with_the_letter_once_a_queue_shows_them(outcome: int) -> None:
+    rig = manual()
+    rig.declare("q", {"dead-letter-exchange": "", "dead-letter-routing-key": "q2"})
+    rig.declare("q2", DEAD | {"delivery-limit": 9})
+    rig.declare("dead", {"dead-letter-exchange": "", "dead-letter-routing-key": "q2"})
+    rig.send("q", 1)
+    reject(rig, "q", outcome=outcome)
+    assert rig.holds("q2")[0].counts == (0, 0), "q counts nothing"
+    reject(rig, "q2", 1, FAILED)
+    reject(rig, "q2", outcome=outcome)
+    expected = (2 if outcome == REJECTED else 1, 2)
+    assert rig.holds("dead")[0].counts == expected
+    reject(rig, "dead", outcome=RETURNED)
+    reject(rig, "dead", outcome=DISCARDED)
+    assert rig.holds("q2")[0].counts == (expected[0], 4), "what has counts goes on counting"
+
+
+# -- DL-7, DL-8: order and counters
+
+
+def test_dl_7_letters_leave_in_the_order_of_their_deaths() -> None:
+    rig = pair()
+    rig.send("q", *range(100))
+    session = rig.session()
+    for _ in range(100):
+        rig.take(session, "q")
+    order = [7, 3, 99, 0, 50]
+    for number in order:
+        rig.broker.settle(session, number + 1, number + 1, REJECTED)
+    rig.broker.settle(session, 11, 21, REJECTED)
+    finish(rig)
+    assert rig.ready("dead") == [*order, *range(10, 21)]
+
+
+@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("strategy", ["at_most_once", "at_least_once", "disabled"])
+def test_dl_8_deaths_are_counted_by_strategy_and_reason(reason: str, strategy: str) -> None:
+    rig = manual()
+    rig.declare("dead")
+    arguments: dict[str, object] = {}
+    if strategy == "at_least_once":
+        arguments = {"dead-letter-exchange": "amq.fanout", "dead-letter-strategy": "at-least-once"}
+    rig.declare("q", arguments)
+    rig.send("q", 1, 2)
+    if strategy == "disabled":
+        rig.exchange("to dead", "fanout")
+        rig.declare("only", {"dead-letter-exchange": "missing"})
+        rig.send("only", 1)
+        reject(rig, "only")
+        assert rig.broker.dead_letters.counts == {("disabled", "rejected"): 1}
+        return
+    rig.bind("dead", "amq.fanout", "")
+    die(rig, "q", reason, "dead")
+    counts = {(strategy, reason): 2}
+    if strategy == "at_least_once":
+        counts[(strategy, "confirmed")] = 2
+    assert rig.broker.dead_letters.counts == counts
+
+
+def test_dl_8_without_a_dead_letter_exchange_the_end_has_the_reason_s_name() -> None:
+    rig = manual()
+    rig.declare("q", {"delivery-limit": 0})
+    rig.send("q", 1)
+    rig.send("q", 2)
+    rig.send("q", 3, ttl=0)
+    reject(rig, "q")
+    reject(rig, "q", outcome=FAILED)
+    rig.send("q", 4, 5)
+    rig.set_policy("q", {"max-length": 1})
+    finish(rig)
+    assert rig.dropped("q") == {"rejected": 1, "expired": 1, "maxlen": 1, "delivery_limit": 1}
+    assert rig.ready("q") == [5]
+
+
+# -- DL-9 to DL-14: what happens to the message
+
+
+def test_dl_9_the_death_comes_before_routing_and_the_ttl_is_gone_in_the_target() -> None:
+    rig = pair()
+    rig.set_policy("dead", {"message-ttl": 100})
+    rig.send("q", 1, ttl=10)
+    rig.advance(10)
+    assert rig.ready("dead") == [1]
+    rig.advance(99)
+    assert rig.ready("dead") == [1], "only the target's own TTL counts there, from its entry on"
+    rig.advance(1)
+    assert rig.ready("dead") == []
+
+
+def test_dl_10_without_an_override_all_keys_of_the_message_lead_it() -> None:
+    rig = manual()
+    rig.declare("q", {"dead-letter-exchange": "x"})
+    for name in ("a", "b", "c"):
+        rig.declare(name)
+    rig.exchange("x", "direct", ("a", "q"), ("b", "cc"), ("c", "bcc"))
+    rig.send("q", 1, cc=("cc",), bcc=("bcc",))
+    reject(rig, "q")
+    assert [rig.ready(name) for name in ("a", "b", "c")] == [[1], [1], [1]]
+    assert rig.holds("c")[0].place == ("x", "q"), "a BCC key leads and is not shown"
+    letter = rig.holds("a")[0].annotations
+    assert letter is not None
+    assert letter.deaths[0].keys == ("q", "cc")
+    assert (letter.more_keys, letter.bcc) == (("cc", "bcc"), ("bcc",))
+
+
+def test_dl_10_an_override_replaces_them_all() -> None:
+    rig = manual()
+    rig.declare("q", {"dead-letter-exchange": "x", "dead-letter-routing-key": "new"})
+    for name in ("a", "b"):
+        rig.declare(name)
+    rig.exchange("x", "direct", ("a", "new"), ("b", "cc"), ("b", "q"), ("b", "bcc"))
+    rig.send("q", 1, cc=("cc",), bcc=("bcc",))
+    reject(rig, "q")
+    assert (rig.ready("a"), rig.ready("b")) == ([1], [])
+    letter = rig.holds("a")[0]
+    assert letter.place == ("x", "new")
+    assert letter.annotations is not None
+    assert letter.annotations.more_keys == ()
+    assert letter.annotations.deaths[0].keys == ("q", "cc")
+
+
+def test_dl_10_an_empty_override_is_one_too() -> None:
+    rig = manual()
+    rig.declare("q", {"dead-letter-exchange": "x", "dead-letter-routing-key": ""})
+    rig.declare("a")
+    rig.exchange("x", "direct", ("a", ""))
+    rig.send("q", 1)
+    reject(rig, "q")
+    assert rig.holds("a")[0].place == ("x", "")
+
+
+def test_dl_11_only_the_expiration_goes_the_bytes_stay() -> None:
+    rig = pair()
+    rig.send("q", 1, ttl=60_000)
+    before = rig.vhost.queues["q"].slices()[0].payload
+    reject(rig, "q")
+    after = rig.vhost.queues["dead"].slices()[0]
+    assert after.payload is before, "a letter is the same bytes"
+    assert after.annotations is not None
+    assert after.annotations.ttl_ms == -1
+    assert after.annotations.deaths[0].ttl_ms == 60_000
+
+
+def test_dl_12_an_entry_has_what_held_at_its_first_death() -> None:
+    rig = manual()
+    rig.declare("q", {"dead-letter-exchange": "", "dead-letter-routing-key": "q"})
+    rig.send("q", 1, exchange="amq.direct")
+    rig.bind("q", "amq.direct", "k")
+    rig.send("k", 2, exchange="amq.direct", cc=("c",), bcc=("b",), ttl=9_000)
+    rig.advance(5)
+    reject(rig, "q")
+    rig.advance(7)
+    reject(rig, "q")
+    letter = rig.holds("q")[0].annotations
+    assert letter is not None
+    death = letter.deaths[0]
+    assert (death.queue, death.reason, death.count) == ("q", "rejected", 2)
+    assert (death.exchange, death.keys, death.ttl_ms) == ("amq.direct", ("k", "c"), 9_000)
+    assert (death.first_ms, death.last_ms) == (START_MS + 5, START_MS + 12)
+
+
+def test_dl_13_the_same_key_again_moves_to_the_front_and_another_reason_is_another_entry() -> None:
+    rig = manual()
+    rig.declare("a")
+    rig.declare("b")
+    rig.send("a", 1)
+    for queue, reason, target in [
+        ("a", "rejected", "b"), ("b", "rejected", "a"), ("a", "maxlen", "b"),
+        ("b", "rejected", "a"), ("a", "rejected", "b"),
+    ]:  # fmt: skip
+        die(rig, queue, reason, target)
+    assert rig.holds("b")[0].deaths == [
+        ("a", "rejected", 2), ("b", "rejected", 2), ("a", "maxlen", 1),
+    ]  # fmt: skip
+
+
+def test_dl_14_the_first_death_stays_and_the_last_follows() -> None:
+    rig = manual()
+    for name in ("a", "b", "c"):
+        rig.declare(name)
+    rig.bind("a", "amq.topic", "#")
+    rig.send("some.key", 1, exchange="amq.topic")
+    die(rig, "a", "expired", "b")
+    first = rig.holds("b")[0].annotations
+    die(rig, "b", "rejected", "c")
+    second = rig.holds("c")[0].annotations
+    assert first is not None
+    assert second is not None
+    assert first.first_death == first.last_death == ("expired", "a", "amq.topic")
+    assert second.first_death == ("expired", "a", "amq.topic")
+    assert second.last_death == ("rejected", "b", "to b")
+
+
+@pytest.mark.parametrize("match", ["all-with-x", "any-with-x", "all"])
+def test_dl_14_deaths_can_be_matched_and_override_what_a_client_claimed(match: str) -> None:
+    rig = manual()
+    rig.declare("q", {"dead-letter-exchange": "amq.headers"})
+    rig.declare("right")
+    rig.declare("wrong")
+    bind = rig.vhost.bind_queue
+    owner = rig.connection.id
+    where = {"x-match": match, "x-first-death-queue": "q", "x-last-death-reason": "rejected"}
+    bind("right", "amq.headers", "", where, owner)
+    bind("wrong", "amq.headers", "", {"x-match": match, "x-first-death-queue": "fake"}, owner)
+    rig.says[1] = Said(headers={"x-first-death-queue": "fake"})
+    rig.send("q", 1)
+    reject(rig, "q")
+    with_x = match != "all"  # `all` looks at no x- header: nothing is left to ask for
+    assert rig.ready("right") == [1]
+    assert rig.ready("wrong") == ([] if with_x else [1])
+
+
+# -- DL-15: cycles
+
+WORKED = [
+    ("q:e", ["q"], []),
+    ("q1:r q2:e", ["q1"], ["q1"]),
+    ("q1:r q2:e q1:e", ["q2"], []),
+    ("q1:d q2:e", ["q1"], []),
+    ("q1:r q2:e q1:r q2:e", ["q1"], ["q1"]),
+    ("q1:r q2:e q3:e", ["q4", "q2"], ["q4"]),
+    ("q1:e q2:e q3:r", ["q1", "q2", "q3"], ["q1", "q2", "q3"]),
+    ("q1:m q2:m", ["q1"], []),
+    ("q1:e q2:r q3:e", ["q1"], ["q1"]),
+    ("q1:e q2:r q3:e", ["q2", "q3"], ["q2"]),
+    ("q1:r q1:e", ["q1"], []),
+]
+LETTERS = {"r": "rejected", "e": "expired", "m": "maxlen", "d": "delivery_limit"}
+
+
+@pytest.mark.parametrize(("history", "targets", "reached"), WORKED)
+def test_dl_15_worked(history: str, targets: list[str], reached: list[str]) -> None:
+    """history: oldest first, the present death last."""
+    rig = manual()
+    for name in ("q", "q1", "q2", "q3", "q4"):
+        rig.declare(name)
+    steps = [step.split(":") for step in history.split()]
+    rig.send(steps[0][0], 1)
+    for (queue, letter), following in zip(steps, [*steps[1:], None], strict=True):
+        die(rig, queue, LETTERS[letter], *(targets if following is None else [following[0]]))
+    found = [name for name in rig.vhost.queues if rig.ready(name)]
+    assert found == sorted(reached)
+    last = rig.vhost.queues[steps[-1][0]]
+    assert last.dropped == ({} if reached else {records.DROPPED_CYCLE: 1})
+    told = [x.values["target"] for x in rig.signals if x.name == "dead_letter.cycle"]
+    assert told == sorted(set(targets) - set(reached))
+
+
+def test_dl_15_one_signal_per_distinct_cycle_and_dl_d2_a_row_for_each_message() -> None:
+    rig = manual()
+    rig.declare("q", {"dead-letter-exchange": "", "message-ttl": 5})
+    for number in range(4):
+        rig.send("q", number)
+        rig.advance(10)
+    assert rig.dropped("q") == {"dead_letter_cycle": 4}
+    rows = [r for b in rig.log.blocks for r in b if r.kind == records.DROPPED]
+    assert [(r.reason, r.count) for r in rows] == [(records.DROPPED_CYCLE, 1)] * 4
+    told = [x for x in rig.signals if x.name == "dead_letter.cycle"]
+    assert [(x.values["queue"], x.values["reason"], x.values["target"]) for x in told] == [
+        ("q", "expired", "q")
+    ]
+    rig.set_policy("q", {"max-length": 0})
+    rig.send("q", 9)
+    finish(rig)
+    assert len([x for x in rig.signals if x.name == "dead_letter.cycle"]) == 2, "another reason"
+
+
+def test_dl_15_no_route_left_is_not_a_cycle() -> None:
+    rig = manual()
+    rig.declare("q", {"dead-letter-exchange": "amq.direct", "message-ttl": 0})
+    rig.send("q", 1)
+    finish(rig)
+    assert rig.dropped("q") == {"dead_letter_unroutable": 1}
+    assert [x.name for x in rig.signals] == []
+
+
+# -- DL-18, DL-20
+
+
+def test_dl_18_a_history_from_a_client_plays_no_part() -> None:
+    rig = pair(message_ttl=5)
+    forged = {"count": 9, "queue": "dead", "reason": "expired"}
+    rig.says[1] = Said(headers={"x-death": [forged]})
+    rig.says[2] = Said(headers={"x-death": "text"})
+    rig.send("q", 1, 2)
+    rig.advance(5)
+    assert [(h.number, h.deaths) for h in rig.holds("dead")] == [
+        (1, [("q", "expired", 1)]), (2, [("q", "expired", 1)]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", [{"v": 99}, {"form": 9}, {"surprise": 1}])
+def test_dl_20_what_a_newer_version_wrote_is_refused_not_guessed(change: dict[str, int]) -> None:
+    rig = pair()
+    rig.send("q", 1)
+    reject(rig, "q")
+    entered = [r for b in rig.log.blocks for r in b if r.kind == records.ENTERED and r.blob]
+    assert len(entered) == 1
+    entered[0].blob = json.dumps(json.loads(entered[0].blob) | change).encode()
+    with pytest.raises(ValueError):
+        rig.restart()
+
+
+# -- DL-D: better than upstream
+
+
+@pytest.mark.parametrize(("limit", "times"), [(True, 32), (32, 32), (1, 1), (0, 0), (255, 255)])
+def test_dl_d1_a_message_dies_as_often_as_its_hops_and_then_ends(limit: object, times: int) -> None:
+    rig = manual()
+    rig.declare("q", {"dead-letter-exchange": "", "dead-letter-hop-limit": limit})
+    rig.set_policy("q", {"message-ttl": 10})
+    rig.send("q", 1)
+    for n in range(times):
+        rig.advance(10)
+        assert [len(h.deaths) for h in rig.holds("q")] == [n + 1]
+    letters = rig.holds("q")
+    rig.advance(10)
+    assert rig.ready("q") == []
+    assert rig.dropped("q") == {"dead_letter_hop_limit": 1}
+    assert rig.vhost.queues["q"].dead_lettered == times
+    if times > 1:
+        known = letters[0].annotations
+        assert known is not None
+        assert [d.count for d in known.deaths] == [1] * times
+        assert [d.first_ms for d in known.deaths] == [
+            START_MS + 10 * n for n in range(times, 0, -1)
+        ]
+        assert known.hops == 0
+
+
+def test_dl_d1_false_leaves_the_cycle_test() -> None:
+    rig = manual()
+    rig.declare("q", {"dead-letter-exchange": "", "dead-letter-hop-limit": False})
+    rig.set_policy("q", {"message-ttl": 10, "dead-letter-hop-limit": 5})
+    rig.send("q", 1)
+    rig.advance(10)
+    assert rig.dropped("q") == {"dead_letter_cycle": 1}
+
+
+def test_dl_d1_what_the_sender_grants_holds_and_is_read_once() -> None:
+    rig = manual()
+    rig.declare("q", {"dead-letter-exchange": "", "dead-letter-hop-limit": 3, "message-ttl": 1})
+    rig.says |= {1: Said(hop_limit=0), 2: Said(hop_limit=1), 4: Said(hop_limit=5)}
+    rig.send("q", 1, 2, 3, 4)
+    seen = []
+    for _ in range(7):
+        seen.append(rig.ready("q"))
+        rig.advance(1)
+    assert seen == [[1, 2, 3, 4], [2, 3, 4], [3, 4], [3, 4], [4], [4], []]
+    assert rig.dropped("q") == {"dead_letter_hop_limit": 4}
+
+
+def test_dl_d1_hops_are_only_counted_in_queues_that_have_the_limit() -> None:
+    rig = manual()
+    rig.declare("q", {"dead-letter-exchange": "", "dead-letter-routing-key": "plain"})
+    rig.declare("plain", {"dead-letter-exchange": "", "dead-letter-routing-key": "q"})
+    rig.set_policy("q", {"dead-letter-hop-limit": 2})
+    rig.send("q", 1)
+    for queue in ("q", "plain", "q", "plain"):
+        reject(rig, queue)
+    letter = rig.holds("q")[0].annotations
+    assert letter is not None
+    assert letter.hops == 0
+    assert [d.queue for d in letter.deaths] == ["plain", "q", "q"], "plain compacts its own"
+    reject(rig, "q")
+    assert rig.dropped("q") == {"dead_letter_hop_limit": 1}
+
+
+def test_dl_d4_an_override_that_equals_a_bcc_key_is_kept_in_the_history() -> None:
+    rig = manual()
+    rig.declare("q", {"dead-letter-exchange": "", "dead-letter-routing-key": "r"})
+    rig.declare("r", {"dead-letter-exchange": "", "dead-letter-routing-key": "dead"})
+    rig.declare("dead")
+    rig.send("q", 1, bcc=("r",))
+    drain(rig, "r")  # the BCC copy
+    reject(rig, "q")
+    reject(rig, "r")
+    letter = rig.holds("dead")[0].annotations
+    assert letter is not None
+    assert [d.keys for d in letter.deaths] == [("r",), ("q",)]
+
+
+@pytest.mark.parametrize("limit", [0, 2])
+def test_dl_d6_a_limit_on_deliveries_of_any_kind(limit: int) -> None:
+    rig = pair(acquired_limit=limit)
+    rig.send("q", 1)
+    reject(rig, "q", limit, RETURNED)
+    assert rig.ready("q") == [1]
+    reject(rig, "q", outcome=RETURNED)
+    letter = rig.holds("dead")[0]
+    assert letter.deaths == [("q", "delivery_limit", 1)]
+    assert letter.counts == (0, limit + 1)
+
+
+def test_dl_d7_order_is_the_list_s_where_all_times_are_equal() -> None:
+    rig = manual()
+    for name in ("a", "b", "c"):
+        rig.declare(name)
+    rig.send("a", 1)
+    die(rig, "a", "rejected", "b")
+    die(rig, "b", "expired", "c")
+    die(rig, "c", "maxlen", "a")
+    die(rig, "a", "expired", "b")
+    assert rig.holds("b") == [], "b has it before, and a's rejection is further back than that"
+    assert rig.dropped("a") == {"dead_letter_cycle": 1}
+
+
+def test_a_letter_shares_its_annotations_with_those_that_died_alike() -> None:
+    rig = pair()
+    rig.send("q", *range(10))
+    session = rig.session()
+    rig.consume(session, "q", "c")
+    finish(rig)
+    rig.broker.settle_up_to(session, 0, REJECTED)
+    finish(rig)
+    assert len({id(h.annotations) for h in rig.holds("dead")}) == 1
+    assert len(rig.vhost.queues["dead"].slices()) == 1, "a run stays a run"
+
+
+def test_known_annotations_without_a_death_do_not_change_where_a_message_goes() -> None:
+    rig = pair()
+    rig.send("q", 1, annotations=Annotations(ttl_ms=5))
+    rig.send("q", 2)
+    reject(rig, "q", 2)
+    assert [(h.number, h.place) for h in rig.holds("dead")] == [
+        (1, ("", "dead")), (2, ("", "dead")),
+    ]  # fmt: skip

@@ -1,0 +1,344 @@
+"""Time to live of messages [DL-4] and expiry of unused queues, to the millisecond."""
+
+from __future__ import annotations
+
+import pytest
+
+from tallymark.engine.deadlines import NEVER
+from tallymark.engine.packing import Packing
+from tallymark.engine.session import ACCEPTED, RETURNED
+from tests.support.engine_rig import START_MS, Rig, Said
+from tests.support.engine_steps import finish, manual, reject
+
+
+def pair(**arguments: object) -> Rig:
+    """Queue q, whose letters go to queue dead."""
+    rig = manual()
+    settings = {key.replace("_", "-"): value for key, value in arguments.items()}
+    rig.declare("q", {"dead-letter-exchange": "", "dead-letter-routing-key": "dead"} | settings)
+    rig.declare("dead")
+    return rig
+
+
+# -- messages
+
+
+@pytest.mark.parametrize(
+    ("queue_ttl", "own", "lives"),
+    [(100, -1, 100), (-1, 70, 70), (100, 70, 70), (70, 100, 70), (1, 1, 1), (5, 0, 0), (0, 5, 0)],
+)
+def test_dl_4_the_smaller_of_two_ttls_to_the_millisecond(
+    queue_ttl: int, own: int, lives: int
+) -> None:
+    rig = pair(**({} if queue_ttl < 0 else {"message_ttl": queue_ttl}))
+    rig.send("q", 1, ttl=own)
+    finish(rig)
+    if lives:
+        assert rig.broker.next_due() == START_MS + lives
+        rig.advance(lives - 1)
+        assert rig.ready("q") == [1]
+        rig.advance(1)
+    assert (rig.ready("q"), rig.ready("dead")) == ([], [1])
+    assert rig.now_ms == START_MS + lives
+
+
+def test_dl_4_a_long_lived_head_shields_those_behind_it() -> None:
+    rig = pair()
+    rig.send("q", 1, ttl=100)
+    rig.send("q", 2, ttl=10)
+    rig.advance(99)
+    assert rig.ready("q") == [1, 2]
+    rig.advance(1)
+    assert rig.ready("dead") == [1, 2]
+
+
+def test_dl_4_a_head_that_lives_for_ever_shields_for_ever_and_its_leaving_ends_that() -> None:
+    rig = pair()
+    rig.send("q", 1)
+    rig.send("q", 2, ttl=10)
+    rig.advance(1 << 40)
+    assert rig.ready("q") == [1, 2]
+    session = rig.session()
+    got = rig.take(session, "q")
+    assert got is not None
+    assert got[0].number == 1
+    finish(rig)
+    assert (rig.ready("q"), rig.ready("dead")) == ([], [2])
+
+
+def test_dl_4_a_run_that_arrived_together_expires_together_and_late_ones_later() -> None:
+    rig = pair(message_ttl=50)
+    rig.send("q", *range(10))
+    rig.advance(20)
+    rig.send("q", 10)
+    rig.advance(30)
+    assert (rig.ready("q"), rig.ready("dead")) == ([10], list(range(10)))
+    rig.advance(20)
+    assert rig.ready("q") == []
+
+
+def test_dl_4_ttl_0_reaches_a_consumer_that_waits() -> None:
+    rig = pair(message_ttl=0)
+    session = rig.session()
+    rig.consume(session, "q", "c", prefetch=2)
+    rig.send("q", 1, 2, 3)
+    assert [d.number for d in finish(rig)] == [1, 2]
+    assert rig.ready("dead") == [3]
+
+
+def test_dl_4_ttl_0_and_a_consumer_that_takes_nothing() -> None:
+    rig = pair(message_ttl=0)
+    session = rig.session()
+    rig.consume(session, "q", "c")
+    rig.broker.set_flow(session, False)
+    rig.send("q", 1)
+    assert finish(rig) == []
+    rig.broker.set_flow(session, True)
+    rig.connection.paused = True
+    rig.send("q", 2)
+    assert finish(rig) == []
+    assert rig.ready("dead") == [1, 2]
+
+
+def test_dl_4_ttl_0_waits_for_the_disk_with_its_consumer() -> None:
+    rig = pair(message_ttl=0)
+    session = rig.session()
+    rig.consume(session, "q", "c")
+    rig.hold_disk = True
+    rig.send("q", 1)
+    assert rig.turn() == []
+    assert rig.turn() == []
+    assert rig.ready("dead") == []
+    rig.hold_disk = False
+    assert [d.number for d in finish(rig)] == [1]
+
+
+def test_dl_4_ttl_0_is_gone_for_who_asks_afterwards() -> None:
+    rig = pair(message_ttl=0)
+    rig.send("q", 1)
+    assert rig.take(rig.session(), "q") is None
+    finish(rig)
+    assert rig.ready("dead") == [1]
+
+
+def test_dl_4_a_requeue_does_not_restart_the_clock() -> None:
+    rig = pair(message_ttl=10)
+    rig.send("q", 1)
+    rig.advance(5)
+    reject(rig, "q", outcome=RETURNED)
+    rig.advance(4)
+    assert rig.ready("q") == [1]
+    rig.advance(1)
+    assert rig.ready("dead") == [1]
+
+
+def test_dl_4_the_unacked_do_not_expire_but_what_is_overdue_dies_as_it_returns() -> None:
+    rig = pair(message_ttl=10)
+    rig.send("q", 1, 2)
+    session = rig.session()
+    rig.consume(session, "q", "c", prefetch=2)
+    assert [d.number for d in finish(rig)] == [1, 2]
+    rig.advance(1000)
+    assert rig.vhost.queues["q"].acquired == 2
+    rig.broker.settle(session, 2, 2, ACCEPTED)
+    rig.broker.settle(session, 1, 1, RETURNED)
+    assert finish(rig) == [], "it is not given to the consumer once more"
+    assert [h.deaths for h in rig.holds("dead")] == [[("q", "expired", 1)]]
+
+
+def test_dl_4_each_lane_has_a_head_of_its_own() -> None:
+    rig = pair(max_priority=5)
+    rig.says |= {1: Said(priority=5), 2: Said(priority=1), 3: Said(priority=1)}
+    rig.send("q", 1)
+    rig.send("q", 2, ttl=10)
+    rig.send("q", 3)
+    rig.advance(10)
+    assert (rig.ready("q"), rig.ready("dead")) == ([1, 3], [2])
+
+
+def test_a_policy_s_ttl_is_in_effect_at_once_for_what_is_there() -> None:
+    rig = pair()
+    rig.send("q", 1)
+    rig.advance(500)
+    rig.send("q", 2)
+    rig.set_policy("q", {"message-ttl": 400})
+    finish(rig)
+    assert (rig.ready("q"), rig.ready("dead")) == ([2], [1])
+    rig.set_policy("q", {})
+    rig.advance(1000)
+    assert rig.ready("q") == [2]
+
+
+def test_packed_messages_expire_each_at_its_own_time() -> None:
+    rig = pair(message_ttl=1000)
+    rig.broker.backlogs.packing = Packing(after=2, group=4, fresh=1)
+    for number in range(20):
+        rig.send("q", number)
+        rig.advance(1)
+    assert any(piece.payload.pack for piece in rig.vhost.queues["q"].slices())
+    for gone in range(20):
+        assert rig.ready("dead") == list(range(gone))
+        rig.advance(1000 - 20 if not gone else 1)
+    assert rig.ready("dead") == list(range(20))
+
+
+def test_letters_that_expire_at_one_time_come_in_the_order_of_their_queues_deadlines() -> None:
+    rig = manual()
+    for name, ttl in (("slow", 20), ("quick", 10)):
+        rig.declare(name, {"dead-letter-exchange": "amq.fanout", "message-ttl": ttl})
+    rig.declare("dead")
+    rig.bind("dead", "amq.fanout", "")
+    rig.send("slow", 1)
+    rig.send("quick", 2)
+    finish(rig)
+    rig.now_ms += 1000  # nobody looked for a second
+    finish(rig)
+    assert rig.ready("dead") == [2, 1]
+
+
+def test_nothing_is_armed_that_nothing_waits_for() -> None:
+    rig = pair()
+    rig.send("q", 1)
+    finish(rig)
+    assert rig.broker.next_due() == NEVER
+
+
+def test_a_deadline_of_a_purged_or_deleted_queue_does_nothing() -> None:
+    rig = pair(message_ttl=10)
+    rig.send("q", 1)
+    finish(rig)
+    rig.broker.purge(rig.vhost.queues["q"])
+    rig.advance(10)
+    rig.send("q", 2)
+    finish(rig)
+    rig.delete("q")
+    rig.advance(10)
+    assert rig.ready("dead") == []
+    assert rig.broker.next_due() == NEVER
+
+
+def test_a_clock_that_is_set_back_stands_still() -> None:
+    rig = pair(message_ttl=10)
+    rig.advance(100)
+    rig.now_ms -= 50
+    rig.send("q", 1)
+    finish(rig)
+    assert rig.ready("q") == [1]
+    rig.now_ms += 49
+    finish(rig)
+    assert rig.broker.clock.now_ms == START_MS + 100
+
+
+def test_time_goes_on_over_a_restart() -> None:
+    rig = pair(message_ttl=10)
+    rig.send("q", 1)
+    rig.advance(4)
+    rig.send("q", 2)
+    finish(rig)
+    rig.now_ms += 6
+    rig = rig.restart()
+    finish(rig)
+    assert (rig.ready("q"), rig.ready("dead")) == ([2], [1])
+    rig.advance(4)
+    assert rig.ready("dead") == [1, 2]
+
+
+def test_the_own_ttl_of_a_message_is_known_after_a_restart() -> None:
+    rig = pair()
+    rig.send("q", 1, ttl=10)
+    finish(rig)
+    rig = rig.restart()
+    finish(rig)
+    assert rig.broker.next_due() == START_MS + 10
+    rig.advance(10)
+    assert rig.ready("dead") == [1]
+
+
+# -- queues
+
+
+def expiring(ms: int = 1000) -> Rig:
+    rig = manual()
+    rig.declare("q", {"expires": ms})
+    finish(rig)
+    return rig
+
+
+def is_there(rig: Rig) -> bool:
+    return "q" in rig.vhost.queues
+
+
+def test_an_unused_queue_is_deleted_to_the_millisecond_with_what_it_holds() -> None:
+    rig = expiring()
+    rig.set_policy("q", {"dead-letter-exchange": "", "dead-letter-routing-key": "dead"})
+    rig.declare("dead")
+    rig.send("q", 1)
+    rig.advance(999)
+    queue = rig.vhost.queues["q"]
+    assert is_there(rig)
+    rig.advance(1)
+    assert not is_there(rig)
+    assert rig.ready("dead") == [], "no dead letters: nobody wanted the queue [rabbitmq ttl]"
+    assert queue.counters()["dropped"] == {"queue_deleted": 1}
+    assert [(x.name, x.values["queue"]) for x in rig.signals] == [("queue.deleted", "q")]
+    assert "q" not in rig.restart().vhost.queues
+
+
+def test_publishing_is_no_use() -> None:
+    rig = expiring()
+    for _ in range(4):
+        rig.send("q", 1)
+        rig.advance(250)
+    assert not is_there(rig)
+
+
+@pytest.mark.parametrize("how", ["declare", "get", "consume", "policy"])
+def test_a_use_starts_its_time_anew(how: str) -> None:
+    rig = expiring()
+    rig.advance(600)
+    if how == "declare":
+        rig.declare("q", {"expires": 1000})
+    elif how == "get":
+        assert rig.take(rig.session(), "q") is None
+    elif how == "consume":
+        rig.broker.cancel(rig.consume(rig.session(), "q", "c"))
+    else:
+        rig.set_policy("q", {"max-length": 7})
+    rig.advance(999)
+    assert is_there(rig)
+    rig.advance(1)
+    assert not is_there(rig)
+
+
+def test_a_queue_with_a_consumer_is_used_all_the_time() -> None:
+    rig = expiring()
+    consumer = rig.consume(rig.session(), "q", "c")
+    rig.advance(10_000)
+    assert is_there(rig)
+    rig.broker.cancel(consumer)
+    rig.advance(999)
+    assert is_there(rig)
+    rig.advance(1)
+    assert not is_there(rig)
+
+
+def test_a_queue_whose_consumer_s_connection_was_lost_expires_after_that() -> None:
+    rig = expiring()
+    connection = rig.broker.open_connection("/", "guest", "other")
+    rig.consume(rig.session(connection), "q", "c")
+    rig.advance(5000)
+    rig.broker.close_connection(connection, lost=True)
+    rig.advance(999)
+    assert is_there(rig)
+    rig.advance(1)
+    assert not is_there(rig)
+
+
+def test_a_restart_starts_its_time_anew() -> None:
+    rig = expiring()
+    rig.advance(600)
+    rig = rig.restart()
+    rig.advance(999)
+    assert is_there(rig)
+    rig.advance(1)
+    assert not is_there(rig)

@@ -1,0 +1,221 @@
+"""What the management interface shows, to whom, and in which form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pika
+import pytest
+
+from tests.server.management import (
+    FULL,
+    call,
+    connect,
+    done,
+    eventually,
+    get,
+    is_gone,
+    names,
+    refused,
+)
+from tests.support.process import BrokerProcess
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(Path(tmp_path_factory.mktemp("lists")) / "data") as running:
+        done(running, "PUT", "vhosts/shop")
+        done(running, "PUT", "users/ann", {"password": "ann", "tags": ""})
+        done(running, "PUT", "users/mo", {"password": "mo", "tags": "monitoring"})
+        done(running, "PUT", "permissions/shop/ann", FULL)
+        for name in ("alpha", "Beta", "gamma"):
+            done(running, "PUT", f"queues/shop/{name}", {"durable": True})
+        done(running, "PUT", "queues/%2F/elsewhere", {"arguments": {"x-max-length": 7}})
+        yield running
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[pika.BlockingConnection]:
+    connection = connect(
+        broker, "ann", virtual_host="shop", client_properties={"connection_name": "cart"}
+    )
+    yield connection
+    if connection.is_open:
+        connection.close()
+
+
+def test_a_queue_shows_what_is_in_it_and_with_whom(
+    broker: BrokerProcess, client: pika.BlockingConnection
+) -> None:
+    channel = client.channel()
+    for body in (b"a", b"bb", b"ccc"):
+        channel.basic_publish("", "alpha", body)
+    channel.basic_qos(prefetch_count=1)
+    tag = channel.basic_consume("alpha", lambda *_: None, arguments={"x-priority": 5})
+    eventually(lambda: get(broker, "queues/shop/alpha")["messages_unacknowledged"] == 1, client)
+    row = get(broker, "queues/shop/alpha")
+    assert (row["messages"], row["messages_ready"], row["consumers"]) == (3, 2, 1)
+    assert row["messages_details"] == {"rate": 0.0}
+    assert (row["durable"], row["auto_delete"], row["exclusive"]) == (True, False, False)
+    assert (row["type"], row["state"], row["policy"]) == ("classic", "running", None)
+    assert row["message_stats"]["publish"] == 3
+    (consumer,) = row["consumer_details"]
+    assert (consumer["consumer_tag"], consumer["prefetch_count"]) == (tag, 1)
+    assert (consumer["ack_required"], consumer["arguments"]) == (True, {"x-priority": 5})
+    assert consumer["channel_details"]["number"] == channel.channel_number
+    assert get(broker, "consumers/shop") == [consumer]
+    channel.close()
+    done(broker, "DELETE", "queues/shop/alpha/contents")
+    assert get(broker, "queues/shop/alpha")["messages"] == 0
+
+
+def test_a_queue_of_a_connection_says_whose_it_is(
+    broker: BrokerProcess, client: pika.BlockingConnection
+) -> None:
+    client.channel().queue_declare("mine", exclusive=True)
+    (connection,) = get(broker, "connections")
+    row = get(broker, "queues/shop/mine")
+    assert (row["exclusive"], row["owner_pid_details"]["name"]) == (True, connection["name"])
+
+
+def test_a_connection_and_its_channels(
+    broker: BrokerProcess, client: pika.BlockingConnection
+) -> None:
+    channel = client.channel()
+    channel.confirm_delivery()
+    (row,) = get(broker, "connections")
+    assert (row["user"], row["vhost"], row["state"]) == ("ann", "shop", "running")
+    assert (row["user_provided_name"], row["protocol"]) == ("cart", "AMQP 0-9-1")
+    assert re.fullmatch(rf"127\.0\.0\.1:\d+ -> 127\.0\.0\.1:{broker.amqp_port}", row["name"])
+    assert (row["peer_host"], row["port"]) == ("127.0.0.1", broker.amqp_port)
+    quoted = row["name"].replace(" ", "%20").replace(">", "%3E")
+    assert get(broker, f"connections/{quoted}")["name"] == row["name"]
+    (shown,) = get(broker, f"connections/{quoted}/channels")
+    assert (shown["name"], shown["confirm"]) == (f"{row['name']} (1)", True)
+    assert get(broker, "channels") == [shown]
+    assert get(broker, f"channels/{quoted}%20(1)")["consumer_details"] == []
+    assert refused(broker, "GET", "connections/nosuch")[:2] == (404, "not_found")
+
+
+def test_closing_a_connection_tells_the_client_why(
+    broker: BrokerProcess, client: pika.BlockingConnection
+) -> None:
+    (row,) = get(broker, "connections")
+    path = "connections/" + row["name"].replace(" ", "%20").replace(">", "%3E")
+    assert refused(broker, "DELETE", path, user="mo:mo")[:2] == (401, "not_authorised")
+    assert not is_gone(client)
+    assert call(broker, "DELETE", path, X_Reason="end of shift")[0] == 204
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="end of shift") as told:
+        client.process_data_events(10)
+    assert told.value.reply_code == 320
+    assert get(broker, "connections") == []
+
+
+def test_who_may_close_the_own_connection(
+    broker: BrokerProcess, client: pika.BlockingConnection
+) -> None:
+    (row,) = get(broker, "connections", "ann:ann")
+    path = "connections/" + row["name"].replace(" ", "%20").replace(">", "%3E")
+    assert call(broker, "DELETE", path, user="ann:ann")[0] == 204
+    eventually(lambda: is_gone(client), client)
+
+
+def test_everybody_sees_the_own_virtual_hosts_and_monitoring_all(broker: BrokerProcess) -> None:
+    connection = connect(broker)
+    assert names(get(broker, "queues", "ann:ann")) == ["Beta", "alpha", "gamma"]
+    assert names(get(broker, "queues", "mo:mo")) == ["elsewhere", "Beta", "alpha", "gamma"]
+    assert names(get(broker, "vhosts", "ann:ann")) == ["shop"]
+    assert {row["vhost"] for row in get(broker, "exchanges", "ann:ann")} == {"shop"}
+    assert {row["vhost"] for row in get(broker, "bindings", "ann:ann")} == {"shop"}
+    assert get(broker, "overview", "ann:ann")["object_totals"]["queues"] == 3
+    assert get(broker, "connections", "ann:ann") == []
+    assert len(get(broker, "connections", "mo:mo")) == 1
+    for path in ("queues/%2F", "queues/%2F/elsewhere", "exchanges/%2F", "bindings/%2F"):
+        assert refused(broker, "GET", path, user="ann:ann")[:2] == (401, "not_authorised"), path
+        assert call(broker, "GET", path, user="mo:mo")[0] == 200, path
+    for path in ("users", "users/ann", "permissions", "definitions", "users/ann/permissions"):
+        assert refused(broker, "GET", path, user="mo:mo")[:2] == (401, "not_authorised"), path
+    assert get(broker, "whoami", "mo:mo") == {"name": "mo", "tags": ["monitoring"]}
+    connection.close()
+
+
+def test_pages(broker: BrokerProcess) -> None:
+    page = get(broker, "queues/shop?page=2&page_size=2")
+    assert names(page["items"]) == ["gamma"]
+    counts = ("page", "page_count", "page_size", "item_count", "filtered_count", "total_count")
+    assert [page[name] for name in counts] == [2, 2, 2, 1, 3, 3]
+    page = get(broker, "queues/shop?page=1&name=A&columns=name")
+    assert page["items"] == [{"name": "Beta"}, {"name": "alpha"}, {"name": "gamma"}]
+    page = get(broker, "queues/shop?page=1&name=^a&use_regex=true")
+    assert (names(page["items"]), page["filtered_count"], page["total_count"]) == (["alpha"], 1, 3)
+    assert get(broker, "queues/shop?page=1&name=none")["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        ("page=3&page_size=2", "page_out_of_range"),
+        ("page=0", "invalid_pagination_parameters"),
+        ("page=one", "invalid_pagination_parameters"),
+        ("page=1&page_size=501", "invalid_pagination_parameters"),
+        ("page=1&use_regex=true&name=[", "bad_request"),
+    ],
+)
+def test_pages_there_are_not(broker: BrokerProcess, query: str, error: str) -> None:
+    assert refused(broker, "GET", f"queues/shop?{query}")[:2] == (400, error)
+
+
+def test_order_and_columns(broker: BrokerProcess) -> None:
+    assert names(get(broker, "queues/shop?sort=name&sort_reverse=true")) == [
+        "gamma", "alpha", "Beta",
+    ]  # fmt: skip
+    rows = get(broker, "queues?columns=name,arguments.x-max-length,nosuch&sort=vhost")
+    assert rows[0] == {"name": "elsewhere", "arguments": {"x-max-length": 7}}
+    assert rows[1] == {"name": "Beta"}
+    rows = get(broker, "queues?sort=arguments.x-max-length&columns=name")
+    assert rows[-1] == {"name": "elsewhere"}, "what has no such column goes first"
+
+
+def test_the_broker_as_a_whole(broker: BrokerProcess) -> None:
+    overview = get(broker, "overview")
+    assert overview["product_name"] == "Tallymark"
+    assert overview["object_totals"]["queues"] == 4
+    ports = {(one["protocol"], one["port"]) for one in overview["listeners"]}
+    assert ports == {("amqp", broker.amqp_port), ("http", broker.http_port)}
+    (node,) = get(broker, "nodes")
+    assert (node["name"], node["running"]) == (overview["node"], True)
+    assert node["os_pid"] == str(broker.pid)
+    assert get(broker, f"nodes/{node['name']}")["name"] == node["name"]
+    assert refused(broker, "GET", "nodes/other")[:2] == (404, "not_found")
+    assert get(broker, "cluster-name") == {"name": node["name"]}
+    for path in ("extensions", "parameters", "parameters/shovel/%2F", "topic-permissions"):
+        assert get(broker, path) == []
+    assert refused(broker, "POST", "overview")[:2] == (405, "method_not_allowed")
+    assert refused(broker, "GET", "no-such-thing")[:2] == (404, "not_found")
+
+
+def test_health(broker: BrokerProcess) -> None:
+    for check in ("alarms", "local-alarms", "virtual-hosts", "node-is-quorum-critical"):
+        assert get(broker, f"health/checks/{check}")["status"] == "ok"
+    assert get(broker, f"health/checks/port-listener/{broker.amqp_port}")["status"] == "ok"
+    assert get(broker, "health/checks/protocol-listener/amqp091")["protocol"] == "amqp"
+    for check in ("port-listener/1", "protocol-listener/mqtt"):
+        status, _, found = call(broker, "GET", f"health/checks/{check}")
+        assert (status, found["status"]) == (503, "failed")
+
+
+def test_an_alarm_fails_the_check_and_holds_publishers(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", disk_free_limit="1000TiB") as broker:
+        status, _, found = call(broker, "GET", "health/checks/alarms")
+        assert (status, found["alarms"][0]["resource"]) == (503, "disk")
+        message = {
+            "routing_key": "q",
+            "properties": {},
+            "payload": "",
+            "payload_encoding": "string",
+        }
+        path = "exchanges/%2F/amq.default/publish"
+        assert refused(broker, "POST", path, message)[:2] == (503, "blocked")
+        assert refused(broker, "GET", "aliveness-test/%2F")[:2] == (503, "blocked")
