@@ -6,7 +6,6 @@ import pytest
 
 from tallymark.engine.queue import Queue
 from tallymark.wire.amqp091.methods import (
-    BasicAck,
     BasicConsume,
     BasicDeliver,
     BasicGet,
@@ -14,7 +13,7 @@ from tallymark.wire.amqp091.methods import (
     BasicGetOk,
     BasicNack,
     BasicReject,
-    ConfirmSelect,
+    ChannelClose,
     ExchangeDeclare,
     QueueBind,
     QueueDeclare,
@@ -294,6 +293,33 @@ def test_a_retry_loop_over_a_waiting_queue_is_one_payload_for_its_reader() -> No
             assert deaths(content) == [("wait", "expired", round), ("work", "rejected", round)]
 
 
+@pytest.mark.parametrize("key", ["k" * 256, "\udcff"])
+def test_a_key_that_no_reader_can_be_told_is_refused(key: str) -> None:
+    """A letter under it could not be delivered. The refusal itself can be told."""
+    peer = Rig().connect()
+    arguments: dict[str, object] = {
+        "x-dead-letter-exchange": "amq.fanout",
+        "x-dead-letter-routing-key": key,
+    }
+    ((_, close),) = peer.ask(QueueDeclare("q", arguments=arguments))
+    assert isinstance(close, ChannelClose)
+    assert close.reply_code == 406
+    assert "expected a routing key" in close.reply_text
+
+
+def test_further_keys_of_any_bytes_are_told_in_the_history() -> None:
+    """CC takes strings no routing key may be: they match nothing and harm nobody."""
+    peer = Rig().connect()
+    declare(peer, "dlq")
+    declare(peer, "q", "", "dlq")
+    odd = ["k" * 300, "\udcff"]
+    peer.ask(peer.publish(b"x", "q", headers={"CC": odd}, expiration="9" * 200))
+    refuse(peer, "q")
+    (death,) = headers(get(peer, "dlq"))["x-death"]  # type: ignore[misc]
+    assert death["routing-keys"] == ["q", *odd]
+    assert death["original-expiration"] == "9" * 200
+
+
 # -- counts
 
 
@@ -380,6 +406,51 @@ def test_publishes_that_say_the_same_share_what_is_known_of_them() -> None:
     assert [one.ttl_ms for one in known if one is not None] == [60_000] * 3 + [5000, 60_000]
 
 
+def test_publishes_that_name_other_keys_share_nothing() -> None:
+    peer = Rig().connect()
+    for name in ("q", "a", "b"):
+        declare(peer, name)
+    tables: list[dict[str, object]] = [
+        {"CC": ["a"]}, {"CC": ["b"]}, {"BCC": ["b"]}, {"CC": ["a"], "BCC": ["b"]},
+        {"CC": ["a", "b"]}, {"CC": ["b", "a"]},
+    ]  # fmt: skip
+    for table in tables:
+        peer.ask(peer.publish(b"x", "q", headers=table))
+    found = [
+        (piece.annotations.more_keys, piece.annotations.bcc)
+        for piece in queue(peer, "q").slices()
+        if piece.annotations is not None
+    ]
+    assert found == [
+        (("a",), ()), (("b",), ()), (("b",), ("b",)), (("a", "b"), ("b",)), (("a", "b"), ()),
+        (("b", "a"), ()),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("shares_a_queue", [False, True])
+def test_what_is_known_goes_with_every_piece_of_a_stretch(shares_a_queue: bool) -> None:
+    """Pieces of several sets of queues are grouped, or where sets overlap are parts of one."""
+    peer = Rig().connect()
+    for name in ("q", "p"):
+        declare(peer, name)
+        peer.ask(QueueBind(name, "amq.topic", name))
+    if shares_a_queue:
+        declare(peer, "all")
+        peer.ask(QueueBind("all", "amq.topic", "#"))
+    peer.send(
+        b"".join(
+            peer.publish(b"x", key, exchange="amq.topic", expiration="60000")
+            for key in ("q", "p", "q", "p")
+        )
+    )
+    for name in ("q", "p", "all") if shares_a_queue else ("q", "p"):
+        pieces = list(queue(peer, name).slices())
+        assert sum(map(len, pieces)) == (4 if name == "all" else 2)
+        for piece in pieces:
+            assert piece.annotations is not None
+            assert piece.annotations.ttl_ms == 60_000
+
+
 def test_pieces_of_a_stretch_before_a_refused_one_keep_what_is_known() -> None:
     peer = Rig().connect()
     declare(peer, "q")
@@ -391,112 +462,3 @@ def test_pieces_of_a_stretch_before_a_refused_one_keep_what_is_known() -> None:
     assert len(piece) == 1
     assert piece.annotations is not None
     assert piece.annotations.ttl_ms == 60_000
-
-
-# -- refused publishes
-
-
-def answers(heard: list[Heard]) -> list[tuple[str, int, bool]]:
-    """Confirms in the order they came."""
-    found = []
-    for _, method in heard:
-        assert isinstance(method, (BasicAck, BasicNack)), method
-        name = "ack" if isinstance(method, BasicAck) else "nack"
-        found.append((name, method.delivery_tag, method.multiple))
-    return found
-
-
-def told(heard: list[Heard], published: int) -> dict[int, str]:
-    """What a publisher that keeps book takes from them; each publish is answered once."""
-    open_ones = set(range(1, published + 1))
-    verdicts: dict[int, str] = {}
-    for name, number, multiple in answers(heard):
-        assert number in open_ones, f"{name} of {number}, which is answered or not published"
-        for one in sorted(open_ones) if multiple else [number]:
-            if one <= number:
-                open_ones.discard(one)
-                verdicts[one] = name
-    assert not open_ones, "without an answer"
-    return verdicts
-
-
-def test_dl_6_what_a_full_queue_refuses_gets_a_nack() -> None:
-    peer = Rig().connect()
-    declare(peer, "q", max_length=2, overflow="reject-publish")
-    peer.ask(ConfirmSelect())
-    heard = peer.ask(b"".join(peer.publish(b"%d" % i, "q") for i in range(5)))
-    assert sorted(answers(heard)) == [
-        ("ack", 2, True), ("nack", 3, False), ("nack", 4, False), ("nack", 5, False),
-    ]  # fmt: skip
-    assert [get(peer, "q").body for _ in range(2)] == [b"0", b"1"]  # type: ignore[union-attr]
-    heard = peer.ask(peer.publish(b"5", "q"))
-    assert answers(heard) == [("ack", 6, False)]
-
-
-def test_dl_6_without_confirms_a_refusal_is_silent() -> None:
-    peer = Rig().connect()
-    declare(peer, "q", max_length=1, overflow="reject-publish")
-    assert peer.ask(b"".join(peer.publish(b"%d" % i, "q") for i in range(3))) == []
-    assert queue(peer, "q").ready == 1
-
-
-def test_dl_6_a_refusal_names_the_publish_it_is_of() -> None:
-    """Publishes to several queues in turn; one of the queues is full, one is not there."""
-    peer = Rig().connect()
-    declare(peer, "full", max_length=1, overflow="reject-publish")
-    declare(peer, "roomy")
-    peer.ask(ConfirmSelect())
-    names = ["roomy", "full", "nowhere", "full", "roomy", "full", "full", "roomy", "nowhere"]
-    heard = peer.ask(b"".join(peer.publish(b"%d" % i, name) for i, name in enumerate(names)))
-    verdicts = told(heard, len(names))
-    refused = [i + 1 for i, name in enumerate(names) if name == "full"][1:]
-    assert [number for number, verdict in sorted(verdicts.items()) if verdict == "nack"] == refused
-    assert [get(peer, "roomy").body for _ in range(3)] == [b"0", b"4", b"7"]  # type: ignore[union-attr]
-    assert get(peer, "full").body == b"1"  # type: ignore[union-attr]
-
-
-def test_the_last_publish_confirmed_is_never_a_refused_one() -> None:
-    """Its client has closed the books on it: an acknowledgement would be of nothing it knows."""
-    peer = Rig().connect()
-    declare(peer, "q", max_length=1, overflow="reject-publish")
-    declare(peer, "other")
-    peer.ask(ConfirmSelect())
-    peer.rig.hold_disk = True
-    heard = peer.ask(peer.publish(b"1", "other", delivery_mode=2))
-    heard += peer.ask(peer.publish(b"2", "q", delivery_mode=2))
-    heard += peer.ask(peer.publish(b"3", "q", delivery_mode=2))
-    assert answers(heard) == [("nack", 3, False)]
-    assert channel_state(peer)["unconfirmed"] == 2
-    peer.rig.hold_disk = False
-    heard += peer.hear()
-    assert told(heard, 3) == {1: "ack", 2: "ack", 3: "nack"}
-    assert channel_state(peer)["unconfirmed"] == 0
-    assert answers(peer.ask(peer.publish(b"4", "q"))) == [("nack", 4, False)]
-    assert channel_state(peer)["unconfirmed"] == 0
-    assert answers(peer.ask(peer.publish(b"5", "other"))) == [("ack", 5, False)]
-
-
-def channel_state(peer: Peer) -> dict[str, object]:
-    channels = peer.bridge.describe()["channels"]
-    assert isinstance(channels, list)
-    state: dict[str, object] = channels[0]
-    return state
-
-
-def test_a_stretch_to_one_guarded_queue_is_one_payload() -> None:
-    """However many routes lead there."""
-    peer = Rig().connect()
-    declare(peer, "q", max_length=100, overflow="reject-publish")
-    peer.ask(QueueBind("q", "amq.topic", "#"))
-    peer.send(b"".join(peer.publish(b"x", f"k{i % 3}", exchange="amq.topic") for i in range(9)))
-    assert [piece.payload.count for piece in queue(peer, "q").slices()] == [9]
-
-
-def test_runs_of_one_set_are_one_payload_each_where_a_queue_is_guarded() -> None:
-    peer = Rig().connect()
-    declare(peer, "q", max_length=100, overflow="reject-publish")
-    declare(peer, "p")
-    sent = ["q", "q", "p", "p", "p", "q", "p"]
-    peer.send(b"".join(peer.publish(b"%d" % i, name) for i, name in enumerate(sent)))
-    assert [piece.payload.count for piece in queue(peer, "q").slices()] == [2, 1]
-    assert [piece.payload.count for piece in queue(peer, "p").slices()] == [3, 1]

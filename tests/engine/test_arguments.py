@@ -59,7 +59,7 @@ def test_good_queue_arguments(arguments: dict[str, object]) -> None:
         ({"x-overflow": 1}, "{unacceptable_type,signedint}"),
         ({"x-queue-mode": "eager"}, "invalid_queue_mode"),
         ({"x-queue-version": 3}, "\"unsupported queue version '3'\""),
-        ({"x-queue-type": "fast"}, "invalid_queue_type"),
+        ({"x-queue-type": "fast"}, "\"unsupported queue type 'fast'\""),
         ({"x-queue-type": "stream"}, "streams are not offered, expected classic or quorum"),
         ({"x-dead-letter-strategy": "never"}, "invalid_dlx_strategy"),
         ({"x-dead-letter-hop-limit": 256}, "{max_value_exceeded,256}"),
@@ -88,6 +88,21 @@ def test_dl_3_a_routing_key_needs_an_exchange_in_the_same_declaration() -> None:
         "routing_key_but_no_dlx_defined"
     )
     check_queue_arguments(WHAT, {"x-dead-letter-routing-key": "k", "x-dead-letter-exchange": ""})
+
+
+@pytest.mark.parametrize("key", ["k" * 256, "é" * 128, "\udcff"])
+def test_a_dead_letter_routing_key_has_to_fit_a_delivery(key: str) -> None:
+    with pytest.raises(PreconditionFailed) as refused:
+        check_queue_arguments(
+            WHAT, {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": key}
+        )
+    assert str(refused.value) == (
+        "invalid arg 'x-dead-letter-routing-key' for queue 'q' in vhost '/': "
+        '"expected a routing key: UTF-8, at most 255 bytes"'
+    )
+    check_queue_arguments(
+        WHAT, {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "é" * 127}
+    )
 
 
 def test_dl_3_dead_letter_exchange_must_be_text() -> None:

@@ -170,6 +170,11 @@ def test_the_ends_of_every_range_are_accepted(key: str, value: object) -> None:
         ("overflow", "spill", '<<"spill">> is not a valid overflow value'),
         ("dead-letter-exchange", 1, "1 is not a valid dead letter exchange name"),
         ("dead-letter-routing-key", None, "undefined is not a valid dead letter routing key"),
+        (
+            "dead-letter-routing-key",
+            "k" * 256,
+            f'<<"{"k" * 256}">> is not a valid dead letter routing key',
+        ),
         ("dead-letter-strategy", "never", '<<"never">> is not a valid dead letter strategy'),
         ("dead-letter-hop-limit", 256, "256 is not a valid dead letter hop limit"),
         ("dead-letter-hop-limit", -1, "-1 is not a valid dead letter hop limit"),

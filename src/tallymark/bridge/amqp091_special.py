@@ -13,7 +13,7 @@ from typing import Final, final
 from tallymark.bridge.amqp091_channel import Channel, Client
 from tallymark.bridge.direct_reply import PREFIX, PSEUDO_QUEUE
 from tallymark.engine.annotations import Annotations
-from tallymark.engine.arguments import type_name
+from tallymark.engine.arguments import LONGEST_MS, type_name
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.exchange import property_key
 from tallymark.wire.amqp091.properties import (
@@ -106,7 +106,7 @@ def check_user(user_id: str | None, user: str) -> None:
 def time_to_live(expiration: str | None) -> int:
     """The property in milliseconds; -1: it is not there.
 
-    Raises PreconditionFailed for anything but a non-negative integer.
+    Raises PreconditionFailed for anything but an integer from 0 to ten years.
     """
     if expiration is None:
         return -1
@@ -117,9 +117,9 @@ def time_to_live(expiration: str | None) -> int:
         wrong = f'{{leftover_string,"{expiration[number.end() :]}"}}'
     else:
         ttl_ms = int(number.group())
-        if ttl_ms >= 0:
+        if 0 <= ttl_ms <= LONGEST_MS:
             return ttl_ms
-        wrong = f"{{value_negative,{ttl_ms}}}"
+        wrong = f"{{value_{'negative' if ttl_ms < 0 else 'too_large'},{ttl_ms}}}"
     raise PreconditionFailed(f"invalid expiration '{expiration}': {wrong}")
 
 

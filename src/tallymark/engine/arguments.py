@@ -25,6 +25,8 @@ from typing import Final
 from tallymark.engine.errors import PreconditionFailed
 
 MAX_PRIORITY: Final = 255
+LONGEST_MS: Final = 315_360_000_000
+"""Ten years: the longest time a queue or message may be given [rabbitmq MAX_EXPIRY_TIMER]."""
 MAX_HOPS: Final = 255
 INTEGER_TYPES: Final = {
     "b": "byte",
@@ -194,6 +196,16 @@ def _positive(value: object) -> str:
     return _not_negative(value)
 
 
+def _milliseconds(value: object) -> str:
+    if isinstance(value, int) and value > LONGEST_MS:
+        return f"{{value_too_large,{value}}}"
+    return _not_negative(value)
+
+
+def _expiry(value: object) -> str:
+    return _milliseconds(value) or _positive(value)
+
+
 def _priorities(value: object) -> str:
     if isinstance(value, int) and value > MAX_PRIORITY:
         return f"{{max_value_exceeded,{value}}}"
@@ -216,6 +228,23 @@ def _text(value: object) -> str:
     return "" if isinstance(value, str) else f"{{unacceptable_type,{type_name(value)}}}"
 
 
+def is_routing_key(value: object) -> bool:
+    """Whether readers can be told it: UTF-8 text of at most 255 bytes [amqp-0.9.1 shortstr]."""
+    if not isinstance(value, str):
+        return False
+    try:
+        return len(value.encode()) <= 255
+    except UnicodeEncodeError:
+        return False
+
+
+def _routing_key(value: object) -> str:
+    wrong = _text(value)
+    if wrong or is_routing_key(value):
+        return wrong
+    return '"expected a routing key: UTF-8, at most 255 bytes"'
+
+
 def _overflow(value: object) -> str:
     if value in ("drop-head", "reject-publish", "reject-publish-dlx"):
         return ""
@@ -236,7 +265,7 @@ def _queue_type(value: object) -> str:
         return ""
     if value == "stream":
         return "streams are not offered, expected classic or quorum"
-    return _text(value) or "invalid_queue_type"
+    return _text(value) or f"\"unsupported queue type '{value}'\""
 
 
 def _dead_letter_strategy(value: object) -> str:
@@ -247,10 +276,10 @@ def _dead_letter_strategy(value: object) -> str:
 
 QUEUE_CHECKS: Final[dict[str, Callable[[object], str]]] = {
     "x-queue-type": _queue_type,
-    "x-expires": _positive,
-    "x-message-ttl": _not_negative,
+    "x-expires": _expiry,
+    "x-message-ttl": _milliseconds,
     "x-dead-letter-exchange": _text,
-    "x-dead-letter-routing-key": _text,
+    "x-dead-letter-routing-key": _routing_key,
     "x-dead-letter-strategy": _dead_letter_strategy,
     "x-dead-letter-hop-limit": _hops,
     "x-max-length": _not_negative,

@@ -23,7 +23,7 @@ import re
 from collections.abc import Callable
 from typing import Final, final
 
-from tallymark.engine.arguments import MAX_HOPS, erlang_term
+from tallymark.engine.arguments import MAX_HOPS, erlang_term, is_routing_key
 from tallymark.engine.errors import PreconditionFailed
 
 ALL: Final = "all"
@@ -96,7 +96,9 @@ KEYS: Final[dict[str, Key]] = {
         _overflow, "overflow value", "drop-head, reject-publish or reject-publish-dlx"
     ),
     "dead-letter-exchange": Key(_text, "dead letter exchange name", "text"),
-    "dead-letter-routing-key": Key(_text, "dead letter routing key", "text"),
+    "dead-letter-routing-key": Key(
+        is_routing_key, "dead letter routing key", "UTF-8 text of at most 255 bytes"
+    ),
     "dead-letter-strategy": Key(
         _strategy, "dead letter strategy", "at-most-once or at-least-once"
     ),

@@ -1,0 +1,180 @@
+"""A private RabbitMQ to compare with, where one is installed.
+
+    if (script := find_rabbitmq()) is None:
+        pytest.skip("RabbitMQ is not installed")
+    with RabbitProcess(script, folder) as rabbit:
+        connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", rabbit.port))
+
+It has nothing in common with a RabbitMQ that the machine runs: a node name, ports on 127.0.0.1, an
+epmd, a cookie and folders of its own; no plugins, the settings it is delivered with. The Erlang
+machine is our child itself, not a child of the start script, so that it ends by its own pid.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+START_S = 60.0
+STOP_S = 30.0
+SCRIPT = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+"""Debian's package: what is on the PATH there is a wrapper that changes user and folder."""
+READY = b"completed with"
+"""RabbitMQ's last words on stdout when all is started: `completed with 0 plugins.`"""
+
+
+def find_rabbitmq() -> Path | None:
+    """The start script of an installed RabbitMQ, or None: it, Erlang or epmd is not here."""
+    if shutil.which("erl") is None or _epmd() is None:
+        return None
+    if SCRIPT.exists():
+        return SCRIPT
+    found = shutil.which("rabbitmq-server")
+    return Path(found) if found else None
+
+
+def _epmd() -> str | None:
+    """Erlang's name server; some installations keep it beside the Erlang machine only."""
+    if found := shutil.which("epmd"):
+        return found
+    beside = sorted(Path("/usr/lib/erlang").glob("erts-*/bin/epmd"))
+    return str(beside[-1]) if beside else None
+
+
+class RabbitDied(Exception):
+    """RabbitMQ ended instead of becoming ready, or was too slow; shows what it printed."""
+
+
+class RabbitProcess:
+    """One RabbitMQ node on `folder`, which it fills; gone when the block ends."""
+
+    def __init__(self, script: Path, folder: Path) -> None:
+        self.script = script
+        self.folder = folder
+        self.port = 0
+        """Where it speaks AMQP, on 127.0.0.1."""
+        self.version = ""
+        """As its banner has it: "3.10.8"."""
+        self.seconds_to_ready = 0.0
+        self._output = b""
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> RabbitProcess:
+        began = time.monotonic()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.port, distribution, names = free_ports(3)
+        environment = self._environment(distribution, names)
+        try:
+            self._start([str(_epmd()), "-port", str(names), "-address", "127.0.0.1"], environment)
+            wait_for_listener(names, self._running[0])
+            self._start([str(self.script)], environment)
+            self._wait_until_ready()
+        except BaseException:
+            self._stop()
+            raise
+        found = re.search(rb"RabbitMQ (\d+\.\d+\.\d+)", self._output)
+        self.version = found[1].decode() if found else "unknown"
+        self.seconds_to_ready = time.monotonic() - began
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop()
+
+    def _start(self, command: list[str], environment: dict[str, str]) -> None:
+        process = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self._running.append(process)
+
+    def _environment(self, distribution: int, names: int) -> dict[str, str]:
+        plugins = self.folder / "enabled_plugins"
+        plugins.write_text("[].\n")
+        config = self.folder / "rabbitmq.conf"
+        config.write_text(f"listeners.tcp.1 = 127.0.0.1:{self.port}\n")
+        kept = {name: value for name, value in os.environ.items() if "RABBITMQ" not in name}
+        return kept | {
+            "HOME": str(self.folder),  # where the cookie is made
+            "ERL_EPMD_PORT": str(names),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODENAME": f"compared-{self.port}@localhost",
+            "RABBITMQ_DIST_PORT": str(distribution),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
+                "-start_epmd false -kernel inet_dist_use_interface {127,0,0,1}"
+            ),
+            "RABBITMQ_MNESIA_BASE": str(self.folder / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(self.folder / "log"),
+            "RABBITMQ_CONF_ENV_FILE": str(self.folder / "none.conf"),
+            "RABBITMQ_CONFIG_FILE": str(config),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(self.folder / "none.config"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(plugins),
+            "RUNNING_UNDER_SYSTEMD": "1",  # the script becomes the Erlang machine
+        }
+
+    def _wait_until_ready(self) -> None:
+        server = self._running[-1]
+        assert server.stdout is not None
+        deadline = time.monotonic() + START_S
+        while READY not in self._output:
+            chunk = read_some(server.stdout, deadline - time.monotonic())
+            if not chunk:
+                raise RabbitDied(f"not ready: {self._output.decode(errors='replace')[-3000:]}")
+            self._output += chunk
+
+    def _stop(self) -> None:
+        """The server first, then epmd, each by its own pid."""
+        while self._running:
+            process = self._running.pop()
+            process.terminate()
+            try:
+                process.communicate(timeout=STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                raise
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody listens on just now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(opened.getsockname()[1]) for opened in sockets]
+    for opened in sockets:
+        opened.close()
+    return ports
+
+
+def wait_for_listener(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Until somebody answers on `port`. Raises RabbitDied when `process` ended first."""
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError as error:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RabbitDied(f"{process.args} does not listen on {port}") from error
+            select.select([], [], [], 0.01)
+        else:
+            return
+
+
+def read_some(stream: IO[bytes], seconds: float) -> bytes:
+    """What is there, waiting for it; b"" at the end of the stream or of the time."""
+    readable, _, _ = select.select([stream], [], [], max(0.0, seconds))
+    return os.read(stream.fileno(), 65_536) if readable else b""
