@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from tallymark.engine.message import Payload, Route
 from tallymark.engine.records import (
     COUNTERS,
+    DEAD_LETTERED,
     DEFINITION,
     ENTERED,
     LEASED,
     LIVE,
     PAYLOAD,
+    PENDING,
+    SEEN,
     SETTLED,
     Record,
 )
@@ -29,6 +32,8 @@ texts = st.text("aé#.*/\u4e00\udcff", max_size=12)
 routes = st.builds(Route, texts, texts)
 numbers = st.integers(0, 2**62)
 small = st.integers(0, 2**32 - 1)
+WITH_PAYLOAD = (ENTERED, LEASED, LIVE, PENDING, DEAD_LETTERED)
+WITH_BLOB = (*WITH_PAYLOAD, DEFINITION, COUNTERS, SEEN)
 
 
 @st.composite
@@ -50,17 +55,18 @@ def payloads(draw: st.DrawFn) -> Payload:
 def turns(draw: st.DrawFn) -> list[Record]:
     turn: list[Record] = []
     known: list[Payload] = []
+    blobs = draw(st.lists(st.binary(max_size=60), min_size=1, max_size=3))
     for _ in range(draw(st.integers(0, 12))):
-        kind = draw(st.sampled_from([PAYLOAD, ENTERED, SETTLED, DEFINITION, COUNTERS, LEASED]))
+        kind = draw(st.sampled_from([PAYLOAD, SETTLED, *WITH_BLOB]))
         if kind == PAYLOAD:
             p = draw(payloads())
             known.append(p)
             turn.append(Record(PAYLOAD, 0, p.first_id, p.count, p.arrived_ms, p))
             continue
         meant = None
-        if kind in (ENTERED, LEASED) and known:
+        if kind in WITH_PAYLOAD and known:
             meant = draw(st.sampled_from(known))
-        blob = draw(st.binary(max_size=60)) if kind in (DEFINITION, COUNTERS) else b""
+        blob = draw(st.sampled_from(blobs)) if kind in WITH_BLOB else b""
         facts = [draw(numbers) for _ in range(4)]
         record = Record(kind, draw(small), facts[0], draw(small), facts[1], meant, draw(small))
         record.owner, record.other, record.blob = facts[2], facts[3], blob
@@ -104,6 +110,26 @@ def test_rows_that_mean_the_same_payload_share_it(turn: list[Record]) -> None:
     same = {id(r.payload): id(f.payload) for r, f in zip(turn, found, strict=True)}
     for before, after in zip(turn, found, strict=True):
         assert id(after.payload) == same[id(before.payload)]
+
+
+@given(turns())
+def test_equal_blobs_lie_in_a_block_once_and_come_back_as_one_object(turn: list[Record]) -> None:
+    block = pack(turn)
+    blobs = {r.blob for r in turn if r.blob}
+    bare = pack([without_blob(r) for r in turn])
+    assert abs(len(block) - len(bare) - sum(map(len, blobs))) < layout.ALIGN
+    first: dict[bytes, bytes] = {}
+    for record in unpack(block):
+        if record.blob:
+            assert first.setdefault(record.blob, record.blob) is record.blob
+    assert first.keys() == blobs
+
+
+def without_blob(r: Record) -> Record:
+    return Record(
+        r.kind, r.queue, r.first, r.count, r.time_ms, r.payload, r.lo, r.owner, r.other, r.reason,
+        r.flags,
+    )  # fmt: skip
 
 
 @given(st.binary(max_size=300))
@@ -164,6 +190,18 @@ def test_keys_that_are_not_utf8_come_back_as_they_were() -> None:
     found = unpack(pack([Record(PAYLOAD, 0, 1, 1, TIME, p)]))[0].payload
     assert found is not None
     assert found.route.key == key
+
+
+def test_dl_20_a_blob_of_each_row_its_own_is_read_as_before() -> None:
+    """Written before equal blobs were shared: two rows, the same bytes twice."""
+    turn = [Record(DEFINITION, 0, 0, 0, TIME, blob=b"{}"), Record(SETTLED, 5, 1, 1, TIME)]
+    block = bytearray(pack([*turn, Record(DEFINITION, 0, 0, 0, TIME, blob=b"[]")]))
+    at = 64 + 3 * 64
+    assert block[at : at + 4] == b"{}[]"
+    block[at + 2 : at + 4] = b"{}"
+    block[56:60] = struct.pack("<I", crc32c(bytes(block[64:])))
+    block[60:64] = struct.pack("<I", crc32c(bytes(block[:60])))
+    assert [r.blob for r in unpack(bytes(block))] == [b"{}", b"", b"{}"]
 
 
 def test_large_bytes_are_not_copied() -> None:

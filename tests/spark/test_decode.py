@@ -15,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallymark.engine import records
+from tallymark.engine.annotations import Annotations, Death
 from tallymark.engine.message import Payload, Route
 from tallymark.engine.records import Record
 from tallymark.journal import layout
-from tallymark.spark import decode, schema
+from tallymark.spark import decode, letters, schema
+from tallymark.spark.blocks import blocks as blocks_of
 from tallymark.spark.decode import decode_answer
 from tallymark.wire.amqp091 import fields
 from tallymark.wire.amqp091.errors import WireError
@@ -49,8 +51,19 @@ def payload_of(cells: list[bytes], first_id: int = 1, routes: list[Route] | None
     return Payload(1, b"".join(cells), cuts, route, routes, first_id, 1_700_000_000_123, True, 4096)
 
 
-def leased(payload: Payload, lo: int, count: int, first: int, lease: int, flags: int = 0) -> Record:
-    return Record(records.LEASED, 7, first, count, 0, payload, lo, 3, lease, flags=flags)
+def leased(
+    payload: Payload,
+    lo: int,
+    count: int,
+    first: int,
+    lease: int,
+    flags: int = 0,
+    blob: bytes = b"",
+    priority: int = 0,
+) -> Record:
+    return Record(
+        records.LEASED, 7, first, count, 0, payload, lo, 3, lease, priority, flags, blob
+    )  # fmt: skip
 
 
 def entry(payload: Payload) -> Record:
@@ -197,6 +210,76 @@ def naive(data: bytes) -> dict[str, Any]:
     return row
 
 
+# -- what is known beside the bytes
+
+PUBLISHED = Annotations(ttl_ms=1000, more_keys=("cc", "hidden"), bcc=("hidden",))
+ONE_DEATH = Annotations(
+    route=Route("dlx", "parked"),
+    deaths=(
+        Death("work", "rejected", 3, "orders", ("new.eu", "cc"), 1_700_000_001_500,
+              1_700_000_009_250, 60_000),
+    ),
+    first_death=("rejected", "work", "orders"),
+    last_death=("rejected", "work", "orders"),
+    form=3,
+)  # fmt: skip
+TWO_DEATHS = Annotations(
+    route=Route("", "work"),
+    deaths=(
+        Death("retry", "expired", 2, "dlx", ("parked",), 1_700_000_002_000, 1_700_000_002_000),
+        Death("w\udcff", "rejected", 1, "", (), 1_700_000_001_000, 1_700_000_001_000),
+    ),
+    first_death=("rejected", "w\udcff", ""),
+    last_death=None,
+    form=1,
+)
+LATER = b'{"v":9,"deaths":"of a version to come"}'
+KNOWN: tuple[Annotations | bytes | None, ...] = (None, PUBLISHED, ONE_DEATH, TWO_DEATHS, LATER)
+
+
+def blob_of(known: Annotations | bytes | None) -> bytes:
+    if known is None:
+        return b""
+    return known if isinstance(known, bytes) else known.to_bytes()
+
+
+def naive_place(place: tuple[str, str, str] | None) -> dict[str, str] | None:
+    if place is None:
+        return None
+    reason, queue, exchange = (text(part.encode("utf-8", "surrogateescape")) for part in place)
+    return {"reason": reason, "queue": queue, "exchange": exchange}
+
+
+def naive_letter(row: dict[str, Any], known: Annotations | bytes | None) -> dict[str, Any]:
+    """The row as it is once that is known of its message."""
+    row |= {"deaths": None, "first_death": None, "last_death": None}
+    if isinstance(known, bytes):
+        row |= {"exchange": None, "routing_key": None, "expiration": None, "malformed": True}
+    elif known is not None and known.deaths:
+        assert known.route is not None
+        row |= {
+            "exchange": known.route.exchange,
+            "routing_key": known.route.key,
+            "expiration": None,
+            "first_death": naive_place(known.first_death),
+            "last_death": naive_place(known.last_death),
+            "deaths": [
+                {
+                    "queue": text(death.queue.encode("utf-8", "surrogateescape")),
+                    "reason": death.reason,
+                    "count": death.count,
+                    "exchange": death.exchange,
+                    "routing_keys": list(death.keys),
+                    "first_time": datetime.fromtimestamp(death.first_ms / 1000, UTC),
+                    "last_time": datetime.fromtimestamp(death.last_ms / 1000, UTC),
+                    "original_expiration": None if death.ttl_ms < 0 else str(death.ttl_ms),
+                }
+                for death in known.deaths
+            ],
+        }
+    return row
+
+
 # -- what is generated
 
 short = st.text(max_size=12)
@@ -278,22 +361,23 @@ def blocks(draw: st.DrawFn, kinds: st.SearchStrategy[bytes]) -> tuple[bytes, lis
         if lo == hi:
             continue
         again = draw(st.booleans())
-        out.append(leased(payload, lo, hi - lo, 500 + lease, lease, int(again)))
+        known = draw(st.sampled_from(KNOWN)) if draw(st.booleans()) else None
+        blob = blob_of(known)
+        out.append(leased(payload, lo, hi - lo, 500 + lease, lease, int(again), blob, 9))
         for i in range(lo, hi):
             route = payload.routes[i] if payload.routes else payload.route
-            expected.append(
-                {
-                    "queue": "q",
-                    "sequence": 500 + lease,
-                    "lease_sequence": lease,
-                    "broker_message_id": payload.first_id + i,
-                    "timestamp": datetime.fromtimestamp(1_700_000_000.123, UTC),
-                    "exchange": route.exchange,
-                    "routing_key": route.key,
-                    "redelivered": again,
-                    **naive(inside[i]),
-                }
-            )
+            row = {
+                "queue": "q",
+                "sequence": 500 + lease,
+                "lease_sequence": lease,
+                "broker_message_id": payload.first_id + i,
+                "timestamp": datetime.fromtimestamp(1_700_000_000.123, UTC),
+                "exchange": route.exchange,
+                "routing_key": route.key,
+                "redelivered": again,
+                **naive(inside[i]),
+            }
+            expected.append(naive_letter(row, known))
             lease += 1
     return layout.pack(out), expected
 
@@ -380,3 +464,72 @@ def test_a_row_without_its_payload_is_refused() -> None:
     with pytest.raises(layout.LayoutError, match="more messages"):
         rows_of(layout.pack([entry(payload), leased(payload, 0, 2, 1, 0)]))
     assert rows_of(layout.pack([entry(payload), leased(other, 0, 1, 1, 0)])) == []
+
+
+# -- letters
+
+
+def test_dl_10_dl_11_a_letter_shows_where_it_was_sent_on_and_no_expiration() -> None:
+    section = encode_properties(Properties(expiration="1000", headers={"x-death": "forged"}))
+    payload = payload_of([cell(b"a", section), cell(b"b", section)])
+    rows = [leased(payload, 0, 1, 1, 0), leased(payload, 1, 1, 2, 1, blob=ONE_DEATH.to_bytes())]
+    alive, dead = rows_of(layout.pack([entry(payload), *rows]))
+    shown = ("exchange", "routing_key", "expiration", "deaths", "malformed")
+    assert [alive[name] for name in shown] == ["ex", "k", "1000", None, False]
+    assert (dead["exchange"], dead["routing_key"], dead["expiration"]) == ("dlx", "parked", None)
+    assert dead["headers"] == {"x-death": "forged"}  # the publisher's own, as ever
+    assert dead["first_death"] == {"reason": "rejected", "queue": "work", "exchange": "orders"}
+    (death,) = dead["deaths"]
+    assert (death["queue"], death["reason"], death["count"]) == ("work", "rejected", 3)
+    assert death["routing_keys"] == ["new.eu", "cc"]
+    assert death["original_expiration"] == "60000"
+    assert death["last_time"] == datetime(2023, 11, 14, 22, 13, 29, 250_000, UTC)
+
+
+def test_dl_19_dl_20_a_history_of_a_later_version_is_malformed_and_not_guessed_at() -> None:
+    payload = payload_of([cell(b"a"), cell(b"b")])
+    rows = [leased(payload, 0, 1, 1, 0, blob=LATER), leased(payload, 1, 1, 2, 1)]
+    first, second = rows_of(layout.pack([entry(payload), *rows]))
+    assert (first["malformed"], first["exchange"], first["deaths"]) == (True, None, None)
+    assert first["body"] == b"a"
+    assert (second["malformed"], second["exchange"]) == (False, "ex")
+
+
+def test_a_browse_shows_letters_too_and_counts_deliveries_without_failures() -> None:
+    payload = payload_of([cell(b"a"), cell(b"b"), cell(b"c")])
+    blob = TWO_DEATHS.to_bytes()
+    live = [
+        Record(records.LIVE, 7, 1 + i, 1, 0, payload, i, other=other, reason=4, blob=blob)
+        for i, other in enumerate((0, 1 << 32 | 1, 5))
+    ]
+    rows = rows_of(layout.pack([entry(payload), *live]))
+    assert [row["redelivered"] for row in rows] == [False, True, True]
+    assert [row["lease_sequence"] for row in rows] == [None] * 3
+    assert {row["routing_key"] for row in rows} == {"work"}
+    assert [death["queue"] for death in rows[2]["deaths"]] == ["retry", "w\ufffd"]
+
+
+def test_each_distinct_history_of_a_block_is_read_once() -> None:
+    payload = payload_of([cell(b"x")] * 600)
+    blobs = (ONE_DEATH.to_bytes(), b"", TWO_DEATHS.to_bytes())
+    rows = [leased(payload, i, 1, 1 + i, i, blob=blobs[i % 3]) for i in range(600)]
+    data = layout.pack([entry(payload), *rows])
+    (block,) = blocks_of(data)
+    made = letters.read_table(block, block.rows[1:])
+    assert made is not None
+    table, index = made
+    assert len(table.known) == 3
+    assert len(set(index.tolist())) == 3
+    found = rows_of(data, ("sequence", "deaths", "routing_key"))
+    assert [row["routing_key"] for row in found] == ["parked", "k", "work"] * 200
+
+
+def test_a_blob_outside_its_block_is_refused() -> None:
+    payload = payload_of([cell(b"x")])
+    block = bytearray(layout.pack([entry(payload), leased(payload, 0, 1, 1, 0, blob=LATER)]))
+    at = 64 + 64 + 60
+    block[at : at + 4] = struct.pack("<I", 1 << 20)
+    block[56:60] = struct.pack("<I", layout.crc32c(bytes(block[64:])))
+    block[60:64] = struct.pack("<I", layout.crc32c(bytes(block[:60])))
+    with pytest.raises(layout.LayoutError, match="beyond the text"):
+        rows_of(bytes(block))

@@ -22,11 +22,20 @@ Rows = list[tuple[Any, ...]]
 
 
 def row(
-    kind: str, queue: int, first: int, last: int, reason: str | None = None, blob: str | None = None
+    kind: str,
+    queue: int,
+    first: int,
+    last: int,
+    reason: str | None = None,
+    blob: str | None = None,
+    source: tuple[int, int] | tuple[None, None] = (None, None),
+    flags: int = 0,
 ) -> tuple[Any, ...]:
-    source = "checkpoint" if kind in ("live", "leased") else "journal"
+    where = "checkpoint" if kind in ("live", "leased", "still pending") else "journal"
+    kind = kind.removeprefix("still ")
     count = last - first + 1
-    return (source, 64, 0, kind, queue, first, count, TIME, reason, 0, 0, 0, blob)
+    extra = (None, None, *source)
+    return (where, 64, 0, kind, queue, first, count, TIME, reason, 0, 0, flags, blob, *extra)
 
 
 class Story:
@@ -46,6 +55,11 @@ class Story:
         self.rows.append(row("definition", 0, 0, -1, blob=json.dumps(definition)))
         if claimed:
             self.claims.append(Claim(number, "/", name, claimed))
+
+    def letters(self, target: str, first: int, last: int, source: str, at: int) -> None:
+        """Messages first..last of `target` came as dead letters of `source`, from `at` on there."""
+        ids = self.ids
+        self.rows.append(row("entered", ids[target], first, last, source=(ids[source], at)))
 
 
 def tell() -> Story:
@@ -104,7 +118,85 @@ def tell() -> Story:
     story.queue("deleted", ("entered", 1, 9), ("dropped", 1, 9, "queue_deleted"))
     story.queue("not durable", entered=9, ready=2, settled=6, dropped={"purged": 1})
     story.queue("miscounted", ("entered", 1, 5), ("live", 1, 5), entered=4, ready=5)
+    tell_of_letters(story)
     return story
+
+
+def tell_of_letters(story: Story) -> None:
+    story.queue(
+        "work",
+        ("entered", 1, 20),
+        ("settled", 1, 5, "client"),
+        ("dead_lettered", 6, 10, "rejected"),
+        ("dead_lettered", 11, 12, "expired"),
+        ("dropped", 13, 13, "dead_letter_cycle"),
+        ("pending", 14, 18, "maxlen"),
+        ("dead_lettered", 14, 15, "maxlen"),
+        ("pending", 16, 18, "maxlen"),
+        ("dropped", 16, 16, "purged"),
+        ("live", 19, 20),
+        ("still pending", 17, 18),
+        entered=20, ready=2, settled=5, dead_letter_pending=2, dead_lettered=9,
+        dropped={"dead_letter_cycle": 1, "purged": 1},
+    )  # fmt: skip
+    story.queue("parking", ("live", 1, 11), entered=11, ready=11)
+    story.letters("parking", 1, 5, "work", 6)
+    story.letters("parking", 6, 7, "work", 11)
+    story.letters("parking", 8, 11, "work", 14)  # 16 was purged, 17 goes on to another queue
+    story.queue("copy", ("live", 1, 5), entered=5, ready=5)
+    story.letters("copy", 1, 5, "work", 6)
+    story.queue(
+        "swallowed",
+        ("entered", 1, 9),
+        ("dead_lettered", 1, 9, "rejected"),
+        entered=9, dead_lettered=9,
+    )  # fmt: skip
+    story.letters("copy", 6, 8, "swallowed", 1)
+    story.letters("copy", 9, 10, "swallowed", 6)
+    story.rows.append(row("live", story.ids["copy"], 6, 10))
+    story.queue("alive", ("entered", 1, 3), ("live", 1, 3), entered=3, ready=3)
+    story.letters("copy", 11, 12, "alive", 2)
+    story.letters("copy", 13, 13, "alive", 4)
+    story.rows.append(row("settled", story.ids["copy"], 11, 13, "client"))
+    story.queue(
+        "dead twice",
+        ("entered", 1, 3),
+        ("dead_lettered", 1, 3, "expired"),
+        ("dead_lettered", 2, 2, "maxlen"),
+        entered=3, dead_lettered=4,
+    )  # fmt: skip
+    story.letters("copy", 14, 16, "dead twice", 1)
+    story.queue(
+        "dead and settled",
+        ("entered", 1, 2),
+        ("settled", 2, 2, "client"),
+        ("dead_lettered", 1, 2, "expired"),
+        entered=2, dead_lettered=2,
+    )  # fmt: skip
+    story.letters("copy", 17, 18, "dead and settled", 1)
+    story.rows.append(row("live", story.ids["copy"], 14, 18))
+    story.queue(
+        "letters kept in part",  # of sequence 30, which died before the ledger begins, one is here
+        ("entered", 51, 52),
+        ("dead_lettered", 40, 41, "rejected"),
+        ("dead_lettered", 51, 52, "rejected"),
+        entered=52, dead_lettered=4, settled=48,
+    )  # fmt: skip
+    story.letters("copy", 19, 19, "letters kept in part", 30)
+    story.letters("copy", 20, 21, "letters kept in part", 51)
+    story.rows.append(row("live", story.ids["copy"], 19, 21))
+    story.queue("letters to a queue without rows", ("entered", 1, 4), entered=4, dead_lettered=4)
+    number = story.ids["letters to a queue without rows"]
+    story.rows.append(row("dead_lettered", number, 1, 4, "expired", flags=1))
+    # A queue that is not durable has no rows, but its letters have.
+    story.letters("copy", 22, 23, "not durable", 1)
+    story.rows.append(row("live", story.ids["copy"], 22, 23))
+    story.claims = [
+        Claim(c.id, c.vhost, c.name, {"entered": 23, "ready": 20, "settled": 3})
+        if c.name == "copy"
+        else c
+        for c in story.claims
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +257,45 @@ def test_a_queue_outside_the_ledger_is_marked(outcome: Reconciliation) -> None:
     found = account(outcome, "not durable")
     assert not found.from_ledger
     assert found.difference == 0
+
+
+def test_letters_are_a_term_of_the_equation(outcome: Reconciliation) -> None:
+    found = account(outcome, "work")
+    assert (found.entered, found.settled, found.dead_lettered) == (20, 5, 9)
+    assert found.dropped == {"dead_letter_cycle": 1, "purged": 1}
+    assert (found.still_there["ready"], found.still_there["dead_letter_pending"]) == (2, 2)
+    assert found.difference == 0
+    whole = ("work", "parking", "copy", "letters kept in part", "letters to a queue without rows")
+    for name in whole:
+        assert faults(outcome, name) == []
+    assert account(outcome, "letters kept in part").dead_lettered == 2
+    assert account(outcome, "copy").difference == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "difference", "named"),
+    [
+        ("swallowed", 0, [(4, 5, "dead-lettered, but no queue has a letter of it"),
+                          (8, 9, "dead-lettered, but no queue has a letter of it")]),
+        ("alive", 0, [(2, 3, "named by a letter, but it never died"),
+                      (4, 4, "named by a letter, but never entered")]),
+        ("dead twice", -1, [(2, 2, "dead-lettered more than once")]),
+        ("dead and settled", -1, [(2, 2, "settled and dead-lettered")]),
+    ],
+)  # fmt: skip
+def test_letters_that_lead_nowhere_are_named(
+    outcome: Reconciliation, name: str, difference: int, named: list[tuple[int, int, str]]
+) -> None:
+    assert account(outcome, name).difference == difference
+    assert faults(outcome, name) == named
+
+
+def test_letters_are_counted_by_source_and_target(outcome: Reconciliation) -> None:
+    counted = {(one.source, one.target): one.count for one in outcome.letters}
+    assert counted[("work", "parking")] == 11
+    assert counted[("work", "copy")] == 5
+    assert counted[("swallowed", "copy")] == 5
+    assert counted[("not durable", "copy")] == 2
 
 
 def test_one_fault_unbalances_all(outcome: Reconciliation) -> None:

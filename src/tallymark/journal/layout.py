@@ -44,7 +44,8 @@ All numbers are little-endian; a block begins at a multiple of 8 and is a multip
                                                        | MOVED: old position
               48  8  payload, i64      position of the payload meant, -1 for none
                                                        | PAYLOAD: its own position
-              56  4  at, u32           the blob's offset from the start of the block
+              56  4  at, u32           the blob's offset from the start of the block; rows whose
+                                       blobs are equal may share one
                                                        | PAYLOAD: the same of raw; 0: not here
               60  4  size, u32         bytes of the blob
                                                        | PAYLOAD: bytes of its largest frame
@@ -54,7 +55,7 @@ All numbers are little-endian; a block begins at a multiple of 8 and is a multip
     route ends  2 x routes + 1 u32, the first 0; absent when there is no route. With the text they
               are a string column: cell 2i is the exchange of route i, cell 2i + 1 its key (UTF-8,
               bytes that are not UTF-8 as they came). Offsets count from the start of the text.
-    text      exchanges and keys end to end, then blobs
+    text      exchanges and keys end to end, then blobs, equal ones once
     raw       payloads end to end, in row order, without gaps
 
 A position is segment number << 32 | offset in the segment's file: it grows, and says where to
@@ -72,6 +73,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Callable
 from struct import Struct
 from struct import error as StructError
 from typing import Final, final
@@ -139,8 +141,8 @@ class Packer:
     of everything before it. Reused from block to block."""
 
     __slots__ = (
-        "_bounds", "_mode", "_payloads", "_places", "_records", "_route_ends", "_route_numbers",
-        "_texts", "_text_bytes", "length", "raw_bytes",
+        "_blobs", "_bounds", "_mode", "_payloads", "_places", "_records", "_route_ends",
+        "_route_numbers", "_texts", "_text_bytes", "length", "raw_bytes",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -154,6 +156,8 @@ class Packer:
         self._route_numbers: dict[tuple[str, str], int] = {}
         self._texts: list[bytes] = []
         self._text_bytes = 0
+        self._blobs: dict[bytes, int] = {}
+        """Each distinct blob of the block and its offset behind the route texts."""
         self._places: dict[int, int] = {}
 
     def load(self, records: list[Record], mode: int) -> int:
@@ -170,12 +174,14 @@ class Packer:
         self._route_numbers = {}
         self._texts = []
         self._text_bytes = 0
+        self._blobs = {}
         self.raw_bytes = 0
         blob_bytes = 0
         for record in records:
             if record.kind == PAYLOAD:
                 self._load_payload(record.payload)
-            elif record.blob:
+            elif record.blob and record.blob not in self._blobs:
+                self._blobs[record.blob] = blob_bytes
                 blob_bytes += len(record.blob)
         self.length = aligned(
             HEADER
@@ -273,7 +279,6 @@ class Packer:
     def _rows(self, base: int, text_at: int) -> list[bytes]:
         """The rows, then route texts and blobs."""
         rows: list[bytes] = []
-        texts = self._texts
         blob_at = text_at + self._text_bytes
         bound = 0
         pack = _ROW.pack
@@ -294,13 +299,11 @@ class Packer:
             size = len(r.blob)
             row = pack(
                 kind, r.flags, r.reason, 0, r.queue, r.first, r.time_ms, r.count, r.lo, r.owner,
-                r.other, position, blob_at if size else 0, size,
+                r.other, position, blob_at + self._blobs[r.blob] if size else 0, size,
             )  # fmt: skip
             rows.append(row)
-            if size:
-                texts.append(r.blob)
-                blob_at += size
-        rows.extend(texts)
+        rows.extend(self._texts)
+        rows.extend(self._blobs)
         return rows
 
     def _payload_row(self, r: Record, p: Payload, position: int, at: int, bound: int) -> bytes:
@@ -375,12 +378,19 @@ def pack(records: list[Record], time_ms: int = 0) -> bytes:
 class Unpacker:
     """Turns blocks back into records. Remembers the last route table: neighbours mostly agree."""
 
-    __slots__ = ("_routes", "_table", "payloads", "with_raw")
+    __slots__ = ("_older", "_routes", "_table", "payloads", "with_raw")
 
-    def __init__(self, payloads: dict[int, Payload], with_raw: bool) -> None:
+    def __init__(
+        self,
+        payloads: dict[int, Payload],
+        with_raw: bool,
+        older: Callable[[int], Payload | None] | None = None,
+    ) -> None:
         self.payloads = payloads
         """Position -> payload; rows find theirs here, PAYLOAD rows add to it."""
         self.with_raw = with_raw
+        self._older = older
+        """Asked for a payload that is not among them, by its position."""
         self._table = b""
         self._routes: list[Route] = []
 
@@ -389,13 +399,15 @@ class Unpacker:
 
         A PAYLOAD record's payload is new, with `raw` (when asked for, and there) or its position.
         A row whose payload is not known has none. Relocations are applied, not returned: the
-        payload that moved keeps its identity and gets its new position.
+        payload that moved keeps its identity and gets its new position. Rows that share a blob
+        in the block have the same bytes object.
 
         Raises LayoutError when a row points outside the block (its checksum being right).
         """
         start = header.at
         found: list[Record] = []
         payloads = self.payloads
+        blobs: dict[int, bytes] = {}
         rows = memoryview(data)[start + HEADER : start + header.bounds_at]
         for (
             kind, flags, reason, _, queue, first, time_ms, count, lo, owner, other, position, at,
@@ -413,10 +425,19 @@ class Unpacker:
             elif kind == MOVED:
                 self._moved(position, other)
             else:
-                if size and at + size > header.raw_at:
-                    raise LayoutError(f"blob ends at {at + size}, text ends at {header.raw_at}")
-                blob = data[start + at : start + at + size] if size else b""
-                meant = payloads.get(position) if position >= 0 else None
+                blob = b""
+                if size:
+                    if at + size > header.raw_at:
+                        raise LayoutError(f"blob ends at {at + size}, text ends at {header.raw_at}")
+                    place = at << 32 | size
+                    blob = blobs.get(place, b"")
+                    if not blob:
+                        blob = blobs[place] = data[start + at : start + at + size]
+                meant: Payload | None = None
+                if position >= 0:
+                    meant = payloads.get(position)
+                    if meant is None and self._older is not None:
+                        meant = self._older(position)
                 record = Record(
                     kind, queue, first, count, time_ms, meant, lo, owner, other, reason, flags,
                     blob,

@@ -132,8 +132,9 @@ class Recovery:
     """One pass over a folder. After `records` is used up: `known_synced`, `repairs`, `problems`."""
 
     __slots__ = (
-        "_accept_loss", "_payloads", "_tail", "_unpacker", "checkpoint", "folder",
-        "gone", "is_complete", "known_synced", "older", "problems", "repairs",
+        "_accept_loss", "_old_data", "_old_headers", "_old_number", "_payloads", "_tail",
+        "_unpacker", "checkpoint", "folder", "gone", "is_complete", "known_synced", "older",
+        "problems", "repairs",
     )  # fmt: skip
 
     def __init__(self, folder: Folder, accept_loss: bool) -> None:
@@ -153,7 +154,11 @@ class Recovery:
         """All records were given; only then are the repairs known."""
         self._tail = 0
         self._payloads: dict[int, Payload] = {}
-        self._unpacker = Unpacker(self._payloads, False)
+        self._unpacker = Unpacker(self._payloads, False, self._find_older)
+        self._old_number = 0
+        """The segment `_find_older` looked into last, and what it holds."""
+        self._old_data = b""
+        self._old_headers: list[Header] = []
 
     def records(self) -> Iterator[Record]:
         """Every record, in order.
@@ -176,6 +181,8 @@ class Recovery:
             for found in self._replayed(segment):
                 yield from found
         self._payloads.clear()
+        self._old_data = b""
+        self._old_headers.clear()
         self.is_complete = True
 
     def _checkpointed(self) -> Iterator[list[Record]]:
@@ -191,6 +198,35 @@ class Recovery:
             for header in headers:
                 yield self._unpacker.records(data, header)
             return
+
+    def _find_older(self, position: int) -> Payload | None:
+        """A payload whose own row lies before the checkpoint and which the checkpoint does not
+        name: a transient message whose bytes had been put into the journal for want of memory, and
+        that was leased later on, or died and went to a queue that outlives the broker."""
+        if position >= self.checkpoint:
+            return None
+        number = position >> 32
+        if number != self._old_number:
+            segment = self.folder.segments.get(number)
+            self._old_number = number
+            self._old_data = b""
+            self._old_headers = []
+            if segment is not None:
+                self._old_data = (self.folder.path / segment.name).read_bytes()
+                self._old_headers = scan(self._old_data, number, segment.salt)[0]
+        block: Header | None = None
+        for header in self._old_headers:
+            if header.position > position:
+                break
+            block = header
+        if block is None:
+            return None
+        inside: dict[int, Payload] = {}
+        Unpacker(inside, False).records(self._old_data, block)
+        found = inside.get(position)
+        if found is not None:
+            self._payloads[position] = found
+        return found
 
     def _later_segments(self) -> list[SegmentFile]:
         """What to replay. Their numbers must follow each other from the checkpoint's on."""

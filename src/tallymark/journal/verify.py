@@ -38,6 +38,9 @@ KIND_NAMES: Final = {
     kinds.MOVED: "moved",
     kinds.COUNTERS: "counters",
     kinds.LIVE: "live",
+    kinds.DEAD_LETTERED: "dead_lettered",
+    kinds.PENDING: "pending",
+    kinds.SEEN: "seen",
 }
 
 

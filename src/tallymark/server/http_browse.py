@@ -17,7 +17,7 @@ from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import LIVE, Record
 from tallymark.server.http import USER, HttpServer, Refused, answer, number_in
-from tallymark.server.http_blocks import Excerpts, send_blocks
+from tallymark.server.http_blocks import Excerpts, known_of, send_blocks
 
 PLAN_S: Final = 600.0
 MAX_PLANS: Final = 1000
@@ -85,14 +85,14 @@ class Browsing:
                     continue
                 if start >= high or excerpts.full:
                     break
-                skip, stop = at - start, min(end, high) - start
-                part = piece.part(skip, stop)
+                part = piece.part(at - start, min(end, high) - start)
                 store.load(part.payload)
                 payload, lo, n = excerpts.add(part)
                 excerpts.records.append(
                     Record(
                         LIVE, plan.queue.id, part.first, n, payload.arrived_ms, payload, lo,
-                        other=part.acquired,
+                        other=part.acquired | part.failed << 32, reason=part.priority,
+                        blob=known_of(part),
                     )
                 )  # fmt: skip
                 at += n

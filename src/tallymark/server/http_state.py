@@ -208,9 +208,9 @@ def account_row(queue: Queue) -> dict[str, Any]:
         "acquired": queue.acquired,
         "deferred": 0,
         "staged": 0,
-        "dead_letter_pending": 0,
+        "dead_letter_pending": queue.pending,
         "settled": queue.settled,
-        "dead_lettered": 0,
+        "dead_lettered": queue.dead_lettered,
         "dropped": {DROP_REASONS[reason]: count for reason, count in queue.dropped.items()},
     }
 

@@ -24,7 +24,7 @@ from tallymark.server.http import (
     number_in,
     require_administrator,
 )
-from tallymark.server.http_blocks import Excerpts, send_blocks
+from tallymark.server.http_blocks import Excerpts, known_of, send_blocks
 from tallymark.server.users import permission_in
 
 LONGEST_WAIT_MS: Final = 60_000
@@ -148,7 +148,8 @@ class Subscriptions:
                 excerpts.records.append(
                     Record(
                         LEASED, subscription.queue.id, piece.first, n, payload.arrived_ms,
-                        payload, lo, subscription.epoch, first, flags=min(piece.acquired, 255),
+                        payload, lo, subscription.epoch, first, piece.priority,
+                        min(piece.acquired, 255), known_of(piece),
                     )
                 )  # fmt: skip
                 if excerpts.full:

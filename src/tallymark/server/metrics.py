@@ -10,12 +10,23 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from tallymark.engine.records import DROP_REASONS
+from tallymark.engine.deadletters import AT_LEAST_ONCE, AT_MOST_ONCE, CONFIRMED, DISABLED
+from tallymark.engine.records import DEATHS, DROP_REASONS
 
 if TYPE_CHECKING:
     from tallymark.server.node import Node
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+STRATEGIES: Final = (AT_MOST_ONCE, AT_LEAST_ONCE, DISABLED)
+"""Of dead letters; disabled: the queue had no dead-letter exchange, or it was missing."""
+_MEANING: Final = {
+    "rejected": "Messages that died because a client refused them.",
+    "expired": "Messages that died because their time to live was over.",
+    "maxlen": "Messages that died because their queue was full.",
+    "delivery_limit": "Messages that died because they had been delivered in vain too often.",
+    CONFIRMED: "Dead letters that every target has.",
+}
+"""By reason of death."""
 
 
 def render(node: Node) -> bytes:
@@ -32,6 +43,7 @@ class _NodeCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._broker()
+        yield from self._dead_letters()
         yield from self._queues()
 
     def _broker(self) -> Iterator[Metric]:
@@ -64,6 +76,17 @@ class _NodeCollector(Collector):
             alarm.add_metric([name], int(name in node.housekeeping.alarms))
         yield alarm
 
+    def _dead_letters(self) -> Iterator[Metric]:
+        """Since the start, over all queues, and under the names RabbitMQ has for them [DL-8]."""
+        counts = self._node.broker.dead_letters.counts
+        for reason in (*DEATHS.values(), CONFIRMED):
+            family = CounterMetricFamily(
+                f"tallymark_messages_dead_lettered_{reason}", _MEANING[reason], labels=["strategy"]
+            )
+            for strategy in (AT_LEAST_ONCE,) if reason == CONFIRMED else STRATEGIES:
+                family.add_metric([strategy], counts.get((strategy, reason), 0))
+            yield family
+
     def _queues(self) -> Iterator[Metric]:
         labels = ["vhost", "queue"]
         gauges = {
@@ -73,12 +96,18 @@ class _NodeCollector(Collector):
                 ("acquired", "Messages handed out or leased, not settled."),
                 ("ready_bytes", "Bytes ready."),
                 ("consumers", "Consumers."),
+                ("dead_letter_pending", "Dead letters that nothing takes for now."),
             )
         }
         entered = CounterMetricFamily(
             "tallymark_queue_entered", "Messages that entered.", labels=labels
         )
         settled = CounterMetricFamily("tallymark_queue_settled", "Messages settled.", labels=labels)
+        dead_lettered = CounterMetricFamily(
+            "tallymark_queue_dead_lettered",
+            "Messages that left for a queue of their dead-letter exchange.",
+            labels=labels,
+        )
         dropped = CounterMetricFamily(
             "tallymark_queue_dropped", "Messages dropped.", labels=[*labels, "reason"]
         )
@@ -88,9 +117,11 @@ class _NodeCollector(Collector):
             gauges["acquired"].add_metric(of, queue.acquired)
             gauges["ready_bytes"].add_metric(of, queue.ready_bytes)
             gauges["consumers"].add_metric(of, len(queue.consumers))
+            gauges["dead_letter_pending"].add_metric(of, queue.pending)
             entered.add_metric(of, queue.entered)
             settled.add_metric(of, queue.settled)
+            dead_lettered.add_metric(of, queue.dead_lettered)
             for reason, count in queue.dropped.items():
                 dropped.add_metric([*of, DROP_REASONS[reason]], count)
         yield from gauges.values()
-        yield from (entered, settled, dropped)
+        yield from (entered, settled, dead_lettered, dropped)

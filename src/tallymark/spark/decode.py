@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tallymark.engine.records import ENTERED, LEASED, LIVE, PAYLOAD
 from tallymark.journal import layout
-from tallymark.spark import extents, schema
+from tallymark.spark import extents, letters, schema
 from tallymark.spark.blocks import Block, blocks, spread
 from tallymark.spark.cells import decode_cells
 from tallymark.spark.extents import Ints
@@ -52,6 +52,8 @@ class _Places:
     format: Ints
     starts: Ints
     ends: Ints
+    known: Ints
+    """What is known beside the bytes: index into the block's letters.Table."""
 
     def part(self, index: Any) -> _Places:
         return _Places(*(getattr(self, name)[index] for name in self.__slots__))
@@ -68,7 +70,7 @@ def decode_answer(data: bytes, queue: str, names: Sequence[str]) -> Iterator[Mes
 
 def decode_block(block: Block, queue: str, names: Sequence[str]) -> Iterator[Messages]:
     """The messages of one block whose payloads are in it."""
-    places = _find_messages(block)
+    places, table = _find_messages(block)
     total = len(places.sequence)
     ends = np.cumsum(places.ends - places.starts)
     low = 0
@@ -77,7 +79,7 @@ def decode_block(block: Block, queue: str, names: Sequence[str]) -> Iterator[Mes
         fitting = int(np.searchsorted(ends, begun + BATCH_BYTES, "right"))
         high = min(total, low + BATCH_ROWS, max(fitting, low + 1))
         part = places.part(slice(low, high))
-        columns = _columns(block, part, queue, frozenset(names))
+        columns = _columns(block, part, table, queue, frozenset(names))
         batch = pa.RecordBatch.from_arrays(
             [columns[name] for name in names], schema=schema.arrow(names)
         )
@@ -85,7 +87,7 @@ def decode_block(block: Block, queue: str, names: Sequence[str]) -> Iterator[Mes
         low = high
 
 
-def _find_messages(block: Block) -> _Places:
+def _find_messages(block: Block) -> tuple[_Places, letters.Table | None]:
     rows = block.rows
     payloads = rows[rows["kind"] == PAYLOAD]
     ranges = rows[np.isin(rows["kind"], (LEASED, ENTERED, LIVE)) & (rows["payload"] >= 0)]
@@ -111,7 +113,9 @@ def _find_messages(block: Block) -> _Places:
     bounds = block.bounds.astype(np.int64)
     start = payload["at"].astype(np.int64) + block.header.at
     leased = row["kind"] == LEASED
-    handed_out = np.where(leased, row["flags"], np.where(row["kind"] == LIVE, row["other"], 0))
+    times = row["other"] & 0xFFFF_FFFF
+    handed_out = np.where(leased, row["flags"], np.where(row["kind"] == LIVE, times, 0))
+    said = letters.read_table(block, ranges)
     places = _Places(
         sequence=row["first"] + step,
         lease=np.where(leased, row["other"] + step, -1),
@@ -122,6 +126,7 @@ def _find_messages(block: Block) -> _Places:
         format=payload["reason"].astype(np.int64),
         starts=start + bounds[bound],
         ends=start + bounds[bound + 1],
+        known=np.zeros(len(row), np.int64) if said is None else said[1][range_of],
     )
     end = block.header.at + block.header.length
     if len(bound) and not (
@@ -132,13 +137,15 @@ def _find_messages(block: Block) -> _Places:
         and int(places.route.max()) < block.header.routes
     ):
         raise layout.LayoutError(f"a message lies outside its block of {block.header.length}")
-    return places
+    return places, None if said is None else said[0]
 
 
 def _columns(
-    block: Block, places: _Places, queue: str, wanted: frozenset[str]
+    block: Block, places: _Places, table: letters.Table | None, queue: str, wanted: frozenset[str]
 ) -> dict[str, pa.Array]:
     rows = len(places.sequence)
+    if not places.known.any():
+        table = None
     columns = _content(block, places, wanted)
     make: dict[str, Any] = {
         "queue": lambda: pa.repeat(pa.scalar(queue), rows),
@@ -151,6 +158,13 @@ def _columns(
         "redelivered": lambda: pa.array(places.redelivered),
     }
     columns.update((name, make[name]()) for name in make.keys() & wanted)
+    for name in wanted.intersection(letters.COLUMNS):
+        if table is None:
+            columns[name] = letters.nothing(name, rows)
+        else:
+            columns[name] = table.take(name, places.known)
+    if table is not None:
+        table.replace(columns, places.known)
     return columns
 
 

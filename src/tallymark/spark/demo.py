@@ -20,7 +20,7 @@ from pyspark.errors import PySparkException
 from rich.markup import escape
 
 from tallymark.spark import land, reconcile
-from tallymark.spark.client import BrokerRefused, BrokerUnreachable
+from tallymark.spark.client import BrokerRefused, BrokerUnreachable, Client, api_path
 from tallymark.spark.demo_broker import BrokerDidNotStart, BrokerProcess
 from tallymark.spark.demo_publisher import PublishingEnded
 from tallymark.spark.java import JavaNotFound
@@ -75,6 +75,15 @@ class Stage:
             self.say(f"Spark {self._spark.version} is up after {time.monotonic() - begun:.1f} s")
         return self._spark
 
+    def queue(self, name: str) -> dict[str, Any]:
+        """What the broker says of a queue now."""
+        client = Client(self.broker.endpoint)
+        try:
+            answer = client.call("GET", api_path("queues"))
+        finally:
+            client.close()
+        return next(dict(queue) for queue in answer["queues"] if queue["name"] == name)
+
     def close(self) -> None:
         if self._spark is not None:
             stop_session(self._spark)
@@ -92,9 +101,12 @@ class Scene:
 
 def scenes() -> list[Scene]:
     """The play, in order."""
-    from tallymark.spark import demo_table
+    from tallymark.spark import demo_letters, demo_table
 
-    return [Scene("From a publisher to a table", demo_table.__doc__ or "", demo_table.play)]
+    return [
+        Scene("From a publisher to a table", demo_table.__doc__ or "", demo_table.play),
+        Scene("Dead letters", demo_letters.__doc__ or "", demo_letters.play),
+    ]
 
 
 def main(

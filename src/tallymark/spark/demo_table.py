@@ -14,13 +14,13 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tallymark.spark import land
-from tallymark.spark.client import Client, api_path, counted
+from tallymark.spark.client import counted
 from tallymark.spark.demo import CheckFailed, Stage, rate, table_of
 from tallymark.spark.demo_input import Workload, workload
 from tallymark.spark.demo_publisher import Published, declare, publish
@@ -68,7 +68,7 @@ def _publish(stage: Stage, work: Workload) -> Published:
 
 
 def _consume(stage: Stage, work: Workload) -> None:
-    share = int(_queue(stage, WORK)["ready"])
+    share = int(stage.queue(WORK)["ready"])
     with stage.console.status("a worker consumes with aio-pika"):
         first = _worker(stage, share // CRASH_SHARE) if share >= 2 * CRASH_SHARE else {}
         begun = time.monotonic()
@@ -86,7 +86,7 @@ def _consume(stage: Stage, work: Workload) -> None:
     )
     settled = first.get("settled", 0) + second["settled"]
     rejected = first.get("rejected", 0) + second["rejected"]
-    queue = _queue(stage, WORK)
+    queue = stage.queue(WORK)
     stage.check(
         f"the worker's {share:,} messages ended once each: {settled:,} settled, "
         f"{rejected:,} rejected",
@@ -124,15 +124,6 @@ def _worker(stage: Stage, crash_after: int | None) -> dict[str, int]:
     return dict(json.loads(line))
 
 
-def _queue(stage: Stage, name: str) -> dict[str, Any]:
-    client = Client(stage.broker.endpoint)
-    try:
-        answer = client.call("GET", api_path("queues"))
-    finally:
-        client.close()
-    return next(dict(queue) for queue in answer["queues"] if queue["name"] == name)
-
-
 # -- the table's half
 
 
@@ -148,7 +139,7 @@ def _land(stage: Stage, sent: Published) -> DataFrame:
         f"{counted(landed.batches, 'batch', 'batches')}, {landed.seconds:.1f} s"
     )
     stage.files["the table (Parquet, by date of arrival)"] = to
-    queue = _queue(stage, TABLE)
+    queue = stage.queue(TABLE)
     stage.check(
         "every landed message is settled, and nothing else",
         int(queue["settled"]) == landed.rows == sent.count and int(queue["ready"]) == 0,

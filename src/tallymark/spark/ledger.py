@@ -30,11 +30,14 @@ CHECKPOINT: Final = "checkpoint"
 DDL: Final = (
     "source string, position bigint, row int, kind string, queue_id bigint, first bigint, "
     "count bigint, time timestamp, reason string, owner bigint, other bigint, flags int, "
-    "blob string"
+    "blob string, priority int, failed boolean, from_queue_id bigint, from_first bigint"
 )
 """source: "journal", or "checkpoint" for the state at the newest checkpoint. position: where the
-block lies, or what a checkpoint speaks of. blob: JSON of definitions and counters. The rest is as
-tallymark.engine.records says."""
+block lies, or what a checkpoint speaks of. blob: JSON of definitions and counters, of a dead
+letter's history, of what is pending and of ids taken. priority: of messages that enter, are leased
+or are still there. failed: whether what was returned counts as a failed delivery. from_queue_id,
+from_first: the queue whose dead letters entered, and the sequence the first of them had there; null
+for what was published. The rest is as tallymark.engine.records says."""
 
 SCHEMA: Final = pa.schema(
     [
@@ -51,6 +54,10 @@ SCHEMA: Final = pa.schema(
         ("other", pa.int64()),
         ("flags", pa.int32()),
         ("blob", pa.string()),
+        ("priority", pa.int32()),
+        ("failed", pa.bool_()),
+        ("from_queue_id", pa.int64()),
+        ("from_first", pa.int64()),
     ]
 )
 
@@ -68,6 +75,9 @@ KINDS: Final = {
     records.MOVED: "moved",
     records.COUNTERS: "counters",
     records.LIVE: "live",
+    records.DEAD_LETTERED: "dead_lettered",
+    records.PENDING: "pending",
+    records.SEEN: "seen",
 }
 REASONS: Final = {
     records.SETTLED: {
@@ -80,9 +90,14 @@ REASONS: Final = {
         records.RETURNED_BY_CLOSE: "close",
         records.RETURNED_BY_LOSS: "loss",
         records.RETURNED_BY_RELEASE: "release",
+        records.RETURNED_BY_TIMEOUT: "timeout",
     },
     records.DROPPED: records.DROP_REASONS,
+    records.DEAD_LETTERED: records.DEATHS,
+    records.PENDING: records.DEATHS,
 }
+WITH_PRIORITY: Final = (records.ENTERED, records.LEASED, records.LIVE)
+"""Kinds whose `reason` is a priority."""
 BATCH_ROWS: Final = 32_768
 READ_AGAIN: Final = 3
 """A file that looks damaged is read again so often: it may have been written meanwhile."""
@@ -285,6 +300,7 @@ def _batch(
 ) -> pa.RecordBatch:
     assert rows.dtype == ROW
     kinds = rows["kind"]
+    letters = (kinds == records.ENTERED) & (rows["owner"] > 0)
     columns = [
         pa.repeat(pa.scalar(source), len(rows)),
         pa.array(position.astype(np.int64)),
@@ -299,6 +315,10 @@ def _batch(
         pa.array(np.ascontiguousarray(rows["other"])),
         pa.array(rows["flags"].astype(np.int32)),
         _blobs(data, rows, starts),
+        _where(rows["reason"].astype(np.int32), np.isin(kinds, WITH_PRIORITY)),
+        _where(rows["flags"] & records.RETURNED_FAILED != 0, kinds == records.RETURNED),
+        _where(rows["owner"], letters),
+        _where(rows["other"], letters),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
@@ -316,9 +336,19 @@ def _reasons(rows: Any) -> pa.Array:
     return pa.array(names, pa.string())
 
 
+def _where(values: Any, holds: Any) -> pa.Array:
+    return pa.array(np.ascontiguousarray(values), mask=~holds)
+
+
 def _blobs(data: bytes, rows: Any, starts: Any) -> pa.Array:
+    """The text of each row that has some. Rows of a block share equal texts: each is read once."""
+    with_text = np.flatnonzero((rows["size"] > 0) & (rows["kind"] != records.PAYLOAD))
+    texts: dict[tuple[int, int], str] = {}
     blobs: list[str | None] = [None] * len(rows)
-    for i in np.flatnonzero((rows["size"] > 0) & (rows["kind"] != records.PAYLOAD)):
-        at = int(starts[i]) + int(rows["at"][i])
-        blobs[i] = data[at : at + int(rows["size"][i])].decode("utf-8", "replace")
+    ats = (starts[with_text] + rows["at"][with_text]).tolist()
+    for i, at, size in zip(with_text, ats, rows["size"][with_text].tolist(), strict=True):
+        text = texts.get((at, size))
+        if text is None:
+            text = texts[at, size] = data[at : at + size].decode("utf-8", "replace")
+        blobs[i] = text
     return pa.array(blobs, pa.string())

@@ -7,9 +7,7 @@ The left side and what has ended come from the ledger; what is still there is th
 claim, taken at one journal position: asked of a running broker, or read from the newest checkpoint.
 So the two sides have different sources, and a difference of 0 means something.
 
-Beyond the count every single sequence is looked at, in one sweep over the borders of all ranges: it
-must have entered once, and then either have ended once or still be there. What breaks this is
-named.
+Beyond the count every single sequence is looked at, and what breaks the account is named: sweep.py.
 """
 
 from __future__ import annotations
@@ -33,6 +31,7 @@ from tallymark.spark.client import (
     counted,
 )
 from tallymark.spark.ledger import LedgerIncomplete, checkpoints
+from tallymark.spark.sweep import drops, intervals, moves, sweep, totals, with_faults
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,6 +40,8 @@ if TYPE_CHECKING:
 
 STILL_THERE: Final = ("ready", "acquired", "deferred", "staged", "dead_letter_pending")
 FAULTS_SHOWN: Final = 100
+NAME_WIDTH: Final = 24
+"""A queue's name gets so many columns before it is broken."""
 MOST_TASKS: Final = 64
 ASK_AGAIN: Final = 5
 RETRY_MS: Final = 5_000
@@ -93,6 +94,15 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
+class Letters:
+    """Dead letters that went from one queue to another."""
+
+    source: str
+    target: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Beyond:
     """What the journal holds past the checkpoint, and the account does not tell of."""
 
@@ -108,6 +118,8 @@ class Reconciliation:
     position: int
     accounts: list[Account]
     faults: list[Fault] = field(default_factory=list)
+    letters: list[Letters] = field(default_factory=list)
+    """As far as the ledger goes back; a message that had two targets counts in both."""
     source: str = ""
     """Who said what is still there: "checkpoint", or the address of the broker that was asked."""
     as_of: str = ""
@@ -139,108 +151,6 @@ def read_ledger(spark: SparkSession, folder: Path, upto: int | None = None) -> D
     return tasks.mapInArrow(read, ledger.DDL)
 
 
-def intervals(rows: DataFrame) -> DataFrame:
-    """The ranges that matter, as (queue_id, low, high, what, reason), high exclusive; `what` is
-    entered, settled, dropped (from the journal) or live (from the checkpoint)."""
-    from pyspark.sql import functions as f
-
-    happened = (f.col("source") == "journal") & f.col("kind").isin("entered", "settled", "dropped")
-    there = (f.col("source") == "checkpoint") & f.col("kind").isin("live", "leased")
-    return rows.where(happened | there).select(
-        "queue_id",
-        f.col("first").alias("low"),
-        (f.col("first") + f.col("count")).alias("high"),
-        f.when(there, "live").otherwise(f.col("kind")).alias("what"),
-        f.when(f.col("kind") == "dropped", f.col("reason")).alias("reason"),
-    )
-
-
-def sweep(ranges: DataFrame) -> DataFrame:
-    """For every stretch of sequences between two borders, how often each thing happened to it:
-    (queue_id, low, high, entered, settled, dropped, live). Stretches of nothing are left out."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
-    whats = ("entered", "settled", "dropped", "live")
-    begins = ranges.select("queue_id", f.col("low").alias("at"), "what", f.lit(1).alias("step"))
-    ends = ranges.select("queue_id", f.col("high").alias("at"), "what", f.lit(-1).alias("step"))
-    steps = (
-        begins.union(ends)
-        .groupBy("queue_id", "at")
-        .agg(*(f.sum(f.when(f.col("what") == w, f.col("step"))).alias(w) for w in whats))
-        .fillna(0)
-    )
-    along = Window.partitionBy("queue_id").orderBy("at")
-    running = along.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    return (
-        steps.select(
-            "queue_id",
-            f.col("at").alias("low"),
-            f.lead("at").over(along).alias("high"),
-            *(f.sum(w).over(running).alias(w) for w in whats),
-        )
-        .where(f.col("high").isNotNull())
-        .where(f.col("entered") + f.col("settled") + f.col("dropped") + f.col("live") > 0)
-    )
-
-
-def with_faults(stretches: DataFrame) -> DataFrame:
-    """The stretches with `before` (older than the ledger that is kept) and `fault`, null where all
-    is well."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
-    of_queue = Window.partitionBy("queue_id")
-    begin = f.min(f.when(f.col("entered") > 0, f.col("low"))).over(of_queue)
-    ended = f.col("settled") + f.col("dropped")
-    fault = (
-        f.when(f.col("before"), None)
-        .when(f.col("entered") == 0, "ended or is there, but never entered")
-        .when(f.col("entered") > 1, "entered more than once")
-        .when(f.col("settled") > 1, "settled more than once")
-        .when(f.col("dropped") > 1, "dropped more than once")
-        .when(ended > 1, "settled and dropped")
-        .when((ended == 1) & (f.col("live") > 0), "ended, and yet still there")
-        .when(f.col("live") > 1, "there more than once")
-        .when((ended == 0) & (f.col("live") == 0), "neither ended nor there: lost")
-    )
-    return (
-        stretches.withColumn("begin", begin)
-        .withColumn("before", f.coalesce(f.col("high") <= f.col("begin"), f.lit(True)))
-        .withColumn("fault", fault)
-    )
-
-
-def totals(stretches: DataFrame) -> DataFrame:
-    """Per queue: the numbers of messages entered and settled, the sequences before the ledger, and
-    how many of those are still there."""
-    from pyspark.sql import functions as f
-
-    length = f.col("high") - f.col("low")
-    inside = f.when(~f.col("before"), length).otherwise(0)
-    return stretches.groupBy("queue_id").agg(
-        f.sum(f.col("entered") * inside).alias("entered"),
-        f.sum(f.col("settled") * inside).alias("settled"),
-        f.sum(f.col("dropped") * inside).alias("dropped"),
-        f.sum(f.when(f.col("before"), f.col("live") * length).otherwise(0)).alias("live_before"),
-        f.coalesce(f.max("begin") - 1, f.max("high") - 1).alias("before_ledger"),
-    )
-
-
-def drops(ranges: DataFrame) -> DataFrame:
-    """Per queue and reason the number of messages dropped."""
-    from pyspark.sql import functions as f
-
-    begin = ranges.where("what = 'entered'").groupBy("queue_id").agg(f.min("low").alias("begin"))
-    return (
-        ranges.where("what = 'dropped'")
-        .join(begin, "queue_id")
-        .where("low >= begin")
-        .groupBy("queue_id", "reason")
-        .agg(f.sum(f.col("high") - f.col("low")).alias("count"))
-    )
-
-
 def reconcile(rows: DataFrame, position: int, claims: Sequence[Claim]) -> Reconciliation:
     """Work the equation out for every queue of the ledger and of the claims."""
     from pyspark.sql import functions as f
@@ -258,6 +168,10 @@ def reconcile(rows: DataFrame, position: int, claims: Sequence[Claim]) -> Reconc
         dropped: dict[int, dict[str, int]] = {}
         for row in drops(ranges).collect():
             dropped.setdefault(row.queue_id, {})[row.reason] = row["count"]
+        letters = [
+            Letters(_name(names, row.source)[1], _name(names, row.target)[1], row.letters)
+            for row in moves(rows).orderBy("source", "target").collect()
+        ]
         stretches.unpersist()
     finally:
         ranges.unpersist()
@@ -267,7 +181,7 @@ def reconcile(rows: DataFrame, position: int, claims: Sequence[Claim]) -> Reconc
         _account(queue_id, names, sums.get(queue_id), dropped.get(queue_id, {}), claimed)
         for queue_id in sorted(set(sums) | set(claimed))
     ]
-    return Reconciliation(position, accounts, faults)
+    return Reconciliation(position, accounts, faults, letters)
 
 
 def _miscounted(sums: Mapping[int, Mapping[str, int]], claims: Mapping[int, Claim]) -> list[Fault]:
@@ -310,16 +224,17 @@ def _account(
     vhost, name = _name(names, queue_id)
     claim = claims.get(queue_id, Claim(queue_id, vhost, name, {}))
     there = {state: claim.count(state) for state in STILL_THERE}
-    dead_lettered = claim.count("dead_lettered")
     if sums is None:
         # Nothing of it is in the ledger: not durable, or nothing ever entered.
         settled, entered, dropped = claim.count("settled"), claim.count("entered"), claim.dropped()
+        dead_lettered = claim.count("dead_lettered")
         ended = settled + dead_lettered + sum(dropped.values())
         difference = entered - sum(there.values()) - ended
         return Account(
             name, vhost, entered, there, settled, dead_lettered, dropped, difference,
             from_ledger=entered == 0,
         )  # fmt: skip
+    dead_lettered = sums["dead_lettered"]
     ended = sums["settled"] + dead_lettered + sums["dropped"]
     difference = sums["entered"] - (sum(there.values()) - sums["live_before"]) - ended
     return Account(
@@ -546,21 +461,21 @@ def show(
     shown = [
         name
         for name in (*STILL_THERE, "settled", "dead_lettered")
-        if name in ("ready", "acquired", "settled") or any(map(_term(name), outcome.accounts))
+        if name in ("ready", "settled") or any(map(_term(name), outcome.accounts))
     ]
     console.print(escape(_title(outcome)), highlight=False, soft_wrap=True)
     table = Table()
-    table.add_column("queue", overflow="fold")
+    longest = max((len(_label(account)) for account in outcome.accounts), default=0)
+    table.add_column("queue", overflow="fold", min_width=min(longest, NAME_WIDTH))
     for heading in ("entered", *shown, "dropped", "difference"):
         table.add_column(heading.replace("_", " "), justify="right")
     for account in outcome.accounts:
-        reasons = [f"{count:,} {why}" for why, count in sorted(account.dropped.items())]
         good = "green" if account.difference == 0 else "bold red"
         table.add_row(
-            escape(f"{account.vhost}: {account.queue}".removeprefix("/: ").removeprefix(": ")),
+            escape(_label(account)),
             f"{account.entered:,}",
             *(f"{_term(name)(account):,}" for name in shown),
-            "\n".join(reasons) or "0",
+            f"{sum(account.dropped.values()):,}",
             f"[{good}]{account.difference:,}[/]",
         )
     console.print(table)
@@ -570,6 +485,15 @@ def show(
             f"until {_shown(outcome.beyond.until)}; {present} for the present",
             highlight=False,
             markup=False,
+            soft_wrap=True,
+        )
+    for account in outcome.accounts:
+        if account.dropped:
+            reasons = [f"{count:,} {why}" for why, count in sorted(account.dropped.items())]
+            console.print(f"dropped from {escape(_label(account))}: {', '.join(reasons)}")
+    for moved in outcome.letters:
+        console.print(
+            f"dead letters from {escape(moved.source)} to {escape(moved.target)}: {moved.count:,}",
             soft_wrap=True,
         )
     for account in outcome.accounts:
@@ -585,6 +509,11 @@ def show(
             f"[bold red]{escape(fault.queue)}: sequences {fault.first} to {fault.last}: "
             f"{fault.fault}[/]"
         )
+
+
+def _label(account: Account) -> str:
+    """The queue, with its virtual host unless that is the default one."""
+    return f"{account.vhost}: {account.queue}".removeprefix("/: ").removeprefix(": ")
 
 
 def _title(outcome: Reconciliation) -> str:

@@ -27,6 +27,24 @@ class Column:
 
 _TIME: Final = pa.timestamp("us", "UTC")
 _TEXT: Final = pa.string()
+_DEATH: Final = pa.struct(
+    [
+        ("queue", _TEXT),
+        ("reason", _TEXT),
+        ("count", pa.int64()),
+        ("exchange", _TEXT),
+        ("routing_keys", pa.list_(pa.field("element", _TEXT))),
+        ("first_time", _TIME),
+        ("last_time", _TIME),
+        ("original_expiration", _TEXT),
+    ]
+)
+_DEATH_DDL: Final = (
+    "struct<queue:string,reason:string,count:bigint,exchange:string,routing_keys:array<string>,"
+    "first_time:timestamp,last_time:timestamp,original_expiration:string>"
+)
+_PLACE: Final = pa.struct([("reason", _TEXT), ("queue", _TEXT), ("exchange", _TEXT)])
+_PLACE_DDL: Final = "struct<reason:string,queue:string,exchange:string>"
 
 COLUMNS: Final = (
     Column("queue", "string", _TEXT, "name of the queue"),
@@ -38,7 +56,7 @@ COLUMNS: Final = (
         "broker_message_id", "bigint", pa.int64(), "the broker's own id, equal in all its queues"
     ),
     Column("timestamp", "timestamp", _TIME, "when the broker received it"),
-    Column("exchange", "string", _TEXT, "where it was published"),
+    Column("exchange", "string", _TEXT, "where it was published; a dead letter: sent on"),
     Column("routing_key", "string", _TEXT, "with which key"),
     Column("redelivered", "boolean", pa.bool_(), "whether it was handed out before"),
     Column("content_type", "string", _TEXT, "as the publisher set it, here and below"),
@@ -50,7 +68,7 @@ COLUMNS: Final = (
     Column("priority", "int", pa.int32(), "0 to 255"),
     Column("correlation_id", "string", _TEXT, ""),
     Column("reply_to", "string", _TEXT, ""),
-    Column("expiration", "string", _TEXT, "milliseconds, as text"),
+    Column("expiration", "string", _TEXT, "milliseconds, as text; null after a death"),
     Column("message_id", "string", _TEXT, "the publisher's own id"),
     Column("app_timestamp", "timestamp", _TIME, "null outside the years 1970 to 9999"),
     Column("type", "string", _TEXT, ""),
@@ -60,6 +78,14 @@ COLUMNS: Final = (
     Column(
         "malformed", "boolean", pa.bool_(), "frames (body null) or properties could not be read"
     ),
+    Column(
+        "deaths",
+        f"array<{_DEATH_DDL}>",
+        pa.list_(pa.field("element", _DEATH)),
+        "a dead letter's history, newest death first; null for other messages",
+    ),
+    Column("first_death", _PLACE_DDL, _PLACE, "why and where it died first, and published where"),
+    Column("last_death", _PLACE_DDL, _PLACE, "the same of its last death"),
 )
 BY_NAME: Final = {column.name: column for column in COLUMNS}
 ALL: Final = tuple(BY_NAME)

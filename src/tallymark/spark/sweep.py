@@ -1,0 +1,170 @@
+"""Every sequence of every queue looked at, in one sweep over the borders of all ranges.
+
+It must have entered once, and then either have ended once or still be there. A dead letter is
+followed from its source to its targets and back: what was dead-lettered must have entered some
+queue as a letter that names it, and what a letter names must have died.
+
+Functions on DataFrames: rows of the ledger become ranges, ranges become stretches in which nothing
+changes, stretches are judged and summed up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tallymark.engine.records import TRANSIENT
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+ENDS: Final = ("settled", "dropped", "dead_lettered")
+HAPPENED: Final = ("entered", *ENDS, "pending")
+WHATS: Final = (*HAPPENED, "live", "letter")
+"""What a range of sequences can be said to be or to have undergone: see `intervals`."""
+
+
+def intervals(rows: DataFrame) -> DataFrame:
+    """The ranges that matter, as (queue_id, low, high, what, reason), high exclusive; `what` is
+    entered, settled, dropped, dead_lettered, pending (from the journal), live (from the checkpoint:
+    there in whatever state) or letter: messages of this queue which a letter that entered another
+    one names as its source.
+    """
+    from pyspark.sql import functions as f
+
+    happened = (f.col("source") == "journal") & f.col("kind").isin(*HAPPENED)
+    there = (f.col("source") == "checkpoint") & f.col("kind").isin("live", "leased", "pending")
+    own = rows.where(happened | there).select(
+        "queue_id",
+        f.col("first").alias("low"),
+        (f.col("first") + f.col("count")).alias("high"),
+        f.when(there, "live").otherwise(f.col("kind")).alias("what"),
+        f.when(f.col("kind") == "dropped", f.col("reason")).alias("reason"),
+    )
+    journal = f.col("source") == "journal"
+    by_letter = (f.col("kind") == "entered") & f.col("from_queue_id").isNotNull()
+    # Where no target outlives the broker none has rows: the source's own row has to do.
+    unstored = (f.col("kind") == "dead_lettered") & (f.col("flags").bitwiseAND(TRANSIENT) != 0)
+    low = f.when(unstored, f.col("first")).otherwise(f.col("from_first"))
+    named = rows.where(journal & (by_letter | unstored)).select(
+        f.when(unstored, f.col("queue_id")).otherwise(f.col("from_queue_id")).alias("queue_id"),
+        low.alias("low"),
+        (low + f.col("count")).alias("high"),
+        f.lit("letter").alias("what"),
+        f.lit(None).cast("string").alias("reason"),
+    )
+    return own.unionAll(named)
+
+
+def sweep(ranges: DataFrame) -> DataFrame:
+    """For every stretch of sequences between two borders, how often each thing happened to it:
+    (queue_id, low, high) and a count for each of WHATS. Stretches of nothing are left out."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    begins = ranges.select("queue_id", f.col("low").alias("at"), "what", f.lit(1).alias("step"))
+    ends = ranges.select("queue_id", f.col("high").alias("at"), "what", f.lit(-1).alias("step"))
+    steps = (
+        begins.union(ends)
+        .groupBy("queue_id", "at")
+        .agg(*(f.sum(f.when(f.col("what") == w, f.col("step"))).alias(w) for w in WHATS))
+        .fillna(0)
+    )
+    along = Window.partitionBy("queue_id").orderBy("at")
+    running = along.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    anything = f.greatest(*(f.col(w) for w in WHATS)) > 0
+    return (
+        steps.select(
+            "queue_id",
+            f.col("at").alias("low"),
+            f.lead("at").over(along).alias("high"),
+            *(f.sum(w).over(running).alias(w) for w in WHATS),
+        )
+        .where(f.col("high").isNotNull())
+        .where(anything)
+    )
+
+
+def with_faults(stretches: DataFrame) -> DataFrame:
+    """The stretches with `before` (older than the ledger that is kept) and `fault`, null where all
+    is well."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    of_queue = Window.partitionBy("queue_id")
+    begin = f.min(f.when(f.col("entered") > 0, f.col("low"))).over(of_queue)
+    ended = f.col("settled") + f.col("dropped") + f.col("dead_lettered")
+    known = ended + f.col("live") + f.col("pending")
+    died = f.col("dead_lettered") + f.col("pending")
+    ends = [f.when(f.col(end) > 0, end.replace("_", "-")) for end in ENDS]
+    fault = (
+        f.when(f.col("before"), None)
+        .when((f.col("entered") == 0) & (known == 0), "named by a letter, but never entered")
+        .when(f.col("entered") == 0, "ended or is there, but never entered")
+        .when(f.col("entered") > 1, "entered more than once")
+        .when(f.col("settled") > 1, "settled more than once")
+        .when(f.col("dropped") > 1, "dropped more than once")
+        .when(f.col("dead_lettered") > 1, "dead-lettered more than once")
+        .when(ended > 1, f.concat_ws(" and ", *ends))
+        .when((ended == 1) & (f.col("live") > 0), "ended, and yet still there")
+        .when(f.col("live") > 1, "there more than once")
+        .when((ended == 0) & (f.col("live") == 0), "neither ended nor there: lost")
+        .when(
+            (f.col("dead_lettered") > 0) & (f.col("letter") == 0),
+            "dead-lettered, but no queue has a letter of it",
+        )
+        .when((f.col("letter") > 0) & (died == 0), "named by a letter, but it never died")
+    )
+    return (
+        stretches.withColumn("begin", begin)
+        .withColumn("before", f.coalesce(f.col("high") <= f.col("begin"), f.lit(True)))
+        .withColumn("fault", fault)
+    )
+
+
+def totals(stretches: DataFrame) -> DataFrame:
+    """Per queue: the numbers of messages entered, settled, dropped and dead-lettered, the sequences
+    before the ledger, and how many of those are still there. No row for what only letters name."""
+    from pyspark.sql import functions as f
+
+    length = f.col("high") - f.col("low")
+    inside = f.when(~f.col("before"), length).otherwise(0)
+    own = f.greatest(*(f.col(w) for w in WHATS if w != "letter")) > 0
+    return (
+        stretches.where(own)
+        .groupBy("queue_id")
+        .agg(
+            f.sum(f.col("entered") * inside).alias("entered"),
+            f.sum(f.col("settled") * inside).alias("settled"),
+            f.sum(f.col("dropped") * inside).alias("dropped"),
+            f.sum(f.col("dead_lettered") * inside).alias("dead_lettered"),
+            f.sum(f.when(f.col("before"), f.col("live") * length).otherwise(0)).alias(
+                "live_before"
+            ),
+            f.coalesce(f.max("begin") - 1, f.max("high") - 1).alias("before_ledger"),
+        )
+    )
+
+
+def drops(ranges: DataFrame) -> DataFrame:
+    """Per queue and reason the number of messages dropped."""
+    from pyspark.sql import functions as f
+
+    begin = ranges.where("what = 'entered'").groupBy("queue_id").agg(f.min("low").alias("begin"))
+    return (
+        ranges.where("what = 'dropped'")
+        .join(begin, "queue_id")
+        .where("low >= begin")
+        .groupBy("queue_id", "reason")
+        .agg(f.sum(f.col("high") - f.col("low")).alias("count"))
+    )
+
+
+def moves(rows: DataFrame) -> DataFrame:
+    """How many dead letters went from one queue to another: (source, target, letters), by id."""
+    from pyspark.sql import functions as f
+
+    return (
+        rows.where("source = 'journal' and kind = 'entered' and from_queue_id is not null")
+        .groupBy(f.col("from_queue_id").alias("source"), f.col("queue_id").alias("target"))
+        .agg(f.sum("count").alias("letters"))
+    )

@@ -1,0 +1,128 @@
+"""The journal's rows as a table: what each kind says, and files of earlier versions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tallymark.engine import records
+from tallymark.engine.records import Record
+from tallymark.spark import ledger
+from tests.journal.builders import TIME, Disk, entering, payload
+from tests.journal.test_formats import FORMATS
+
+HISTORY = b'{"v":1,"form":3}'
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """The whole ledger up to the newest checkpoint, journal before checkpoint."""
+    found: list[dict[str, Any]] = []
+    for part in ledger.plan(folder):
+        for batch in ledger.read_file(part):
+            assert batch.schema == ledger.SCHEMA
+            batch.validate(full=True)
+            found += batch.to_pylist()
+    return sorted(found, key=lambda row: row["source"] != ledger.JOURNAL)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    disk = Disk(tmp_path_factory.mktemp("ledger"))
+    disk.start()
+    turn = entering(1, 4)
+    p = turn[1].payload
+    assert p is not None
+    turn[1].reason = 9
+    journal = [
+        *turn,
+        Record(records.ENTERED, 6, 1, 2, TIME, p, 1, owner=5, other=2, reason=3, blob=HISTORY),
+        Record(records.ENTERED, 7, 1, 2, TIME, p, 1, owner=5, other=2, blob=HISTORY),
+        Record(records.DEAD_LETTERED, 5, 2, 2, TIME, p, 1, reason=records.DEAD_MAXLEN),
+        Record(records.PENDING, 5, 4, 1, TIME, p, 3, reason=records.DEAD_EXPIRED, blob=b"{}"),
+        Record(records.SEEN, 6, 0, 0, TIME, blob=b'["a"]'),
+        Record(records.RETURNED, 5, 1, 1, TIME, owner=8, reason=records.RETURNED_BY_TIMEOUT),
+        Record(records.RETURNED, 5, 1, 1, TIME, owner=8, reason=records.RETURNED_BY_CLIENT,
+               flags=records.RETURNED_FAILED),
+        *(Record(records.DROPPED, 5, 1, 1, TIME, reason=reason) for reason in records.DROP_REASONS),
+        Record(records.ACQUIRED, 5, 1, 1, TIME, owner=8, other=2),
+        Record(records.LEASED, 5, 1, 1, TIME, p, 0, owner=3, other=40, reason=9, blob=HISTORY),
+    ]  # fmt: skip
+    disk.journal.commit(journal, TIME)
+    kept = payload([b"x"], 90)
+    kept.position = p.position
+    disk.journal.checkpoint(
+        [
+            Record(records.PAYLOAD, 0, 90, 1, TIME, kept),
+            Record(records.LIVE, 5, 4, 1, TIME, kept, other=1 << 32 | 2, reason=4, flags=2),
+        ],
+        TIME,
+    )
+    disk.finish_cleaning()
+    disk.journal.close()
+    return rows_of(disk.folder)
+
+
+def of_kind(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [row for row in rows if row["kind"] == kind]
+
+
+def test_a_letter_names_the_queue_it_died_in(rows: list[dict[str, Any]]) -> None:
+    published, letter, copy = of_kind(rows, "entered")
+    assert (published["from_queue_id"], published["from_first"]) == (None, None)
+    assert (letter["queue_id"], letter["from_queue_id"], letter["from_first"]) == (6, 5, 2)
+    assert (copy["queue_id"], copy["from_queue_id"], copy["from_first"]) == (7, 5, 2)
+    assert letter["blob"] == copy["blob"] == HISTORY.decode()
+
+
+def test_an_owner_is_no_source_where_nothing_entered(rows: list[dict[str, Any]]) -> None:
+    others = [row for row in rows if row["kind"] != "entered"]
+    assert [row["owner"] for row in of_kind(others, "acquired")] == [8]
+    assert {row["from_queue_id"] for row in others} == {None}
+
+
+def test_reasons_of_death_have_their_names(rows: list[dict[str, Any]]) -> None:
+    (dead,), (pending,) = of_kind(rows, "dead_lettered"), of_kind(rows, "pending")
+    assert (dead["first"], dead["count"], dead["reason"]) == (2, 2, "maxlen")
+    assert (pending["first"], pending["reason"], pending["blob"]) == (4, "expired", "{}")
+    assert [row["reason"] for row in of_kind(rows, "dropped")] == [
+        "rejected", "purged", "queue_deleted", "transient_at_restart", "lost", "expired", "maxlen",
+        "delivery_limit", "dead_letter_cycle", "dead_letter_unroutable", "dead_letter_hop_limit",
+        "dead_letter_refused", "duplicate",
+    ]  # fmt: skip
+    assert [row["blob"] for row in of_kind(rows, "seen")] == ['["a"]']
+
+
+def test_priorities_are_numbers_and_no_reasons(rows: list[dict[str, Any]]) -> None:
+    for kind, expected in (("entered", [9, 3, 0]), ("leased", [9]), ("live", [4])):
+        assert [row["priority"] for row in of_kind(rows, kind)] == expected
+        assert {row["reason"] for row in of_kind(rows, kind)} == {None}
+    with_priority = {row["kind"] for row in rows if row["priority"] is not None}
+    assert with_priority == {"entered", "leased", "live"}
+
+
+def test_a_return_says_whether_it_counts_as_failed(rows: list[dict[str, Any]]) -> None:
+    assert [(row["reason"], row["failed"]) for row in of_kind(rows, "returned")] == [
+        ("timeout", False),
+        ("client", True),
+    ]
+    assert {row["failed"] for row in rows if row["kind"] != "returned"} == {None}
+
+
+def test_dl_20_the_ledger_of_an_earlier_version_is_read() -> None:
+    folder = FORMATS / "before_dead_letters"
+    found = rows_of(folder)
+    expected = json.loads((folder / "state.json").read_text())["rows"]
+    counted: dict[str, int] = {}
+    for row in found:
+        if row["source"] == ledger.JOURNAL:
+            counted[row["kind"]] = counted.get(row["kind"], 0) + 1
+    # The last turns lie behind the checkpoint.
+    assert set(counted) == set(expected) - {"moved"}
+    assert all(counted[kind] <= expected[kind] for kind in counted)
+    entered = of_kind(found, "entered")
+    assert {(row["from_queue_id"], row["priority"]) for row in entered} == {(None, 0)}
+    assert {row["failed"] for row in of_kind(found, "returned")} == {False}
+    assert {row["reason"] for row in of_kind(found, "dropped")} == {"rejected", "purged"}
