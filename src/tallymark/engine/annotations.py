@@ -7,7 +7,7 @@ order is answered by that list, never by comparing times [DL-D7].
 
 The stored form is JSON with a version in front [DL-20]:
 
-    {"v":1,"form":3,"ttl":...,"keys":[...],"bcc":[...],"hops":...,"route":[exchange,key],
+    {"v":1,"form":3,"due":...,"ttl":...,"keys":[...],"bcc":[...],"hops":...,"route":[exchange,key],
      "since":...,"failed":...,"acquired":...,"first":[reason,queue,exchange],"last":[...],
      "deaths":...}
 
@@ -87,6 +87,7 @@ class Annotations:
         "acquired",
         "bcc",
         "deaths",
+        "due_ms",
         "failed",
         "first_death",
         "form",
@@ -113,7 +114,10 @@ class Annotations:
         failed: int = 0,
         acquired: int = 0,
         form: int = 0,
+        due_ms: int = 0,
     ) -> None:
+        self.due_ms = due_ms
+        """Not ready before, by its publisher's wish; wall time, milliseconds; 0: at once."""
         self.ttl_ms = ttl_ms
         """The message's own TTL, milliseconds; -1: none. Gone after the first death [DL-11]."""
         self.more_keys = more_keys
@@ -147,6 +151,8 @@ class Annotations:
     def to_object(self) -> dict[str, object]:
         """The stored form as what JSON is made of."""
         out: dict[str, object] = {"v": VERSION, "form": self.form}
+        if self.due_ms:
+            out["due"] = self.due_ms
         if self.ttl_ms >= 0:
             out["ttl"] = self.ttl_ms
         if self.more_keys:
@@ -209,6 +215,7 @@ class Annotations:
             failed=fields.integer("failed", 0),
             acquired=fields.integer("acquired", 0),
             form=form,
+            due_ms=fields.integer("due", 0),
         )
         fields.end()
         hidden = len(made.bcc)

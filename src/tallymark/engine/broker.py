@@ -227,14 +227,54 @@ class Broker:
         vhost.resettled.clear()
 
     def purge(self, queue: Queue) -> int:
-        """Drop everything ready, and letters that wait there; returns how many were ready.
-        Unsettled and leased messages stay."""
+        """Drop everything ready, deferred, and letters that wait there; returns how many were
+        ready. Unsettled and leased messages stay."""
         self.use(queue)
         return self._drop_ready(queue, records.DROPPED_PURGED)
 
+    def empty(self, queue: Queue) -> None:
+        """Drop everything, also what consumers hold and have not settled; leased messages stay
+        [NQ-15]."""
+        self.purge(queue)
+        sessions = [s for c in self.connections.values() for s in c.sessions]
+        self.settlement.empty_in_flight(sessions, queue, records.DROPPED_PURGED)
+
+    def pause(self, queue: Queue, paused: bool) -> None:
+        """Stop or resume deliveries from a queue, for all its consumers; outlives a restart where
+        the queue does [NQ-9]."""
+        if queue.paused != paused:
+            self.vhost(queue.vhost).pause_queue(queue, paused)
+            self.dispatcher.mark(queue)
+
+    def transfer(self, source: Queue, targets: list[Queue]) -> None:
+        """Everything ready or deferred in `source` enters each of `targets`, in one step."""
+        self.use(source)
+        source.unpack()
+        for piece in [*source.clear(), *source.clear_deferred()]:
+            payload = piece.payload
+            n = len(piece)
+            self.store.use(payload, n * len(targets))
+            for target in targets:
+                kept = payload.persistent and target.stored
+                if kept:
+                    self.entrance.keep(payload)
+                self.entrance.enter(
+                    target, payload, piece.lo, piece.hi, piece.annotations, kept, source.id,
+                    piece.first,
+                )  # fmt: skip
+            source.settled += n
+            if source.stored:
+                self.records.append(
+                    Record(
+                        records.SETTLED, source.id, piece.first, n, self.clock.now_ms,
+                        reason=records.SETTLED_BY_TRANSFER,
+                    )
+                )  # fmt: skip
+            self.store.finish(payload, n)
+
     def _drop_ready(self, queue: Queue, reason: int) -> int:
         count = queue.ready
-        for piece in queue.clear():
+        for piece in [*queue.clear(), *queue.clear_deferred()]:
             self.dead_letters.drop(queue, piece, reason)
         self.dead_letters.give_up_all(queue, reason)
         return count
@@ -579,6 +619,31 @@ class Broker:
             settled, it and those after it are not.
         """
         self.settlement.settle(session, first, last, outcome)
+
+    def requeue(self, session: Session, tag: int, delay_ms: int) -> None:
+        """One delivery goes to the tail of its queue, now or in `delay_ms` [NQ-12].
+
+        Raises:
+            PreconditionFailed: the tag is unknown or settled.
+        """
+        settlement = self.settlement
+        queue, piece = settlement.take_back(session, tag)
+        queue.requeued += 1
+        if delay_ms > 0:
+            due_ms = self.clock.now_ms + delay_ms
+            settlement.defer_acquired(queue, piece, session.id, due_ms, False, True)
+        else:
+            reason = records.RETURNED_BY_CLIENT
+            settlement.give_back(queue, [piece], session.id, reason, False, True)
+
+    def touch(self, session: Session, tag: int, most_ms: int) -> None:
+        """The time a consumer has for one delivery begins anew; it ends `most_ms` after the
+        delivery at the latest [NQ-13].
+
+        Raises:
+            PreconditionFailed: the tag is unknown or settled.
+        """
+        self.timeouts.touch(session, tag, most_ms)
 
     def settle_up_to(self, session: Session, last: int, outcome: int) -> None:
         """Settle every outstanding tag up to `last`, or all when it is 0.

@@ -46,6 +46,8 @@ EXCHANGE: Final = "exchange"
 DELETE_EXCHANGE: Final = "delete_exchange"
 QUEUE: Final = "queue"
 DELETE_QUEUE: Final = "delete_queue"
+PAUSE_QUEUE: Final = "pause_queue"
+"""One of a queue's deliveries rest or go on: {"op", "vhost", "id", "name", "paused"}."""
 BINDING: Final = "binding"
 UNBIND: Final = "unbind"
 POLICY: Final = "policy"
@@ -204,6 +206,16 @@ def of_queue(vhost: str, queue: Queue) -> dict[str, object]:
 
 def of_queue_deletion(vhost: str, queue: Queue) -> dict[str, object]:
     return {"op": DELETE_QUEUE, "vhost": vhost, "id": queue.id, "name": queue.name}
+
+
+def of_pause(vhost: str, queue: Queue) -> dict[str, object]:
+    return {
+        "op": PAUSE_QUEUE,
+        "vhost": vhost,
+        "id": queue.id,
+        "name": queue.name,
+        "paused": queue.paused,
+    }
 
 
 def of_binding(op: str, vhost: str, binding: Binding) -> dict[str, object]:

@@ -121,7 +121,7 @@ class Dispatcher:
                 continue
             if queue.watched:
                 self.upkeep.before(queue)
-            if queue.ready and queue.consumers:
+            if queue.ready and queue.consumers and not queue.paused:
                 self._serve(queue)
             if queue.watched:
                 self.upkeep.attend(queue)
@@ -130,6 +130,8 @@ class Dispatcher:
         """How many more messages the queue's consumers want now. What only keeps them waiting for
         a moment (the disk's word, the turn's room) does not count; a full socket does."""
         wanted = 0
+        if queue.paused:
+            return 0
         for consumer in queue.consumers:
             if queue.settings.single_active and consumer is not queue.active:
                 continue
@@ -266,6 +268,7 @@ class Dispatcher:
                 and whole.priority == piece.priority
                 and last.queue is queue
                 and not last.void
+                and last.since_ms == last.given_ms
                 and last.since_ms + MERGE_MS >= self.clock.now_ms
             ):
                 whole = whole.part(0, len(whole))

@@ -84,7 +84,9 @@ class Entrance:
         """
         if queue.body_bytes >= 0:
             self.weigh(payload)
-        if queue.settings.max_priority == 0:
+        if annotations is not None and annotations.due_ms > self.clock.now_ms:
+            self._enter_deferred(queue, payload, lo, hi, annotations, kept, source, source_first)
+        elif queue.settings.max_priority == 0:
             self._enter_run(queue, payload, lo, hi, 0, annotations, kept, source, source_first)
         else:
             self.store.load(payload)
@@ -107,6 +109,40 @@ class Entrance:
             self.backlogs.note(queue)
         if queue.consumers or queue.watched:
             self.dispatcher.mark(queue)
+
+    def _enter_deferred(
+        self,
+        queue: Queue,
+        payload: Payload,
+        lo: int,
+        hi: int,
+        annotations: Annotations,
+        kept: bool,
+        source: int,
+        source_first: int,
+    ) -> None:
+        """They are ready when their publisher wanted, at the tail [NQ-16]. One slice for each
+        priority, since lanes are chosen now."""
+        levels = bytes(hi - lo)
+        highest = queue.settings.max_priority
+        if highest:
+            self.store.load(payload)
+            levels = self.formats[payload.format].priorities(payload, lo, hi)
+        at = lo
+        while at < hi:
+            level = levels[at - lo]
+            end = at + 1
+            while end < hi and levels[end - lo] == level:
+                end += 1
+            first = queue.pass_by(end - at)
+            priority = min(level, highest)
+            piece = Slice(payload, at, end, first, 0, 0, priority, annotations)
+            queue.defer(piece, annotations.due_ms, True)
+            self.record(
+                queue, first, payload, at, end, priority, annotations, kept, source,
+                source_first + at - lo if source else 0,
+            )  # fmt: skip
+            at = end
 
     def _enter_run(
         self,

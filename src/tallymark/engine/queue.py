@@ -97,6 +97,7 @@ class Queue(Timed):
         "pending_bytes",
         "ready",
         "ready_bytes",
+        "requeued",
         "reserve",
         "seen",
         "seen_ids",
@@ -107,6 +108,7 @@ class Queue(Timed):
         "shows_counts",
         "stored",
         "subscriptions",
+        "timed_out",
         "tried_generation",
         "used_ms",
         "vhost",
@@ -175,6 +177,10 @@ class Queue(Timed):
         self.dead_lettered = 0
         self.dropped: dict[int, int] = {}
         """Count by reason (records.DROPPED_*)."""
+        self.requeued = 0
+        """Deliveries given back by their consumers since the broker started [NQ-21]."""
+        self.timed_out = 0
+        """Deliveries taken back for having taken too long, since the broker started."""
         self.settled_ranges: list[SettledRange] = []
         self.seen_ids: dict[str, int] = {}
         """Publisher-given ids of the deduplication window, oldest first: when each was taken."""
@@ -242,7 +248,9 @@ class Queue(Timed):
         self.entered += count
         self.ready += count
         self.ready_bytes += payload.size
-        self.lanes[0].fresh.append(Slice(payload, 0, count, first, 0, 0, 0, annotations, self.shift))
+        self.lanes[0].fresh.append(
+            Slice(payload, 0, count, first, 0, 0, 0, annotations, self.shift)
+        )
         self.loose += 1
         return first
 

@@ -52,9 +52,16 @@ PENDING: Final = 15
 payload, lo; blob = JSON, see deadletters.py. Repeated when some of its targets have it."""
 SEEN: Final = 16
 """Publisher-given ids that a deduplicating queue took. blob = JSON list of texts."""
+DEFERRED: Final = 17
+"""Not ready until other (wall time, ms). owner = who gave them back, 0: they entered so. Flags:
+RETURNED_FAILED as in RETURNED; TO_TAIL: then at the tail, else at their old place. In a checkpoint
+it stands behind the LIVE record of the same messages. That they became ready is not recorded: it
+follows from the time."""
 
 LIVE_ACQUIRED: Final = 1
 RETURNED_FAILED: Final = 1
+TO_TAIL: Final = 2
+"""Flag of DEFERRED and RETURNED."""
 TRANSIENT: Final = 1
 """Flag of ENTERED: the bytes are not stored; the messages end at a restart."""
 
@@ -62,6 +69,8 @@ TRANSIENT: Final = 1
 SETTLED_BY_CLIENT: Final = 1
 SETTLED_ON_SEND: Final = 2
 SETTLED_BY_BATCH: Final = 3
+SETTLED_BY_TRANSFER: Final = 4
+"""Moved to other queues by the broker, whose ENTERED rows name this one [NQ-9]."""
 RETURNED_BY_CLIENT: Final = 1
 RETURNED_BY_CLOSE: Final = 2
 RETURNED_BY_LOSS: Final = 3

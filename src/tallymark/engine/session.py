@@ -71,7 +71,18 @@ class Connection:
 class InFlight:
     """Tags first..last of one session: one slice, one consumer."""
 
-    __slots__ = ("consumer", "done", "first", "last", "left", "queue", "since_ms", "slice", "void")
+    __slots__ = (
+        "consumer",
+        "done",
+        "first",
+        "given_ms",
+        "last",
+        "left",
+        "queue",
+        "since_ms",
+        "slice",
+        "void",
+    )
 
     def __init__(
         self,
@@ -89,13 +100,29 @@ class InFlight:
         self.queue = queue
         self.consumer = consumer
         """None where the client asked for the message itself [amqp-0.9.1 basic.get]."""
-        self.since_ms = since_ms
+        self.given_ms = since_ms
         """When the first of them was handed out; the others within MERGE_MS after it."""
+        self.since_ms = since_ms
+        """From when their time counts: later than given_ms where they were touched [NQ-13]."""
         self.void = False
         """They went back to their queue for having taken too long: settling them does nothing."""
         self.done: bytearray | None = None
         """One byte per tag from `first`, 1 = settled; None while none was out of order."""
         self.left = last - first + 1
+
+    def cut(self, low: int, high: int) -> InFlight | None:
+        """Tags low..high as an entry of its own; None where none of them is outstanding."""
+        stretches = self.pieces(low, high) if low <= high else []
+        if not stretches:
+            return None
+        low, high = stretches[0][0], stretches[-1][1]
+        part = InFlight(low, high, self.part(low, high), self.queue, self.consumer, self.since_ms)
+        part.given_ms = self.given_ms
+        part.void = self.void
+        if self.done is not None:
+            part.done = self.done[low - self.first : high - self.first + 1]
+            part.left = part.done.count(0)
+        return part
 
     def pieces(self, low: int, high: int) -> list[tuple[int, int]]:
         """The unsettled stretches (first tag, last tag) among low..high, ascending."""
@@ -128,6 +155,7 @@ class Consumer:
         "exclusive",
         "handle",
         "id",
+        "is_lenient",
         "limit",
         "no_ack",
         "priority",
@@ -162,6 +190,9 @@ class Consumer:
         """How many unsettled messages it may hold. [amqp-0.9.1 basic.qos]"""
         self.timeout_ms = timeout_ms
         """How long it may hold one; 0: without limit, OFF: what the queue says [LC-4]."""
+        self.is_lenient = False
+        """What it holds for too long goes to the tail and it goes on [NQ-14]; else it is stopped
+        [LC-4]."""
         self.unacked = 0
         self.active = True
         self.handle: object = None
@@ -281,6 +312,28 @@ class Session(Timed):
         start = low - entry.first
         size = high - low + 1
         entry.done[start : start + size] = b"\x01" * size
+
+    def isolate(self, at: int, tag: int) -> InFlight:
+        """An entry of its own for one outstanding tag of the range at index `at`."""
+        entry = self.inflight[at]
+        if entry.first == entry.last:
+            return entry
+        parts = [
+            part
+            for part in (
+                entry.cut(entry.first, tag - 1),
+                entry.cut(tag, tag),
+                entry.cut(tag + 1, entry.last),
+            )
+            if part is not None
+        ]
+        del self.inflight[at]
+        found = entry
+        for part in reversed(parts):
+            self.inflight.insert(at, part)
+            if part.first == tag:
+                found = part
+        return found
 
     def shorten(self, entry: InFlight, n: int) -> None:
         """Drop the first n tags of a range, and settled ones right behind them; some are left."""

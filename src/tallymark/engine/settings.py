@@ -20,6 +20,10 @@ DROP_HEAD: Final = "drop-head"
 REJECT_PUBLISH: Final = "reject-publish"
 REJECT_PUBLISH_DLX: Final = "reject-publish-dlx"
 AT_LEAST_ONCE: Final = "at-least-once"
+RETRY_DISABLED: Final = "disabled"
+RETRY_ALL: Final = "all"
+RETRY_FAILED: Final = "failed"
+RETRY_RETURNED: Final = "returned"
 
 
 @final
@@ -35,6 +39,9 @@ class Settings:
         "dead_letter_key",
         "dedup_ms",
         "delivery_limit",
+        "delayed_retry",
+        "delayed_retry_max_ms",
+        "delayed_retry_min_ms",
         "expires_ms",
         "guarded",
         "hop_limit",
@@ -78,6 +85,13 @@ class Settings:
         """Deliveries of any kind after which a message is not given back [DL-D6]."""
         self.max_priority = max(0, _integer(arguments.get("x-max-priority")))
         self.single_active = arguments.get("x-single-active-consumer") is True
+        retry = _text(arguments, arguments, policy, "delayed-retry-type")
+        self.delayed_retry = retry or RETRY_DISABLED
+        """Which messages that are given back wait before they are ready again."""
+        self.delayed_retry_min_ms = max(0, _larger(arguments, policy, "delayed-retry-min"))
+        """Milliseconds they wait for each time they were given back."""
+        self.delayed_retry_max_ms = _smaller(arguments, policy, "delayed-retry-max")
+        """Milliseconds they wait at most; OFF: no such limit."""
         self.consumer_timeout_ms = _smaller(arguments, policy, "consumer-timeout")
         self.dedup_ms = _smaller(arguments, policy, "message-deduplication")
         """Window in which a publisher-given id is taken once; OFF: any number of times."""
@@ -87,6 +101,15 @@ class Settings:
         self.guarded = (limited and self.overflow != DROP_HEAD) or self.dedup_ms > 0
         """Whether a publish may be refused or passed over."""
 
+    def retry_delay_ms(self, count: int, failed: bool) -> int:
+        """How long a message waits that is given back for the count-th time [delayed retry]."""
+        kind = self.delayed_retry
+        if kind == RETRY_DISABLED or (kind == RETRY_FAILED) != failed and kind != RETRY_ALL:
+            return 0
+        delay = self.delayed_retry_min_ms * count
+        limit = self.delayed_retry_max_ms
+        return min(delay, limit) if limit >= 0 else delay
+
     def same(self, other: Settings) -> bool:
         return self._values() == other._values()
 
@@ -95,7 +118,8 @@ class Settings:
             self.ttl_ms, self.expires_ms, self.max_length, self.max_bytes, self.overflow,
             self.dead_letter_exchange, self.dead_letter_key, self.at_least_once, self.hop_limit,
             self.delivery_limit, self.acquired_limit, self.max_priority, self.single_active,
-            self.consumer_timeout_ms, self.dedup_ms, self.is_quorum,
+            self.consumer_timeout_ms, self.dedup_ms, self.is_quorum, self.delayed_retry,
+            self.delayed_retry_min_ms, self.delayed_retry_max_ms,
         )  # fmt: skip
 
 
@@ -112,6 +136,10 @@ def _smaller(arguments: dict[str, object], policy: dict[str, object], key: str) 
     if own < 0 or given < 0:
         return max(own, given, OFF)
     return min(own, given)
+
+
+def _larger(arguments: dict[str, object], policy: dict[str, object], key: str) -> int:
+    return max(_integer(arguments.get("x-" + key)), _integer(policy.get(key)))
 
 
 def _text(

@@ -6,11 +6,13 @@ record change together [LC-2].
 
 from __future__ import annotations
 
+from collections import deque
 from typing import final
 
 from tallymark.engine import records
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.delivery import Dispatcher
+from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
@@ -24,6 +26,7 @@ from tallymark.engine.session import (
     InFlight,
     Session,
 )
+from tallymark.engine.settings import RETRY_DISABLED
 from tallymark.engine.store import Store
 
 
@@ -56,6 +59,18 @@ class Settlement:
             session.forget(at, tag, high)
             tag = high + 1
 
+    def take_back(self, session: Session, tag: int) -> tuple[Queue, Slice]:
+        """Take one outstanding tag out of the session; what becomes of its message is the
+        caller's. Raises PreconditionFailed where it is not outstanding, or void."""
+        at = session.find(tag)
+        entry = session.inflight[at]
+        if entry.void or entry.queue.deleted:
+            raise PreconditionFailed(f"unknown delivery tag {tag}")
+        piece = entry.part(tag, tag)
+        self.free_credit(session, entry.consumer, 1)
+        session.forget(at, tag, tag)
+        return entry.queue, piece
+
     def settle_up_to(self, session: Session, last: int, outcome: int) -> None:
         """See Broker.settle_up_to."""
         inflight = session.inflight
@@ -84,7 +99,7 @@ class Settlement:
         for entry in inflight:
             queue = entry.queue
             for low, high in entry.pieces(entry.first, entry.last):
-                self._free_credit(session, entry.consumer, high - low + 1)
+                self.free_credit(session, entry.consumer, high - low + 1)
                 if entry.void:
                     continue
                 if queue.deleted:
@@ -98,33 +113,82 @@ class Settlement:
             self.give_back(queues[queue_id], pieces, session.id, reason, lost)
 
     def give_back(
-        self, queue: Queue, pieces: list[Slice], owner: int, reason: int, failed: bool
+        self,
+        queue: Queue,
+        pieces: list[Slice],
+        owner: int,
+        reason: int,
+        failed: bool,
+        to_tail: bool = False,
     ) -> None:
         """Acquired slices become ready again at their old positions, or die of it: where they have
-        failed, or were handed out, more often than the queue allows [DL-5, DL-D6].
+        failed, or were handed out, more often than the queue allows [DL-5, DL-D6]. A queue with
+        delayed retry keeps them deferred first.
 
-        failed: this delivery counts as a failed one.
+        failed: this delivery counts as a failed one. to_tail: they go to the tail [NQ-12].
         """
         settings = queue.settings
         if settings.delivery_limit >= 0 or settings.acquired_limit >= 0:
             pieces = self._bury_worn(queue, pieces, failed)
             if not pieces:
                 return
+        if settings.delayed_retry != RETRY_DISABLED:
+            pieces = self._delay(queue, pieces, owner, failed)
+            if not pieces:
+                return
         if queue.stored:
+            flags = (records.RETURNED_FAILED if failed else 0) | (records.TO_TAIL if to_tail else 0)
             for piece in pieces:
                 self.records.append(
                     Record(
                         records.RETURNED, queue.id, piece.first, len(piece),
-                        self.dispatcher.clock.now_ms, owner=owner, reason=reason,
-                        flags=records.RETURNED_FAILED if failed else 0,
+                        self.dispatcher.clock.now_ms, owner=owner, reason=reason, flags=flags,
                     )
                 )  # fmt: skip
         if queue.body_bytes >= 0:
             for piece in pieces:  # handed out before the queue had a limit on bytes
                 self.letters.entrance.weigh(piece.payload)
-        queue.give_back(pieces, failed)
+        queue.give_back(pieces, failed, to_tail)
         if queue.consumers or queue.watched:
             self.dispatcher.mark(queue)
+
+    def _delay(self, queue: Queue, pieces: list[Slice], owner: int, failed: bool) -> list[Slice]:
+        """Defer what has to wait for its next try; returns the others."""
+        left: list[Slice] = []
+        for piece in pieces:
+            count = piece.failed + 1 if failed else piece.acquired + 1
+            delay = queue.settings.retry_delay_ms(count, failed)
+            if delay > 0:
+                due_ms = self.dispatcher.clock.now_ms + delay
+                self.defer_acquired(queue, piece, owner, due_ms, failed, False)
+            else:
+                left.append(piece)
+        return left
+
+    def defer_acquired(
+        self, queue: Queue, piece: Slice, owner: int, due_ms: int, failed: bool, to_tail: bool
+    ) -> None:
+        """Acquired messages come back, but not before `due_ms` (wall time)."""
+        queue.leave_acquired(piece)
+        piece.acquired += 1
+        if failed:
+            piece.failed += 1
+        self.defer(queue, piece, owner, due_ms, failed, to_tail)
+
+    def defer(
+        self, queue: Queue, piece: Slice, owner: int, due_ms: int, failed: bool, to_tail: bool
+    ) -> None:
+        """Messages, no longer ready or acquired, wait until `due_ms` (wall time)."""
+        if queue.body_bytes >= 0:
+            self.letters.entrance.weigh(piece.payload)
+        queue.defer(piece, due_ms, to_tail)
+        if queue.stored:
+            self.records.append(
+                deferred_record(
+                    queue, piece, self.dispatcher.clock.now_ms, owner, due_ms, failed, to_tail
+                )
+            )
+        self.dispatcher.mark(queue)
 
     def _bury_worn(self, queue: Queue, pieces: list[Slice], failed: bool) -> list[Slice]:
         """Dead-letter those at a limit; returns the others."""
@@ -173,12 +237,28 @@ class Settlement:
                         queue.drop(len(piece), reason)
                         self.record_drop(queue, piece.first, piece.first + len(piece), reason)
 
+    def empty_in_flight(self, sessions: list[Session], queue: Queue, reason: int) -> None:
+        """What sessions hold of a queue that is emptied ends; its tags are outstanding no longer
+        [NQ-15]."""
+        for session in sessions:
+            kept: deque[InFlight] = deque()
+            for entry in session.inflight:
+                if entry.queue is not queue or entry.void:
+                    kept.append(entry)
+                    continue
+                for low, high in entry.pieces(entry.first, entry.last):
+                    piece = entry.part(low, high)
+                    queue.leave_acquired(piece)
+                    self.letters.drop(queue, piece, reason)
+                    self.free_credit(session, entry.consumer, len(piece))
+            session.inflight = kept
+
     def _finish(self, session: Session, entry: InFlight, low: int, high: int, outcome: int) -> None:
         """Tags low..high of one entry, all unsettled, end with an outcome. The caller forgets
         them in the session."""
         queue = entry.queue
         count = high - low + 1
-        self._free_credit(session, entry.consumer, count)
+        self.free_credit(session, entry.consumer, count)
         if entry.void:
             return
         if queue.deleted:
@@ -197,7 +277,8 @@ class Settlement:
             part = entry.part(low, high)
             self.give_back(queue, [part], session.id, records.RETURNED_BY_CLIENT, outcome == FAILED)
 
-    def _free_credit(self, session: Session, consumer: Consumer | None, n: int) -> None:
+    def free_credit(self, session: Session, consumer: Consumer | None, n: int) -> None:
+        """The session holds n messages less."""
         session.unacked -= n
         if consumer is not None:
             consumer.unacked -= n
@@ -205,3 +286,14 @@ class Settlement:
                 self.dispatcher.mark(consumer.queue)
         if session.limit != UNLIMITED:
             self.dispatcher.mark_session(session)
+
+
+def deferred_record(
+    queue: Queue, piece: Slice, now_ms: int, owner: int, due_ms: int, failed: bool, to_tail: bool
+) -> Record:
+    """The DEFERRED record of messages."""
+    flags = (records.RETURNED_FAILED if failed else 0) | (records.TO_TAIL if to_tail else 0)
+    return Record(
+        records.DEFERRED, queue.id, piece.first, len(piece), now_ms, None, 0, owner, due_ms, 0,
+        flags,
+    )  # fmt: skip

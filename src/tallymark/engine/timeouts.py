@@ -7,12 +7,14 @@ settlement is no error and touches nothing: the message may be with somebody els
 
 from __future__ import annotations
 
+from collections import deque
 from typing import final
 
 from tallymark.engine import records
 from tallymark.engine.clock import Clock
 from tallymark.engine.deadlines import NEVER, Deadlines
 from tallymark.engine.effects import Effect, TimedOut
+from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import MERGE_MS, Consumer, InFlight, Session, timeout_of
@@ -53,8 +55,12 @@ class Timeouts:
             self.deadlines.arm(session, next_due)
         stopped: list[Consumer] = []
         told: set[int] = set()
+        lenient: list[InFlight] = []
         for entry in late:
             consumer = entry.consumer
+            if consumer is not None and consumer.is_lenient:
+                lenient.append(entry)
+                continue
             whose = 0 if consumer is None else consumer.id
             self._return(session, entry)
             if whose not in told:
@@ -62,7 +68,35 @@ class Timeouts:
                 self.effects.append(TimedOut(session, consumer, timeout_of(consumer, entry.queue)))
                 if consumer is not None and consumer.active:
                     stopped.append(consumer)
+        if lenient:
+            self._requeue(session, lenient)
         return stopped
+
+    def touch(self, session: Session, tag: int, most_ms: int) -> None:
+        """The time of one delivery counts anew from now, up to `most_ms` after it was handed out
+        [NQ-13]. Raises PreconditionFailed where it is not outstanding."""
+        at = session.find(tag)
+        if session.inflight[at].void:
+            raise PreconditionFailed(f"unknown delivery tag {tag}")
+        entry = session.isolate(at, tag)
+        timeout = timeout_of(entry.consumer, entry.queue)
+        entry.since_ms = min(self.clock.now_ms, entry.given_ms + max(0, most_ms - timeout))
+
+    def _requeue(self, session: Session, late: list[InFlight]) -> None:
+        """All of these entries goes to the tail; their tags are outstanding no longer."""
+        gone = set(late)
+        session.inflight = deque([entry for entry in session.inflight if entry not in gone])
+        for entry in late:
+            queue = entry.queue
+            consumer = entry.consumer
+            assert consumer is not None
+            pieces = [entry.part(a, b) for a, b in entry.pieces(entry.first, entry.last)]
+            count = sum([len(piece) for piece in pieces])
+            queue.timed_out += count
+            self.settlement.free_credit(session, consumer, count)
+            self.settlement.give_back(
+                queue, pieces, consumer.id, records.RETURNED_BY_TIMEOUT, False, True
+            )
 
     def watch_all(self, queue: Queue) -> None:
         """The queue's settings changed: its consumers' deadlines may come earlier."""

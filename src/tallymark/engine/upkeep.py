@@ -46,11 +46,15 @@ class Upkeep:
         self.letters = letters
 
     def before(self, queue: Queue) -> None:
-        """About to be served: what had its time goes first."""
+        """About to be served: what was deferred until now joins, what had its time goes."""
+        if queue.deferred:
+            queue.take_due(self.clock.now_ms)
         self._expire(queue, queue.seen)
 
     def attend(self, queue: Queue) -> None:
         """It was served as far as that went, or is about to be asked what it holds."""
+        if queue.deferred and queue.take_due(self.clock.now_ms):
+            self.dispatcher.mark(queue)
         if queue.ready > 0 and self.dispatcher.demand(queue) > 0:
             self._expire(queue, queue.seen)
         else:
@@ -72,6 +76,8 @@ class Upkeep:
                 head = lane.head()
                 if head is not None:
                     due = min(due, _expiry(queue, head))
+        if queue.deferrals:
+            due = min(due, queue.deferrals[0][0])
         if queue.letters:
             due = min(due, self.clock.now_ms + RETRY_MS)
         expires = queue.settings.expires_ms
