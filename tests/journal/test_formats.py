@@ -18,7 +18,8 @@ import pytest
 
 from tallymark.engine.broker import Broker
 from tallymark.engine.queue import Queue
-from tallymark.engine.restore import Restorer, live_payloads
+from tallymark.engine.restore import Restorer
+from tallymark.engine.snapshot import live_payloads
 from tallymark.journal.journal import Journal
 from tallymark.journal.verify import verify
 

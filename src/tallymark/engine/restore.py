@@ -1,28 +1,25 @@
-"""A broker from its records, and its records from a broker.
+"""A broker from its records; the other direction is snapshot.py.
 
 `Restorer` replays what the journal kept: a checkpoint's records, then those of later blocks. The
 order of the log is trusted; what each queue holds is worked out once, at the end, by subtracting
 ranges: entered - finished - leased. What was handed out when the broker went down, or may have been
 (below the queue's mark), is ready again with the redelivered flag, and a RETURNED record says so.
-
-`snapshot` is the other direction: the records of a checkpoint.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Final, final
 
 from tallymark.engine import definitions, records
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker
-from tallymark.engine.deadletters import pending_letter, pending_record
+from tallymark.engine.deadletters import pending_letter
 from tallymark.engine.intervals import IntervalSet, Tally
-from tallymark.engine.message import Pack, Payload, Slice
+from tallymark.engine.message import Payload, Slice
 from tallymark.engine.queue import Letter, Queue
 from tallymark.engine.records import Record
-from tallymark.engine.session import InFlight
 from tallymark.engine.settings import OFF
 from tallymark.engine.subscription import Subscription
 
@@ -376,19 +373,25 @@ class Restorer:
             queue.lanes[piece.priority].fresh.append(piece)
 
     def _place_letters(self, history: _QueueHistory) -> None:
-        """What is still pending is pending again; its messages are not ready. The last word on a
-        message counts."""
+        """What is still pending is pending again, in the order in which it was first told of; its
+        messages are not ready. The last word on a message counts."""
         queue = history.queue
         told = IntervalSet()
-        found: list[Letter] = []
+        turns: dict[int, int] = {}
+        for turn, letter in enumerate(history.letters):
+            start = letter.piece.first
+            for low, high in history.finished.gaps(start, start + len(letter.piece)):
+                for seq in range(low, high):
+                    turns.setdefault(seq, turn)
+        found: list[tuple[int, int, Letter]] = []
         for letter in reversed(history.letters):
             first = letter.piece.first
             for low, high in told.gaps(first, first + len(letter.piece)):
                 for a, b in history.finished.gaps(low, high):
-                    found.append(letter.part(a - first, b - first))
+                    found.append((turns[a], a, letter.part(a - first, b - first)))
             told.add(first, first + len(letter.piece))
-        found.sort(key=_died)
-        for letter in found:
+        found.sort(key=_turn)
+        for _, _, letter in found:
             piece = letter.piece
             piece.payload.live += len(piece)
             queue.keep(letter)
@@ -397,9 +400,9 @@ class Restorer:
             self._broker.dead_letters.waiting[queue.id] = queue
 
 
-def _died(letter: Letter) -> tuple[int, int]:
+def _turn(found: tuple[int, int, Letter]) -> tuple[int, int]:
     """Letters wait in the order they died."""
-    return letter.died_ms, letter.piece.first
+    return found[0], found[1]
 
 
 def _readmit(history: _QueueHistory) -> None:
@@ -421,34 +424,6 @@ def _set_counters(queue: Queue, counters: dict[str, object]) -> None:
     dropped = counters["dropped"]
     assert isinstance(dropped, dict), dropped
     queue.dropped = {_REASONS[reason]: count for reason, count in dropped.items()}
-
-
-def live_payloads(broker: Broker) -> list[Payload]:
-    """Every payload that some queue still needs, each once; packed ones excepted."""
-    found: dict[int, Payload] = {}
-    for queue in broker.queues.values():
-        for piece in [*queue.slices(), *[letter.piece for letter in queue.letters]]:
-            if piece.payload.pack is None:
-                found[id(piece.payload)] = piece.payload
-        for subscription in queue.subscriptions:
-            for lease in subscription.leases:
-                found[id(lease.slice.payload)] = lease.slice.payload
-    for entry in _in_flight(broker):
-        found[id(entry.slice.payload)] = entry.slice.payload
-    return list(found.values())
-
-
-def packed_in(broker: Broker, segments: set[int]) -> Iterator[tuple[Pack, int, Payload]]:
-    """Every packed message whose bytes lie in one of these segments: its pack, its index there,
-    and itself. Who moves its bytes writes the new position into the pack."""
-    for queue in broker.queues.values():
-        for lane in queue.lanes:
-            for piece in lane.fresh:
-                pack = piece.payload.pack
-                if pack is not None:
-                    for i in range(piece.lo, piece.hi):
-                        if pack.positions[i] >> 32 in segments:
-                            yield pack, i, piece.payload.single(i)
 
 
 def drop_lost(broker: Broker, lost: list[Payload]) -> int:
@@ -492,172 +467,3 @@ def _record_lost(broker: Broker, queue: Queue, piece: Slice) -> int:
         )
     )  # fmt: skip
     return len(piece)
-
-
-def _in_flight(broker: Broker) -> list[InFlight]:
-    return [
-        entry
-        for connection in broker.connections.values()
-        for session in connection.sessions
-        for entry in session.inflight
-        if not entry.queue.deleted and not entry.void
-    ]
-
-
-def snapshot(broker: Broker, clean: bool) -> list[Record]:
-    """The records from which a Restorer makes this broker again. Take it right after a commit:
-    it speaks of the journal up to there. What is packed is written out by records.expanded.
-
-    clean: nobody is connected and nobody will be: what was handed out is known exactly, so that
-    the marks are left out and only what really was delivered comes back flagged.
-    """
-    now_ms = broker.clock.now_ms
-    out: list[Record] = []
-    ids = {
-        "op": "ids",
-        "queue": broker.queue_ids.last,
-        "owner": broker.owner_ids.last,
-        "message": broker.message_ids.last,
-        "epoch": broker.leases.epochs,
-    }
-    out.append(_definition(ids, now_ms))
-    for vhost in broker.vhosts.values():
-        for blob in vhost.definitions():
-            out.append(Record(records.DEFINITION, 0, 0, 0, now_ms, blob=blob))
-    placed: dict[int, Payload] = {}
-    for queue in broker.queues.values():
-        if queue.stored:
-            _snapshot_queue(broker, queue, clean, placed, out)
-    for entry in _in_flight(broker):
-        if entry.queue.stored:
-            for low, high in entry.pieces(entry.first, entry.last):
-                owner = entry.consumer.id if entry.consumer is not None else 0
-                _add_live(entry.queue, entry.part(low, high), owner, True, placed, out, now_ms)
-    return out
-
-
-def _snapshot_queue(
-    broker: Broker, queue: Queue, clean: bool, placed: dict[int, Payload], out: list[Record]
-) -> None:
-    now_ms = broker.clock.now_ms
-    blob = json.dumps(queue.counters(), separators=(",", ":")).encode()
-    out.append(Record(records.COUNTERS, queue.id, 0, 0, now_ms, blob=blob))
-    if queue.mark and not clean:
-        out.append(Record(records.MARK, queue.id, queue.mark, 0, now_ms))
-    for piece in queue.slices():
-        _add_live(queue, piece, 0, False, placed, out, now_ms)
-    for letter in queue.letters:
-        record = pending_record(queue, letter)
-        if record.payload is not None:
-            record.payload = _add_payload(record.payload, placed, out, now_ms)
-        out.append(record)
-    for time_ms, ids in _ids_by_time(queue):
-        blob = json.dumps(ids, separators=(",", ":")).encode()
-        out.append(Record(records.SEEN, queue.id, 0, len(ids), time_ms, blob=blob))
-    for subscription in queue.subscriptions:
-        out.append(_definition(broker.leases.definition(subscription), now_ms))
-        out.append(
-            Record(
-                records.LEASE_SETTLED,
-                queue.id,
-                0,
-                0,
-                now_ms,
-                None,
-                0,
-                subscription.epoch,
-                subscription.floor,
-            )
-        )
-        for lease in subscription.leases:
-            piece = lease.slice
-            payload = _add_payload(piece.payload, placed, out, now_ms)
-            out.append(
-                Record(
-                    records.LEASED,
-                    queue.id,
-                    piece.first,
-                    len(piece),
-                    now_ms,
-                    payload,
-                    piece.lo,
-                    subscription.epoch,
-                    lease.first,
-                    piece.priority,
-                    min(piece.acquired, 255),
-                    _stored(piece),
-                )
-            )
-
-
-def _stored(piece: Slice) -> bytes:
-    return b"" if piece.annotations is None else piece.annotations.to_bytes()
-
-
-def _ids_by_time(queue: Queue) -> list[tuple[int, list[str]]]:
-    """The ids of the deduplication window, by when they were taken."""
-    found: dict[int, list[str]] = {}
-    for id, time_ms in queue.seen_ids.items():
-        found.setdefault(time_ms, []).append(id)
-    return list(found.items())
-
-
-def _add_live(
-    queue: Queue,
-    piece: Slice,
-    owner: int,
-    acquired: bool,
-    placed: dict[int, Payload],
-    out: list[Record],
-    now_ms: int,
-) -> None:
-    payload: Payload | None = None
-    if piece.payload.pack is not None:
-        payload = piece.payload
-    elif piece.payload.persistent and piece.payload.position >= 0:
-        payload = _add_payload(piece.payload, placed, out, now_ms)
-    out.append(
-        Record(
-            records.LIVE,
-            queue.id,
-            piece.first,
-            len(piece),
-            now_ms,
-            payload,
-            piece.lo,
-            owner,
-            piece.acquired | piece.failed << 32,
-            piece.priority,
-            records.LIVE_ACQUIRED if acquired else 0,
-            _stored(piece),
-        )
-    )
-
-
-def _add_payload(
-    payload: Payload, placed: dict[int, Payload], out: list[Record], now_ms: int
-) -> Payload:
-    """The payload as the checkpoint names it: a copy without bytes that keeps its position, since
-    the checkpoint is packed later, when the engine may have let go of the original."""
-    copy = placed.get(id(payload))
-    if copy is None:
-        copy = Payload(
-            payload.format,
-            None,
-            payload.cuts,
-            payload.route,
-            payload.routes,
-            payload.first_id,
-            payload.arrived_ms,
-            payload.persistent,
-            payload.largest_frame,
-        )
-        copy.position = payload.position
-        placed[id(payload)] = copy
-        out.append(Record(records.PAYLOAD, 0, copy.first_id, copy.count, now_ms, copy))
-    return copy
-
-
-def _definition(definition: dict[str, object], now_ms: int) -> Record:
-    blob = json.dumps(definition, separators=(",", ":")).encode()
-    return Record(records.DEFINITION, 0, 0, 0, now_ms, blob=blob)

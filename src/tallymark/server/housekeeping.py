@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from tallymark.engine.records import Record
-from tallymark.engine.restore import live_payloads, packed_in, snapshot
+from tallymark.engine.snapshot import live_payloads, packed_in, snapshot
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.clock import wall_ms
 from tallymark.server.logs import log_of

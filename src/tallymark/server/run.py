@@ -30,7 +30,8 @@ from tallymark.bridge.amqp091_format import Amqp091Format
 from tallymark.bridge.amqp091_publish import FORMAT
 from tallymark.engine.broker import Broker
 from tallymark.engine.policies import without_effect
-from tallymark.engine.restore import Restorer, drop_lost, live_payloads
+from tallymark.engine.restore import Restorer, drop_lost
+from tallymark.engine.snapshot import live_payloads
 from tallymark.journal.journal import Journal
 from tallymark.journal.lock import FolderInUse, FolderLock
 from tallymark.journal.recovery import JournalCorrupt
