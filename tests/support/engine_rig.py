@@ -27,7 +27,8 @@ from tallymark.engine.formats import Format
 from tallymark.engine.message import Payload, Route, Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record, expanded
-from tallymark.engine.restore import Restorer, snapshot
+from tallymark.engine.restore import Restorer
+from tallymark.engine.snapshot import snapshot
 from tallymark.engine.session import Connection, Consumer, Session
 from tallymark.engine.settings import Settings
 

@@ -57,7 +57,11 @@ def durable_definitions(
 ) -> list[bytes]:
     """Of those that outlive a restart, in an order in which they can be applied."""
     found = [definitions.of_exchange(vhost, one) for one in exchanges if one.durable]
-    found += [definitions.of_queue(vhost, one) for one in queues if one.durable]
+    for queue in queues:
+        if queue.durable:
+            found.append(definitions.of_queue(vhost, queue))
+            if queue.paused:
+                found.append(definitions.of_pause(vhost, queue))
     found += [
         definitions.of_binding(definitions.BINDING, vhost, one) for one in bindings if one.durable
     ]

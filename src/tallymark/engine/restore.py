@@ -8,14 +8,16 @@ ranges: entered - finished - leased. What was handed out when the broker went do
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections.abc import Iterable
 from typing import Final, final
 
 from tallymark.engine import definitions, records
-from tallymark.engine.annotations import Annotations
+from tallymark.engine.annotations import Annotations, ready_since
 from tallymark.engine.broker import Broker
 from tallymark.engine.deadletters import pending_letter
+from tallymark.engine.deferrals import Deferral, Deferrals
 from tallymark.engine.intervals import IntervalSet, Tally
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.queue import Letter, Queue
@@ -33,6 +35,7 @@ class _QueueHistory:
     __slots__ = (
         "acquired",
         "counted",
+        "deferrals",
         "entered",
         "failures",
         "finished",
@@ -61,6 +64,7 @@ class _QueueHistory:
         """Dead letters that were kept pending, as they were told of; later ones replace earlier."""
         self.released: list[Slice] = []
         """Given up by subscriptions that were dropped: a checkpoint names it only as leased."""
+        self.deferrals = Deferrals()
         self.mark = 0
         self.counted = 0
         """Sequences up to here are in the checkpoint's totals."""
@@ -118,6 +122,14 @@ class Restorer:
             queue.settled += record.count
             history.finished.add(first, end)
             history.acquired.remove(first, end)
+        elif kind == records.DEFERRED:
+            if record.owner:
+                history.acquired.remove(first, end)
+                history.returns.add(first, end)
+                if record.flags & records.RETURNED_FAILED:
+                    history.failures.add(first, end)
+            to_tail = record.flags & records.TO_TAIL != 0
+            history.deferrals.tell(Deferral(first, end, record.other, to_tail))
         elif kind == records.DEAD_LETTERED:
             queue.dead_lettered += record.count
             history.finished.add(first, end)
@@ -313,7 +325,7 @@ class Restorer:
         queue.mark = queue.mark_durable = history.mark
         broker.revive(queue)
         ended = queue.settled + queue.dead_lettered + sum(queue.dropped.values())
-        if queue.entered > queue.ready + queue.acquired + queue.pending + ended:
+        if queue.entered > queue.ready + queue.acquired + queue.deferred + queue.pending + ended:
             self._drop_missing(history)
 
     def _drop_missing(self, history: _QueueHistory) -> None:
@@ -366,11 +378,28 @@ class Restorer:
             piece.acquired += more
             piece.priority = min(piece.priority, len(queue.lanes) - 1)
             piece.payload.live += b - a
-            queue.ready += b - a
-            queue.ready_bytes += piece.size()
-            if piece.annotations is not None and piece.annotations.ttl_ms >= 0:
-                queue.own_ttl = True
-            queue.lanes[piece.priority].fresh.append(piece)
+            self._place_ready(history, piece)
+
+    def _place_ready(self, history: _QueueHistory, piece: Slice) -> None:
+        """Ready, or deferred still: time went on while the broker was down."""
+        queue = history.queue
+        now = self._broker.clock.now_ms
+        known = piece.annotations
+        if known is not None and known.due_ms:
+            if known.due_ms > now:
+                queue.defer(piece, known.due_ms, True)
+                return
+            piece.annotations = ready_since(known, known.due_ms)
+        at = 0
+        for deferral in history.deferrals.of(piece.first, piece.first + len(piece)):
+            if deferral.due_ms > now:
+                start, stop = deferral.low - piece.first, deferral.high - piece.first
+                if start > at:
+                    _enter_ready(queue, piece.part(at, start))
+                queue.defer(piece.part(start, stop), deferral.due_ms, deferral.to_tail)
+                at = stop
+        if at < len(piece):
+            _enter_ready(queue, piece.part(at, len(piece)))
 
     def _place_letters(self, history: _QueueHistory) -> None:
         """What is still pending is pending again, in the order in which it was first told of; its
@@ -403,6 +432,14 @@ class Restorer:
 def _turn(found: tuple[int, int, Letter]) -> tuple[int, int]:
     """Letters wait in the order they died."""
     return found[0], found[1]
+
+
+def _enter_ready(queue: Queue, piece: Slice) -> None:
+    queue.ready += len(piece)
+    queue.ready_bytes += piece.size()
+    if piece.annotations is not None and piece.annotations.ttl_ms >= 0:
+        queue.own_ttl = True
+    queue.lanes[piece.priority].fresh.append(piece)
 
 
 def _readmit(history: _QueueHistory) -> None:
@@ -443,6 +480,13 @@ def drop_lost(broker: Broker, lost: list[Payload]) -> int:
             else:
                 queue.lanes[piece.priority].fresh.append(piece)
         queue.ready, queue.ready_bytes = ready, ready_bytes
+        for entry in [x for x in queue.deferrals if id(x[3].payload) in gone]:
+            queue.deferrals.remove(entry)
+            queue.deferred -= len(entry[3])
+            queue.deferred_bytes -= entry[3].size()
+            queue.drop(len(entry[3]), records.DROPPED_LOST)
+            count += _record_lost(broker, queue, entry[3])
+        heapq.heapify(queue.deferrals)
         for letter in [x for x in queue.letters if id(x.piece.payload) in gone]:
             queue.letters.remove(letter)
             queue.release(letter.piece)

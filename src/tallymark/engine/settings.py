@@ -104,7 +104,7 @@ class Settings:
     def retry_delay_ms(self, count: int, failed: bool) -> int:
         """How long a message waits that is given back for the count-th time [delayed retry]."""
         kind = self.delayed_retry
-        if kind == RETRY_DISABLED or (kind == RETRY_FAILED) != failed and kind != RETRY_ALL:
+        if kind == RETRY_DISABLED or ((kind == RETRY_FAILED) != failed and kind != RETRY_ALL):
             return 0
         delay = self.delayed_retry_min_ms * count
         limit = self.delayed_retry_max_ms

@@ -12,6 +12,7 @@ from tallymark.engine.message import Pack, Payload, Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.session import InFlight
+from tallymark.engine.settlement import deferred_record
 
 
 def _in_flight(broker: Broker) -> list[InFlight]:
@@ -66,6 +67,9 @@ def _snapshot_queue(
         out.append(Record(records.MARK, queue.id, queue.mark, 0, now_ms))
     for piece in queue.slices():
         _add_live(queue, piece, 0, False, placed, out, now_ms)
+    for due_ms, _, to_tail, piece in queue.deferrals:
+        _add_live(queue, piece, 0, False, placed, out, now_ms)
+        out.append(deferred_record(queue, piece, now_ms, 0, due_ms, False, to_tail))
     for letter in queue.letters:
         record = pending_record(queue, letter)
         if record.payload is not None:
@@ -187,7 +191,11 @@ def live_payloads(broker: Broker) -> list[Payload]:
     """Every payload that some queue still needs, each once; packed ones excepted."""
     found: dict[int, Payload] = {}
     for queue in broker.queues.values():
-        for piece in [*queue.slices(), *[letter.piece for letter in queue.letters]]:
+        for piece in [
+            *queue.slices(),
+            *[letter.piece for letter in queue.letters],
+            *[entry[3] for entry in queue.deferrals],
+        ]:
             if piece.payload.pack is None:
                 found[id(piece.payload)] = piece.payload
         for subscription in queue.subscriptions:

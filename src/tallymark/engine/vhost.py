@@ -319,6 +319,12 @@ class VirtualHost:
         self._delete_queue(queue)
         return True
 
+    def pause_queue(self, queue: Queue, paused: bool) -> None:
+        """Deliveries from the queue rest, or go on [NQ-9]."""
+        queue.paused = paused
+        if queue.durable:
+            self._record(definitions.of_pause(self.name, queue))
+
     def expire_queue(self, queue: Queue) -> None:
         """The queue was unused for as long as it may be: it is deleted, and that is recorded."""
         self._delete_queue(queue)
@@ -558,6 +564,10 @@ class VirtualHost:
             exchange = self.exchanges.get(definitions.text_of(definition, "name"))
             if exchange is not None:
                 self._forget_exchange(exchange)
+        elif op == definitions.PAUSE_QUEUE:
+            paused = self.queues.get(definitions.text_of(definition, "name"))
+            if paused is not None and paused.id == definitions.id_of(definition):
+                paused.paused = definitions.flag_of(definition, "paused")
         elif op == definitions.DELETE_QUEUE:
             queue = self.queues.get(definitions.text_of(definition, "name"))
             if queue is not None and queue.id == definitions.id_of(definition):
