@@ -7,6 +7,7 @@ hop limit, size of its body) stands in a table, `rig.says`, that the rig's Forma
 
 from __future__ import annotations
 
+import re
 from array import array
 from dataclasses import dataclass, field
 
@@ -25,12 +26,12 @@ from tallymark.engine.effects import (
 )
 from tallymark.engine.formats import Format
 from tallymark.engine.message import Payload, Route, Slice
+from tallymark.engine.policies import QUEUES, Policy
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record, expanded
 from tallymark.engine.restore import Restorer
-from tallymark.engine.snapshot import snapshot
 from tallymark.engine.session import Connection, Consumer, Session
-from tallymark.engine.settings import Settings
+from tallymark.engine.snapshot import snapshot
 
 SIZE = 8
 START_MS = 1_000_000
@@ -295,12 +296,13 @@ class Rig:
     def bind(self, queue: str, exchange: str, key: str) -> None:
         self.vhost.bind_queue(queue, exchange, key, {}, self.connection.id)
 
-    def set_policy(self, name: str, policy: dict[str, object]) -> None:
-        """A policy for one queue, in effect at once."""
-        queue = self.vhost.queues[name]
-        queue.follow(Settings(queue.arguments, policy))
-        self.vhost._changed()
-        self.broker.resettle(queue)
+    def set_policy(self, name: str, definition: dict[str, object]) -> None:
+        """The policy of one queue, which has its name; an empty one takes it away."""
+        if definition:
+            pattern = f"^{re.escape(name)}$"
+            self.broker.set_policy("/", Policy(name, pattern, definition, 0, QUEUES))
+        elif name in self.vhost.policies:
+            self.broker.delete_policy("/", name)
 
     def delete(self, name: str) -> int:
         return self.broker.delete_queue(self.connection, name, False, False)
@@ -367,9 +369,10 @@ class Rig:
         cuts = array("I", (0,))
         for cell in cells:
             cuts.append(cuts[-1] + len(cell))
+        self.broker.clock.tell(self.now_ms)
         return Payload(
             0, b"".join(cells), cuts, Route(exchange, key), None,
-            self.broker.new_message_ids(len(messages)), self.now_ms, persistent, SIZE,
+            self.broker.new_message_ids(len(messages)), self.broker.clock.now_ms, persistent, SIZE,
         )  # fmt: skip
 
     def advance(self, ms: int) -> list[Delivery]:

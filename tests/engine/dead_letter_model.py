@@ -1,0 +1,625 @@
+"""Queues, their settings and dead letters in their plainest form: one object a message, lists, and
+the rules written down as they are read. Shares nothing with the engine.
+
+One command at a time, and everything that follows from it before the next. Time is data: `due` says
+when something happens by itself. Where the rules leave an order open, Open is raised: what follows
+from there is not compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+INFINITE = 1 << 60
+NUMBERS = ("message-ttl", "max-length", "max-length-bytes", "delivery-limit", "acquired-limit",
+           "message-deduplication")  # fmt: skip
+
+
+class Open(Exception):
+    """Two orders are right."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a history."""
+
+    queue: str
+    reason: str
+    count: int
+    exchange: str
+    keys: tuple[str, ...]
+    first_ms: int
+    last_ms: int
+    ttl: int
+
+
+@dataclass
+class Message:
+    """One message in one queue."""
+
+    number: int
+    exchange: str
+    key: str
+    cc: tuple[str, ...] = ()
+    bcc: tuple[str, ...] = ()
+    ttl: int = -1
+    persistent: bool = True
+    priority: int = 0
+    body: int = 8
+    id: str = ""
+    own_hops: int = -1
+    hops: int = -1
+    history: tuple[Entry, ...] = ()
+    first: tuple[str, str, str] | None = None
+    last: tuple[str, str, str] | None = None
+    failed_before: int = 0
+    acquired_before: int = 0
+    # in its queue
+    position: int = 0
+    entered_ms: int = 0
+    failed: int = 0
+    acquired: int = 0
+    # while it is pending
+    reason: str = ""
+    died_ms: int = 0
+    have: list[str] = field(default_factory=list)
+
+    def in_target(self) -> Message:
+        return replace(
+            self, position=0, failed=0, acquired=0, reason="", died_ms=0, have=[], entered_ms=0
+        )
+
+
+@dataclass
+class Consumer:
+    prefetch: int
+    no_ack: bool
+    next_tag: int = 1
+    unacked: dict[int, tuple[Queue, Message]] = field(default_factory=dict)
+    queue: Queue | None = None
+    """None: it was cancelled, or only asks."""
+
+    def wants(self) -> int:
+        if self.queue is None:
+            return 0
+        if self.no_ack or not self.prefetch:
+            return INFINITE
+        return max(0, self.prefetch - len(self.unacked))
+
+
+@dataclass(eq=False)
+class Queue:
+    name: str
+    durable: bool
+    arguments: dict[str, object]
+    policy: dict[str, object] = field(default_factory=dict)
+    ready: list[Message] = field(default_factory=list)
+    pending: list[Message] = field(default_factory=list)
+    consumer: Consumer | None = None
+    deleted: bool = False
+    entered: int = 0
+    acquired: int = 0
+    settled: int = 0
+    dead_lettered: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    taken: dict[str, int] = field(default_factory=dict)
+    """Ids of the deduplication window: when each was taken."""
+    looked_at: int = 0
+    """Positions up to here were there when the queue was looked after last."""
+    has_ttls: bool = False
+    """Messages with a TTL of their own may be in it."""
+
+    def says(self, key: str) -> object:
+        """What is in effect of argument and policy [DL-2]."""
+        both = [x[key] for x in (self.arguments, self.policy) if key in x]
+        if key in NUMBERS and both:
+            return min(int(str(value)) for value in both)
+        if key == "overflow" and self.is_quorum and "overflow" in self.policy:
+            both = [self.policy[key]]
+        return both[0] if both else None
+
+    def number(self, key: str) -> int:
+        value = self.says(key)
+        return -1 if value is None else int(str(value))
+
+    @property
+    def is_quorum(self) -> bool:
+        return self.arguments.get("queue-type") == "quorum"
+
+    @property
+    def overflow(self) -> str:
+        value = str(self.says("overflow") or "drop-head")
+        return "drop-head" if value == "reject-publish-dlx" and self.is_quorum else value
+
+    @property
+    def hop_limit(self) -> int:
+        value = self.says("dead-letter-hop-limit")
+        if value is True:
+            return 32
+        return -1 if value is None or value is False else int(str(value))
+
+    @property
+    def keeps(self) -> bool:
+        """At-least-once."""
+        return (
+            self.says("dead-letter-strategy") == "at-least-once"
+            and self.says("dead-letter-exchange") is not None
+        )
+
+    @property
+    def shows_counts(self) -> bool:
+        limits = self.number("delivery-limit") >= 0 or self.number("acquired-limit") >= 0
+        return self.is_quorum or limits
+
+    def level(self, message: Message) -> int:
+        highest = int(str(self.arguments.get("max-priority", 0)))
+        return min(message.priority, highest)
+
+    def line(self) -> list[Message]:
+        """Ready messages in the order they would leave."""
+        return sorted(self.ready, key=lambda m: (-self.level(m), m.position))
+
+    def heads(self) -> list[Message]:
+        """The first of each priority, lowest priority first."""
+        found: dict[int, Message] = {}
+        for message in self.line():
+            found.setdefault(self.level(message), message)
+        return [found[level] for level in sorted(found)]
+
+    def expiry(self, message: Message) -> int:
+        ttls = [t for t in (self.number("message-ttl"), message.ttl) if t >= 0]
+        return message.entered_ms + min(ttls) if ttls else INFINITE
+
+    def drop(self, reason: str, n: int = 1) -> None:
+        if n:
+            self.dropped[reason] = self.dropped.get(reason, 0) + n
+
+    def length(self) -> int:
+        return len(self.ready) + len(self.pending)
+
+    def bytes(self) -> int:
+        return sum(m.body for m in [*self.ready, *self.pending])
+
+    def is_over(self) -> bool:
+        length, size = self.number("max-length"), self.number("max-length-bytes")
+        return 0 <= length < self.length() or 0 <= size < self.bytes()
+
+    def is_looked_after(self) -> bool:
+        limits = ("message-ttl", "max-length", "max-length-bytes")
+        limited = any(self.number(key) >= 0 for key in limits)
+        return limited or self.has_ttls or bool(self.pending)
+
+    def wants(self) -> int:
+        return 0 if self.consumer is None else self.consumer.wants()
+
+    def has_room(self, message: Message) -> bool:
+        """For one more, where publishes are refused. What the consumer will be sent of what is
+        here, and of what comes, takes none."""
+        stays = self.line()[self.wants() :]
+        if self.wants() > len(self.ready):
+            return self.number("max-length") < 0 or self.number("max-length") + self.wants() > (
+                self.length()
+            )
+        length = len(stays) + len(self.pending)
+        size = sum(m.body for m in [*stays, *self.pending])
+        if 0 <= self.number("max-length") < length + 1:
+            return False
+        return not 0 <= self.number("max-length-bytes") < size + message.body
+
+
+def is_cycle(history: tuple[Entry, ...], target: str) -> bool:
+    """DL-15: from the newest entry to the first of the target, inclusive."""
+    for n, entry in enumerate(history):
+        if entry.queue == target:
+            return all(e.reason != "rejected" for e in history[: n + 1])
+    return False
+
+
+class Model:
+    """See the module's text."""
+
+    def __init__(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+        self.queues: dict[str, Queue] = {}
+        self.exchanges: dict[str, str] = {}
+        """Type by name."""
+        self.bindings: list[tuple[str, str, str]] = []
+        """(exchange, key, queue)."""
+        self.policies: dict[str, dict[str, object]] = {}
+        self.touched: list[Queue] = []
+        self.waiting: list[Queue] = []
+        """With pending letters, in the order in which they came to have some."""
+        self.asker = Consumer(0, False)
+        self.consumers: list[Consumer] = []
+        self.delivered: list[tuple[int, int, int, bool, int, int]] = []
+        self.refused: list[int] = []
+        self.counts: dict[tuple[str, str], int] = {}
+
+    # -- topology
+
+    def declare(self, name: str, durable: bool, arguments: dict[str, object]) -> None:
+        if name not in self.queues:
+            policy = self.policies.get(name, {})
+            self.queues[name] = Queue(name, durable, arguments, policy)
+        self.touch(self.queues[name])
+        self.rerouted()
+
+    def set_policy(self, name: str, policy: dict[str, object]) -> None:
+        self.policies[name] = policy
+        if name in self.queues:
+            self.queues[name].policy = policy
+            self.touch(self.queues[name])
+        self.rerouted()
+
+    def rerouted(self) -> None:
+        """Pending letters are tried again when the topology changes [DL-23]."""
+        for queue in self.waiting:
+            self.touch(queue)
+
+    def route(self, exchange: str, keys: list[str]) -> list[Queue]:
+        """In the order the queues were declared."""
+        found = set()
+        if exchange == "":
+            found = set(keys)
+        elif exchange in self.exchanges:
+            for source, key, queue in self.bindings:
+                if source == exchange and (self.exchanges[exchange] == "fanout" or key in keys):
+                    found.add(queue)
+        return [queue for name, queue in self.queues.items() if name in found]
+
+    def delete(self, name: str) -> None:
+        queue = self.queues.pop(name)
+        self.bindings = [b for b in self.bindings if b[2] != name]
+        queue.deleted = True
+        queue.drop("queue_deleted", queue.length() + queue.acquired)
+        if queue.consumer is not None:
+            queue.consumer.queue = None
+        self.waiting = [w for w in self.waiting if w is not queue]
+        self.rerouted()
+
+    # -- messages in
+
+    def publish(self, exchange: str, messages: list[Message]) -> None:
+        """All alike but for their numbers. `refused` gets those that some queue has no room for."""
+        one = messages[0]
+        targets = self.route(exchange, [one.key, *one.cc, *one.bcc])
+        refused = set()
+        for queue in targets:
+            for message in messages:
+                copy = message.in_target()
+                if self.is_duplicate(queue, copy):
+                    queue.entered += 1
+                    queue.drop("duplicate")
+                elif queue.overflow != "drop-head" and not queue.has_room(copy):
+                    refused.add(message.number)
+                    if queue.overflow == "reject-publish-dlx":
+                        if len(targets) > 1:
+                            raise Open
+                        queue.entered += 1
+                        copy.position = queue.entered
+                        self.die(queue, [copy], "maxlen")
+                else:
+                    if copy.id and queue.number("message-deduplication") > 0:
+                        queue.taken[copy.id] = self.now_ms
+                    self.enter(queue, copy)
+        self.refused += sorted(refused)
+
+    def is_duplicate(self, queue: Queue, message: Message) -> bool:
+        window = queue.number("message-deduplication")
+        if window <= 0 or not message.id:
+            return False
+        return queue.taken.get(message.id, -INFINITE) + window > self.now_ms
+
+    def enter(self, queue: Queue, message: Message) -> None:
+        queue.entered += 1
+        message.position = queue.entered
+        message.entered_ms = self.now_ms
+        queue.has_ttls = queue.has_ttls or message.ttl >= 0
+        queue.ready.append(message)
+        self.touch(queue)
+
+    # -- messages out
+
+    def take(self, queue: Queue, consumer: Consumer) -> tuple[Message, int]:
+        message = queue.line()[0]
+        queue.ready.remove(message)
+        tag = consumer.next_tag
+        consumer.next_tag += 1
+        if consumer.no_ack:
+            queue.settled += 1
+        else:
+            queue.acquired += 1
+            consumer.unacked[tag] = (queue, message)
+        return message, tag
+
+    def get(self, name: str) -> tuple[Message, int] | None:
+        queue = self.queues[name]
+        if not queue.ready:
+            return None
+        self.touch(queue)
+        return self.take(queue, self.asker)
+
+    def settle(self, consumer: Consumer, tags: list[int], outcome: str) -> None:
+        """ack, reject, nack (both for good), return (uncounted) or fail."""
+        for tag in tags:
+            queue, message = consumer.unacked.pop(tag)
+            if queue.deleted:
+                continue
+            self.touch(queue)
+            if outcome == "ack":
+                queue.acquired -= 1
+                queue.settled += 1
+            elif outcome in ("reject", "nack"):
+                self.end_delivery(queue, message, outcome == "reject")
+                self.die(queue, [message], "rejected")
+            else:
+                self.give_back(queue, [message], outcome == "fail")
+
+    def end_delivery(self, queue: Queue, message: Message, failed: bool) -> None:
+        queue.acquired -= 1
+        message.acquired += 1
+        message.failed += failed
+
+    def give_back(self, queue: Queue, messages: list[Message], failed: bool) -> None:
+        """To their old positions, or they die of it [DL-5, DL-D6]."""
+        back = []
+        for message in messages:
+            self.end_delivery(queue, message, failed)
+            too_often = failed and 0 <= queue.number("delivery-limit") < message.failed
+            if too_often or 0 <= queue.number("acquired-limit") < message.acquired:
+                self.die(queue, [message], "delivery_limit")
+            else:
+                back.append(message)
+        queue.ready += back
+        self.touch(queue)
+
+    def return_all(self, consumer: Consumer, lost: bool) -> None:
+        by_queue: dict[int, tuple[Queue, list[Message]]] = {}
+        for queue, message in consumer.unacked.values():
+            if not queue.deleted:
+                by_queue.setdefault(id(queue), (queue, []))[1].append(message)
+        consumer.unacked.clear()
+        for queue, messages in by_queue.values():
+            self.touch(queue)
+            self.give_back(queue, messages, lost)
+
+    def cancel(self, consumer: Consumer) -> None:
+        if consumer.queue is not None:
+            consumer.queue.consumer = None
+            self.touch(consumer.queue)
+            consumer.queue = None
+
+    def purge(self, name: str) -> int:
+        queue = self.queues[name]
+        count = len(queue.ready)
+        queue.drop("purged", queue.length())
+        queue.ready, queue.pending = [], []
+        self.waiting = [w for w in self.waiting if w is not queue]
+        return count
+
+    # -- death
+
+    def count(self, strategy: str, what: str) -> None:
+        self.counts[strategy, what] = self.counts.get((strategy, what), 0) + 1
+
+    def die(self, queue: Queue, messages: list[Message], reason: str) -> None:
+        """Messages that are in the queue no more died there."""
+        missing = queue.says("dead-letter-exchange") not in ("", *self.exchanges)
+        for message in messages:
+            if missing and not queue.keeps:
+                self.count("disabled", reason)
+                queue.drop(reason)
+                continue
+            self.count("at_least_once" if queue.keeps else "at_most_once", reason)
+            message.reason, message.died_ms = reason, self.now_ms
+            self.send_on(queue, message)
+
+    def send_on(self, queue: Queue, message: Message) -> None:
+        """A letter to wherever it may go; what is kept is pending at the end of the list."""
+        exchange = str(queue.says("dead-letter-exchange"))
+        if exchange not in ("", *self.exchanges):
+            self.keep(queue, message)
+            return
+        hops = message.hops
+        if queue.hop_limit >= 0:
+            if hops < 0:
+                hops = message.own_hops if message.own_hops >= 0 else queue.hop_limit
+            if hops == 0:
+                queue.drop("dead_letter_hop_limit")
+                return
+            hops -= 1
+        letter = self.letter(queue, message, exchange, hops)
+        targets = self.route(exchange, [letter.key, *letter.cc, *letter.bcc])
+        allowed = targets
+        if message.reason != "rejected" and queue.hop_limit < 0:
+            allowed = [t for t in targets if not is_cycle(letter.history, t.name)]
+        if not allowed and not message.have:
+            if queue.keeps:
+                self.keep(queue, message)
+            else:
+                queue.drop("dead_letter_cycle" if targets else "dead_letter_unroutable")
+            return
+        missed = False
+        for target in allowed:
+            if target.name in message.have:
+                continue
+            if target.overflow == "drop-head" or target.has_room(letter):
+                self.enter(target, letter.in_target())
+            elif target.overflow == "reject-publish-dlx":
+                if len(targets) > 1:
+                    raise Open
+                target.entered += 1
+                self.die(target, [letter.in_target()], "maxlen")
+            else:
+                missed = True
+                continue
+            message.have.append(target.name)
+        if missed and queue.keeps:
+            self.keep(queue, message)
+        elif message.have:
+            queue.dead_lettered += 1
+            if queue.keeps:
+                self.count("at_least_once", "confirmed")
+        else:
+            queue.drop("dead_letter_refused")
+
+    def keep(self, queue: Queue, message: Message) -> None:
+        queue.pending.append(message)
+        if queue not in self.waiting:
+            self.waiting.append(queue)
+
+    def letter(self, queue: Queue, message: Message, exchange: str, hops: int) -> Message:
+        """The message with its death recorded [DL-9 to DL-14]."""
+        override = queue.says("dead-letter-routing-key")
+        new = Entry(
+            queue.name, message.reason, 1, message.exchange, (message.key, *message.cc),
+            message.died_ms, message.died_ms, message.ttl,
+        )  # fmt: skip
+        older = list(message.history)
+        if queue.hop_limit < 0:
+            for entry in older:
+                if (entry.queue, entry.reason) == (new.queue, new.reason):
+                    older.remove(entry)
+                    new = replace(entry, count=entry.count + 1, last_ms=message.died_ms)
+                    break
+        last = (message.reason, queue.name, message.exchange)
+        carries = queue.shows_counts or message.failed_before + message.acquired_before > 0
+        return replace(
+            message,
+            exchange=exchange,
+            key=message.key if override is None else str(override),
+            cc=message.cc if override is None else (),
+            bcc=message.bcc if override is None else (),
+            ttl=-1,
+            hops=hops,
+            history=(new, *older),
+            first=message.first or last,
+            last=last,
+            failed_before=message.failed_before + (message.failed if carries else 0),
+            acquired_before=message.acquired_before + (message.acquired if carries else 0),
+        )
+
+    # -- what happens by itself
+
+    def touch(self, queue: Queue) -> None:
+        if queue not in self.touched:
+            self.touched.append(queue)
+
+    def quiesce(self) -> None:
+        """Everything that is due now happens."""
+        while self.touched:
+            touched, self.touched = self.touched, []
+            for queue in touched:
+                if not queue.deleted:
+                    self.look_after(queue)
+
+    def retry_all(self) -> None:
+        for queue in self.queues.values():
+            if queue.pending:
+                self.touch(queue)
+        self.quiesce()
+
+    def look_after(self, queue: Queue) -> None:
+        self.expire(queue, queue.looked_at)
+        consumer = queue.consumer
+        while consumer is not None and queue.ready and consumer.wants() > 0:
+            again = queue.line()[0]
+            message, tag = self.take(queue, consumer)
+            assert message is again
+            who = self.consumers.index(consumer)
+            self.delivered.append(
+                (who, tag, message.number, message.acquired > 0, message.failed, message.acquired)
+            )
+        if not queue.is_looked_after():
+            return
+        queue.looked_at = queue.entered
+        self.expire(queue, queue.entered)
+        self.cut(queue)
+        if queue.pending:
+            self.retry(queue)
+        if not queue.ready and not queue.acquired:
+            queue.has_ttls = False
+
+    def expire(self, queue: Queue, upto: int) -> None:
+        gone = []
+        for level in sorted({queue.level(m) for m in queue.ready}):
+            for message in [m for m in queue.line() if queue.level(m) == level]:
+                if message.position > upto or queue.expiry(message) > self.now_ms:
+                    break
+                gone.append(message)
+                queue.ready.remove(message)
+        self.die(queue, gone, "expired")
+
+    def cut(self, queue: Queue) -> None:
+        if queue.overflow != "drop-head":
+            return
+        while queue.length() and queue.is_over():
+            if queue.pending:
+                queue.pending.pop(0)
+                queue.drop("maxlen")
+                if not queue.pending:
+                    self.waiting.remove(queue)
+            else:
+                head = queue.line()[0]
+                queue.ready.remove(head)
+                self.die(queue, [head], "maxlen")
+
+    def retry(self, queue: Queue) -> None:
+        letters, queue.pending = queue.pending, []
+        missing = queue.says("dead-letter-exchange") not in ("", *self.exchanges)
+        for message in letters:
+            if missing and not queue.keeps:
+                self.count("disabled", message.reason)
+                queue.drop(message.reason)
+            else:
+                self.send_on(queue, message)
+        if not queue.pending:
+            self.waiting.remove(queue)
+
+    def due(self) -> int:
+        """When a message expires next."""
+        return min(
+            [queue.expiry(m) for queue in self.queues.values() for m in queue.heads()],
+            default=INFINITE,
+        )
+
+    def wait_until(self, now_ms: int) -> None:
+        """No later than what is due."""
+        self.now_ms = now_ms
+        late = [
+            queue
+            for queue in self.queues.values()
+            if any(queue.expiry(m) <= now_ms for m in queue.heads())
+        ]
+        if len(late) > 1:
+            raise Open
+        for queue in late:
+            self.touch(queue)
+        self.quiesce()
+
+    def restart(self) -> None:
+        """What is stored comes back; nobody is connected."""
+        for consumer in [self.asker, *self.consumers]:
+            for queue, message in consumer.unacked.values():
+                if not queue.deleted:
+                    queue.acquired -= 1
+                    message.acquired += 1
+                    queue.ready.append(message)
+            consumer.unacked.clear()
+            consumer.queue = None
+        self.asker, self.consumers = Consumer(0, False), []
+        self.queues = {name: queue for name, queue in self.queues.items() if queue.durable}
+        self.bindings = [b for b in self.bindings if b[2] in self.queues]
+        for queue in self.queues.values():
+            everything = queue.length()
+            queue.ready = [m for m in queue.ready if m.persistent]
+            queue.pending = [m for m in queue.pending if m.persistent]
+            queue.drop("transient_at_restart", everything - queue.length())
+            queue.consumer = None
+            queue.looked_at = 0
+            queue.has_ttls = any(m.ttl >= 0 for m in queue.ready)
+            self.touch(queue)
+        self.waiting = [queue for queue in self.queues.values() if queue.pending]
+        self.touched = list(self.queues.values())
+        self.counts = {}
+        self.quiesce()

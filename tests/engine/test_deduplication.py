@@ -1,0 +1,164 @@
+"""Deduplication by publisher-given ids: within its window an id is taken once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tallymark.engine.session import RETURNED
+from tests.support.engine_rig import Rig, Said
+from tests.support.engine_steps import drain, finish, manual, reject
+
+WINDOW = 100
+
+
+def deduplicating(**arguments: object) -> Rig:
+    rig = manual()
+    settings = {key.replace("_", "-"): value for key, value in arguments.items()}
+    rig.declare("q", {"message-deduplication": WINDOW} | settings)
+    return rig
+
+
+def send(rig: Rig, *ids: str, start: int = 1, **more: object) -> None:
+    """A run of messages start.. with these ids, by a confirming publisher."""
+    session = rig.session()
+    session.confirming = True
+    numbers = list(range(start, start + len(ids)))
+    for number, id in zip(numbers, ids, strict=True):
+        rig.says[number] = Said(id=id)
+    rig.send("q", *numbers, session=session, persistent=bool(more.get("persistent", True)))
+    finish(rig)
+    assert rig.confirmed[session.id] == len(ids), "a duplicate is safe already"
+
+
+def test_the_second_of_an_id_is_passed_over_and_counted() -> None:
+    rig = deduplicating()
+    send(rig, "a", "b", "a", "a", "c")
+    send(rig, "c", "d", start=6)
+    assert rig.ready("q") == [1, 2, 5, 7]
+    assert rig.dropped("q") == {"duplicate": 3}
+    assert rig.vhost.queues["q"].entered == 7
+    assert rig.refused == []
+
+
+def test_messages_without_an_id_are_all_taken() -> None:
+    rig = deduplicating()
+    send(rig, "", "", "")
+    assert rig.ready("q") == [1, 2, 3]
+
+
+def test_the_window_is_over_after_exactly_its_milliseconds() -> None:
+    rig = deduplicating()
+    send(rig, "a")
+    rig.advance(WINDOW - 1)
+    send(rig, "a", start=2)
+    rig.advance(1)
+    send(rig, "a", start=3)
+    assert rig.ready("q") == [1, 3]
+    rig.advance(WINDOW - 1)
+    send(rig, "a", start=4)
+    assert rig.ready("q") == [1, 3], "a duplicate does not start the window, what is taken does"
+
+
+def test_an_id_stays_taken_when_its_message_is_gone() -> None:
+    rig = deduplicating()
+    send(rig, "a")
+    drain(rig, "q")
+    send(rig, "a", start=2)
+    rig.broker.purge(rig.vhost.queues["q"])
+    send(rig, "a", start=3)
+    assert rig.ready("q") == []
+
+
+def test_what_a_full_queue_refuses_has_not_taken_its_id() -> None:
+    rig = deduplicating(max_length=1, overflow="reject-publish")
+    send(rig, "a", "b", "a")
+    assert (rig.ready("q"), rig.refused) == ([1], [(2, 2)])
+    assert rig.dropped("q") == {"duplicate": 1}, "known before it was found full"
+    drain(rig, "q")
+    send(rig, "b", start=4)
+    assert rig.ready("q") == [4]
+
+
+def test_a_letter_that_comes_back_is_the_same_message() -> None:
+    rig = deduplicating(dead_letter_exchange="")
+    send(rig, "a")
+    reject(rig, "q")
+    reject(rig, "q", outcome=RETURNED)
+    assert [h.deaths for h in rig.holds("q")] == [[("q", "rejected", 1)]]
+
+
+def test_a_letter_is_not_passed_over_for_an_id_that_was_taken() -> None:
+    rig = deduplicating()
+    rig.declare("s", {"dead-letter-exchange": "", "dead-letter-routing-key": "q"})
+    send(rig, "a")
+    rig.says[5] = Said(id="a")
+    rig.send("s", 5)
+    reject(rig, "s")
+    assert rig.ready("q") == [1, 5]
+
+
+def test_each_queue_has_a_window_of_its_own() -> None:
+    rig = deduplicating()
+    rig.declare("plain")
+    rig.exchange("x", "fanout", ("q", ""), ("plain", ""))
+    rig.says |= {1: Said(id="a"), 2: Said(id="a")}
+    rig.send("", 1, 2, exchange="x")
+    finish(rig)
+    assert (rig.ready("q"), rig.ready("plain")) == ([1], [1, 2])
+
+
+def test_a_policy_switches_it_on_and_off() -> None:
+    rig = manual()
+    rig.declare("q")
+    rig.set_policy("q", {"message-deduplication": WINDOW})
+    send(rig, "a", "a")
+    rig.set_policy("q", {})
+    send(rig, "a", start=3)
+    assert rig.ready("q") == [1, 3]
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_the_window_outlives_a_restart(checkpoint: bool) -> None:
+    rig = deduplicating()
+    send(rig, "a", "b")
+    rig.advance(50)
+    send(rig, "c", start=3)
+    if checkpoint:
+        rig.checkpoint()
+    rig = rig.restart()
+    rig.advance(49)
+    send(rig, "a", "b", "c", start=4)
+    assert rig.ready("q") == [1, 2, 3]
+    rig.advance(1)
+    send(rig, "a", "c", start=7)
+    assert rig.ready("q") == [1, 2, 3, 7]
+    assert rig.dropped("q") == {"duplicate": 4}
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_ids_are_forgotten_in_the_order_they_were_taken_last_also_after_a_restart(
+    checkpoint: bool,
+) -> None:
+    rig = deduplicating()
+    send(rig, "a")
+    rig.advance(WINDOW - 10)
+    send(rig, "b", start=2)
+    rig.advance(20)
+    send(rig, "a", start=3)  # its first window is over: taken anew, after b
+    if checkpoint:
+        rig.checkpoint()
+    rig = rig.restart()
+    assert list(rig.vhost.queues["q"].seen_ids) == ["b", "a"]
+    rig.advance(WINDOW - 20)
+    send(rig, "b", "a", start=4)
+    assert rig.ready("q") == [1, 2, 3, 4]
+
+
+def test_the_id_of_a_transient_message_goes_with_it_at_a_restart() -> None:
+    rig = deduplicating()
+    send(rig, "a", persistent=False)
+    rig = rig.restart()
+    finish(rig)
+    assert rig.dropped("q") == {"transient_at_restart": 1}
+    send(rig, "a", start=2)
+    assert rig.ready("q") == [2]
