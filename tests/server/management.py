@@ -83,16 +83,19 @@ def connect(broker: BrokerProcess, user: str = "guest", **rest: Any) -> pika.Blo
 
 def is_gone(connection: pika.BlockingConnection) -> bool:
     """Whether the broker closed it; processes what has come."""
-    with suppress(AMQPError):
-        connection.process_data_events(0)
+    if connection.is_open:
+        with suppress(AMQPError):
+            connection.process_data_events(0.01)
     return bool(connection.is_closed)
 
 
 def eventually(claim: Callable[[], bool], connection: pika.BlockingConnection) -> None:
-    """The claim comes true while the connection looks at what arrives; 10 seconds at most."""
+    """The claim comes true while the connection looks at what arrives, or when it is closed; 10
+    seconds at most."""
     for _ in range(100):
         if claim():
             return
-        with suppress(AMQPError):
-            connection.process_data_events(0.1)
+        if connection.is_open:
+            with suppress(AMQPError):
+                connection.process_data_events(0.1)
     raise AssertionError("not within 10 seconds")

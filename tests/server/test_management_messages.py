@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import base64
+import socket
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pika
 import pytest
 
+from tallymark.wire.amqp091.fields import Float32, Timestamp, WireInt
+from tallymark.wire.amqp091.frames import PROTOCOL_HEADER
+from tallymark.wire.amqp091.layouts import encode_method
+from tallymark.wire.amqp091.methods import ConnectionStartOk, QueueDeclare, QueueDeclareOk
+from tallymark.wire.amqp091.properties import Properties
 from tests.server.management import FULL, call, connect, done, get, refused
+from tests.support.amqp091 import OPEN, method_frame, open_channels, tune_ok
+from tests.support.amqp091 import publish as publish_frames
 from tests.support.process import BrokerProcess
 
 
@@ -80,6 +89,39 @@ def test_a_client_gets_what_http_published_and_the_other_way_round(broker: Broke
     (found,) = take(broker)
     assert found["payload_encoding"] == "base64"
     assert base64.b64decode(found["payload"]) == raw
+
+
+def test_whatever_a_client_sends_can_be_shown(broker: BrokerProcess) -> None:
+    """Numbers of every width, times, bytes, and text that is not UTF-8, in headers, arguments and
+    in what a client says of itself."""
+    table: dict[str, object] = {
+        "short": WireInt(5, "s"), "long": WireInt(6, "l"), "time": Timestamp(7),
+        "single": Float32(1.5), "bytes": b"a\xff", "text": "a\udcff", "deep": {"k\udcff": [b"x"]},
+        "decimal": Decimal("1.5"),
+    }  # fmt: skip
+    shown = {
+        "short": 5, "long": 6, "time": 7, "single": 1.5, "bytes": "a\ufffd", "text": "a\ufffd",
+        "deep": {"k\ufffd": ["x"]}, "decimal": "1.5",
+    }  # fmt: skip
+    with socket.create_connection(("127.0.0.1", broker.amqp_port)) as raw:
+        start = ConnectionStartOk(table, "PLAIN", b"\0guest\0guest")
+        raw.sendall(PROTOCOL_HEADER + method_frame(0, start) + tune_ok() + OPEN)
+        raw.sendall(open_channels([1]) + method_frame(1, QueueDeclare("odd", arguments=table)))
+        properties = Properties(headers=table, correlation_id="\udcff")
+        raw.sendall(publish_frames(1, b"x", properties=properties))
+        raw.sendall(method_frame(1, QueueDeclare("q", passive=True)))
+        heard = b""
+        while heard.count(encode_method(QueueDeclareOk("q"))[:4]) < 2:
+            heard += raw.recv(65536)
+        (connection,) = get(broker, "connections")
+        assert connection["client_properties"] == shown
+    (message,) = take(broker)
+    assert message["properties"] == {"headers": shown, "correlation_id": "\ufffd"}
+    assert get(broker, "queues/%2F/odd")["arguments"] == shown
+    assert broker.queues()["odd"]["arguments"] == shown
+    (row,) = [row for row in get(broker, "definitions")["queues"] if row["name"] == "odd"]
+    assert row["arguments"] == shown
+    done(broker, "DELETE", "queues/%2F/odd")
 
 
 def test_text_is_shown_as_text_unless_asked_otherwise_and_cut_where_asked(

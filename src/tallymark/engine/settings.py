@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Final, final
 
+from tallymark.engine.arguments import is_routing_key
+
 DEFAULT_HOPS: Final = 32
 """Hop limit where it is switched on without a number."""
 
@@ -72,8 +74,9 @@ class Settings:
         self.dead_letter_exchange = exchange
         """None: dead letters are dropped."""
         key = _text(arguments, arguments, policy, "dead-letter-routing-key")
-        self.dead_letter_key = key
-        """None: letters keep their own keys."""
+        self.dead_letter_key = key if key is None or is_routing_key(key) else None
+        """None: letters keep their own keys. So they do where a declaration from before such keys
+        were refused has one that no message can carry."""
         strategy = _text(arguments, arguments, policy, "dead-letter-strategy")
         self.at_least_once = strategy == AT_LEAST_ONCE and exchange is not None
         """Whether a letter that nothing takes is kept pending [DL-22]."""

@@ -174,10 +174,12 @@ class _Reader:
         }
         for section, read in everything.items():
             if self._vhost is None or section in OF_A_VHOST:
-                self._read_section(section, value.get(section) or [], read)
+                self._read_section(section, value.get(section), read)
         return plan
 
     def _read_section(self, section: str, entries: Any, read: Callable[[Entry], None]) -> None:
+        if entries is None:
+            return
         if not isinstance(entries, list):
             self.plan.problems.append(f"section '{section}' is no list")
             return

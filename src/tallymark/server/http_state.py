@@ -8,6 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from tallymark import __version__, is_compiled
+from tallymark.engine.arguments import wire_bytes
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import DROP_REASONS
 from tallymark.server import logs
@@ -216,15 +217,20 @@ def account_row(queue: Queue) -> dict[str, Any]:
 
 
 def plain(value: object) -> Any:
-    """Argument tables as JSON: bytes and what JSON has no word for become text."""
+    """Argument tables as JSON: bytes and what JSON has no word for become text, numbers lose the
+    width they had on the wire, and what is not UTF-8 shows as U+FFFD."""
     match value:
         case dict():
-            return {str(key): plain(item) for key, item in value.items()}
+            return {plain(str(key)): plain(item) for key, item in value.items()}
         case list() | tuple():
             return [plain(item) for item in value]
         case bytes():
             return value.decode("utf-8", "replace")
-        case bool() | int() | float() | str() | None:
+        case bool() | None:
             return value
+        case int():
+            return int(value)
+        case float():
+            return float(value)
         case _:
-            return str(value)
+            return wire_bytes(str(value)).decode("utf-8", "replace")

@@ -109,8 +109,10 @@ def consumer_row(consumer: Consumer) -> dict[str, Any]:
         "ack_required": not consumer.no_ack,
         "exclusive": consumer.exclusive,
         "prefetch_count": 0 if consumer.limit == UNLIMITED else consumer.limit,
-        "active": consumer.active,
-        "activity_status": "up",
+        "active": not consumer.queue.settings.single_active or consumer.queue.active is consumer,
+        "activity_status": "single_active"
+        if consumer.queue.settings.single_active and consumer.queue.active is consumer
+        else "up",
         "arguments": {"x-priority": consumer.priority} if consumer.priority else {},
         "channel_details": {
             "name": channel_name(connection.name, number),

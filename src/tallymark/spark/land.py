@@ -289,7 +289,7 @@ def preflight(options: SourceOptions, to: Path) -> str | None:
         except BrokerRefused as error:
             if error.status != http.client.NOT_FOUND or not _can_be_subscribed(client, options):
                 who = f" (user {options.endpoint.user!r})" if error.status in (401, 403) else ""
-                text = error.error.removeprefix(f"{path}: ")
+                text = error.reason.removeprefix(f"{path}: ")
                 raise CannotLand(f"{options.endpoint}: {text}{who}") from None
             stat = {}
     finally:

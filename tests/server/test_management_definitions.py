@@ -1,0 +1,399 @@
+"""Definitions out and in: a real RabbitMQ export, what is not offered, what is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.management import call, connect, done, get, names, refused
+from tests.support.process import BrokerDied, BrokerProcess
+
+EXPORT = Path(__file__).parent / "fixtures" / "rabbitmq-3.10.8-definitions.json"
+"""Made by RabbitMQ 3.10.8 with a topology, policies and users set up by hand."""
+
+NOT_OFFERED = [
+    "user 'emil': password hash of kind 'rabbit_password_hashing_md5'",
+    "user 'bob': limits {'max-connections': 10}",
+    "topic permission of user 'bob' on exchange 'amq.topic' in vhost 'shop'",
+    "parameter 'limits' of vhost-limits in vhost 'shop'",
+    "global parameter 'own_param'",
+    "global parameter 'internal_cluster_id'",
+    "policy 'mirrors' in vhost 'shop': key 'ha-mode' is kept, without effect",
+    "queue 'log' in vhost 'shop': streams are not offered",
+    "binding from 'events' to queue 'log' in vhost 'shop' with key '#'",
+]
+"""What of it this broker has not."""
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "data") as running:
+        yield running
+
+
+def exported(broker: BrokerProcess, user: str = "guest:guest") -> dict[str, Any]:
+    """What is there, in an order of its own for comparison."""
+    found = get(broker, "definitions", user)
+    for value in found.values():
+        if isinstance(value, list):
+            value.sort(key=lambda row: json.dumps(row, sort_keys=True))
+    return dict(found)
+
+
+def imported(broker: BrokerProcess, value: object, path: str = "definitions") -> dict[str, Any]:
+    status, _, found = call(broker, "POST", path, value)
+    assert status in (200, 204), found
+    return dict(found or {"unsupported": []})
+
+
+# -- a real export
+
+
+def test_an_export_of_rabbitmq_loads_and_what_is_not_offered_is_named(
+    broker: BrokerProcess,
+) -> None:
+    value = json.loads(EXPORT.read_text())
+    found = imported(broker, value)
+    assert len(found["unsupported"]) == len(NOT_OFFERED)
+    for text, expected in zip(found["unsupported"], NOT_OFFERED, strict=True):
+        assert text.startswith(expected)
+        assert text.replace("'", "")[:40] in broker.log().replace("\\", "").replace("'", "")
+    assert found["imported"] == {
+        "users": 6, "vhosts": 2, "permissions": 5, "policies": 4, "queues": 5, "exchanges": 5,
+        "bindings": 7,
+    }  # fmt: skip
+
+    for user, tags in (
+        ("ann:secret", ["administrator"]),
+        ("bob:hunter2", ["monitoring", "management"]),
+        ("dora:sha512", ["policymaker"]),
+        ("guest:guest", ["administrator"]),
+    ):
+        assert get(broker, "whoami", user)["tags"] == tags
+    assert call(broker, "GET", "whoami", user="emil:md5")[0] == 401
+    assert get(broker, "permissions/shop/bob")["configure"] == "^bob\\."
+    orders = get(broker, "queues/shop/orders")
+    assert orders["arguments"]["x-dead-letter-exchange"] == "letters"
+    assert (orders["policy"], orders["operator_policy"]) == ("len", "op")
+    assert orders["effective_policy_definition"] == {
+        "expires": 86400000, "max-length": 500, "message-ttl": 30000,
+    }  # fmt: skip
+    assert get(broker, "queues/shop/dead")["type"] == "quorum"
+    assert "log" not in names(get(broker, "queues"))
+    with connect(broker, virtual_host="shop") as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.basic_publish("events", "order.1", b"x", mandatory=True)
+        assert channel.basic_get("orders", auto_ack=True)[2] == b"x"
+
+
+def test_an_export_keeps_everything_that_was_imported(broker: BrokerProcess) -> None:
+    value = json.loads(EXPORT.read_text())
+    imported(broker, value)
+    found = exported(broker)
+
+    def rows(section: str, source: dict[str, Any]) -> list[str]:
+        return sorted(json.dumps(row, sort_keys=True) for row in source[section])
+
+    for section in ("vhosts", "permissions", "policies", "exchanges"):
+        assert rows(section, found) == rows(section, value), section
+    value["queues"] = [row for row in value["queues"] if row["name"] != "log"]
+    value["bindings"] = [row for row in value["bindings"] if row["destination"] != "log"]
+    value["parameters"] = [row for row in value["parameters"] if row["name"] == "op"]
+    for row in value["users"]:
+        row["limits"] = {}
+        if row["name"] == "emil":
+            row.update(password_hash="", hashing_algorithm="rabbit_password_hashing_sha256")
+    for section in ("users", "queues", "bindings", "parameters"):
+        assert rows(section, found) == rows(section, value), section
+
+
+def test_an_import_may_be_repeated_and_outlives_a_crash(broker: BrokerProcess) -> None:
+    value = json.loads(EXPORT.read_text())
+    imported(broker, value)
+    first = exported(broker)
+    imported(broker, value)
+    assert exported(broker) == first
+    broker.kill()
+    broker.restart()
+    again = exported(broker)
+    for transient in ("queues", "exchanges", "bindings"):
+        first.pop(transient)
+        again.pop(transient)
+    assert again == first
+    durable = [row["name"] for row in value["queues"] if row["durable"] and row["name"] != "log"]
+    assert sorted(names(get(broker, "queues"))) == sorted(durable)
+
+
+def test_our_own_export_makes_the_same_broker_elsewhere(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    imported(broker, json.loads(EXPORT.read_text()))
+    done(broker, "PUT", "users/new", {"password": "scrypt", "tags": "monitoring"})
+    table = {"deep": {"list": [1, 2.5, True, None]}, "text": "ü"}
+    done(broker, "PUT", "queues/%2F/odd", {"durable": True, "arguments": table})
+    first = exported(broker)
+    with BrokerProcess(tmp_path / "other") as other:
+        assert imported(other, first)["unsupported"] == [
+            "policy 'mirrors' in vhost 'shop': key 'ha-mode' is kept, without effect"
+        ]
+        assert exported(other) == first
+        assert get(other, "whoami", "new:scrypt")["name"] == "new"
+
+
+# -- one virtual host
+
+
+def test_definitions_of_one_virtual_host(broker: BrokerProcess) -> None:
+    imported(broker, json.loads(EXPORT.read_text()))
+    one = get(broker, "definitions/shop")
+    assert "users" not in one
+    assert all("vhost" not in row for row in one["queues"] + one["bindings"] + one["policies"])
+    done(broker, "PUT", "vhosts/copy")
+    found = imported(broker, one, "definitions/copy")
+    assert found["unsupported"] == [
+        "policy 'mirrors' in vhost 'copy': key 'ha-mode' is kept, without effect"
+    ]
+    copy = get(broker, "definitions/copy")
+    for section in ("queues", "exchanges", "bindings", "policies", "parameters"):
+        assert copy[section] == one[section], section
+    assert refused(broker, "GET", "definitions/nowhere")[0] == 404
+    assert refused(broker, "POST", "definitions/nowhere", one)[0] == 404
+
+
+def test_users_in_definitions_of_one_virtual_host_are_named(broker: BrokerProcess) -> None:
+    value = {"users": [{"name": "ann", "password_hash": "", "tags": []}], "queues": [{"name": "q"}]}
+    assert imported(broker, value, "definitions/%2F")["unsupported"] == [
+        "section 'users': not of one virtual host"
+    ]
+    assert names(get(broker, "users")) == ["guest"]
+    assert names(get(broker, "queues")) == ["q"]
+
+
+# -- what is not offered, and what is wrong
+
+
+def only(section: str, **entry: Any) -> dict[str, Any]:
+    return {section: [entry]}
+
+
+QUEUE = {"name": "q", "vhost": "/", "durable": True}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"shovels": [{}]}, "section 'shovels': not known"),
+        (
+            only("parameters", component="shovel", name="s", vhost="/", value={}),
+            "parameter 's' of shovel in vhost '/'",
+        ),
+        (only("global_parameters", name="cluster_name", value="c"), "parameter 'cluster_name'"),
+        (only("vhosts", name="/", metadata={"tags": ["t"]}), "vhost '/': tags ['t'] is not kept"),
+        (only("vhosts", name="/", default_queue_type="quorum"), "default_queue_type 'quorum'"),
+        (
+            only("exchanges", name="x", vhost="/", type="x-delayed-message", durable=True),
+            "exchange 'x' in vhost '/': type 'x-delayed-message' is not offered",
+        ),
+        (only("queues", **QUEUE, type="stream"), "queue 'q' in vhost '/': streams"),
+        (only("queues", **{**QUEUE, "name": "amq.gen-1"}), "are given by the broker"),
+        (
+            only("policies", name="p", vhost="/", pattern="", definition={"odd": 1}),
+            "policy 'p' in vhost '/': key 'odd'",
+        ),
+        (
+            only("policies", name="p", vhost="/", pattern="(?|a)", definition={"max-length": 1}),
+            "pattern should be regular expression",
+        ),
+        (
+            {
+                **only(
+                    "policies", name="p", vhost="/", pattern="", definition={"max-length": 1},
+                    **{"apply-to": "streams"},
+                )
+            },
+            "policy 'p' in vhost '/': apply-to 'streams'",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_not_offered_is_named_and_the_rest_is_done(
+    broker: BrokerProcess, value: dict[str, Any], text: str
+) -> None:
+    rest = {"name": "rest", "vhost": "/", "durable": True, "auto_delete": False, "arguments": {}}
+    value["queues"] = [*value.get("queues", []), rest]
+    (said,) = imported(broker, value)["unsupported"]
+    assert text in said
+    assert names(get(broker, "queues")) == ["rest"]
+    assert get(broker, "policies") == []
+    assert "x" not in names(get(broker, "exchanges"))
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"queues": {}}, "section 'queues' is no list"),
+    ({"queues": ["q"]}, "queues[0] is 'q', expected an object"),
+    (only("queues", vhost="/"), "queues[0]: name is missing"),
+    (only("queues", name="q"), "queues[0] 'q': vhost is missing"),
+    (only("queues", name="q", vhost="none"), "vhost 'none' is neither there nor in the file"),
+    (only("queues", **{**QUEUE, "durable": "yes"}), "durable is 'yes', expected true or false"),
+    (only("queues", **QUEUE, arguments={"x-max-length": -1}), "invalid arg 'x-max-length'"),
+    (only("queues", name="there", vhost="/", durable=False), "inequivalent arg 'durable'"),
+    ({"queues": [QUEUE, {**QUEUE, "auto_delete": True}]}, "twice, with other properties"),
+    (
+        only("queues", name="q", vhost="/", type="quorum", durable=False),
+        "invalid property 'non-durable'",
+    ),
+    (only("exchanges", name="x", vhost="/"), "type is missing"),
+    (only("exchanges", name="amq.topic", vhost="/", type="fanout"), "inequivalent arg 'type'"),
+    (
+        only("exchanges", name="x", vhost="/", type="direct", arguments={"alternate-exchange": 1}),
+        "invalid type",
+    ),
+    (
+        only("bindings", source="none", vhost="/", destination="there", destination_type="queue"),
+        "no exchange 'none' in vhost '/'",
+    ),
+    (
+        only("bindings", source="amq.topic", vhost="/", destination="no", destination_type="queue"),
+        "no queue 'no' in vhost '/'",
+    ),
+    (
+        only(
+            "bindings", source="amq.headers", vhost="/", destination="there",
+            destination_type="queue", arguments={"x-match": "some"},
+        ),
+        "x-match",
+    ),
+    (
+        only("bindings", source="amq.topic", vhost="/", destination="there", destination_type="q"),
+        "destination_type is 'q', expected queue or exchange",
+    ),
+    (
+        only("permissions", user="nobody", vhost="/", configure="", write="", read=""),
+        "user 'nobody' is neither there nor in the file",
+    ),
+    (
+        only("permissions", user="guest", vhost="/", configure="[", write="", read=""),
+        "permission '['",
+    ),
+    (only("users", name="u", password_hash="x", tags=[]), "password hash"),
+    (only("users", name="u", password_hash="", tags=[5]), "expected a list of texts"),
+    (
+        only("policies", name="p", vhost="/", pattern="", definition={"max-length": "x"}),
+        "is not a valid maximum length",
+    ),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(Path(tmp_path_factory.mktemp("wrong")) / "data") as running:
+        done(running, "PUT", "queues/%2F/there", {"durable": True})
+        yield running
+
+
+@pytest.mark.parametrize(("value", "reason"), WRONG)
+def test_what_is_wrong_is_told_and_nothing_is_done(
+    untouched: BrokerProcess, value: dict[str, Any], reason: str
+) -> None:
+    before = exported(untouched)
+    users = {"name": "added", "password": "x", "tags": ["administrator"]}
+    value = {**value, "users": [*value.get("users", []), users]}
+    value["vhosts"] = [{"name": "added"}]
+    status, error, text = refused(untouched, "POST", "definitions", value)
+    assert (status, error) == (400, "bad_request")
+    assert reason in text
+    assert exported(untouched) == before
+    assert names(get(untouched, "vhosts")) == ["/"]
+
+
+def test_all_that_is_wrong_is_told_together(untouched: BrokerProcess) -> None:
+    value = {"queues": [{"name": "a"}, {"name": "b", "vhost": "none"}], "users": [{"name": ""}]}
+    _, _, text = refused(untouched, "POST", "definitions", value)
+    assert "queues[0] 'a'" in text
+    assert "queues[1] 'b'" in text
+    assert "users[0]" in text
+    for body in (b"[]", b"{", b'"text"'):
+        assert refused(untouched, "POST", "definitions", body)[2].startswith("not_json")
+
+
+def test_a_password_in_the_file_is_taken(broker: BrokerProcess) -> None:
+    users = [{"name": "ann", "password": "secret", "tags": "administrator,x"}]
+    assert call(broker, "POST", "definitions", {"users": users})[0] == 204
+    assert get(broker, "whoami", "ann:secret")["tags"] == ["administrator", "x"]
+    assert "secret" not in (broker.data_dir / "users.json").read_text()
+
+
+# -- the command and the setting
+
+
+def command(broker: BrokerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tallymark", "definitions", *arguments, "--url", broker.url],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_export_and_import_by_command(broker: BrokerProcess, tmp_path: Path) -> None:
+    done_import = command(broker, "import", str(EXPORT))
+    assert done_import.returncode == 0, done_import.stderr
+    for text in NOT_OFFERED:
+        assert f"tallymark: not imported: {text}" in done_import.stderr
+    file = tmp_path / "out.json"
+    assert command(broker, "export", str(file)).returncode == 0
+    assert json.loads(file.read_text()) == get(broker, "definitions")
+    assert file.stat().st_mode & 0o777 == 0o600
+    one = command(broker, "export", "-", "--vhost", "shop")
+    assert json.loads(one.stdout) == get(broker, "definitions/shop")
+    file.write_text('{"queues": [{"name": "q"}]}')
+    wrong = command(broker, "import", str(file))
+    assert (wrong.returncode, "vhost is missing" in wrong.stderr) == (1, True)
+    file.write_text("[]")
+    assert "expected a JSON object" in command(broker, "import", str(file)).stderr
+    assert command(broker, "import", str(tmp_path / "none.json")).returncode == 1
+
+
+def test_definitions_of_the_configuration_are_taken_at_every_start(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", definitions=str(EXPORT)) as broker:
+        assert get(broker, "whoami", "ann:secret")["name"] == "ann"
+        assert "orders" in names(get(broker, "queues"))
+        assert done(broker, "DELETE", "queues/shop/orders") == 204
+        broker.stop()
+        broker.restart()
+        assert "orders" in names(get(broker, "queues"))
+        assert broker.log().count("definitions.imported") == 2
+
+
+def test_no_guest_is_added_to_the_users_of_the_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "definitions.json"
+    file.write_text('{"users": [{"name": "ann", "password": "ann", "tags": "administrator"}]}')
+    with BrokerProcess(tmp_path / "data", definitions=str(file)) as broker:
+        assert names(get(broker, "users", "ann:ann")) == ["ann"]
+        assert call(broker, "GET", "whoami")[0] == 401
+
+
+def test_a_start_with_wrong_definitions_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "definitions.json"
+    for text, reason in (
+        ('{"queues": [{"name": "q"}]}', "vhost is missing"),
+        ("{", "truncated"),
+    ):
+        file.write_text(text)
+        with pytest.raises(BrokerDied, match=reason) as died:
+            BrokerProcess(tmp_path / "data", definitions=str(file)).start()
+        assert "exit code 2" in str(died.value)
+    with pytest.raises(BrokerDied, match="No such file"):
+        BrokerProcess(tmp_path / "data", definitions=str(tmp_path / "none")).start()
+
+
+def test_an_open_address_needs_users_from_somewhere(tmp_path: Path) -> None:
+    file = tmp_path / "definitions.json"
+    file.write_text('{"queues": []}')
+    flags = {"host": "0.0.0.0", "definitions": str(file)}
+    with pytest.raises(BrokerDied, match="no users are configured"):
+        BrokerProcess(tmp_path / "data", **flags).start()

@@ -1,0 +1,258 @@
+"""Users and permissions over HTTP."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tallymark.server.users import UsersError, hashed_user, make_user
+from tests.server.management import FULL, call, connect, done, get, names, refused
+from tests.support.process import BrokerProcess
+
+SHA256 = "rabbit_password_hashing_sha256"
+SHA512 = "rabbit_password_hashing_sha512"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(Path(tmp_path_factory.mktemp("users")) / "data") as running:
+        done(running, "PUT", "vhosts/shop")
+        yield running
+
+
+def salted(digest: str, password: str, salt: bytes = b"salt") -> str:
+    """As RabbitMQ makes it."""
+    hashed = hashlib.new(digest, salt + password.encode()).digest()
+    return base64.b64encode(salt + hashed).decode()
+
+
+def may_enter(broker: BrokerProcess, user: str, password: str) -> bool:
+    return call(broker, "GET", "whoami", user=f"{user}:{password}")[0] == 200
+
+
+# -- users
+
+
+def test_the_first_user_locks_nobody_out(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        assert get(broker, "users")[0]["tags"] == ["administrator"]
+        assert get(broker, "users")[0]["password_hash"] == ""
+        done(broker, "PUT", "users/ann", {"password": "secret", "tags": "management"})
+        assert may_enter(broker, "guest", "guest")
+        assert may_enter(broker, "ann", "secret")
+        assert names(get(broker, "users")) == ["ann", "guest"]
+        broker.kill()
+        broker.restart()
+        assert may_enter(broker, "ann", "secret")
+        done(broker, "PUT", "users/root", {"password": "root", "tags": "administrator"})
+        done(broker, "DELETE", "users/guest")
+        assert not may_enter(broker, "guest", "guest")
+        status, _, _ = call(broker, "DELETE", "users/ann", user="root:root")
+        assert status == 204
+        found = refused(broker, "DELETE", "users/root", user="root:root")
+        assert found == (400, "bad_request", "no user would be left, expected at least one")
+        assert may_enter(broker, "root", "root")
+
+
+def test_a_user_is_made_changed_and_deleted(broker: BrokerProcess) -> None:
+    path = "users/bob"
+    assert done(broker, "PUT", path, {"password": "one", "tags": "a, b,administrator"}) == 201
+    assert get(broker, path)["tags"] == ["administrator", "a", "b"]
+    assert get(broker, "whoami", "bob:one") == {"name": "bob", "tags": ["administrator", "a", "b"]}
+    assert done(broker, "PUT", path, {"tags": ["monitoring"]}) == 204
+    assert get(broker, "whoami", "bob:one")["tags"] == ["monitoring"], "the password stays"
+    done(broker, "PUT", path, {"password": "two", "tags": ""})
+    assert (may_enter(broker, "bob", "one"), may_enter(broker, "bob", "two")) == (False, True)
+    done(broker, "PUT", path, {"password_hash": "", "tags": ""})
+    assert not may_enter(broker, "bob", "two")
+    assert not may_enter(broker, "bob", "")
+    assert done(broker, "DELETE", path) == 204
+    assert refused(broker, "GET", path)[:2] == (404, "not_found")
+    assert refused(broker, "DELETE", path)[:2] == (404, "not_found")
+
+
+def test_a_changed_password_keeps_the_permissions(broker: BrokerProcess) -> None:
+    done(broker, "PUT", "users/kim", {"password": "one", "tags": ""})
+    done(broker, "PUT", "permissions/shop/kim", FULL)
+    done(broker, "PUT", "users/kim", {"password": "two", "tags": ""})
+    assert get(broker, "permissions/shop/kim")["read"] == ".*"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "password_hash", "password"),
+    [
+        # made by RabbitMQ 3.10.8
+        (SHA256, "MC9JyMp5T4yPNMpqZG0AzzFuh0BE2HipIbXFZ2wVJgC596TE", "secret"),
+        (SHA256, "vsQcOOCqZcVih4qZNJ02C4Q/6ovCc6xgQo2BRyO1qG9uSgTU", "hunter2"),
+        # by the formula, and let in by RabbitMQ 3.10.8
+        (
+            SHA512,
+            "30pM2S2BzbCcSH3cLMkYYTVsWm7ZxX4uwMNZe+GiasG5ayIPDijC9MKLuNhJwZ64g58ORjiPL5QezMetGI6"
+            "ZRUCYvHI=",
+            "sha512",
+        ),
+        (SHA256, salted("sha256", "grün"), "grün"),
+    ],
+)
+def test_hashes_of_rabbitmq_let_in_and_are_shown_again(
+    broker: BrokerProcess, algorithm: str, password_hash: str, password: str
+) -> None:
+    body = {"password_hash": password_hash, "hashing_algorithm": algorithm, "tags": ""}
+    done(broker, "PUT", "users/from", body)
+    done(broker, "PUT", "permissions/%2F/from", FULL)
+    assert may_enter(broker, "from", password)
+    assert not may_enter(broker, "from", password + "x")
+    assert not may_enter(broker, "from", password_hash)
+    row = get(broker, "users/from")
+    assert (row["password_hash"], row["hashing_algorithm"]) == (password_hash, algorithm)
+    connect(broker, "from", password=password).close()
+    done(broker, "DELETE", "users/from")
+
+
+def test_a_scrypt_hash_is_shown_and_taken_again(broker: BrokerProcess) -> None:
+    done(broker, "PUT", "users/here", {"password": "secret", "tags": ""})
+    row = get(broker, "users/here")
+    assert row["hashing_algorithm"].startswith("scrypt:")
+    copy = {key: row[key] for key in ("password_hash", "hashing_algorithm", "tags")}
+    done(broker, "PUT", "users/there", copy)
+    assert may_enter(broker, "there", "secret")
+    assert not may_enter(broker, "there", "other")
+
+
+@pytest.mark.parametrize(
+    ("password_hash", "algorithm", "text"),
+    [
+        (
+            salted("md5", "x"),
+            "rabbit_password_hashing_md5",
+            "of kind 'rabbit_password_hashing_md5'",
+        ),
+        (salted("sha256", "x"), SHA512, "of 36 bytes, expected 68"),
+        (salted("sha256", "x")[:-4], SHA256, "of 33 bytes, expected 36"),
+        ("???", SHA256, "no base64"),
+        (salted("sha256", "x"), "scrypt:1", "of kind"),
+        (salted("sha256", "x", b"s" * 16), "scrypt:16384:8:-1", "expected numbers"),
+        (salted("sha256", "x", b"s" * 16), "scrypt:16383:8:1", "a power of 2"),
+        (salted("sha256", "x", b"s" * 16), "scrypt:2097152:8:1", "expected a cost of 2 to 2^20"),
+        (salted("sha256", "x", b"s" * 16), "scrypt:16384:99:1", "block 1 to 32"),
+    ],
+)
+def test_hashes_that_cannot_be_checked_are_refused(
+    broker: BrokerProcess, password_hash: str, algorithm: str, text: str
+) -> None:
+    with pytest.raises(UsersError) as why:
+        hashed_user("bad", password_hash, algorithm)
+    assert text in str(why.value)
+    body = {"password_hash": password_hash, "hashing_algorithm": algorithm, "tags": ""}
+    assert text in refused(broker, "PUT", "users/bad", body)[2]
+    assert "bad" not in names(get(broker, "users"))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "reason"),
+    [
+        ("users/new", {"password": "x"}, "tags is missing"),
+        ("users/new", {"password": "x", "tags": 5}, "tags is 5, expected a list"),
+        ("users/new", {"password": "", "tags": ""}, "expected a password that is not empty"),
+        ("users/new", {"password": 5, "tags": ""}, "password is 5, expected text"),
+        ("users/a%3Ab", {"password": "x", "tags": ""}, "expected a name without ':'"),
+    ],
+)
+def test_users_that_are_refused(broker: BrokerProcess, path: str, body: Any, reason: str) -> None:
+    before = get(broker, "users")
+    status, error, text = refused(broker, "PUT", path, body)
+    assert (status, error) == (400, "bad_request")
+    assert reason in text
+    assert get(broker, "users") == before
+
+
+def test_a_guest_with_the_password_everybody_knows_gets_in_from_loopback_only(
+    tmp_path: Path,
+) -> None:
+    import asyncio
+
+    from tallymark.server import users
+
+    users.save(tmp_path, {"guest": make_user("guest", "guest", True, {})})
+    who = users.Users(tmp_path)
+
+    def enters(peer: str) -> bool:
+        return asyncio.run(who.check("guest", "guest", peer)) is not None
+
+    assert enters("127.0.0.1")
+    assert not enters("192.0.2.7")
+    users.save(tmp_path, {"guest": make_user("guest", "better", True, {})})
+    assert asyncio.run(who.check("guest", "better", "192.0.2.7")) is not None
+
+
+def test_what_only_administrators_do(broker: BrokerProcess) -> None:
+    done(broker, "PUT", "users/low", {"password": "low", "tags": "management,policymaker"})
+    done(broker, "PUT", "permissions/shop/low", FULL)
+    before = get(broker, "users")
+    for method, path, body in (
+        ("PUT", "users/low", {"password": "low", "tags": "administrator"}),
+        ("PUT", "users/other", {"password": "x", "tags": ""}),
+        ("DELETE", "users/guest", None),
+        ("PUT", "permissions/%2F/low", FULL),
+        ("DELETE", "permissions/shop/low", None),
+        ("PUT", "vhosts/more", None),
+        ("DELETE", "vhosts/shop", None),
+        ("GET", "definitions", None),
+        ("GET", "definitions/shop", None),
+        ("POST", "definitions", {"vhosts": [{"name": "more"}]}),
+        ("PUT", "operator-policies/shop/p", {"pattern": "", "definition": {"max-length": 1}}),
+        ("DELETE", "operator-policies/shop/p", None),
+    ):
+        found = refused(broker, method, path, body, "low:low")
+        assert found[:2] == (401, "not_authorised"), (method, path, found)
+    assert get(broker, "users") == before
+    assert names(get(broker, "vhosts")) == ["/", "shop"]
+
+
+# -- permissions
+
+
+def test_permissions(broker: BrokerProcess) -> None:
+    done(broker, "PUT", "users/pam", {"password": "pam", "tags": ""})
+    rule = {"configure": "^pam", "write": "^pam|^out$", "read": ""}
+    assert done(broker, "PUT", "permissions/shop/pam", rule) == 201
+    assert done(broker, "PUT", "permissions/shop/pam", rule) == 204
+    row = {"user": "pam", "vhost": "shop", **rule}
+    assert get(broker, "permissions/shop/pam") == row
+    assert get(broker, "users/pam/permissions") == [row]
+    assert row in get(broker, "permissions")
+    assert row in get(broker, "vhosts/shop/permissions")
+    assert row not in get(broker, "vhosts/%2F/permissions")
+    assert call(broker, "PUT", "queues/shop/pam1", {}, "pam:pam")[0] == 201
+    assert refused(broker, "PUT", "queues/shop/other", {}, "pam:pam")[0] == 401
+    for name in rule:
+        without = {key: value for key, value in rule.items() if key != name}
+        assert refused(broker, "PUT", "permissions/shop/pam", without)[2].startswith(name)
+    assert "'['" in refused(broker, "PUT", "permissions/shop/pam", {**rule, "read": "["})[2]
+    assert get(broker, "permissions/shop/pam") == row
+    assert done(broker, "DELETE", "permissions/shop/pam") == 204
+    assert refused(broker, "GET", "permissions/shop/pam")[:2] == (404, "not_found")
+    assert refused(broker, "DELETE", "permissions/shop/pam")[:2] == (404, "not_found")
+    assert refused(broker, "PUT", "queues/shop/pam2", {}, "pam:pam")[0] == 401
+    assert refused(broker, "PUT", "permissions/shop/nobody", rule)[0] == 404
+    assert refused(broker, "PUT", "permissions/nowhere/pam", rule)[0] == 404
+
+
+def test_a_permission_for_every_virtual_host_becomes_one_for_each(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        done(broker, "PUT", "vhosts/shop")
+        assert len(get(broker, "users/guest/permissions")) == 2
+        done(broker, "PUT", "users/ann", {"password": "ann", "tags": ""})
+        done(broker, "DELETE", "permissions/shop/guest")
+        assert [row["vhost"] for row in get(broker, "users/guest/permissions")] == ["/"]
+        stored = json.loads((broker.data_dir / "users.json").read_text())
+        assert list(stored[0]["vhosts"]) == ["/"]
+        assert refused(broker, "PUT", "queues/shop/q", {})[0] == 401
+        assert done(broker, "PUT", "vhosts/new") == 201
+        assert done(broker, "PUT", "queues/new/q") == 201, "who makes it may use it"
