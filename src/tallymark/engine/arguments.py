@@ -246,7 +246,7 @@ def _routing_key(value: object) -> str:
 
 
 def _overflow(value: object) -> str:
-    if value in ("drop-head", "reject-publish", "reject-publish-dlx"):
+    if value in ("drop-head", "drop-tail", "reject-publish", "reject-publish-dlx"):
         return ""
     return _text(value) or "invalid_overflow"
 

@@ -119,6 +119,8 @@ class Broker:
         """Every queue by id."""
         self.connections: dict[int, Connection] = {}
         self.published = 0
+        self.observers: list[Callable[[Queue, bool], None]] = []
+        """Each is told at once of every queue that is made (True) or gone (False)."""
         self.get_must_wait = False
         """Whether the message that `get` gave out last has to wait for `await_durable`."""
 
@@ -172,6 +174,8 @@ class Broker:
             self.queues[queue.id] = queue
             if queue.exclusive_owner:
                 connection.exclusive_queues.append(queue)
+            for observer in self.observers:
+                observer(queue, True)
         self.use(queue)
         return queue
 
@@ -299,6 +303,8 @@ class Broker:
         owner = self.connections.get(queue.exclusive_owner)
         if owner is not None and queue in owner.exclusive_queues:
             owner.exclusive_queues.remove(queue)
+        for observer in self.observers:
+            observer(queue, False)
         self.effects.append(
             Signal("queue.deleted", {"vhost": queue.vhost, "queue": queue.name, "ready": count})
         )

@@ -18,7 +18,7 @@ from tallymark.engine.formats import Format
 from tallymark.engine.message import NOWHERE, ON_ITS_WAY, Payload, Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
-from tallymark.engine.settings import DROP_HEAD, REJECT_PUBLISH_DLX
+from tallymark.engine.settings import DROP_HEAD, DROP_TAIL, REJECT_PUBLISH_DLX
 from tallymark.engine.store import Store
 
 if TYPE_CHECKING:
@@ -256,13 +256,17 @@ class Entrance:
             if what == ENTERED:
                 self.enter(queue, payload, lo + at, lo + end, annotations, kept)
             elif what == DUPLICATE:
-                self._pass_over(queue, payload, lo + at, lo + end, annotations, kept)
+                reason = records.DROPPED_DUPLICATE
+                self._pass_over(queue, payload, lo + at, lo + end, annotations, kept, reason)
+            elif queue.settings.overflow == DROP_TAIL:
+                reason = records.DROPPED_MAXLEN
+                self._pass_over(queue, payload, lo + at, lo + end, annotations, kept, reason)
             elif queue.settings.overflow == REJECT_PUBLISH_DLX:
                 self._bury(queue, payload, lo + at, lo + end, annotations, kept)
             else:
                 self.store.finish(payload, end - at)
             at = end
-        return bytes(verdict)
+        return bytes(len(verdict) if queue.settings.overflow == DROP_TAIL else verdict)
 
     def room(self, queue: Queue) -> int:
         """How many more messages a limit on their number lets in: those that a consumer would be
@@ -330,18 +334,16 @@ class Entrance:
         hi: int,
         annotations: Annotations | None,
         kept: bool,
+        reason: int,
     ) -> None:
-        """Duplicates enter and end in one step, so that the account shows them."""
+        """Dropped messages enter and end in one step, so that the account shows them."""
         first = queue.pass_by(hi - lo)
         self.record(queue, first, payload, lo, hi, 0, annotations, kept)
-        queue.drop(hi - lo, records.DROPPED_DUPLICATE)
+        queue.drop(hi - lo, reason)
         if queue.stored:
             self.records.append(
-                Record(
-                    records.DROPPED, queue.id, first, hi - lo, self.clock.now_ms,
-                    reason=records.DROPPED_DUPLICATE,
-                )
-            )  # fmt: skip
+                Record(records.DROPPED, queue.id, first, hi - lo, self.clock.now_ms, reason=reason)
+            )
         self.store.finish(payload, hi - lo)
 
     def _bury(

@@ -21,6 +21,9 @@ OFF: Final = -1
 DROP_HEAD: Final = "drop-head"
 REJECT_PUBLISH: Final = "reject-publish"
 REJECT_PUBLISH_DLX: Final = "reject-publish-dlx"
+DROP_TAIL: Final = "drop-tail"
+"""What comes while the queue is full is dropped and counted, and its publisher hears nothing: NSQ's
+ephemeral channels [NQ-10]."""
 AT_LEAST_ONCE: Final = "at-least-once"
 RETRY_DISABLED: Final = "disabled"
 RETRY_ALL: Final = "all"

@@ -1,0 +1,397 @@
+"""NSQ's topics and channels as exchanges and queues of one virtual host.
+
+    topic T      fanout exchange T, and the queue "T:", its backlog: bound while the topic has no
+                 channel or is paused; what it holds moves to the channels afterwards [NQ-9]
+    channel C    queue "T:C", bound to T unless the topic is paused
+
+Both are durable unless ephemeral. An ephemeral channel is an auto-delete queue that drops what
+comes while it is full; an ephemeral topic goes with its last channel [NQ-10]. AMQP clients publish
+to exchange T and consume from queue "T:C"; what else they bind to T gets its copies also while the
+topic is paused.
+
+What there is, is read off the queues' arguments x-nsq-topic and x-nsq-channel and followed from
+then on (Broker.observers), whoever declares and deletes them: nothing is stored twice.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final, final
+
+from tallymark.engine.annotations import Annotations
+from tallymark.engine.arguments import named
+from tallymark.engine.broker import Broker
+from tallymark.engine.errors import AccessRefused, BrokerError, NotFound, PreconditionFailed
+from tallymark.engine.exchange import FANOUT, Exchange
+from tallymark.engine.message import Payload, Route
+from tallymark.engine.queue import Queue
+from tallymark.engine.session import Connection, Session
+from tallymark.engine.settings import DROP_TAIL
+from tallymark.engine.vhost import Targets, VirtualHost
+from tallymark.wire.nsq.kernel import FORMAT
+from tallymark.wire.nsq.names import is_ephemeral
+
+TOPIC: Final = "x-nsq-topic"
+CHANNEL: Final = "x-nsq-channel"
+ANYBODY: Final = 0
+"""Id of a connection that owns nothing."""
+
+
+@final
+class Topic:
+    """One topic. To be changed by Topics only."""
+
+    __slots__ = (
+        "backlog",
+        "channels",
+        "ephemeral",
+        "exchange",
+        "generation",
+        "message_bytes",
+        "message_count",
+        "name",
+        "route",
+        "targets",
+        "vhost",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        vhost: VirtualHost,
+        exchange: Exchange,
+        backlog: Queue,
+        channels: dict[str, Queue],
+    ) -> None:
+        self.name = name
+        self.vhost = vhost
+        self.exchange = exchange
+        self.backlog = backlog
+        """What came while there was no channel, or the topic was paused. Its depth is `ready`."""
+        self.channels = channels
+        """By name."""
+        self.ephemeral = is_ephemeral(name)
+        self.message_count = 0
+        """Published by NSQ clients and over HTTP since the broker started."""
+        self.message_bytes = 0
+        """Bytes of the bodies of these."""
+        self.route = Route(name, name)
+        self.targets: Targets | None = None
+        self.generation = 0
+        """Of the virtual host, when `targets` was made."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether copying to the channels rests; what is published waits in the backlog [NQ-9]."""
+        return self.backlog.paused
+
+
+@final
+class Topics:
+    """All topics of a broker. Raises BrokerError where what AMQP clients made is in the way."""
+
+    __slots__ = (
+        "_channels",
+        "_nobody",
+        "_session",
+        "_topics",
+        "broker",
+        "changed",
+        "keeps_changes",
+        "mem_queue_size",
+        "vhost",
+    )
+
+    def __init__(self, broker: Broker, vhost: str, mem_queue_size: int) -> None:
+        self.broker = broker
+        self.vhost = vhost
+        """Name of the virtual host."""
+        self.mem_queue_size = mem_queue_size
+        """How many messages an ephemeral channel or topic holds."""
+        self.changed: list[tuple[str, str, bool]] = []
+        """(topic, channel or "", whether it exists now) in order: whoever registers topics
+        elsewhere takes these and clears the list."""
+        self.keeps_changes = True
+        """Whether anybody does."""
+        self._nobody = Connection(ANYBODY, vhost, "", "nsq")
+        self._session = Session(broker.owner_ids(), self._nobody)
+        self._topics: dict[str, Topic] = {}
+        self._channels: dict[str, dict[str, Queue]] = {}
+        """By topic and channel."""
+        self._find_all()
+        broker.observers.append(self._observe)
+
+    # -- what there is
+
+    def find(self, name: str) -> Topic | None:
+        return self._topics.get(name)
+
+    def topics(self) -> list[Topic]:
+        """In the order they were made."""
+        return list(self._topics.values())
+
+    def topic(self, name: str) -> Topic:
+        """The topic, made if need be.
+
+        Raises:
+            BrokerError: the name is reserved, or its exchange or queue is something else.
+        """
+        found = self._topics.get(name)
+        vhost = self.broker.vhost(self.vhost)
+        if found is not None and vhost.exchanges.get(name) is found.exchange:
+            return found
+        exchange = self._exchange(vhost, name)
+        if found is None:
+            backlog = self._queue(name, "", is_ephemeral(name), False)
+            channels = self._channels.setdefault(name, {})
+            found = Topic(name, vhost, exchange, backlog, channels)
+            self._topics[name] = found
+            self._note(name, "", True)
+            for channel in channels:
+                self._note(name, channel, True)
+        found.exchange = exchange
+        self._wire(found)
+        return found
+
+    def channel(self, topic: str, channel: str) -> Queue:
+        """The channel's queue, made if need be, and the topic with it. Raises as `topic`."""
+        made = self.topic(topic)
+        found = made.channels.get(channel)
+        if found is not None:
+            return found
+        ephemeral = is_ephemeral(channel)
+        return self._queue(topic, channel, ephemeral or made.ephemeral, ephemeral)
+
+    # -- publishing
+
+    def publish(
+        self, name: str, raw: bytes, cuts: array[int], head: int, wall_ms: int, delay_ms: int
+    ) -> None:
+        """Messages enter the topic's channels, all of them or, where this raises, none.
+
+        raw, cuts: cells (wire.nsq.kernel), `head` bytes of each in front of its body. wall_ms: now.
+        delay_ms: ready only then [NQ-16]. On disk once `Broker.await_durable` says so.
+        Raises: BrokerError, as `topic`.
+        """
+        broker = self.broker
+        topic = self._topics.get(name)
+        vhost = broker.vhosts.get(self.vhost)
+        targets: Targets | None = None
+        if topic is not None and topic.vhost is vhost and topic.generation == vhost.generation:
+            targets = topic.targets
+        if topic is None or targets is None:
+            topic = self.topic(name)
+            targets = self._targets(topic)
+        count = len(cuts) - 1
+        payload = Payload(
+            FORMAT, raw, cuts, topic.route, None, broker.new_message_ids(count), wall_ms, True, 0
+        )
+        annotations = Annotations(due_ms=wall_ms + delay_ms) if delay_ms > 0 else None
+        broker.publish(self._session, targets, payload, annotations)
+        topic.message_count += count
+        topic.message_bytes += payload.size - count * head
+
+    def _targets(self, topic: Topic) -> Targets:
+        vhost = self.broker.vhost(self.vhost)
+        targets = vhost.route_from(topic.exchange, [topic.name], {})
+        topic.vhost = vhost
+        topic.targets = targets
+        topic.generation = vhost.generation
+        return targets
+
+    # -- operators' commands; each raises NotFound
+
+    def delete_topic(self, name: str) -> None:
+        """The topic goes with its channels and everything in them."""
+        topic = self._existing(name)
+        del self._topics[name]
+        channels = list(topic.channels.values())
+        for queue in [*channels, topic.backlog]:
+            self.broker.delete_queue(self._nobody, queue.name, False, False)
+        self._channels.pop(name, None)
+        vhost = self.broker.vhost(self.vhost)
+        if vhost.exchanges.get(name) is topic.exchange:
+            vhost.delete_exchange(name, False)
+        self._note(name, "", False)
+
+    def delete_channel(self, topic: str, channel: str) -> None:
+        """The channel goes with everything in it."""
+        queue = self._existing_channel(topic, channel)
+        self.broker.delete_queue(self._nobody, queue.name, False, False)
+
+    def empty_topic(self, name: str) -> None:
+        """Drop what waits for a channel, or for the end of a pause."""
+        self.broker.empty(self._existing(name).backlog)
+
+    def empty_channel(self, topic: str, channel: str) -> None:
+        """Drop what is ready, deferred and in flight [NQ-15]."""
+        self.broker.empty(self._existing_channel(topic, channel))
+
+    def pause_topic(self, name: str, paused: bool) -> None:
+        """Copying to the channels rests, or goes on with what has come meanwhile [NQ-9]."""
+        topic = self._existing(name)
+        self.broker.pause(topic.backlog, paused)
+        self._wire(topic)
+
+    def pause_channel(self, topic: str, channel: str, paused: bool) -> None:
+        """Deliveries from the channel rest, or go on [NQ-9]."""
+        self.broker.pause(self._existing_channel(topic, channel), paused)
+
+    def _existing(self, name: str) -> Topic:
+        found = self._topics.get(name)
+        if found is None:
+            raise NotFound(f"no topic '{name}'")
+        return found
+
+    def _existing_channel(self, topic: str, channel: str) -> Queue:
+        found = self._existing(topic).channels.get(channel)
+        if found is None:
+            raise NotFound(f"no channel '{channel}' of topic '{topic}'")
+        return found
+
+    # -- making them
+
+    def _exchange(self, vhost: VirtualHost, name: str) -> Exchange:
+        """The topic's exchange; a fanout exchange that AMQP clients made will do."""
+        if name.startswith("amq."):
+            raise AccessRefused(f"topic '{name}': the prefix 'amq.' is reserved")
+        found = vhost.exchanges.get(name)
+        if found is None:
+            durable = not is_ephemeral(name)
+            return vhost.declare_exchange(name, FANOUT, durable, False, False, {}, False)
+        if found.type != FANOUT or found.internal:
+            kind = "internal" if found.internal else f"of type '{found.type}'"
+            what = named("exchange", name, vhost.name)
+            raise PreconditionFailed(f"topic '{name}': {what} is {kind}, expected a fanout one")
+        return found
+
+    def _queue(self, topic: str, channel: str, transient: bool, auto_delete: bool) -> Queue:
+        """The queue of a channel, or (no channel) of the backlog."""
+        name = f"{topic}:{channel}"
+        arguments: dict[str, object] = {TOPIC: topic}
+        if channel:
+            arguments[CHANNEL] = channel
+        if auto_delete or (transient and not channel):
+            arguments["x-max-length"] = self.mem_queue_size
+            arguments["x-overflow"] = DROP_TAIL
+        current = self.broker.vhost(self.vhost).queues.get(name)
+        if current is not None:
+            if _place_of(current) != (topic, channel):
+                what = named("queue", name, self.vhost)
+                raise PreconditionFailed(f"{what} is not a queue of topic '{topic}'")
+            return current
+        return self.broker.declare_queue(
+            self._nobody, name, not transient, False, auto_delete, arguments, False
+        )
+
+    def _wire(self, topic: Topic) -> None:
+        """Bind what the topic's messages go to now, and unbind what they do not go to; move what
+        waited. O(channels)."""
+        channels = list(topic.channels.values())
+        if topic.paused or not channels:
+            self._bind(topic, topic.backlog)
+            for queue in channels:
+                self._unbind(topic, queue)
+            return
+        for queue in channels:
+            self._bind(topic, queue)
+        self._release(topic, channels)
+
+    def _release(self, topic: Topic, channels: list[Queue]) -> None:
+        """There are channels, and they are bound: the backlog is of no use any more."""
+        backlog = topic.backlog
+        self._unbind(topic, backlog)
+        if backlog.ready or backlog.deferred:
+            self.broker.transfer(backlog, channels)
+
+    def _bind(self, topic: Topic, queue: Queue) -> None:
+        self.broker.vhost(self.vhost).bind_queue(queue.name, topic.name, "", {}, ANYBODY)
+
+    def _unbind(self, topic: Topic, queue: Queue) -> None:
+        self.broker.vhost(self.vhost).unbind_queue(queue.name, topic.name, "", {}, ANYBODY)
+
+    # -- following what happens to queues
+
+    def _find_all(self) -> None:
+        """After a restart: what is there, and what has to be bound now that transient queues are
+        gone."""
+        vhost = self.broker.vhosts.get(self.vhost)
+        if vhost is None:
+            return
+        names: dict[str, None] = {}
+        for queue in vhost.queues.values():
+            topic, channel = _place_of(queue)
+            if topic:
+                names[topic] = None
+                if channel:
+                    self._channels.setdefault(topic, {})[channel] = queue
+        for name in names:
+            self._take_in(name)
+        self.changed.clear()
+
+    def _take_in(self, name: str) -> None:
+        """A queue says that it is of this topic: then there is one, unless that cannot be."""
+        try:
+            self.topic(name)
+        except BrokerError:
+            return  # the exchange of that name is another's: to NSQ clients it is E_BAD_TOPIC
+
+    def _observe(self, queue: Queue, exists: bool) -> None:
+        name, channel = _place_of(queue)
+        if not name or queue.vhost != self.vhost:
+            return
+        topic = self._topics.get(name)
+        if not channel:
+            if not exists and topic is not None and topic.backlog is queue:
+                del self._topics[name]  # by an AMQP client; the next use makes it anew
+                self._note(name, "", False)
+            return
+        channels = self._channels.setdefault(name, {})
+        if exists:
+            channels[channel] = queue
+            if topic is None:
+                self._take_in(name)
+            else:
+                self._note(name, channel, True)
+                self._enter(topic, queue)
+        elif channels.get(channel) is queue:
+            del channels[channel]
+            self._note(name, channel, False)
+            if topic is not None and not channels:
+                self._left_alone(topic)
+            elif topic is None and not channels:
+                del self._channels[name]
+
+    def _enter(self, topic: Topic, queue: Queue) -> None:
+        """A channel was added."""
+        vhost = self.broker.vhost(self.vhost)
+        if topic.paused or vhost.exchanges.get(topic.name) is not topic.exchange:
+            return
+        self._bind(topic, queue)
+        if len(topic.channels) == 1:
+            self._release(topic, [queue])
+
+    def _left_alone(self, topic: Topic) -> None:
+        """The last channel is gone [NQ-9, NQ-10]."""
+        vhost = self.broker.vhosts.get(self.vhost)
+        if vhost is None or vhost.queues.get(topic.backlog.name) is not topic.backlog:
+            return
+        if topic.ephemeral:
+            self.delete_topic(topic.name)
+        elif vhost.exchanges.get(topic.name) is topic.exchange:
+            self._bind(topic, topic.backlog)
+
+    def _note(self, topic: str, channel: str, exists: bool) -> None:
+        if self.keeps_changes:
+            self.changed.append((topic, channel, exists))
+
+
+def _place_of(queue: Queue) -> tuple[str, str]:
+    """Topic and channel that a queue belongs to; ("", ""): to none."""
+    topic = queue.arguments.get(TOPIC)
+    channel = queue.arguments.get(CHANNEL, "")
+    if queue.exclusive_owner:
+        return "", ""
+    if isinstance(topic, str) and isinstance(channel, str) and queue.name == f"{topic}:{channel}":
+        return topic, channel
+    return "", ""

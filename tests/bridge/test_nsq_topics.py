@@ -1,0 +1,365 @@
+"""Topics and channels over exchanges and queues."""
+
+from __future__ import annotations
+
+import pytest
+
+from tallymark.bridge.nsq_topics import Topics
+from tallymark.engine.errors import AccessRefused, BrokerError, NotFound, PreconditionFailed
+from tallymark.engine.queue import Queue
+from tallymark.wire.nsq.kernel import body_of, make_cells
+from tests.support.engine_rig import Rig
+
+
+def made(rig: Rig | None = None, mem_queue_size: int = 3) -> tuple[Rig, Topics]:
+    rig = rig or Rig()
+    return rig, Topics(rig.broker, "/", mem_queue_size)
+
+
+def put(topics: Topics, topic: str, *bodies: bytes, delay_ms: int = 0) -> None:
+    raw, cuts = make_cells(list(bodies))
+    topics.publish(topic, raw, cuts, 4, topics.broker.clock.now_ms, delay_ms)
+
+
+def bodies(rig: Rig, queue: Queue) -> list[bytes]:
+    queue.unpack()
+    found = []
+    for piece in queue.slices():
+        rig.broker.store.load(piece.payload)
+        raw, cuts = piece.payload.raw, piece.payload.cuts
+        assert raw is not None
+        found += [body_of(raw, cuts[i], cuts[i + 1]) for i in range(piece.lo, piece.hi)]
+    return found
+
+
+def bound(topics: Topics, name: str) -> set[str]:
+    topic = topics.find(name)
+    assert topic is not None
+    return {binding.destination() for binding in topic.exchange.bindings.values()}
+
+
+def test_nq_9_topic_and_channel_are_made_by_first_use() -> None:
+    _, topics = made()
+    queue = topics.channel("t", "c")
+    topic = topics.find("t")
+    assert topic is not None
+    assert (queue.name, queue.durable, queue.auto_delete) == ("t:c", True, False)
+    assert topic.exchange.type == "fanout"
+    assert topic.exchange.durable
+    assert topic.channels == {"c": queue}
+    assert topics.topics() == [topic]
+    assert topics.channel("t", "c") is queue
+    assert topics.topic("t") is topic
+    assert topics.changed == [("t", "", True), ("t", "c", True)]
+    assert topics.find("other") is None
+
+
+def test_nq_9_every_channel_gets_every_message_with_the_same_id() -> None:
+    rig, topics = made()
+    one, two = topics.channel("t", "one"), topics.channel("t", "two")
+    put(topics, "t", b"a", b"b")
+    assert bodies(rig, one) == bodies(rig, two) == [b"a", b"b"]
+    topic = topics.find("t")
+    assert topic is not None
+    assert (topic.message_count, topic.message_bytes, topic.backlog.ready) == (2, 2, 0)
+    assert one.slices()[0].payload is two.slices()[0].payload
+    rig.settle_down()
+    rig.broker.check()
+
+
+def test_nq_9_a_topic_without_a_channel_keeps_messages_for_the_first() -> None:
+    rig, topics = made()
+    put(topics, "t", b"a")
+    put(topics, "t", b"b")
+    topic = topics.find("t")
+    assert topic is not None
+    assert topic.backlog.ready == 2
+    first = topics.channel("t", "first")
+    assert bodies(rig, first) == [b"a", b"b"]
+    assert topic.backlog.ready == 0
+    second = topics.channel("t", "second")
+    assert bodies(rig, second) == []
+    put(topics, "t", b"c")
+    assert (first.ready, second.ready, topic.backlog.ready) == (3, 1, 0)
+    rig.settle_down()
+    rig.broker.check()
+
+
+def test_nq_9_after_its_last_channel_a_topic_keeps_messages_again() -> None:
+    rig, topics = made()
+    topics.channel("t", "c")
+    topics.delete_channel("t", "c")
+    put(topics, "t", b"a")
+    topic = topics.find("t")
+    assert topic is not None
+    assert topic.backlog.ready == 1
+    assert topic.channels == {}
+    assert bodies(rig, topics.channel("t", "d")) == [b"a"]
+
+
+def test_nq_9_a_paused_topic_copies_nothing_until_it_goes_on() -> None:
+    rig, topics = made()
+    one = topics.channel("t", "one")
+    put(topics, "t", b"a")
+    topics.pause_topic("t", True)
+    topic = topics.find("t")
+    assert topic is not None
+    assert topic.paused
+    put(topics, "t", b"b")
+    two = topics.channel("t", "two")
+    assert (one.ready, two.ready, topic.backlog.ready) == (1, 0, 1)
+    topics.pause_topic("t", True)
+    assert (one.ready, two.ready, topic.backlog.ready) == (1, 0, 1)
+    topics.pause_topic("t", False)
+    assert not topic.paused
+    assert bodies(rig, one) == [b"a", b"b"]
+    assert bodies(rig, two) == [b"b"]
+    assert topic.backlog.ready == 0
+    put(topics, "t", b"c")
+    assert (one.ready, two.ready, topic.backlog.ready) == (3, 2, 0)
+    rig.settle_down()
+    rig.broker.check()
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_nq_9_pauses_topics_and_channels_outlive_a_restart(clean: bool) -> None:
+    rig, topics = made()
+    topics.channel("t", "c")
+    topics.channel("u", "d")
+    topics.pause_topic("t", True)
+    topics.pause_channel("u", "d", True)
+    put(topics, "t", b"waits")
+    put(topics, "u", b"rests")
+    rig.settle_down()
+    rig, topics = made(rig.restart(clean))
+    t, u = topics.find("t"), topics.find("u")
+    assert t is not None
+    assert u is not None
+    assert (t.paused, u.paused) == (True, False)
+    assert (t.channels["c"].paused, u.channels["d"].paused) == (False, True)
+    assert bound(topics, "t") == {"t:"}
+    assert bound(topics, "u") == {"u:d"}
+    topics.pause_topic("t", False)
+    assert bodies(rig, t.channels["c"]) == [b"waits"]
+    assert bodies(rig, u.channels["d"]) == [b"rests"]
+    assert bound(topics, "t") == {"t:c"}
+
+
+def test_nq_10_an_ephemeral_channel_goes_with_its_last_consumer() -> None:
+    rig, topics = made()
+    topics.channel("t", "c#ephemeral")
+    session = rig.session()
+    consumer = rig.consume(session, "t:c#ephemeral", "x")
+    rig.broker.cancel(consumer)
+    topic = topics.find("t")
+    assert topic is not None
+    assert topic.channels == {}
+    assert topics.changed[-1] == ("t", "c#ephemeral", False)
+    put(topics, "t", b"kept")
+    assert topic.backlog.ready == 1
+
+
+def test_nq_10_an_ephemeral_topic_goes_with_its_last_channel() -> None:
+    rig, topics = made()
+    topics.channel("t#ephemeral", "a")
+    topics.channel("t#ephemeral", "b#ephemeral")
+    topics.delete_channel("t#ephemeral", "a")
+    assert topics.find("t#ephemeral") is not None
+    rig.broker.cancel(rig.consume(rig.session(), "t#ephemeral:b#ephemeral", "x"))
+    assert topics.find("t#ephemeral") is None
+    assert "t#ephemeral" not in rig.vhost.exchanges
+    assert [name for name in rig.vhost.queues if name.startswith("t")] == []
+    assert topics.changed[-1] == ("t#ephemeral", "", False)
+
+
+def test_nq_10_what_an_ephemeral_channel_has_no_room_for_is_dropped_without_a_word() -> None:
+    rig, topics = made()
+    lasting = topics.channel("t", "c")
+    fleeting = topics.channel("t", "c#ephemeral")
+    put(topics, "t", b"1", b"2")
+    put(topics, "t", b"3", b"4", b"5")
+    assert bodies(rig, fleeting) == [b"1", b"2", b"3"]
+    assert lasting.ready == 5
+    assert rig.dropped(fleeting.name) == {"maxlen": 2}
+    rig.settle_down()
+    rig.broker.check()
+
+
+def test_nq_10_a_full_ephemeral_channel_refuses_nothing_to_amqp_publishers() -> None:
+    rig, topics = made()
+    topics.channel("t", "c#ephemeral")
+    session = rig.session()
+    session.confirming = True
+    for n in range(5):
+        rig.send("", n, exchange="t", session=session)
+    rig.settle_down()
+    assert rig.refused == []
+    assert rig.confirmed[session.id] == 5
+
+
+def test_nq_10_an_ephemeral_topic_keeps_no_more_than_its_room() -> None:
+    rig, topics = made()
+    put(topics, "t#ephemeral", b"1", b"2", b"3", b"4")
+    assert bodies(rig, topics.channel("t#ephemeral", "c")) == [b"1", b"2", b"3"]
+
+
+def test_nq_10_nothing_ephemeral_is_there_after_a_restart() -> None:
+    rig, topics = made()
+    topics.channel("t#ephemeral", "a")
+    topics.channel("t", "c#ephemeral")
+    rig.settle_down()
+    rig, topics = made(rig.restart())
+    assert [topic.name for topic in topics.topics()] == ["t"]
+    put(topics, "t", b"kept")
+    topic = topics.find("t")
+    assert topic is not None
+    assert topic.backlog.ready == 1
+    assert topics.changed == []
+
+
+def test_nq_16_a_deferred_message_waits_in_the_backlog_and_in_channels() -> None:
+    rig = Rig()
+    rig.tick_ms = 0
+    rig, topics = made(rig)
+    put(topics, "t", b"later", delay_ms=1000)
+    topic = topics.find("t")
+    assert topic is not None
+    assert (topic.backlog.ready, topic.backlog.deferred) == (0, 1)
+    queue = topics.channel("t", "c")
+    assert (queue.ready, queue.deferred) == (0, 1)
+    rig.advance(999)
+    assert queue.ready == 0
+    rig.advance(1)
+    assert (queue.ready, queue.deferred) == (1, 0)
+
+
+def test_nq_15_empty_takes_ready_deferred_and_in_flight() -> None:
+    rig, topics = made()
+    queue = topics.channel("t", "c")
+    put(topics, "t", b"1", b"2")
+    put(topics, "t", b"3", delay_ms=100_000)
+    session = rig.session()
+    rig.consume(session, "t:c", "x", prefetch=1)
+    rig.settle_down()
+    assert (queue.ready, queue.acquired, queue.deferred) == (1, 1, 1)
+    topics.empty_channel("t", "c")
+    assert (queue.ready, queue.acquired, queue.deferred, session.unacked) == (0, 0, 0, 0)
+    rig.broker.check()
+
+
+def test_empty_topic_leaves_its_channels_alone() -> None:
+    rig, topics = made()
+    queue = topics.channel("t", "c")
+    put(topics, "t", b"1")
+    topics.pause_topic("t", True)
+    put(topics, "t", b"2")
+    topics.empty_topic("t")
+    topics.pause_topic("t", False)
+    assert bodies(rig, queue) == [b"1"]
+
+
+def test_delete_topic_takes_everything_with_it() -> None:
+    rig, topics = made()
+    topics.channel("t", "a")
+    topics.channel("t", "b")
+    put(topics, "t", b"1")
+    topics.changed.clear()
+    topics.delete_topic("t")
+    assert topics.topics() == []
+    assert "t" not in rig.vhost.exchanges
+    assert rig.vhost.queues == {}
+    assert topics.changed == [("t", "a", False), ("t", "b", False), ("t", "", False)]
+    rig.settle_down()
+    rig, topics = made(rig.restart())
+    assert topics.topics() == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda topics: topics.delete_topic("x"),
+        lambda topics: topics.empty_topic("x"),
+        lambda topics: topics.pause_topic("x", True),
+        lambda topics: topics.delete_channel("t", "x"),
+        lambda topics: topics.empty_channel("t", "x"),
+        lambda topics: topics.pause_channel("x", "c", True),
+    ],
+)
+def test_operators_are_told_of_what_is_not_there(command: object) -> None:
+    _, topics = made()
+    topics.channel("t", "c")
+    with pytest.raises(NotFound):
+        command(topics)  # type: ignore[operator]
+    assert [topic.name for topic in topics.topics()] == ["t"]
+
+
+def test_a_fanout_exchange_of_amqp_becomes_a_topic_and_keeps_its_bindings() -> None:
+    rig, topics = made()
+    rig.queue("mine")
+    rig.exchange("t", "fanout", ("mine", ""))
+    queue = topics.channel("t", "c")
+    put(topics, "t", b"x")
+    assert bodies(rig, rig.vhost.queues["mine"]) == bodies(rig, queue) == [b"x"]
+
+
+@pytest.mark.parametrize("kind", ["direct", "topic", "headers"])
+def test_an_exchange_of_another_type_is_no_topic(kind: str) -> None:
+    rig, topics = made()
+    rig.exchange("t", kind)
+    with pytest.raises(PreconditionFailed, match=rf"'t'.*'{kind}', expected a fanout"):
+        topics.channel("t", "c")
+    assert topics.topics() == []
+    assert rig.vhost.queues == {}
+
+
+def test_a_queue_that_only_has_the_name_is_no_channel() -> None:
+    rig, topics = made()
+    rig.queue("t:c")
+    topics.topic("t")
+    with pytest.raises(PreconditionFailed, match=r"'t:c'.*not a queue of topic 't'"):
+        topics.channel("t", "c")
+    topic = topics.find("t")
+    assert topic is not None
+    assert topic.channels == {}
+
+
+def test_predeclared_exchanges_are_no_topics() -> None:
+    _, topics = made()
+    with pytest.raises(AccessRefused):
+        topics.topic("amq.fanout")
+
+
+def test_what_amqp_clients_delete_is_made_anew() -> None:
+    rig, topics = made()
+    queue = topics.channel("t", "c")
+    rig.vhost.delete_exchange("t", False)
+    put(topics, "t", b"1")
+    assert bodies(rig, queue) == [b"1"]
+    rig.delete("t:")
+    assert topics.find("t") is None
+    put(topics, "t", b"2")
+    assert bodies(rig, queue) == [b"1", b"2"]
+    rig.delete("t:c")
+    put(topics, "t", b"3")
+    topic = topics.find("t")
+    assert topic is not None
+    assert topic.backlog.ready == 1
+
+
+def test_a_channel_that_an_amqp_client_declares_is_one() -> None:
+    rig, topics = made()
+    rig.declare("t:c", {"nsq-topic": "t", "nsq-channel": "c"})
+    topic = topics.find("t")
+    assert topic is not None
+    assert list(topic.channels) == ["c"]
+    put(topics, "t", b"1")
+    assert topic.channels["c"].ready == 1
+
+
+def test_a_failed_publish_leaves_nothing() -> None:
+    rig, topics = made()
+    rig.exchange("t", "direct")
+    with pytest.raises(BrokerError):
+        put(topics, "t", b"1")
+    assert rig.vhost.queues == {}
+    assert rig.broker.store.resident_bytes == 0
