@@ -44,6 +44,8 @@ class Kind(Generic[T]):
     expects: str
     parse: Callable[[object], T]
     show: Callable[[T], str] = str
+    many: bool = False
+    """Several values, with commas between; as a flag it may also be given several times."""
 
 
 def integer(low: int, high: int, unit: str = "") -> Kind[int]:
@@ -121,6 +123,12 @@ def _path(value: object) -> Path:
     return Path(value).expanduser()
 
 
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    return value
+
+
 def _flag(value: object) -> bool:
     words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
     if isinstance(value, str) and value.lower() in words:
@@ -138,6 +146,35 @@ def _names(value: object) -> tuple[str, ...]:
     if not all(isinstance(part, str) and part for part in value):
         raise ValueError
     return tuple(value)
+
+
+def _addresses(value: object) -> tuple[str, ...]:
+    if value in ("", [], ()):
+        return ()
+    found = _names(value)
+    for address in found:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise Wrong(f"has {address!r}, expected HOST:PORT")
+        if ":" in host and not (host.startswith("[") and host.endswith("]")):
+            raise Wrong(f"has {address!r}, expected [HOST]:PORT around an IPv6 address")
+    return found
+
+
+def _quantiles(value: object) -> tuple[float, ...]:
+    if isinstance(value, str):
+        value = [part for part in value.split(",") if part.strip()]
+    if not isinstance(value, list | tuple):
+        value = [value]
+    found = []
+    for part in value:
+        if isinstance(part, bool) or not isinstance(part, int | float | str):
+            raise ValueError
+        quantile = float(part)
+        if not 0 < quantile <= 1:
+            raise ValueError
+        found.append(quantile)
+    return tuple(found)
 
 
 def pairs(keys: tuple[str, ...], words: tuple[str, ...]) -> Kind[dict[str, str]]:
@@ -165,5 +202,24 @@ OPTIONAL_PATH: Final[Kind[Path | None]] = Kind(
     lambda value: None if value == "" else _path(value),
     lambda value: "" if value is None else str(value),
 )
+TEXT: Final[Kind[str]] = Kind("a text", _text)
 FLAG: Final = Kind("true or false", _flag, lambda value: str(value).lower())
-NAMES: Final = Kind("a name, or several separated by commas", _names, ",".join)
+NAMES: Final = Kind("a name, or several separated by commas", _names, ",".join, many=True)
+ADDRESSES: Final = Kind(
+    "HOST:PORT, or several separated by commas, or empty for none",
+    _addresses,
+    ",".join,
+    many=True,
+)
+LINKS: Final = Kind(
+    "HOST:PORT or a URL, or several separated by commas, or empty for none",
+    lambda value: () if value in ("", [], ()) else _names(value),
+    ",".join,
+    many=True,
+)
+QUANTILES: Final = Kind(
+    "numbers above 0 and up to 1 separated by commas, or empty for none",
+    _quantiles,
+    lambda value: ",".join(f"{quantile:g}" for quantile in value),
+    many=True,
+)

@@ -13,7 +13,7 @@ from typing import Any, Final, TextIO, final
 import structlog
 
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "off": 100}
-CATEGORIES: Final = ("server", "amqp", "engine", "journal", "http", "users")
+CATEGORIES: Final = ("server", "amqp", "nsq", "engine", "journal", "http", "users")
 
 
 @final
