@@ -118,6 +118,43 @@ class Config:
         "Time for a client from connecting to connection.open.",
     )
     max_message_size: int = setting(128 * MIB, size(1, 512 * MIB), "Largest message body.")
+    nsq_http_port: int = setting(
+        4151, integer(0, 65535), "Port for nsqd's HTTP interface; 0 takes a free one."
+    )
+    lookupd: tuple[str, ...] = setting(
+        (), kinds.ADDRESSES, "TCP addresses of the nsqlookupds that topics are registered with."
+    )
+    nsq_broadcast_address: str = setting(
+        "",
+        kinds.TEXT,
+        "Address that nsqlookupd gives to consumers; empty: this machine's host name.",
+    )
+    nsq_broadcast_tcp_port: int = setting(
+        0, integer(0, 65535), "Port that nsqlookupd gives to consumers; 0: the one listened on."
+    )
+    nsq_broadcast_http_port: int = setting(
+        0, integer(0, 65535), "HTTP port that nsqlookupd gives out; 0: the one listened on."
+    )
+    auth_http_address: tuple[str, ...] = setting(
+        (),
+        kinds.LINKS,
+        "Auth servers that are asked what an NSQ client may do; without any, clients may do "
+        "everything.",
+    )
+    nsq_auth_connect_timeout: int = setting(
+        2000, duration(1, DAY_MS), "Longest wait for a connection to an auth server."
+    )
+    nsq_auth_request_timeout: int = setting(
+        5000, duration(1, DAY_MS), "Longest wait for an auth server's answer."
+    )
+    e2e_processing_latency_percentile: tuple[float, ...] = setting(
+        (),
+        kinds.QUANTILES,
+        "Quantiles of the time from publish to FIN that /stats shows for each NSQ channel.",
+    )
+    e2e_processing_latency_window_time: int = setting(
+        600_000, duration(1000, DAY_MS), "How far back these quantiles look."
+    )
     policies: tuple[ConfiguredPolicy, ...] = setting(
         (),
         POLICIES,
