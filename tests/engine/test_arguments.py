@@ -38,6 +38,10 @@ WHAT = named("queue", "q", "/")
         {"x-dead-letter-hop-limit": False},
         {"x-delivery-limit": -1},
         {"x-acquired-limit": 0, "x-message-deduplication": 1},
+        {"x-delayed-retry-type": "all", "x-delayed-retry-min": 1, "x-delayed-retry-max": 1},
+        {"x-delayed-retry-type": "failed", "x-delayed-retry-min": 5},
+        {"x-delayed-retry-type": "returned"},
+        {"x-delayed-retry-type": "disabled", "x-delayed-retry-max": 315_360_000_000},
     ],
 )
 def test_good_queue_arguments(arguments: dict[str, object]) -> None:
@@ -71,6 +75,16 @@ def test_good_queue_arguments(arguments: dict[str, object]) -> None:
         ({"x-consumer-timeout": -1}, "{value_negative,-1}"),
         ({"x-message-deduplication": 0}, "{value_zero,0}"),
         ({"x-message-deduplication": True}, '"expected integer, got bool"'),
+        ({"x-delayed-retry-type": "some"}, "invalid_delayed_retry_type"),
+        ({"x-delayed-retry-type": True}, "{unacceptable_type,bool}"),
+        ({"x-delayed-retry-min": 0}, "{value_zero,0}"),
+        ({"x-delayed-retry-min": "5"}, '"expected integer, got longstr"'),
+        ({"x-delayed-retry-max": -1}, "{value_negative,-1}"),
+        ({"x-delayed-retry-max": 315_360_000_001}, "{value_too_large,315360000001}"),
+        (
+            {"x-delayed-retry-max": 4, "x-delayed-retry-min": 5},
+            "delayed-retry-max (4) must not be smaller than delayed-retry-min (5)",
+        ),
     ],
 )
 def test_bad_queue_arguments(arguments: dict[str, object], wrong: str) -> None:
@@ -157,6 +171,9 @@ def test_inequivalent_arguments(
         ("x-message-deduplication", 1000, 2000),
         ("x-delivery-limit", -1, 0),
         ("x-dead-letter-strategy", "at-most-once", "at-least-once"),
+        ("x-delayed-retry-type", "all", "failed"),
+        ("x-delayed-retry-min", 1, 2),
+        ("x-delayed-retry-max", 1, 2),
     ],
 )
 def test_every_argument_that_is_acted_upon_is_compared(

@@ -10,6 +10,7 @@ from tallymark.engine.exchange import (
     Exchange,
     Matches,
     check_exchange_arguments,
+    check_same_exchange,
     make_exchange,
     property_key,
     weight_of,
@@ -163,3 +164,82 @@ def test_bad_exchange_arguments(type: str, arguments: dict[str, object], text: s
     with pytest.raises(PreconditionFailed) as refused:
         check_exchange_arguments("exchange 'x' in vhost '/'", type, arguments)
     assert str(refused.value) == text
+
+
+# -- x-delayed-message
+
+
+def delayed(kind: object, **more: object) -> Exchange:
+    arguments = {name.replace("_", "-"): value for name, value in more.items()}
+    return exchange_of("x-delayed-message", {"x-delayed-type": kind, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "arguments", "hit", "missed"),
+    [
+        ("direct", "a", {}, "a", "b"),
+        ("topic", "a.*", {}, "a.b", "b.a"),
+        ("headers", "", {"n": 1}, "n", "other"),
+    ],
+)
+def test_a_delayed_exchange_matches_as_the_kind_it_names(
+    kind: str, key: str, arguments: dict[str, object], hit: str, missed: str
+) -> None:
+    exchange = delayed(kind)
+    assert (exchange.type, exchange.reads_headers) == ("x-delayed-message", kind == "headers")
+    binding = Binding(exchange, queue_of(1), None, key, arguments)
+    exchange.add(binding)
+    assert list(exchange.bindings.values()) == [binding]
+    assert matched(exchange, hit, headers={hit: 1}) == [1]
+    assert matched(exchange, missed, headers={missed: 1}) == []
+    exchange.remove(binding)
+    assert matched(exchange, hit, headers={hit: 1}) == []
+
+
+def test_a_delayed_fanout_matches_everything_that_is_bound() -> None:
+    exchange = delayed("fanout")
+    bindings = [Binding(exchange, queue_of(id), None, "", {}) for id in (1, 2)]
+    for binding in bindings:
+        exchange.add(binding)
+    assert matched(exchange, "any") == [1, 2]
+    exchange.remove(bindings[0])
+    assert matched(exchange, "any") == [2]
+
+
+def test_a_delayed_hash_has_the_arguments_of_a_hash() -> None:
+    exchange = delayed("x-consistent-hash", hash_header="h")
+    assert exchange.reads_headers
+    with pytest.raises(PreconditionFailed, match="The binding key must be an integer"):
+        exchange.check_binding("a", {})
+    both = {"x-delayed-type": "x-consistent-hash", "hash-header": "h", "hash-property": "type"}
+    with pytest.raises(PreconditionFailed, match="mutually exclusive"):
+        check_exchange_arguments("exchange 'x'", "x-delayed-message", both)
+
+
+def test_a_delayed_exchange_without_a_kind_is_refused_as_by_the_plugin() -> None:
+    told = "Invalid argument, 'x-delayed-type' must be an existing exchange type"
+    for arguments in ({}, {"x-delayed-type": 1}):
+        with pytest.raises(PreconditionFailed) as refused:
+            check_exchange_arguments("exchange 'x'", "x-delayed-message", arguments)
+        assert str(refused.value) == told
+    with pytest.raises(PreconditionFailed) as refused:
+        delayed("x-delayed-message")
+    assert str(refused.value) == (
+        "Invalid argument, 'x-delayed-message' can't be used for 'x-delayed-type'"
+    )
+    with pytest.raises(InvalidCommand, match=r"^unknown exchange type 'x-none'$"):
+        delayed("x-none")
+
+
+def test_a_delayed_exchange_is_declared_again_as_what_it_is() -> None:
+    exchange = delayed("topic")
+
+    def again(type: str, arguments: dict[str, object]) -> None:
+        check_same_exchange("/", exchange, type, False, False, False, arguments)
+
+    again("x-delayed-message", {"x-delayed-type": "topic"})
+    again("x-delayed-message", {})
+    with pytest.raises(PreconditionFailed, match="inequivalent arg 'x-delayed-type'"):
+        again("x-delayed-message", {"x-delayed-type": "direct"})
+    with pytest.raises(PreconditionFailed, match="inequivalent arg 'type'"):
+        again("topic", {})

@@ -34,7 +34,8 @@ from tests.support.engine_rig import Rig
 ME = 1
 LIMITS = {
     "expires", "message-ttl", "max-length", "max-length-bytes", "delivery-limit",
-    "consumer-timeout", "acquired-limit",
+    "consumer-timeout", "acquired-limit", "delayed-retry-type", "delayed-retry-min",
+    "delayed-retry-max",
 }  # fmt: skip
 
 
@@ -147,7 +148,8 @@ GOOD: list[tuple[str, object]] = [
     ("dead-letter-hop-limit", 0), ("dead-letter-hop-limit", 255), ("dead-letter-hop-limit", True),
     ("dead-letter-hop-limit", False), ("delivery-limit", 0), ("delivery-limit", -1),
     ("acquired-limit", 0), ("consumer-timeout", 0), ("message-deduplication", 1),
-    ("alternate-exchange", ""), ("max-length", (1 << 63) - 1),
+    ("alternate-exchange", ""), ("max-length", (1 << 63) - 1), ("delayed-retry-type", "disabled"),
+    ("delayed-retry-min", 1), ("delayed-retry-max", 1), ("delayed-retry-max", 315_360_000_000),
 ]  # fmt: skip
 
 
@@ -183,14 +185,45 @@ def test_the_ends_of_every_range_are_accepted(key: str, value: object) -> None:
         ("consumer-timeout", -1, "-1 is not a valid consumer timeout"),
         ("message-deduplication", 0, "0 is not a valid deduplication window"),
         ("alternate-exchange", 1, "1 is not a valid alternate exchange name"),
+        ("delayed-retry-type", "some", '<<"some">> is not a valid delayed retry type'),
+        ("delayed-retry-type", 1, "1 is not a valid delayed retry type"),
+        ("delayed-retry-min", 0, "0 is not a valid delayed retry minimum delay"),
+        ("delayed-retry-min", True, "true is not a valid delayed retry minimum delay"),
+        ("delayed-retry-max", -1, "-1 is not a valid delayed retry maximum delay"),
+        ("delayed-retry-max", 315_360_000_001,
+         "315360000001 is not a valid delayed retry maximum delay"),
     ],
-)
+)  # fmt: skip
 def test_a_value_out_of_range_is_refused_in_rabbitmqs_words_and_with_what_was_expected(
     key: str, value: object, told: str
 ) -> None:
     with pytest.raises(PreconditionFailed) as refused:
         check_definition({"max-length": 1, key: value}, False)
     assert str(refused.value) == f"{told}: {key} must be {KEYS[key].expected}"
+
+
+@pytest.mark.parametrize(
+    ("definition", "told"),
+    [
+        (
+            {"delayed-retry-type": "all"},
+            "delayed-retry-min is required when delayed-retry-type is all",
+        ),
+        (
+            {"delayed-retry-min": 5, "delayed-retry-max": 4},
+            "delayed-retry-max (4) must not be smaller than delayed-retry-min (5)",
+        ),
+    ],
+)
+def test_delayed_retry_that_makes_no_sense_is_refused_in_rabbitmqs_words(
+    definition: dict[str, object], told: str
+) -> None:
+    for operator in (False, True):
+        with pytest.raises(PreconditionFailed) as refused:
+            check_definition(definition, operator)
+        assert str(refused.value) == told
+    check_definition({"delayed-retry-min": 5, "delayed-retry-max": 5}, False)
+    check_definition({"delayed-retry-type": "all", "delayed-retry-min": 5}, False)
 
 
 def test_every_key_has_an_example_in_and_out_of_range() -> None:
@@ -206,7 +239,7 @@ def test_an_unknown_key_is_refused_by_name_with_the_list_of_the_known() -> None:
         assert key in told
 
 
-def test_an_operator_policy_holds_limits_only() -> None:
+def test_an_operator_policy_holds_limits_and_delayed_retry_only() -> None:
     for key, value in GOOD:
         if key in LIMITS:
             check_definition({key: value}, True)
@@ -319,6 +352,12 @@ def test_a_definition_is_never_put_together_from_two_policies(host: Host) -> Non
          {"overflow": "reject-publish", "max-length": 5}),
         ({"delivery-limit": -1}, {"delivery-limit": 5}, {"delivery-limit": 5}),
         ({"delivery-limit": 3}, {"delivery-limit": -1}, {"delivery-limit": 3}),
+        ({"delayed-retry-type": "all"}, {"delayed-retry-type": "failed"},
+         {"delayed-retry-type": "failed"}),
+        ({"delayed-retry-min": 5, "delayed-retry-max": 90},
+         {"delayed-retry-min": 7, "delayed-retry-max": 60},
+         {"delayed-retry-min": 7, "delayed-retry-max": 60}),
+        ({"delayed-retry-min": 9}, {"delayed-retry-min": 7}, {"delayed-retry-min": 9}),
         (None, {"max-length": 5}, {"max-length": 5}),
         ({"max-length": 5}, None, {"max-length": 5}),
         (None, None, {}),

@@ -152,11 +152,69 @@ def test_what_has_to_be_looked_after_and_what_may_refuse(
     assert (settings.bounded, settings.guarded) == (bounded, guarded)
 
 
+# -- delayed retry
+
+
+def retry(argument: dict[str, object], policy: dict[str, object]) -> tuple[str, int, int]:
+    """Type, minimum and maximum in effect; of the keys the part behind delayed-retry-."""
+    own = {"x-delayed-retry-" + key: value for key, value in argument.items()}
+    given = {"delayed-retry-" + key: value for key, value in policy.items()}
+    found = Settings(own, given)
+    assert found.same(Settings({**own, **QUORUM}, given)) == found.is_quorum
+    return found.delayed_retry, found.delayed_retry_min_ms, found.delayed_retry_max_ms
+
+
+@pytest.mark.parametrize(
+    ("argument", "policy", "outcome"),
+    [
+        ({"type": "all", "min": 10, "max": 50}, {}, ("all", 10, 50)),
+        ({}, {"type": "failed", "min": 10, "max": 50}, ("failed", 10, 50)),
+        ({"type": "all", "min": 10}, {"type": "returned"}, ("returned", 10, 10)),
+        ({"type": "all", "min": 10}, {"type": "disabled"}, ("disabled", 10, 10)),
+        ({"type": "disabled"}, {"type": "all", "min": 10}, ("all", 10, 10)),
+        ({"type": "all", "min": 10, "max": 50}, {"min": 7, "max": 90}, ("all", 7, 50)),
+        ({"type": "all", "min": 10, "max": 50}, {"min": 20, "max": 40}, ("all", 10, 40)),
+        ({"type": "all"}, {"min": 10}, ("all", 10, 10)),
+        ({"type": "all"}, {}, ("disabled", 0, 0)),
+        ({"type": "all", "max": 50}, {}, ("disabled", 0, 50)),
+        ({"min": 10, "max": 50}, {}, ("disabled", 10, 50)),
+        ({}, {}, ("disabled", 0, 0)),
+    ],
+)
+def test_delayed_retry_by_argument_and_policy(
+    argument: dict[str, object], policy: dict[str, object], outcome: tuple[str, int, int]
+) -> None:
+    """The policy's type wins, the smaller times do; without a maximum it is the minimum, and
+    without a minimum nothing waits [rabbitmq 4.3 get_delayed_retry_config]."""
+    assert retry(argument, policy) == outcome
+
+
+@pytest.mark.parametrize(
+    ("kind", "failed", "returned"),
+    [("all", True, True), ("failed", True, False), ("returned", False, True)],
+)
+def test_delayed_retry_waits_longer_with_each_failure_up_to_the_maximum(
+    kind: str, failed: bool, returned: bool
+) -> None:
+    arguments: dict[str, object] = {
+        "x-delayed-retry-type": kind, "x-delayed-retry-min": 10, "x-delayed-retry-max": 25,
+    }  # fmt: skip
+    settings = Settings(arguments, {})
+    waits = [10, 20, 25, 25]
+    assert [settings.retry_delay_ms(n, True) for n in (1, 2, 3, 99)] == (
+        waits if failed else [0, 0, 0, 0]
+    )
+    assert [settings.retry_delay_ms(n, False) for n in (0, 1, 2, 3)] == (
+        [10, 10, 20, 25] if returned else [0, 0, 0, 0]
+    )
+    assert Settings({}, {}).retry_delay_ms(1, True) == 0
+
+
 EXAMPLES: dict[str, object] = {
     "message-ttl": 5, "expires": 5, "max-length": 5, "max-length-bytes": 5,
     "overflow": "reject-publish", "dead-letter-exchange": "x", "dead-letter-routing-key": "k",
     "dead-letter-hop-limit": 5, "delivery-limit": 5, "acquired-limit": 5, "consumer-timeout": 5,
-    "message-deduplication": 5,
+    "message-deduplication": 5, "delayed-retry-min": 5, "delayed-retry-max": 5,
 }  # fmt: skip
 
 
@@ -168,9 +226,10 @@ def test_settings_that_differ_in_anything_are_not_the_same(key: str) -> None:
 
 
 def test_settings_differ_by_strategy_kind_priority_and_single_active_too() -> None:
-    exchange: dict[str, object] = {"x-dead-letter-exchange": "x"}
+    exchange: dict[str, object] = {"x-dead-letter-exchange": "x", "x-delayed-retry-min": 1}
     for more in (
         {"x-dead-letter-strategy": "at-least-once"},
+        {"x-delayed-retry-type": "all"},
         QUORUM,
         {"x-max-priority": 1},
         {"x-single-active-consumer": True},
@@ -181,4 +240,5 @@ def test_settings_differ_by_strategy_kind_priority_and_single_active_too() -> No
 def test_every_key_of_a_policy_is_an_argument_too() -> None:
     queue_keys = {"x-" + key for key in KEYS} - {"x-alternate-exchange"}
     assert queue_keys <= set(QUEUE_CHECKS)
-    assert {"x-" + key for key in EXAMPLES} | {"x-dead-letter-strategy"} == queue_keys
+    others = {"x-dead-letter-strategy", "x-delayed-retry-type"}
+    assert {"x-" + key for key in EXAMPLES} | others == queue_keys

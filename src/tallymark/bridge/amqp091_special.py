@@ -1,4 +1,5 @@
-"""Properties a broker acts upon at publish: user-id, expiration, reply-to, and headers CC and BCC.
+"""Properties a broker acts upon at publish: user-id, expiration, reply-to, and headers CC, BCC and
+x-delay.
 
 All messages of such a stretch have equal properties, so everything here is done once per stretch,
 but for writing the changed ones into each message.
@@ -13,7 +14,7 @@ from typing import Final, final
 from tallymark.bridge.amqp091_channel import Channel, Client
 from tallymark.bridge.direct_reply import PREFIX, PSEUDO_QUEUE
 from tallymark.engine.annotations import Annotations
-from tallymark.engine.arguments import LONGEST_MS, type_name
+from tallymark.engine.arguments import LONGEST_MS, type_name, wire_bytes
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.exchange import property_key
 from tallymark.wire.amqp091.properties import (
@@ -22,7 +23,11 @@ from tallymark.wire.amqp091.properties import (
     encode_properties,
 )
 
+DELAY: Final = "x-delay"
+LONGEST_DELAY_MS: Final = (1 << 32) - 1
+"""A longer delay is none, as in rabbitmq_delayed_message_exchange."""
 _NUMBER: Final = re.compile(r"[+-]?[0-9]+")
+_SHORT_NUMBER: Final = re.compile(rb"[+-]?[0-9]{1,20}")
 
 
 @final
@@ -53,7 +58,7 @@ def examine(channel: Channel, section: bytes) -> Special:
 
     Raises:
         PreconditionFailed: another user's id, a malformed expiration, CC or BCC that is no array,
-            reply-to without a reply consumer.
+            reply-to without a reply consumer. A malformed x-delay is no error: it says nothing.
         WireError: it cannot be decoded.
     """
     properties = decode_properties(section)
@@ -69,10 +74,16 @@ def examine(channel: Channel, section: bytes) -> Special:
     headers = properties.headers
     more_keys: list[str] = []
     bcc: list[str] = []
+    due_ms = 0
     if headers is not None:
         bcc = _keys(headers, "BCC")
         more_keys = _keys(headers, "CC") + bcc
-    annotations = _annotations(channel.client, ttl_ms, tuple(more_keys), tuple(bcc))
+        delay_ms = delay_of(headers.get(DELAY))
+        if delay_ms:
+            due_ms = channel.client.wall_ms + delay_ms
+            headers[DELAY] = -delay_ms
+            changed = True
+    annotations = _annotations(channel.client, ttl_ms, tuple(more_keys), tuple(bcc), due_ms)
     seen = _seen_by_routing(properties)
     if headers is not None and "BCC" in headers:
         del headers["BCC"]
@@ -82,15 +93,25 @@ def examine(channel: Channel, section: bytes) -> Special:
 
 
 def _annotations(
-    client: Client, ttl_ms: int, more_keys: tuple[str, ...], bcc: tuple[str, ...]
+    client: Client,
+    ttl_ms: int,
+    more_keys: tuple[str, ...],
+    bcc: tuple[str, ...],
+    due_ms: int,
 ) -> Annotations | None:
     """The client's last ones as long as they say the same: stretches may follow one another in a
     queue only where they share theirs."""
-    if ttl_ms < 0 and not more_keys:
+    if ttl_ms < 0 and not more_keys and not due_ms:
         return None
     last = client.annotations
-    if last is None or last.ttl_ms != ttl_ms or last.more_keys != more_keys or last.bcc != bcc:
-        last = Annotations(ttl_ms=ttl_ms, more_keys=more_keys, bcc=bcc)
+    if (
+        last is None
+        or last.ttl_ms != ttl_ms
+        or last.more_keys != more_keys
+        or last.bcc != bcc
+        or last.due_ms != due_ms
+    ):
+        last = Annotations(ttl_ms=ttl_ms, more_keys=more_keys, bcc=bcc, due_ms=due_ms)
         client.annotations = last
     return last
 
@@ -121,6 +142,29 @@ def time_to_live(expiration: str | None) -> int:
             return ttl_ms
         wrong = f"{{value_{'negative' if ttl_ms < 0 else 'too_large'},{ttl_ms}}}"
     raise PreconditionFailed(f"invalid expiration '{expiration}': {wrong}")
+
+
+def delay_of(value: object) -> int:
+    """Milliseconds that a message with this in its header `x-delay` waits; 0: it does not.
+
+    As rabbitmq_delayed_message_exchange reads it: whole numbers, others without their fraction, and
+    texts that are a whole number. What is anything else, not above 0 or above LONGEST_DELAY_MS is
+    no delay. A message that waited is shown with the number negated, so that it does not wait again
+    where it is published anew with the headers it came with.
+    """
+    number = 0
+    if isinstance(value, bool):
+        return 0
+    if isinstance(value, int):
+        number = value
+    elif isinstance(value, float):
+        # Also leaves out NaN, which is not equal to anything.
+        number = int(value) if 0 < value <= LONGEST_DELAY_MS else 0
+    elif isinstance(value, (str, bytes)):
+        text = wire_bytes(value) if isinstance(value, str) else value
+        if _SHORT_NUMBER.fullmatch(text):
+            number = int(text)
+    return number if 0 < number <= LONGEST_DELAY_MS else 0
 
 
 def _keys(headers: dict[str, object], name: str) -> list[str]:

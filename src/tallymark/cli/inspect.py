@@ -82,10 +82,10 @@ def queues(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
     if json:
         return show_json(rows)
     columns = (
-        "vhost", "name", "durable", "entered", "ready", "acquired", "leased", "settled",
+        "vhost", "name", "durable", "entered", "ready", "acquired", "leased", "deferred", "settled",
         "dropped", "ready_bytes", "consumers",
     )  # fmt: skip
-    spare = ("ready_bytes", "durable", "consumers", "vhost", "dropped")
+    spare = ("ready_bytes", "durable", "deferred", "consumers", "vhost", "dropped")
     return show_table(rows, columns, "no queues", spare)
 
 

@@ -6,8 +6,9 @@ in AMQP 0-9-1 tables.
 
 Acted upon: x-message-ttl, x-expires, x-max-length, x-max-length-bytes, x-overflow,
 x-dead-letter-exchange, x-dead-letter-routing-key, x-dead-letter-strategy, x-dead-letter-hop-limit,
-x-delivery-limit, x-acquired-limit, x-consumer-timeout, x-message-deduplication, x-max-priority,
-x-single-active-consumer (see settings.py), on queues of both types; x-queue-type classic and
+x-delivery-limit, x-acquired-limit, x-consumer-timeout, x-delayed-retry-type, x-delayed-retry-min,
+x-delayed-retry-max, x-message-deduplication, x-max-priority, x-single-active-consumer (see
+settings.py), on queues of both types; x-queue-type classic and
 quorum, which are one kind of queue with other defaults; of consumers x-priority and
 x-consumer-timeout. Accepted, compared, and without meaning here, on one node: x-queue-mode,
 x-queue-version, x-max-in-memory-length, x-max-in-memory-bytes, x-quorum-initial-group-size,
@@ -28,6 +29,8 @@ MAX_PRIORITY: Final = 255
 LONGEST_MS: Final = 315_360_000_000
 """Ten years: the longest time a queue or message may be given [rabbitmq MAX_EXPIRY_TIMER]."""
 MAX_HOPS: Final = 255
+RETRY_TYPES: Final = ("all", "failed", "returned", "disabled")
+"""Which messages wait that are given back: all, those whose delivery failed, the others, none."""
 INTEGER_TYPES: Final = {
     "b": "byte",
     "B": "unsignedbyte",
@@ -274,6 +277,16 @@ def _dead_letter_strategy(value: object) -> str:
     return _text(value) or "invalid_dlx_strategy"
 
 
+def _retry_type(value: object) -> str:
+    if value in RETRY_TYPES:
+        return ""
+    return _text(value) or "invalid_delayed_retry_type"
+
+
+def _delay(value: object) -> str:
+    return _milliseconds(value) or _positive(value)
+
+
 QUEUE_CHECKS: Final[dict[str, Callable[[object], str]]] = {
     "x-queue-type": _queue_type,
     "x-expires": _expiry,
@@ -294,6 +307,9 @@ QUEUE_CHECKS: Final[dict[str, Callable[[object], str]]] = {
     "x-delivery-limit": _integer,
     "x-acquired-limit": _not_negative,
     "x-consumer-timeout": _not_negative,
+    "x-delayed-retry-type": _retry_type,
+    "x-delayed-retry-min": _delay,
+    "x-delayed-retry-max": _delay,
     "x-message-deduplication": _positive,
     "x-quorum-initial-group-size": _positive,
     "x-queue-leader-locator": _text,
@@ -335,11 +351,23 @@ def check_queue_arguments(what: str, arguments: dict[str, object]) -> None:
         raise PreconditionFailed(
             f"invalid arg 'x-dead-letter-routing-key' for {what}: routing_key_but_no_dlx_defined"
         )
+    wrong = delays_out_of_order(
+        arguments.get("x-delayed-retry-min"), arguments.get("x-delayed-retry-max")
+    )
+    if wrong:
+        raise PreconditionFailed(f"invalid arg 'x-delayed-retry-max' for {what}: {wrong}")
     for name in STREAM_ARGUMENTS:
         if name in arguments:
             raise PreconditionFailed(
                 f"invalid arg '{name}' for {what} of queue type rabbit_classic_queue"
             )
+
+
+def delays_out_of_order(least: object, most: object) -> str:
+    """What is wrong with the two limits of delayed retry; "": nothing."""
+    if isinstance(least, int) and isinstance(most, int) and most < least:
+        return f"delayed-retry-max ({most}) must not be smaller than delayed-retry-min ({least})"
+    return ""
 
 
 def check_quorum_properties(what: str, durable: bool, exclusive: bool, auto_delete: bool) -> None:

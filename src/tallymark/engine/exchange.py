@@ -8,6 +8,7 @@ exchanges, and the alternate exchange, is the virtual host's part.
     topic               binding key is a pattern, see topics.py
     headers             binding arguments are a pattern, see headers.py
     x-consistent-hash   one binding, by a hash; the binding key is its weight, see hashring.py
+    x-delayed-message   as the kind its argument `x-delayed-type` names, see DelayedExchange
     "" (default)        every queue under its own name, without stored bindings
 
 x-consistent-hash hashes the first routing key. With argument `hash-header` it hashes that header,
@@ -44,7 +45,11 @@ FANOUT: Final = "fanout"
 TOPIC: Final = "topic"
 HEADERS: Final = "headers"
 CONSISTENT_HASH: Final = "x-consistent-hash"
+DELAYED: Final = "x-delayed-message"
+TYPES: Final = (DIRECT, FANOUT, TOPIC, HEADERS, CONSISTENT_HASH, DELAYED)
+"""Every kind there is."""
 ALTERNATE: Final = "alternate-exchange"
+DELAYED_TYPE: Final = "x-delayed-type"
 HASH_HEADER: Final = "hash-header"
 HASH_PROPERTY: Final = "hash-property"
 HASH_PROPERTIES: Final = ("message_id", "correlation_id", "timestamp")
@@ -355,6 +360,63 @@ class HashExchange(Exchange):
             into.add(binding)
 
 
+@final
+class DelayedExchange(Exchange):
+    """Another kind of exchange under a name of its own, for programs that were written for
+    RabbitMQ's rabbitmq_delayed_message_exchange. A message with a header `x-delay` waits in the
+    queues it was routed to, whatever kind of exchange it came by; so nothing is left to do here.
+    """
+
+    __slots__ = ("kind",)
+
+    def __init__(
+        self,
+        name: str,
+        durable: bool,
+        auto_delete: bool,
+        internal: bool,
+        arguments: dict[str, object],
+    ) -> None:
+        super().__init__(name, DELAYED, durable, auto_delete, internal, arguments)
+        self.kind = make_exchange(
+            name, delayed_type(arguments), durable, auto_delete, internal, arguments
+        )
+        """The exchange it behaves as. Its bindings are this one's."""
+        self.kind.bindings = self.bindings
+        self.reads_headers = self.kind.reads_headers
+
+    def check_binding(self, key: str, arguments: dict[str, object]) -> None:
+        self.kind.check_binding(key, arguments)
+
+    def index(self, binding: Binding) -> None:
+        self.kind.index(binding)
+
+    def unindex(self, binding: Binding) -> None:
+        self.kind.unindex(binding)
+
+    def collect(self, keys: list[str], headers: dict[str, object] | None, into: Matches) -> None:
+        self.kind.collect(keys, headers, into)
+
+
+def delayed_type(arguments: dict[str, object]) -> str:
+    """What `x-delayed-type` names.
+
+    Raises: PreconditionFailed (it is missing, no text, or would lead to itself), InvalidCommand
+    (there is no such kind).
+    """
+    kind = arguments.get(DELAYED_TYPE)
+    if kind == DELAYED:
+        raise PreconditionFailed(
+            f"Invalid argument, '{DELAYED}' can't be used for '{DELAYED_TYPE}'"
+        )
+    if not isinstance(kind, str):
+        raise PreconditionFailed(
+            f"Invalid argument, '{DELAYED_TYPE}' must be an existing exchange type"
+        )
+    check_type(kind)
+    return kind
+
+
 def _ring_name(binding: Binding) -> str:
     return f"{binding.kind()}:{binding.destination()}"
 
@@ -372,13 +434,18 @@ def weight_of(key: str) -> int:
 
 def check_type(type: str) -> None:
     """Raises InvalidCommand for a kind of exchange there is not."""
-    if type not in (DIRECT, FANOUT, TOPIC, HEADERS, CONSISTENT_HASH):
+    if type not in TYPES:
         raise InvalidCommand(f"unknown exchange type '{type}'")
 
 
 def check_exchange_arguments(what: str, type: str, arguments: dict[str, object]) -> None:
-    """Types and values of the known arguments of a new exchange. Raises PreconditionFailed."""
+    """Types and values of the known arguments of a new exchange.
+
+    Raises: PreconditionFailed, InvalidCommand (see delayed_type).
+    """
     check_exchange_name(ALTERNATE, what, arguments)
+    if type == DELAYED:
+        type = delayed_type(arguments)
     if type != CONSISTENT_HASH:
         return
     for name in (HASH_HEADER, HASH_PROPERTY):
@@ -409,7 +476,10 @@ def check_same_exchange(
     check_same_flag("durable", what, durable, current.durable)
     check_same_flag("auto_delete", what, auto_delete, current.auto_delete)
     check_same_flag("internal", what, internal, current.internal)
-    check_same_arguments([ALTERNATE], what, arguments, current.arguments)
+    names = [ALTERNATE]
+    if DELAYED_TYPE in arguments:  # the plugin never compares it: without it any one will do
+        names.append(DELAYED_TYPE)
+    check_same_arguments(names, what, arguments, current.arguments)
 
 
 def make_exchange(
@@ -420,7 +490,10 @@ def make_exchange(
     internal: bool,
     arguments: dict[str, object],
 ) -> Exchange:
-    """An exchange without bindings. Raises InvalidCommand for an unknown kind."""
+    """An exchange without bindings.
+
+    Raises: InvalidCommand for an unknown kind, PreconditionFailed (see delayed_type).
+    """
     check_type(type)
     if type == DIRECT:
         return DirectExchange(name, durable, auto_delete, internal, arguments)
@@ -430,4 +503,6 @@ def make_exchange(
         return TopicExchange(name, durable, auto_delete, internal, arguments)
     if type == HEADERS:
         return HeadersExchange(name, durable, auto_delete, internal, arguments)
+    if type == DELAYED:
+        return DelayedExchange(name, durable, auto_delete, internal, arguments)
     return HashExchange(name, durable, auto_delete, internal, arguments)

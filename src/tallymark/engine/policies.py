@@ -3,8 +3,8 @@
 A policy has a name, a pattern, a definition, a priority and what it applies to. Of the policies of
 a virtual host one is in effect for a queue: the one of highest priority that fits, among equals the
 first by name. Beside it one operator policy is, found in the same way; operator policies hold
-limits only, and the tighter limit of the two is taken. How the outcome and a queue's own arguments
-come to values is in settings.py [DL-2].
+limits only (and delayed retry, as in RabbitMQ), and the tighter limit of the two is taken. How the
+outcome and a queue's own arguments come to values is in settings.py [DL-2].
 
 A pattern is a regular expression that must be found anywhere in the name, as in RabbitMQ; letters
 and digits in it are those of ASCII. What PCRE knows and Python's `re` does not is refused, and so
@@ -23,7 +23,14 @@ import re
 from collections.abc import Callable
 from typing import Final, final
 
-from tallymark.engine.arguments import MAX_HOPS, erlang_term, is_routing_key
+from tallymark.engine.arguments import (
+    LONGEST_MS,
+    MAX_HOPS,
+    RETRY_TYPES,
+    delays_out_of_order,
+    erlang_term,
+    is_routing_key,
+)
 from tallymark.engine.errors import PreconditionFailed
 
 ALL: Final = "all"
@@ -36,6 +43,9 @@ APPLY_TO: Final = (QUEUES, CLASSIC_QUEUES, QUORUM_QUEUES, EXCHANGES, ALL)
 LARGEST: Final = (1 << 63) - 1
 """Of numbers: what an argument's longest integer can say too."""
 ALTERNATE_EXCHANGE: Final = "alternate-exchange"
+RETRY_TYPE: Final = "delayed-retry-type"
+RETRY_MIN: Final = "delayed-retry-min"
+RETRY_MAX: Final = "delayed-retry-max"
 
 
 def _integer(value: object) -> bool:
@@ -66,6 +76,14 @@ def _overflow(value: object) -> bool:
     return value in ("drop-head", "reject-publish", "reject-publish-dlx")
 
 
+def _retry_type(value: object) -> bool:
+    return value in RETRY_TYPES
+
+
+def _delay(value: object) -> bool:
+    return _positive(value) and isinstance(value, int) and value <= LONGEST_MS
+
+
 def _strategy(value: object) -> bool:
     return value in ("at-most-once", "at-least-once")
 
@@ -84,7 +102,7 @@ class Key:
         """What a value of it is called in refusals."""
         self.expected = expected
         self.limit = limit
-        """Whether an operator policy may hold it; such values are numbers, smaller ones tighter."""
+        """Whether an operator policy may hold it; see `tighter`."""
 
 
 KEYS: Final[dict[str, Key]] = {
@@ -110,6 +128,15 @@ KEYS: Final[dict[str, Key]] = {
     ),
     "acquired-limit": Key(_not_negative, "acquired limit", "0 or more deliveries", True),
     "consumer-timeout": Key(_not_negative, "consumer timeout", "0 or more milliseconds", True),
+    RETRY_TYPE: Key(
+        _retry_type, "delayed retry type", "one of: " + ", ".join(RETRY_TYPES), True
+    ),
+    RETRY_MIN: Key(
+        _delay, "delayed retry minimum delay", "a positive number of milliseconds", True
+    ),
+    RETRY_MAX: Key(
+        _delay, "delayed retry maximum delay", "a positive number of milliseconds", True
+    ),
     "message-deduplication": Key(
         _positive, "deduplication window", "1 or more milliseconds"
     ),
@@ -271,6 +298,12 @@ def check_definition(definition: dict[str, object], operator: bool) -> None:
             raise PreconditionFailed(
                 f"{erlang_term(value)} is not a valid {key.noun}: {name} must be {key.expected}"
             )
+    retry, least = definition.get(RETRY_TYPE), definition.get(RETRY_MIN)
+    if retry not in (None, "disabled") and least is None:
+        raise PreconditionFailed(f"{RETRY_MIN} is required when {RETRY_TYPE} is {retry}")
+    wrong = delays_out_of_order(least, definition.get(RETRY_MAX))
+    if wrong:
+        raise PreconditionFailed(wrong)
 
 
 def known_keys(operator: bool) -> list[str]:
@@ -315,12 +348,15 @@ def merged(policy: Policy | None, operator: Policy | None) -> dict[str, object]:
     outcome = dict(policy.definition)
     for name, limit in operator.definition.items():
         own = outcome.get(name)
-        outcome[name] = limit if own is None else tighter(own, limit)
+        outcome[name] = limit if own is None else tighter(name, own, limit)
     return outcome
 
 
-def tighter(own: object, limit: object) -> object:
-    """The smaller number; a negative one is no limit at all, so then the other."""
+def tighter(name: str, own: object, limit: object) -> object:
+    """What comes of a policy's value and the operator's: the smaller number (a negative one is no
+    limit at all, so then the other), of least delays the larger; of what is no number the
+    operator's."""
     if not isinstance(own, int) or not isinstance(limit, int):
         return limit
-    return max(own, limit) if own < 0 or limit < 0 else min(own, limit)
+    larger = own < 0 or limit < 0 or name == RETRY_MIN
+    return max(own, limit) if larger else min(own, limit)

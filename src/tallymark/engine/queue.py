@@ -315,7 +315,12 @@ class Queue(Timed):
             self.ready_bytes += size
             if self.body_bytes >= 0:
                 self.body_bytes += piece.body_bytes()
-            piece.annotations = ready_since(piece.annotations, due_ms)
+            known = piece.annotations
+            if known is not None:
+                if known.due_ms:  # ready for the first time: its time to live begins
+                    piece.annotations = ready_since(known, due_ms)
+                if known.ttl_ms >= 0:
+                    self.own_ttl = True
             if to_tail:
                 self._to_tail(piece)
             else:

@@ -53,10 +53,10 @@ payload, lo; blob = JSON, see deadletters.py. Repeated when some of its targets 
 SEEN: Final = 16
 """Publisher-given ids that a deduplicating queue took. blob = JSON list of texts."""
 DEFERRED: Final = 17
-"""Not ready until other (wall time, ms). owner = who gave them back, 0: they entered so. Flags:
-RETURNED_FAILED as in RETURNED; TO_TAIL: then at the tail, else at their old place. In a checkpoint
-it stands behind the LIVE record of the same messages. That they became ready is not recorded: it
-follows from the time."""
+"""Not ready until other (wall time, ms). owner = who gave them back, 0: they entered so; reason as
+in RETURNED. Flags: RETURNED_FAILED as in RETURNED; TO_TAIL: then at the tail, else at their old
+place. In a checkpoint it stands behind the LIVE record of the same messages. That they became ready
+is not recorded: it follows from the time."""
 
 LIVE_ACQUIRED: Final = 1
 RETURNED_FAILED: Final = 1

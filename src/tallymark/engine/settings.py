@@ -3,7 +3,8 @@
 A policy's definition has the keys of queue arguments without `x-`. Where both speak [DL-2]:
 the argument wins for the dead-letter keys and what is said of the queue's nature; the smaller value
 wins for times, lengths and limits (a negative limit is none, and then the larger wins); for the
-overflow behaviour the argument wins on classic queues and the policy on those declared as quorum.
+overflow behaviour the argument wins on classic queues and the policy on those declared as quorum;
+for the kind of delayed retry the policy wins.
 """
 
 from __future__ import annotations
@@ -91,13 +92,15 @@ class Settings:
         """Deliveries of any kind after which a message is not given back [DL-D6]."""
         self.max_priority = max(0, _integer(arguments.get("x-max-priority")))
         self.single_active = arguments.get("x-single-active-consumer") is True
-        retry = _text(arguments, arguments, policy, "delayed-retry-type")
-        self.delayed_retry = retry or RETRY_DISABLED
-        """Which messages that are given back wait before they are ready again."""
-        self.delayed_retry_min_ms = max(0, _larger(arguments, policy, "delayed-retry-min"))
-        """Milliseconds they wait for each time they were given back."""
-        self.delayed_retry_max_ms = _smaller(arguments, policy, "delayed-retry-max")
-        """Milliseconds they wait at most; OFF: no such limit."""
+        self.delayed_retry_min_ms = max(0, _smaller(arguments, policy, "delayed-retry-min"))
+        """Milliseconds they wait for each time they failed, once at least."""
+        most = _smaller(arguments, policy, "delayed-retry-max")
+        self.delayed_retry_max_ms = most if most > 0 else self.delayed_retry_min_ms
+        """Milliseconds they wait at most; where nothing was said, the same as the least."""
+        retry = _text(policy, arguments, policy, "delayed-retry-type") or RETRY_DISABLED
+        self.delayed_retry = retry if self.delayed_retry_min_ms else RETRY_DISABLED
+        """Which messages that are given back wait before they are ready again. None do as long as
+        nobody said how long."""
         self.consumer_timeout_ms = _smaller(arguments, policy, "consumer-timeout")
         self.dedup_ms = _smaller(arguments, policy, "message-deduplication")
         """Window in which a publisher-given id is taken once; OFF: any number of times."""
@@ -107,14 +110,15 @@ class Settings:
         self.guarded = (limited and self.overflow != DROP_HEAD) or self.dedup_ms > 0
         """Whether a publish may be refused or passed over."""
 
-    def retry_delay_ms(self, count: int, failed: bool) -> int:
-        """How long a message waits that is given back for the count-th time [delayed retry]."""
+    def retry_delay_ms(self, failures: int, failed: bool) -> int:
+        """How long a message waits that is given back [rabbitmq 4.3 delayed retry].
+
+        failures: how often it has failed in this queue by now. failed: whether it did just now.
+        """
         kind = self.delayed_retry
         if kind == RETRY_DISABLED or ((kind == RETRY_FAILED) != failed and kind != RETRY_ALL):
             return 0
-        delay = self.delayed_retry_min_ms * count
-        limit = self.delayed_retry_max_ms
-        return min(delay, limit) if limit >= 0 else delay
+        return min(self.delayed_retry_min_ms * max(1, failures), self.delayed_retry_max_ms)
 
     def same(self, other: Settings) -> bool:
         return self._values() == other._values()
@@ -142,10 +146,6 @@ def _smaller(arguments: dict[str, object], policy: dict[str, object], key: str) 
     if own < 0 or given < 0:
         return max(own, given, OFF)
     return min(own, given)
-
-
-def _larger(arguments: dict[str, object], policy: dict[str, object], key: str) -> int:
-    return max(_integer(arguments.get("x-" + key)), _integer(policy.get(key)))
 
 
 def _text(

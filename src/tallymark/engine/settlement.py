@@ -133,7 +133,7 @@ class Settlement:
             if not pieces:
                 return
         if settings.delayed_retry != RETRY_DISABLED:
-            pieces = self._delay(queue, pieces, owner, failed)
+            pieces = self._delay(queue, pieces, owner, reason, failed, to_tail)
             if not pieces:
                 return
         if queue.stored:
@@ -152,41 +152,62 @@ class Settlement:
         if queue.consumers or queue.watched:
             self.dispatcher.mark(queue)
 
-    def _delay(self, queue: Queue, pieces: list[Slice], owner: int, failed: bool) -> list[Slice]:
+    def _delay(
+        self,
+        queue: Queue,
+        pieces: list[Slice],
+        owner: int,
+        reason: int,
+        failed: bool,
+        to_tail: bool,
+    ) -> list[Slice]:
         """Defer what has to wait for its next try; returns the others."""
         left: list[Slice] = []
         for piece in pieces:
-            count = piece.failed + 1 if failed else piece.acquired + 1
-            delay = queue.settings.retry_delay_ms(count, failed)
+            failures = piece.failed + 1 if failed else piece.failed
+            delay = queue.settings.retry_delay_ms(failures, failed)
             if delay > 0:
                 due_ms = self.dispatcher.clock.now_ms + delay
-                self.defer_acquired(queue, piece, owner, due_ms, failed, False)
+                self.defer_acquired(queue, piece, owner, due_ms, failed, to_tail, reason)
             else:
                 left.append(piece)
         return left
 
     def defer_acquired(
-        self, queue: Queue, piece: Slice, owner: int, due_ms: int, failed: bool, to_tail: bool
+        self,
+        queue: Queue,
+        piece: Slice,
+        owner: int,
+        due_ms: int,
+        failed: bool,
+        to_tail: bool,
+        reason: int = records.RETURNED_BY_CLIENT,
     ) -> None:
         """Acquired messages come back, but not before `due_ms` (wall time)."""
         queue.leave_acquired(piece)
         piece.acquired += 1
         if failed:
             piece.failed += 1
-        self.defer(queue, piece, owner, due_ms, failed, to_tail)
+        self.defer(queue, piece, owner, due_ms, failed, to_tail, reason)
 
     def defer(
-        self, queue: Queue, piece: Slice, owner: int, due_ms: int, failed: bool, to_tail: bool
+        self,
+        queue: Queue,
+        piece: Slice,
+        owner: int,
+        due_ms: int,
+        failed: bool,
+        to_tail: bool,
+        reason: int,
     ) -> None:
         """Messages, no longer ready or acquired, wait until `due_ms` (wall time)."""
         if queue.body_bytes >= 0:
             self.letters.entrance.weigh(piece.payload)
         queue.defer(piece, due_ms, to_tail)
         if queue.stored:
+            now_ms = self.dispatcher.clock.now_ms
             self.records.append(
-                deferred_record(
-                    queue, piece, self.dispatcher.clock.now_ms, owner, due_ms, failed, to_tail
-                )
+                deferred_record(queue, piece, now_ms, owner, due_ms, failed, to_tail, reason)
             )
         self.dispatcher.mark(queue)
 
@@ -289,11 +310,18 @@ class Settlement:
 
 
 def deferred_record(
-    queue: Queue, piece: Slice, now_ms: int, owner: int, due_ms: int, failed: bool, to_tail: bool
+    queue: Queue,
+    piece: Slice,
+    now_ms: int,
+    owner: int,
+    due_ms: int,
+    failed: bool,
+    to_tail: bool,
+    reason: int = 0,
 ) -> Record:
     """The DEFERRED record of messages."""
     flags = (records.RETURNED_FAILED if failed else 0) | (records.TO_TAIL if to_tail else 0)
     return Record(
-        records.DEFERRED, queue.id, piece.first, len(piece), now_ms, None, 0, owner, due_ms, 0,
+        records.DEFERRED, queue.id, piece.first, len(piece), now_ms, None, 0, owner, due_ms, reason,
         flags,
     )  # fmt: skip

@@ -25,11 +25,9 @@ from tallymark.engine.arguments import (
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import BrokerError, PreconditionFailed
 from tallymark.engine.exchange import (
-    CONSISTENT_HASH,
-    DIRECT,
-    FANOUT,
-    HEADERS,
-    TOPIC,
+    DELAYED,
+    DELAYED_TYPE,
+    TYPES,
     Exchange,
     check_exchange_arguments,
     check_same_exchange,
@@ -69,7 +67,6 @@ OF_A_VHOST: Final = ("parameters", "policies", "queues", "exchanges", "bindings"
 """Sections of a file that is about one virtual host; its entries do not name it."""
 OWN: Final = frozenset(name for name, _, _ in PREDECLARED)
 """Exchanges that every virtual host has."""
-TYPES: Final = (DIRECT, FANOUT, TOPIC, HEADERS, CONSISTENT_HASH)
 
 Entry = Mapping[str, Any]
 Name = tuple[str, str]
@@ -340,8 +337,9 @@ class _Reader:
         name, vhost = _get(entry, "name", str), self._vhost_of(entry)
         type, arguments = _get(entry, "type", str), dict(_get(entry, "arguments", dict, {}))
         what = named("exchange", name, vhost)
-        if type not in TYPES:
-            self._skip("exchange", vhost, name, f"type '{type}' is not offered")
+        behaves = arguments.get(DELAYED_TYPE, type) if type == DELAYED else type
+        if behaves not in TYPES:
+            self._skip("exchange", vhost, name, f"type '{behaves}' is not offered")
             return
         made = make_exchange(
             name, type, _get(entry, "durable", bool, False),

@@ -54,6 +54,7 @@ class State:
                 "subscriptions": len(broker.leases.subscriptions),
                 "ready": sum(queue.ready for queue in queues),
                 "acquired": sum(queue.acquired for queue in queues),
+                "deferred": sum(queue.deferred for queue in queues),
                 "settled": sum(queue.settled for queue in queues),
             }
         )
@@ -183,7 +184,8 @@ class State:
 
 
 def queue_row(queue: Queue) -> dict[str, Any]:
-    """One queue for people and scripts; counts are messages."""
+    """One queue for people and scripts; counts are messages. next_due_ms: when the first of what is
+    deferred is ready, wall time."""
     return {
         **account_row(queue),
         "durable": queue.durable,
@@ -192,6 +194,8 @@ def queue_row(queue: Queue) -> dict[str, Any]:
         "arguments": plain(queue.arguments),
         "ready_bytes": queue.ready_bytes,
         "acquired_bytes": queue.acquired_bytes,
+        "deferred_bytes": queue.deferred_bytes,
+        "next_due_ms": queue.deferrals[0][0] if queue.deferrals else None,
         "leased": queue.leased,
         "consumers": len(queue.consumers),
         "subscriptions": len(queue.subscriptions),
@@ -207,7 +211,7 @@ def account_row(queue: Queue) -> dict[str, Any]:
         "entered": queue.entered,
         "ready": queue.ready,
         "acquired": queue.acquired,
-        "deferred": 0,
+        "deferred": queue.deferred,
         "staged": 0,
         "dead_letter_pending": queue.pending,
         "settled": queue.settled,

@@ -9,14 +9,13 @@ from typing import Any, Final
 from aiohttp import web
 
 from tallymark import __version__
-from tallymark.engine.exchange import CONSISTENT_HASH, DIRECT, FANOUT, HEADERS, TOPIC
+from tallymark.engine.exchange import TYPES
 from tallymark.server.clock import wall_ms
 from tallymark.server.definitions import RABBITMQ_VERSION
 from tallymark.server.http import answer
 from tallymark.server.management_requests import Routes, listed, shown
 from tallymark.server.management_rows import counted, node_name, queue_counts
 
-EXCHANGE_TYPES: Final = (DIRECT, FANOUT, HEADERS, TOPIC, CONSISTENT_HASH)
 EMPTY: Final = (
     "topic-permissions", "parameters", "parameters/{component}", "parameters/{component}/{vhost}",
     "global-parameters", "vhost-limits", "user-limits", "federation-links", "shovels",
@@ -188,4 +187,4 @@ class Overview(Routes):
 
 
 def _exchange_types() -> list[dict[str, Any]]:
-    return [{"name": name, "description": "", "enabled": True} for name in EXCHANGE_TYPES]
+    return [{"name": name, "description": "", "enabled": True} for name in TYPES]

@@ -49,12 +49,13 @@ def counted(counts: dict[str, int]) -> dict[str, Any]:
 
 
 def queue_counts(queue: Queue) -> dict[str, int]:
-    """Messages: ready, handed out, and both, with dead letters that wait for a way out."""
+    """Messages: ready, handed out, and all, with those that are deferred and dead letters that wait
+    for a way out."""
     account = queue.counters()
     waiting = account["dead_letter_pending"]
     assert isinstance(waiting, int)
     return {
-        "messages": queue.ready + queue.acquired + waiting,
+        "messages": queue.ready + queue.acquired + queue.deferred + waiting,
         "messages_ready": queue.ready,
         "messages_unacknowledged": queue.acquired,
     }
@@ -79,10 +80,14 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
         "consumers": len(queue.consumers),
         "exclusive_consumer_tag": exclusive[0] if exclusive else None,
         **counted(queue_counts(queue)),
-        "message_bytes": queue.ready_bytes + queue.acquired_bytes,
+        "messages_delayed": queue.deferred,
+        "message_bytes": queue.ready_bytes + queue.acquired_bytes + queue.deferred_bytes,
         "message_bytes_ready": queue.ready_bytes,
         "message_bytes_unacknowledged": queue.acquired_bytes,
     }
+    if queue.deferrals:
+        row["next_delayed_at"] = queue.deferrals[0][0]
+        row["last_delayed_at"] = max(entry[0] for entry in queue.deferrals)
     if queue.settings.is_quorum:
         row |= {"leader": node_name(), "members": [node_name()], "online": [node_name()]}
     if queue.entered:

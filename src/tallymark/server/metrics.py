@@ -94,6 +94,7 @@ class _NodeCollector(Collector):
             for name, text in (
                 ("ready", "Messages ready."),
                 ("acquired", "Messages handed out or leased, not settled."),
+                ("deferred", "Messages that are not ready before a time of their own."),
                 ("ready_bytes", "Bytes ready."),
                 ("consumers", "Consumers."),
                 ("dead_letter_pending", "Dead letters that nothing takes for now."),
@@ -115,6 +116,7 @@ class _NodeCollector(Collector):
             of = [queue.vhost, queue.name]
             gauges["ready"].add_metric(of, queue.ready)
             gauges["acquired"].add_metric(of, queue.acquired)
+            gauges["deferred"].add_metric(of, queue.deferred)
             gauges["ready_bytes"].add_metric(of, queue.ready_bytes)
             gauges["consumers"].add_metric(of, len(queue.consumers))
             gauges["dead_letter_pending"].add_metric(of, queue.pending)

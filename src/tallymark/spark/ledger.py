@@ -21,6 +21,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from tallymark.engine import records
+from tallymark.engine.annotations import Annotations
 from tallymark.journal import layout, segment
 from tallymark.spark.blocks import ROW, block_at
 
@@ -30,14 +31,16 @@ CHECKPOINT: Final = "checkpoint"
 DDL: Final = (
     "source string, position bigint, row int, kind string, queue_id bigint, first bigint, "
     "count bigint, time timestamp, reason string, owner bigint, other bigint, flags int, "
-    "blob string, priority int, failed boolean, from_queue_id bigint, from_first bigint"
+    "blob string, priority int, failed boolean, from_queue_id bigint, from_first bigint, "
+    "due timestamp"
 )
 """source: "journal", or "checkpoint" for the state at the newest checkpoint. position: where the
 block lies, or what a checkpoint speaks of. blob: JSON of definitions and counters, of a dead
 letter's history, of what is pending and of ids taken. priority: of messages that enter, are leased
-or are still there. failed: whether what was returned counts as a failed delivery. from_queue_id,
-from_first: the queue whose dead letters entered, and the sequence the first of them had there; null
-for what was published. The rest is as tallymark.engine.records says."""
+or are still there. failed: whether what was returned or deferred counts as a failed delivery.
+from_queue_id, from_first: the queue whose dead letters entered, or which handed its messages on,
+and the sequence the first of them had there; null for what was published. due: when messages that
+were deferred, or entered so, are ready. The rest is as tallymark.engine.records says."""
 
 SCHEMA: Final = pa.schema(
     [
@@ -58,6 +61,7 @@ SCHEMA: Final = pa.schema(
         ("failed", pa.bool_()),
         ("from_queue_id", pa.int64()),
         ("from_first", pa.int64()),
+        ("due", pa.timestamp("us", "UTC")),
     ]
 )
 
@@ -78,20 +82,24 @@ KINDS: Final = {
     records.DEAD_LETTERED: "dead_lettered",
     records.PENDING: "pending",
     records.SEEN: "seen",
+    records.DEFERRED: "deferred",
+}
+_RETURNED: Final = {
+    records.RETURNED_BY_CLIENT: "client",
+    records.RETURNED_BY_CLOSE: "close",
+    records.RETURNED_BY_LOSS: "loss",
+    records.RETURNED_BY_RELEASE: "release",
+    records.RETURNED_BY_TIMEOUT: "timeout",
 }
 REASONS: Final = {
     records.SETTLED: {
         records.SETTLED_BY_CLIENT: "client",
         records.SETTLED_ON_SEND: "on_send",
         records.SETTLED_BY_BATCH: "batch",
+        records.SETTLED_BY_TRANSFER: "transfer",
     },
-    records.RETURNED: {
-        records.RETURNED_BY_CLIENT: "client",
-        records.RETURNED_BY_CLOSE: "close",
-        records.RETURNED_BY_LOSS: "loss",
-        records.RETURNED_BY_RELEASE: "release",
-        records.RETURNED_BY_TIMEOUT: "timeout",
-    },
+    records.RETURNED: _RETURNED,
+    records.DEFERRED: _RETURNED,
     records.DROPPED: records.DROP_REASONS,
     records.DEAD_LETTERED: records.DEATHS,
     records.PENDING: records.DEATHS,
@@ -301,6 +309,8 @@ def _batch(
     assert rows.dtype == ROW
     kinds = rows["kind"]
     letters = (kinds == records.ENTERED) & (rows["owner"] > 0)
+    returned = np.isin(kinds, (records.RETURNED, records.DEFERRED))
+    blobs = _blobs(data, rows, starts)
     columns = [
         pa.repeat(pa.scalar(source), len(rows)),
         pa.array(position.astype(np.int64)),
@@ -314,11 +324,12 @@ def _batch(
         pa.array(np.ascontiguousarray(rows["owner"])),
         pa.array(np.ascontiguousarray(rows["other"])),
         pa.array(rows["flags"].astype(np.int32)),
-        _blobs(data, rows, starts),
+        pa.array(blobs, pa.string()),
         _where(rows["reason"].astype(np.int32), np.isin(kinds, WITH_PRIORITY)),
-        _where(rows["flags"] & records.RETURNED_FAILED != 0, kinds == records.RETURNED),
+        _where(rows["flags"] & records.RETURNED_FAILED != 0, returned),
         _where(rows["owner"], letters),
         _where(rows["other"], letters),
+        _dues(rows, blobs),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
@@ -340,7 +351,34 @@ def _where(values: Any, holds: Any) -> pa.Array:
     return pa.array(np.ascontiguousarray(values), mask=~holds)
 
 
-def _blobs(data: bytes, rows: Any, starts: Any) -> pa.Array:
+def _dues(rows: Any, blobs: list[str | None]) -> pa.Array:
+    """When what is deferred is ready: DEFERRED rows say it themselves, and what is known of
+    messages that entered so does."""
+    dues: list[int | None] = [None] * len(rows)
+    for i in np.flatnonzero(rows["kind"] == records.DEFERRED).tolist():
+        dues[i] = int(rows["other"][i]) * 1000
+    said: dict[str, int] = {}
+    for i in np.flatnonzero(rows["kind"] == records.ENTERED).tolist():
+        blob = blobs[i]
+        if blob is None or '"due":' not in blob:
+            continue
+        due = said.get(blob)
+        if due is None:
+            due = said[blob] = _due_of(blob)
+        if due:
+            dues[i] = due * 1000
+    return pa.array(dues, pa.timestamp("us", "UTC"))
+
+
+def _due_of(blob: str) -> int:
+    """Milliseconds; 0 where it does not say, or cannot be read [DL-20]."""
+    try:
+        return Annotations.from_bytes(blob.encode()).due_ms
+    except ValueError:
+        return 0
+
+
+def _blobs(data: bytes, rows: Any, starts: Any) -> list[str | None]:
     """The text of each row that has some. Rows of a block share equal texts: each is read once."""
     with_text = np.flatnonzero((rows["size"] > 0) & (rows["kind"] != records.PAYLOAD))
     texts: dict[tuple[int, int], str] = {}
@@ -351,4 +389,4 @@ def _blobs(data: bytes, rows: Any, starts: Any) -> pa.Array:
         if text is None:
             text = texts[at, size] = data[at : at + size].decode("utf-8", "replace")
         blobs[i] = text
-    return pa.array(blobs, pa.string())
+    return blobs

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Final
 from tallymark.engine.records import TRANSIENT
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 ENDS: Final = ("settled", "dropped", "dead_lettered")
 HAPPENED: Final = ("entered", *ENDS, "pending")
-WHATS: Final = (*HAPPENED, "live", "letter")
+WHATS: Final = (*HAPPENED, "live", "letter", "transferred")
 """What a range of sequences can be said to be or to have undergone: see `intervals`."""
 
 
 def intervals(rows: DataFrame) -> DataFrame:
     """The ranges that matter, as (queue_id, low, high, what, reason), high exclusive; `what` is
     entered, settled, dropped, dead_lettered, pending (from the journal), live (from the checkpoint:
-    there in whatever state) or letter: messages of this queue which a letter that entered another
-    one names as its source.
+    there in whatever state), letter: messages of this queue which one that entered another queue
+    names as its source, or transferred: settled because they were handed on as they were.
     """
     from pyspark.sql import functions as f
 
@@ -52,7 +52,21 @@ def intervals(rows: DataFrame) -> DataFrame:
         f.lit("letter").alias("what"),
         f.lit(None).cast("string").alias("reason"),
     )
-    return own.unionAll(named)
+    handed_on = rows.where(journal & _transferred()).select(
+        "queue_id",
+        f.col("first").alias("low"),
+        (f.col("first") + f.col("count")).alias("high"),
+        f.lit("transferred").alias("what"),
+        f.lit(None).cast("string").alias("reason"),
+    )
+    return own.unionAll(named).unionAll(handed_on)
+
+
+def _transferred() -> Column:
+    """Whether a row says that messages were handed on to other queues as they were."""
+    from pyspark.sql import functions as f
+
+    return (f.col("kind") == "settled") & (f.col("reason") == "transfer")
 
 
 def sweep(ranges: DataFrame) -> DataFrame:
@@ -94,7 +108,7 @@ def with_faults(stretches: DataFrame) -> DataFrame:
     begin = f.min(f.when(f.col("entered") > 0, f.col("low"))).over(of_queue)
     ended = f.col("settled") + f.col("dropped") + f.col("dead_lettered")
     known = ended + f.col("live") + f.col("pending")
-    died = f.col("dead_lettered") + f.col("pending")
+    died = f.col("dead_lettered") + f.col("pending") + f.col("transferred")
     ends = [f.when(f.col(end) > 0, end.replace("_", "-")) for end in ENDS]
     fault = (
         f.when(f.col("before"), None)
@@ -163,8 +177,19 @@ def moves(rows: DataFrame) -> DataFrame:
     """How many dead letters went from one queue to another: (source, target, letters), by id."""
     from pyspark.sql import functions as f
 
+    entered = rows.where("source = 'journal' and kind = 'entered' and from_queue_id is not null")
+    handed_on = rows.where((f.col("source") == "journal") & _transferred()).select(
+        f.col("queue_id").alias("from_queue_id"),
+        f.col("first").alias("low"),
+        (f.col("first") + f.col("count")).alias("high"),
+    )
+    no_letter = (
+        (entered["from_queue_id"] == handed_on["from_queue_id"])
+        & (entered["from_first"] >= handed_on["low"])
+        & (entered["from_first"] < handed_on["high"])
+    )
     return (
-        rows.where("source = 'journal' and kind = 'entered' and from_queue_id is not null")
+        entered.join(f.broadcast(handed_on), no_letter, "left_anti")
         .groupBy(f.col("from_queue_id").alias("source"), f.col("queue_id").alias("target"))
         .agg(f.sum("count").alias("letters"))
     )
