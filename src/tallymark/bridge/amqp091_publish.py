@@ -130,12 +130,15 @@ class Stretch:
         "largest_frame",
         "publishes",
         "raw",
+        "returned_cuts",
+        "returned_raw",
         "targets",
     )
 
     def __init__(self, event: PublishReceived) -> None:
-        self.raw = event.raw
-        self.cuts = event.cuts
+        self.raw = self.returned_raw = event.raw
+        self.cuts = self.returned_cuts = event.cuts
+        """returned_raw, returned_cuts: of the same messages as their publisher gets them back."""
         self.facts = event.facts
         self.largest_frame = event.largest_frame
         self.bounds = [0]
@@ -279,8 +282,12 @@ def _route_special(
         if special is not None and special.section is not None and stretch.publishes:
             sizes = [known.size for known in stretch.publishes]
             stretch.raw, stretch.cuts = with_section(
-                stretch.raw, stretch.cuts, stretch.bounds, sizes, special.section
+                event.raw, event.cuts, stretch.bounds, sizes, special.section
             )
+            if special.returned is not None:
+                stretch.returned_raw, stretch.returned_cuts = with_section(
+                    event.raw, event.cuts, stretch.bounds, sizes, special.returned
+                )
             stretch.largest_frame = max(stretch.largest_frame, 20 + len(special.section))
         if special is not None:
             stretch.annotations = special.annotations
@@ -357,8 +364,9 @@ def _publish_parts(channel: Channel, stretch: Stretch) -> None:
             parts.append(Part(target, bounds[k], bounds[k + 1]))
         else:
             _nowhere(
-                channel, stretch.publishes[k], stretch.raw, stretch.cuts, bounds[k], bounds[k + 1]
-            )
+                channel, stretch.publishes[k], stretch.returned_raw, stretch.returned_cuts,
+                bounds[k], bounds[k + 1],
+            )  # fmt: skip
     client.broker.publish_parts(
         channel.session, stretch.payload(client, None), parts, stretch.annotations
     )
@@ -385,4 +393,5 @@ def _publish_group(channel: Channel, stretch: Stretch, target: Targets, group: l
     bounds = stretch.bounds
     for k in group:
         known = stretch.publishes[k]
-        _nowhere(channel, known, stretch.raw, stretch.cuts, bounds[k], bounds[k + 1])
+        raw, cuts = stretch.returned_raw, stretch.returned_cuts
+        _nowhere(channel, known, raw, cuts, bounds[k], bounds[k + 1])

@@ -17,6 +17,7 @@ from tallymark.engine.annotations import Annotations
 from tallymark.engine.arguments import LONGEST_MS, type_name, wire_bytes
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.exchange import property_key
+from tallymark.wire.amqp091.fields import Timestamp
 from tallymark.wire.amqp091.properties import (
     Properties,
     decode_properties,
@@ -34,7 +35,7 @@ _SHORT_NUMBER: Final = re.compile(rb"[+-]?[0-9]{1,20}")
 class Special:
     """What the properties ask for."""
 
-    __slots__ = ("annotations", "headers", "more_keys", "section")
+    __slots__ = ("annotations", "headers", "more_keys", "returned", "section")
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class Special:
         more_keys: list[str],
         headers: dict[str, object],
         section: bytes | None,
+        returned: bytes | None,
     ) -> None:
         self.annotations = annotations
         """What the broker keeps beside the messages, if anything."""
@@ -51,6 +53,9 @@ class Special:
         """What routing by headers looks at."""
         self.section = section
         """The property section the consumers see, where it is another than the publisher's."""
+        self.returned = returned
+        """The same for messages that nobody takes: their publisher may send them again as they
+        are, and then they have to wait again."""
 
 
 def examine(channel: Channel, section: bytes) -> Special:
@@ -74,22 +79,23 @@ def examine(channel: Channel, section: bytes) -> Special:
     headers = properties.headers
     more_keys: list[str] = []
     bcc: list[str] = []
-    due_ms = 0
+    delay_ms = due_ms = 0
     if headers is not None:
         bcc = _keys(headers, "BCC")
         more_keys = _keys(headers, "CC") + bcc
         delay_ms = delay_of(headers.get(DELAY))
         if delay_ms:
             due_ms = channel.client.wall_ms + delay_ms
-            headers[DELAY] = -delay_ms
-            changed = True
     annotations = _annotations(channel.client, ttl_ms, tuple(more_keys), tuple(bcc), due_ms)
     seen = _seen_by_routing(properties)
     if headers is not None and "BCC" in headers:
         del headers["BCC"]
         changed = True
-    new = encode_properties(properties) if changed else None
-    return Special(annotations, more_keys, seen, new)
+    new = returned = encode_properties(properties) if changed else None
+    if headers is not None and delay_ms:
+        headers[DELAY] = seen[DELAY] = -delay_ms
+        new = encode_properties(properties)
+    return Special(annotations, more_keys, seen, new, returned)
 
 
 def _annotations(
@@ -153,7 +159,7 @@ def delay_of(value: object) -> int:
     where it is published anew with the headers it came with.
     """
     number = 0
-    if isinstance(value, bool):
+    if isinstance(value, (bool, Timestamp)):
         return 0
     if isinstance(value, int):
         number = value
