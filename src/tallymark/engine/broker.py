@@ -632,15 +632,9 @@ class Broker:
         Raises:
             PreconditionFailed: the tag is unknown or settled.
         """
-        settlement = self.settlement
-        queue, piece = settlement.take_back(session, tag)
+        queue, piece = self.settlement.take_back(session, tag)
         queue.requeued += 1
-        if delay_ms > 0:
-            due_ms = self.clock.now_ms + delay_ms
-            settlement.defer_acquired(queue, piece, session.id, due_ms, False, True)
-        else:
-            reason = records.RETURNED_BY_CLIENT
-            settlement.give_back(queue, [piece], session.id, reason, False, True)
+        self.settlement.requeue(queue, piece, session.id, delay_ms)
 
     def touch(self, session: Session, tag: int, most_ms: int) -> None:
         """The time a consumer has for one delivery begins anew; it ends `most_ms` after the

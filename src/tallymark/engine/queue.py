@@ -188,7 +188,7 @@ class Queue(Timed):
         self.own_ttl = False
         """Whether messages with a time to live of their own may be among the ready."""
         self.seen = 0
-        """Sequences up to here were ready when the queue was last looked after."""
+        """Places up to here were taken when the queue was last looked after."""
         self.used_ms = 0
         """When it was last declared, got from or consumed from; wall time."""
         self.paused = False
@@ -300,19 +300,24 @@ class Queue(Timed):
         self.deferred_bytes += piece.size()
         self.watched = True
 
-    def take_due(self, now_ms: int) -> bool:
-        """Deferred messages whose time has come become ready; False: there were none."""
+    def take_due(self, now_ms: int) -> list[tuple[int, int, bool, Slice]]:
+        """Take out the deferrals whose time has come, for `end_deferrals`."""
+        due: list[tuple[int, int, bool, Slice]] = []
         deferrals = self.deferrals
-        if not deferrals or deferrals[0][0] > now_ms:
-            return False
-        back: list[Slice] = []
         while deferrals and deferrals[0][0] <= now_ms:
-            due_ms, _, to_tail, piece = heapq.heappop(deferrals)
-            count, size = len(piece), piece.size()
-            self.deferred -= count
-            self.deferred_bytes -= size
-            self.ready += count
-            self.ready_bytes += size
+            entry = heapq.heappop(deferrals)
+            self.deferred -= len(entry[3])
+            self.deferred_bytes -= entry[3].size()
+            due.append(entry)
+        return due
+
+    def end_deferrals(self, due: list[tuple[int, int, bool, Slice]]) -> None:
+        """These messages, taken out by `take_due`, become ready. They must have been weighed
+        where the queue is."""
+        back: list[Slice] = []
+        for due_ms, _, to_tail, piece in due:
+            self.ready += len(piece)
+            self.ready_bytes += piece.size()
             if self.body_bytes >= 0:
                 self.body_bytes += piece.body_bytes()
             known = piece.annotations
@@ -327,7 +332,6 @@ class Queue(Timed):
                 back.append(piece)
         if back:
             self._to_places(back)
-        return True
 
     def clear_deferred(self) -> list[Slice]:
         """Take everything deferred out; the caller counts its end."""

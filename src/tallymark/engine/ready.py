@@ -2,7 +2,8 @@
 
 Slices in the order of their places, in two parts: `returned` (given back, sorted) and `fresh`
 (entered, or put to the tail, and not taken since). Messages leave from the front only, so whatever
-was taken and comes back lies before everything fresh: order is a property of the data, not of the
+was taken and comes back lies before everything fresh; after a restart, where all that is ready
+counts as fresh, the part before it is moved over then. Order is a property of the data, not of the
 path taken. A message's place is its sequence number, until it is put to the tail [NQ-12].
 """
 
@@ -58,6 +59,11 @@ class Ready:
 
     def give_back(self, pieces: list[Slice]) -> None:
         """Slices taken earlier return to their old positions [TX-9]."""
+        fresh = self.fresh
+        if fresh:
+            for piece in pieces:
+                if fresh and fresh[0].first + fresh[0].shift < piece.first + piece.shift:
+                    self._make_way(piece.first + piece.shift)
         returned = self.returned
         if len(pieces) > FEW:
             together = returned + pieces
@@ -80,6 +86,14 @@ class Ready:
             if at > 0 and returned[at - 1].followed_by(returned[at]):
                 returned[at - 1].hi = returned[at].hi
                 del returned[at]
+
+    def _make_way(self, place: int) -> None:
+        """What is fresh and lies before `place` counts as returned from now on."""
+        fresh = self.fresh
+        while fresh and fresh[0].first + fresh[0].shift < place:
+            if fresh[0].payload.pack is not None:
+                unpack_head(fresh)
+            self.returned.append(fresh.popleft())
 
     def slices(self) -> list[Slice]:
         """Every slice, in order. The lane's own objects: do not change them."""

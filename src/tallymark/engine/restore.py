@@ -368,7 +368,8 @@ class Restorer:
         whole.failed += failures
         low, high = whole.first, whole.first + len(whole)
         held = IntervalSet()
-        held.add(low, min(high, history.mark) if not whole.acquired else low)
+        if not whole.acquired and not self._is_due_later(whole):
+            held.add(low, min(high, history.mark))
         for a, b in history.acquired.overlap(low, high):
             held.add(a, b)
         pieces = [(a, b, 1) for a, b in held]
@@ -379,6 +380,11 @@ class Restorer:
             piece.priority = min(piece.priority, len(queue.lanes) - 1)
             piece.payload.live += b - a
             self._place_ready(history, piece)
+
+    def _is_due_later(self, piece: Slice) -> bool:
+        """Whether the messages were published for a time to come: nobody was sent them."""
+        known = piece.annotations
+        return known is not None and known.due_ms > self._broker.clock.now_ms
 
     def _place_ready(self, history: _QueueHistory, piece: Slice) -> None:
         """Ready, or deferred still: time went on while the broker was down."""

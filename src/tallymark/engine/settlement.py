@@ -152,6 +152,15 @@ class Settlement:
         if queue.consumers or queue.watched:
             self.dispatcher.mark(queue)
 
+    def requeue(self, queue: Queue, piece: Slice, owner: int, delay_ms: int) -> None:
+        """An acquired message goes to the tail, in delay_ms [NQ-12], or dies of having been handed
+        out too often."""
+        if delay_ms <= 0:
+            self.give_back(queue, [piece], owner, records.RETURNED_BY_CLIENT, False, True)
+        elif queue.settings.acquired_limit < 0 or self._bury_worn(queue, [piece], False):
+            due_ms = self.dispatcher.clock.now_ms + delay_ms
+            self.defer_acquired(queue, piece, owner, due_ms, False, True)
+
     def _delay(
         self,
         queue: Queue,

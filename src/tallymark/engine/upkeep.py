@@ -48,18 +48,18 @@ class Upkeep:
     def before(self, queue: Queue) -> None:
         """About to be served: what was deferred until now joins, what had its time goes."""
         if queue.deferred:
-            queue.take_due(self.clock.now_ms)
+            self._end_deferrals(queue)
         self._expire(queue, queue.seen)
 
     def attend(self, queue: Queue) -> None:
         """It was served as far as that went, or is about to be asked what it holds."""
-        if queue.deferred and queue.take_due(self.clock.now_ms):
+        if queue.deferred and self._end_deferrals(queue):
             self.dispatcher.mark(queue)
         if queue.ready > 0 and self.dispatcher.demand(queue) > 0:
             self._expire(queue, queue.seen)
         else:
-            queue.seen = queue.entered
-            self._expire(queue, queue.entered)
+            queue.seen = queue.entered + queue.shift
+            self._expire(queue, queue.seen)
             self._cut(queue)
         if queue.letters:
             self.letters.retry(queue)
@@ -91,8 +91,18 @@ class Upkeep:
             # What is due already and was spared waits for its consumer, not for the clock.
             self.deadlines.arm(queue, max(due, self.clock.now_ms + 1))
 
+    def _end_deferrals(self, queue: Queue) -> bool:
+        """What is due becomes ready; False: nothing was."""
+        due = queue.take_due(self.clock.now_ms)
+        if queue.body_bytes >= 0:
+            for entry in due:  # deferred before the queue had a limit on bytes, or a restart
+                self.entrance.weigh(entry[3].payload)
+        queue.end_deferrals(due)
+        return bool(due)
+
     def _expire(self, queue: Queue, upto: int) -> None:
-        """Sequences up to `upto` whose time has come leave from the heads of their lanes."""
+        """Messages whose time has come leave from the heads of their lanes; those that were never
+        handed out only up to place `upto`."""
         if not queue.ready or not (queue.settings.ttl_ms >= 0 or queue.own_ttl):
             return
         now = self.clock.now_ms
@@ -100,9 +110,14 @@ class Upkeep:
         for lane in queue.lanes:
             while True:
                 head = lane.head()
-                if head is None or head.first > upto or _expiry(queue, head) > now:
+                if head is None or _expiry(queue, head) > now:
                     break
-                gone.append(queue.remove(lane, min(len(head), upto + 1 - head.first)))
+                n = len(head)
+                if not head.acquired:
+                    n = min(n, upto + 1 - head.first - head.shift)
+                if n <= 0:
+                    break
+                gone.append(queue.remove(lane, n))
         if gone:
             self.letters.bury(queue, gone, records.DEAD_EXPIRED)
 
