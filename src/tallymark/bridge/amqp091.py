@@ -28,6 +28,7 @@ from tallymark.bridge.amqp091_login import (
     credentials,
     server_properties,
 )
+from tallymark.bridge.bridge import Bridge
 from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.bridge.permissions import Access, Permissions
 from tallymark.engine.broker import Broker
@@ -159,7 +160,7 @@ class Settings:
 
 
 @final
-class Amqp091:
+class Amqp091(Bridge):
     """See the module's text."""
 
     __slots__ = (
@@ -175,12 +176,12 @@ class Amqp091:
         "peer",
         "pending_login",
         "publishing",
-        "reason",
         "settings",
         "wire",
     )
 
     def __init__(self, broker: Broker, settings: Settings, peer: str) -> None:
+        super().__init__()
         self.broker = broker
         self.settings = settings
         self.peer = peer
@@ -193,8 +194,6 @@ class Amqp091:
         """(mechanism, user, password) to be checked."""
         self.publishing = False
         """Whether it has published anything."""
-        self.reason = ""
-        """Why the connection ended or is about to; empty while it lives."""
         self._login_mechanism = ""
         self._permissions: Permissions | None = None
         self._capabilities: frozenset[str] = frozenset()
@@ -508,6 +507,7 @@ class Amqp091:
             "consumer_cancel_notify" in self._capabilities,
             self,
         )
+        self.client.connection.handle = self
         self.wire.send_method(0, ConnectionOpenOk())
 
     # -- endings

@@ -13,6 +13,7 @@ from typing import Final, final
 from tallymark.bridge.amqp091_annotated import Additions, additions_to
 from tallymark.bridge.amqp091_channel import Channel
 from tallymark.bridge.direct_reply import ReplyConsumer
+from tallymark.bridge.nsq_format import as_amqp091
 from tallymark.engine.message import Payload, Route, Slice
 from tallymark.wire.amqp091.errors import NO_ROUTE
 from tallymark.wire.amqp091.frames import METHOD, frame
@@ -24,6 +25,7 @@ from tallymark.wire.amqp091.kernel import (
 )
 from tallymark.wire.amqp091.layouts import encode_method
 from tallymark.wire.amqp091.methods import BasicGetOk, BasicReturn
+from tallymark.wire.nsq.kernel import FORMAT as NSQ
 
 DELIVER: Final = b"\x00\x3c\x00\x3c"
 TEMPLATES_KEPT: Final = 1024
@@ -84,6 +86,8 @@ class Recipient:
     def encode(self, piece: Slice, first_tag: int, shows_counts: bool) -> bytes:
         """A slice whose bytes are in memory, as frames of this channel. shows_counts: whether its
         queue tells how often messages were delivered."""
+        if piece.payload.format == NSQ:
+            piece = as_amqp091(piece)
         if piece.annotations is not None or (shows_counts and piece.acquired > 0):
             additions = additions_to(piece, shows_counts, self._additions)
             if additions is not None:
@@ -203,6 +207,8 @@ def content_for(channel: Channel, message: bytes, size: int, largest_frame: int)
 def send_got(channel: Channel, piece: Slice, tag: int, left: int, shows_counts: bool) -> None:
     """Answer basic.get with a slice of one message; `left`: how many are ready behind it.
     shows_counts: as for Recipient.encode."""
+    if piece.payload.format == NSQ:
+        piece = as_amqp091(piece)
     payload = piece.payload
     raw = payload.raw
     assert raw is not None, payload.position

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections import deque
 from typing import final
 
+from tallymark.bridge.bridge import Bridge, Waiter
 from tallymark.engine.broker import Broker
 from tallymark.wire.amqp091.connection import Connection
 
 
 @final
-class Gate:
-    """What `Broker.await_durable` is given: output behind it waits for `waits` releases."""
+class Gate(Waiter):
+    """Output behind it waits for `waits` releases."""
 
-    __slots__ = ("chunks", "owner", "waits")
+    __slots__ = ("chunks", "waits")
 
-    def __init__(self, owner: object) -> None:
-        self.owner = owner
-        """The bridge it belongs to: whoever gets the Durable effect asks it to go on."""
+    def __init__(self, owner: Bridge) -> None:
+        super().__init__(owner)
         self.waits = 1
         self.chunks: list[bytes] = []
 
@@ -32,7 +32,7 @@ class OutputGate:
 
     __slots__ = ("_fresh", "_gates", "_open", "_owner", "_wire")
 
-    def __init__(self, wire: Connection, owner: object) -> None:
+    def __init__(self, wire: Connection, owner: Bridge) -> None:
         self._wire = wire
         """Writes into its `out`."""
         self._owner = owner

@@ -43,6 +43,7 @@ class Connection:
     __slots__ = (
         "exclusive_queues",
         "gated",
+        "handle",
         "id",
         "name",
         "paused",
@@ -63,6 +64,8 @@ class Connection:
         """Its output waits for the disk: as if it were paused."""
         self.room = 0
         """Bytes that may still be handed to it in this turn."""
+        self.handle: object = None
+        """The bridge's own."""
         self.sessions: list[Session] = []
         self.exclusive_queues: list[Queue] = []
 

@@ -1,0 +1,499 @@
+"""One NSQ client: wire events in, engine commands out; engine effects in, frames out.
+
+Pure: the owner moves bytes and time, see Bridge. While `pending_auth` is set it asks the auth
+server and answers with `auth_succeeded` or `auth_failed`. While `upgrade` is set it puts that layer
+between itself and the transport, feeds `take_unread` into it and calls `upgraded` when it is ready.
+It reads no more while `wants_data` is false. When `closing` turns true it closes the transport
+after writing.
+
+An OK says that the disk has the messages. What a client holds when it goes is ready again at once
+[NQ-D2]; what it holds for too long goes to the tail, and it goes on [NQ-14].
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import Final, final
+
+from tallymark.bridge.bridge import Bridge
+from tallymark.bridge.nsq_answers import (
+    AUTHORIZED,
+    CLOSE_WAIT,
+    IDENTIFIED,
+    SUBSCRIBED,
+    Answer,
+    Answers,
+    Batch,
+)
+from tallymark.bridge.nsq_auth import AuthState
+from tallymark.bridge.nsq_format import amqp091_bodies
+from tallymark.bridge.nsq_in_flight import InFlightMessages, OnFinish
+from tallymark.bridge.nsq_output import MessageBuffer
+from tallymark.bridge.nsq_topics import Topics
+from tallymark.engine.broker import Broker
+from tallymark.engine.effects import Cancelled, CloseSession, Deliver, Durable
+from tallymark.engine.errors import AccessRefused, BrokerError, PreconditionFailed
+from tallymark.engine.message import Payload
+from tallymark.engine.session import ACCEPTED, Consumer
+from tallymark.engine.session import Connection as EngineConnection
+from tallymark.wire.nsq.connection import Connection as WireConnection
+from tallymark.wire.nsq.errors import (
+    E_BAD_TOPIC,
+    WireError,
+    auth_failed,
+    publish_failed,
+    settle_failed,
+    sub_failed,
+    too_many_consumers,
+    unauthorized,
+)
+from tallymark.wire.nsq.events import (
+    AuthReceived,
+    ClsReceived,
+    Event,
+    FinReceived,
+    IdentifyReceived,
+    PeerClosed,
+    ProtocolFailure,
+    PublishReceived,
+    RdyReceived,
+    ReqReceived,
+    SubReceived,
+    TouchReceived,
+    UpgradeDue,
+)
+from tallymark.wire.nsq.identify import Identify
+from tallymark.wire.nsq.kernel import FORMAT, encode_bodies, encode_messages
+from tallymark.wire.nsq.limits import Limits
+
+NS_PER_MS: Final = 1_000_000
+
+
+@final
+class Settings:
+    """What all NSQ connections of a broker share."""
+
+    __slots__ = ("draw", "limits", "max_channel_consumers", "on_finish", "topics")
+
+    def __init__(
+        self,
+        limits: Limits,
+        topics: Topics,
+        draw: Callable[[], int],
+        on_finish: OnFinish | None = None,
+        max_channel_consumers: int = 0,
+    ) -> None:
+        self.limits = limits
+        self.topics = topics
+        self.draw = draw
+        """Gives a random number from 0 to 99: which messages a sample has."""
+        self.on_finish = on_finish
+        self.max_channel_consumers = max_channel_consumers
+        """How many clients may subscribe to a channel; 0: any number."""
+
+
+@final
+class Nsq(Bridge):
+    """See the module's text."""
+
+    __slots__ = (
+        "_answers",
+        "_auth",
+        "_held",
+        "_in_flight",
+        "_is_stopping",
+        "_messages",
+        "_now_ms",
+        "_over",
+        "_secret",
+        "_wall_ms",
+        "broker",
+        "consumer",
+        "finish_count",
+        "message_count",
+        "peer",
+        "pending_auth",
+        "published",
+        "requeue_count",
+        "settings",
+        "subscription",
+        "upgrade",
+        "wire",
+    )
+
+    def __init__(self, broker: Broker, settings: Settings, peer: str) -> None:
+        super().__init__()
+        self.broker = broker
+        self.settings = settings
+        self.peer = peer
+        """Names the connection in logs and lists."""
+        self.wire = WireConnection(settings.limits)
+        self.consumer: Consumer | None = None
+        """Once it has subscribed; `limit` is its RDY, `unacked` what it has in flight."""
+        self.subscription = ("", "")
+        """Topic and channel."""
+        self.message_count = 0
+        """Messages sent to it."""
+        self.finish_count = 0
+        self.requeue_count = 0
+        self.published: dict[str, int] = {}
+        """How many messages it published, by topic."""
+        self.pending_auth: bytes | None = None
+        """A secret to be asked about."""
+        self.upgrade: UpgradeDue | None = None
+        """A layer to be put in place, once what take_output gives is written."""
+        self._secret = b""
+        self._auth: AuthState | None = None
+        self._held: Event | None = None
+        """Waits for the auth server's word."""
+        self._in_flight: InFlightMessages | None = None
+        self._messages = MessageBuffer()
+        self._answers = Answers(broker, self.wire, self)
+        self._is_stopping = False
+        self._now_ms = 0
+        self._wall_ms = 0
+        self._over = False
+
+    # -- the owner's side
+
+    @property
+    def closing(self) -> bool:
+        return self._over and not self._answers.waiting
+
+    @property
+    def connection(self) -> EngineConnection | None:
+        return None if self.consumer is None else self.consumer.session.connection
+
+    @property
+    def identify(self) -> Identify:
+        """What the client said of itself and what is in effect."""
+        return self.wire.identify
+
+    @property
+    def wants_data(self) -> bool:
+        """Whether to read on."""
+        return self.wire.wants_data and self._held is None
+
+    @property
+    def write_timeout_ms(self) -> int:
+        """How long the client may leave written bytes untaken before it counts as gone; 0: for
+        ever [NQ-7]."""
+        return self.wire.write_timeout_ms
+
+    @property
+    def auth(self) -> AuthState | None:
+        """What the auth server said of it last."""
+        return self._auth
+
+    def receive(self, data: bytes, now_ms: int, wall_ms: int) -> None:
+        self._now_ms = now_ms
+        self._wall_ms = wall_ms
+        self.wire.receive_data(data, now_ms)
+        self._handle_events()
+
+    def eof(self) -> None:
+        self._held = None
+        self.wire.receive_eof()
+        self._handle_events()
+
+    def broken(self, reason: str) -> None:
+        """A layer cannot read what came: the connection ends."""
+        self.wire.receive_broken(reason)
+        self._handle_events()
+
+    def tick(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        self.wire.tick(now_ms)
+        self._handle_events()
+
+    def next_deadline(self) -> int | None:
+        due = self.wire.next_deadline()
+        held = self._messages.next_due()
+        if due is None or held is None:
+            return held if due is None else due
+        return min(due, held)
+
+    def take_output(self) -> list[bytes]:
+        """Messages that the client wants gathered may stay for a while, see nsq_output."""
+        self._answers.taken()
+        out = self.wire.take_output()
+        consumer = self.consumer
+        at_once = bool(out) or consumer is None or consumer.unacked >= consumer.limit
+        messages = self._messages.take(self._now_ms, at_once)
+        return messages + out if messages and out else messages or out
+
+    def take_unread(self) -> bytes:
+        """What the client sent behind its IDENTIFY: the layer's first input."""
+        return self.wire.take_unread()
+
+    def upgraded(self) -> None:
+        """The layer is in place."""
+        self.upgrade = None
+        self.wire.upgraded()
+        self._handle_events()
+
+    def auth_succeeded(self, state: AuthState) -> None:
+        """The auth server answered."""
+        if self.pending_auth is None:
+            return
+        self.pending_auth = None
+        is_first = self._auth is None
+        self._auth = state
+        if is_first:
+            if not state.permission_count:
+                self.wire.refuse()
+            answer = Answer(AUTHORIZED)
+            answer.auth = state
+            self._answers.add(answer)
+        self._handle_events()
+
+    def auth_failed(self) -> None:
+        """No auth server could be asked."""
+        if self.pending_auth is None:
+            return
+        self.pending_auth = None
+        self._held = None
+        self._fail(auth_failed())
+        self._handle_events()
+
+    def shutdown(self, reason: str = "shutdown") -> None:
+        """What was published is still answered; what it holds is ready again at once."""
+        self.reason = self.reason or reason
+        self.wire.refuse()
+        self._held = None
+        self.pending_auth = None
+        self._leave(False)
+        self._over = True
+
+    # -- effects
+
+    def deliver(self, effect: Deliver) -> None:
+        session = effect.consumer.session
+        if session.closed:
+            return
+        piece = effect.slice
+        payload = piece.payload
+        attempts = piece.acquired + 1
+        lo = piece.lo
+        hi = piece.hi
+        self.message_count += hi - lo
+        if self.wire.identify.sample_rate:
+            self._deliver_sample(effect, attempts)
+        else:
+            self._messages.add(_frames(payload, lo, hi, attempts), self._now_ms)
+
+    def _deliver_sample(self, effect: Deliver, attempts: int) -> None:
+        """Each message has its chance; what is left out is done with [NQ-D6]."""
+        piece = effect.slice
+        rate = self.wire.identify.sample_rate
+        draw = self.settings.draw
+        wanted = [draw() < rate for _ in range(len(piece))]
+        at = 0
+        while at < len(wanted):
+            end = at + 1
+            while end < len(wanted) and wanted[end] == wanted[at]:
+                end += 1
+            if wanted[at]:
+                frames = _frames(piece.payload, piece.lo + at, piece.lo + end, attempts)
+                self._messages.add(frames, self._now_ms)
+            else:
+                self.message_count -= end - at
+                first = effect.first_tag
+                session = effect.consumer.session
+                self.broker.settle(session, first + at, first + end - 1, ACCEPTED)
+            at = end
+
+    def cancelled(self, effect: Cancelled) -> None:
+        """The channel is gone: nsqd closes its clients."""
+        if not self._over:
+            topic, channel = self.subscription
+            self.shutdown(f"channel {topic}:{channel} was deleted")
+
+    def close_session(self, effect: CloseSession) -> None:
+        if not self._over:
+            self.shutdown(str(effect.error))
+
+    def durable(self, effect: Durable) -> None:
+        batch = effect.waiter
+        assert isinstance(batch, Batch)
+        self._answers.release(batch)
+        self._handle_events()
+
+    # -- events
+
+    def _handle_events(self) -> None:
+        wire = self.wire
+        if self._held is not None:
+            if self.pending_auth is not None:
+                return
+            held = self._held
+            self._held = None
+            self._handle(held)
+        while self._held is None:
+            event = wire.next_event()
+            if event is None:
+                return
+            self._handle(event)
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, PublishReceived):
+            self._publish(event)
+        elif isinstance(event, FinReceived):
+            self._finish(event.ids)
+        elif isinstance(event, RdyReceived):
+            self._ready(event.count)
+        elif isinstance(event, ReqReceived):
+            self._requeue(event.ids, event.delay_ms)
+        elif isinstance(event, TouchReceived):
+            self._touch(event.ids)
+        elif isinstance(event, SubReceived):
+            self._subscribe(event)
+        elif isinstance(event, ProtocolFailure):
+            self._answers.fail(event.error)
+        else:
+            self._other_event(event)
+
+    def _other_event(self, event: Event) -> None:
+        if isinstance(event, IdentifyReceived):
+            self._messages.follow(event.identify, self.settings.limits)
+            self._answers.add(Answer(IDENTIFIED))
+        elif isinstance(event, UpgradeDue):
+            self.upgrade = event
+        elif isinstance(event, AuthReceived):
+            self._secret = event.secret
+            self.pending_auth = event.secret
+        elif isinstance(event, ClsReceived):
+            self._is_stopping = True
+            if self.consumer is not None:
+                self.consumer.limit = 0
+            self._answers.add(Answer(CLOSE_WAIT))
+        elif isinstance(event, PeerClosed):
+            self.reason = self.reason or event.reason
+            self.pending_auth = None
+            self._leave(not self._is_stopping)
+            self._over = True
+
+    def _publish(self, event: PublishReceived) -> None:
+        topic = event.topic
+        if self._auth is not None and not self._may(event, event.verb, topic, ""):
+            return
+        try:
+            self.settings.topics.publish(
+                topic, event.raw, event.cuts, event.head, self._wall_ms, event.delay_ms
+            )
+        except BrokerError as error:
+            if isinstance(error, (AccessRefused, PreconditionFailed)):
+                self._fail(WireError(E_BAD_TOPIC, f"{event.verb} {error}"))
+            else:
+                self._fail(publish_failed(event.verb, str(error)))
+            return
+        self.published[topic] = self.published.get(topic, 0) + len(event)
+        self._answers.ok_durable(event.answers)
+
+    def _subscribe(self, event: SubReceived) -> None:
+        if self._auth is not None and not self._may(event, "SUB", event.topic, event.channel):
+            return
+        topics = self.settings.topics
+        try:
+            queue = topics.channel(event.topic, event.channel)
+        except BrokerError as error:
+            self._fail(WireError(E_BAD_TOPIC, f"SUB {error}"))
+            return
+        most = self.settings.max_channel_consumers
+        if most and len(queue.consumers) >= most:
+            self._fail(too_many_consumers(event.topic, event.channel, most))
+            return
+        broker = self.broker
+        connection = broker.open_connection(topics.vhost, "", self.peer)
+        connection.handle = self
+        connection.gated = True
+        session = broker.open_session(connection)
+        try:
+            consumer = broker.consume(session, queue, self.peer, False, False, 0, {})
+        except BrokerError as refused:  # an AMQP client has it for itself
+            broker.close_connection(connection, False)
+            self._fail(sub_failed(str(refused)))
+            return
+        consumer.limit = 0
+        consumer.timeout_ms = self.wire.identify.msg_timeout_ms
+        consumer.is_lenient = True
+        self.consumer = consumer
+        self.subscription = (event.topic, event.channel)
+        self._in_flight = InFlightMessages(broker, consumer, self.settings.on_finish)
+        answer = Answer(SUBSCRIBED)
+        answer.connection = connection
+        self._answers.add_durable(answer)
+
+    def _ready(self, count: int) -> None:
+        consumer = self.consumer
+        if consumer is not None and consumer.active:
+            consumer.limit = count
+            if consumer.queue.ready:
+                self.broker.dispatcher.mark(consumer.queue)
+
+    def _finish(self, ids: array[int]) -> None:
+        in_flight = self._in_flight
+        if in_flight is not None:
+            failed = in_flight.finish(ids)
+            self.finish_count += len(ids) - len(failed)
+            if failed:
+                self._tell_failed("FIN", failed)
+
+    def _requeue(self, ids: array[int], delay_ms: int) -> None:
+        in_flight = self._in_flight
+        if in_flight is not None:
+            failed = in_flight.requeue(ids, delay_ms)
+            self.requeue_count += len(ids) - len(failed)
+            self._tell_failed("REQ", failed)
+
+    def _touch(self, ids: array[int]) -> None:
+        in_flight = self._in_flight
+        if in_flight is not None:
+            failed = in_flight.touch(ids, self.settings.limits.max_msg_timeout_ms)
+            self._tell_failed("TOUCH", failed)
+
+    def _tell_failed(self, verb: str, ids: list[int]) -> None:
+        in_flight = self._in_flight
+        assert in_flight is not None
+        for id in ids:
+            self._answers.fail(settle_failed(verb, id, in_flight.reason(id)))
+
+    def _may(self, event: Event, verb: str, topic: str, channel: str) -> bool:
+        """Whether the client may do this. False: it was refused, or the event is held until the
+        auth server was asked anew."""
+        auth = self._auth
+        assert auth is not None
+        if auth.is_expired(self._now_ms):
+            self._held = event
+            self.pending_auth = self._secret
+            return False
+        if not auth.allows(topic, channel):
+            self._fail(unauthorized(verb, topic, channel))
+            return False
+        return True
+
+    # -- endings
+
+    def _fail(self, error: WireError) -> None:
+        """Nothing is read any more; the error is sent in its turn."""
+        self.wire.refuse()
+        self._answers.fail(error)
+
+    def _leave(self, lost: bool) -> None:
+        """End the engine's side: what it holds is ready again at once [NQ-D2]."""
+        connection = self.connection
+        if connection is not None:
+            self.broker.close_connection(connection, lost)
+
+
+def _frames(payload: Payload, lo: int, hi: int, attempts: int) -> bytes:
+    """Messages as the client reads them, whatever protocol brought them."""
+    raw = payload.raw
+    assert raw is not None, payload.position
+    first_id = payload.first_id + lo
+    timestamp_ns = payload.arrived_ms * NS_PER_MS
+    if payload.format == FORMAT:
+        return encode_messages(raw, payload.cuts, lo, hi, first_id, timestamp_ns, attempts)
+    bodies = amqp091_bodies(raw, payload.cuts, lo, hi)
+    return encode_bodies(bodies, first_id, timestamp_ns, attempts)

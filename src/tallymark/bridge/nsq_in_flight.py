@@ -1,0 +1,129 @@
+"""FIN, REQ and TOUCH: from message ids to what a session holds.
+
+No table of ids is kept: what a session holds are ranges of tags, each with the payload its messages
+come from, and a payload numbers its messages. Clients mostly answer in the order of delivery, so an
+id is found in the first range, and a run of FINs is settled at once.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import final
+
+from tallymark.engine.broker import Broker
+from tallymark.engine.queue import Queue
+from tallymark.engine.session import ACCEPTED, Consumer, InFlight, Session
+from tallymark.wire.nsq.errors import NOT_IN_FLIGHT, NOT_OWNER
+
+OnFinish = Callable[[Queue, int, int, int], None]
+"""Told of every run of FINs: queue, when its messages were published and finished (wall ms), how
+many they are."""
+
+
+@final
+class InFlightMessages:
+    """What one subscriber holds."""
+
+    __slots__ = ("_broker", "_on_finish", "_session", "queue")
+
+    def __init__(self, broker: Broker, consumer: Consumer, on_finish: OnFinish | None) -> None:
+        self._broker = broker
+        self._session: Session = consumer.session
+        self._on_finish = on_finish
+        self.queue: Queue = consumer.queue
+
+    def finish(self, ids: array[int]) -> list[int]:
+        """Settle messages; returns the ids that it does not hold, in order. O(runs), where they
+        come in the order of delivery."""
+        session = self._session
+        settle = self._broker.settle
+        failed: list[int] = []
+        n = len(ids)
+        at = 0
+        while at < n:
+            id: int = ids[at]
+            entry = _holding(session, id)
+            if entry is None:
+                failed.append(id)
+                at += 1
+                continue
+            tag = entry.first + id - _first_id(entry)
+            count = _consecutive(ids, at, min(n - at, entry.last - tag + 1))
+            if entry.done is not None:
+                low, high = entry.pieces(tag, tag + count - 1)[0]
+                assert low == tag, (low, tag)
+                count = high - low + 1
+            payload = entry.slice.payload
+            settle(session, tag, tag + count - 1, ACCEPTED)
+            if self._on_finish is not None:
+                now_ms = self._broker.clock.now_ms
+                self._on_finish(self.queue, payload.arrived_ms, now_ms, count)
+            at += count
+        return failed
+
+    def requeue(self, ids: array[int], delay_ms: int) -> list[int]:
+        """Give messages back, now or later [NQ-12]; returns the ids that it does not hold."""
+        failed: list[int] = []
+        for id in ids:
+            tag = self._tag_of(id)
+            if tag:
+                self._broker.requeue(self._session, tag, delay_ms)
+            else:
+                failed.append(id)
+        return failed
+
+    def touch(self, ids: array[int], most_ms: int) -> list[int]:
+        """Their time begins anew [NQ-13]; returns the ids that it does not hold."""
+        failed: list[int] = []
+        for id in ids:
+            tag = self._tag_of(id)
+            if tag:
+                self._broker.touch(self._session, tag, most_ms)
+            else:
+                failed.append(id)
+        return failed
+
+    def reason(self, id: int) -> str:
+        """Why a message is not the subscriber's to settle [NQ-A6]. O(in flight in the channel)."""
+        for consumer in self.queue.consumers:
+            if consumer.session is not self._session:
+                entry = _holding(consumer.session, id)
+                if entry is not None and entry.queue is self.queue:
+                    return NOT_OWNER
+        return NOT_IN_FLIGHT
+
+    def _tag_of(self, id: int) -> int:
+        """0: none."""
+        entry = _holding(self._session, id)
+        return 0 if entry is None else entry.first + id - _first_id(entry)
+
+
+def _first_id(entry: InFlight) -> int:
+    """Of the message of tag entry.first."""
+    return entry.slice.payload.first_id + entry.slice.lo
+
+
+def _holding(session: Session, id: int) -> InFlight | None:
+    """The range that holds the message, not settled yet."""
+    for entry in session.inflight:
+        at = id - entry.slice.payload.first_id - entry.slice.lo
+        if 0 <= at <= entry.last - entry.first and not entry.void:
+            done = entry.done
+            if done is None or not done[at]:
+                return entry
+    return None
+
+
+def _consecutive(ids: array[int], at: int, most: int) -> int:
+    """How many ids from `at` on count up by one, at most so many."""
+    first: int = ids[at]
+    if most == 1 or ids[at + 1] != first + 1:
+        return 1
+    last = first + most - 1
+    if ids[at + most - 1] == last and ids[at : at + most] == array("Q", range(first, last + 1)):
+        return most
+    count = 2
+    while count < most and ids[at + count] == first + count:
+        count += 1
+    return count

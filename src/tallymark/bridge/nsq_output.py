@@ -1,0 +1,59 @@
+"""Messages to one NSQ client, gathered as its IDENTIFY asks [nsq output_buffer_size].
+
+nsqd writes them when the client can take no more, when its buffer is full or its time is up, and
+with every answer [NQ-11]. A turn of ours gathers already, so that messages leave with it; they are
+held over several turns only for a client that asked for another time than the usual one.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from tallymark.wire.nsq.identify import Identify
+from tallymark.wire.nsq.limits import Limits
+
+
+@final
+class MessageBuffer:
+    """Times are monotonic milliseconds."""
+
+    __slots__ = ("_chunks", "_due_ms", "_holds", "_limit", "_size", "_timeout_ms")
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._limit = 0
+        self._timeout_ms = 0
+        self._holds = False
+        self._due_ms = -1
+        """When what is held leaves; -1: not by time."""
+
+    def follow(self, identify: Identify, limits: Limits) -> None:
+        """What the client asked for is in effect from now on."""
+        self._limit = identify.output_buffer_size
+        self._timeout_ms = identify.output_buffer_timeout_ms
+        usual = self._timeout_ms == limits.output_buffer_timeout_ms
+        self._holds = self._limit > 1 and not usual
+
+    def add(self, frames: bytes, now_ms: int) -> None:
+        if not self._chunks and self._timeout_ms:
+            self._due_ms = now_ms + self._timeout_ms
+        self._chunks.append(frames)
+        self._size += len(frames)
+
+    def next_due(self) -> int | None:
+        """When held messages have to leave."""
+        return self._due_ms if self._holds and self._chunks and self._due_ms >= 0 else None
+
+    def take(self, now_ms: int, at_once: bool) -> list[bytes]:
+        """What is to be written now. at_once: there is an answer, or the client takes no more."""
+        if not self._chunks or (self._holds and not at_once and self._waits(now_ms)):
+            return []
+        chunks = self._chunks
+        self._chunks = []
+        self._size = 0
+        self._due_ms = -1
+        return chunks
+
+    def _waits(self, now_ms: int) -> bool:
+        return self._size < self._limit and (self._due_ms < 0 or now_ms < self._due_ms)
