@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from tests.journal.builders import TIME, Disk, entering, payload
 from tests.journal.test_formats import FORMATS
 
 HISTORY = b'{"v":1,"form":3}'
+DUE_MS = 1_800_000_000_123
+LATER = b'{"v":1,"form":0,"due":1800000000123}'
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -47,6 +50,14 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         Record(records.RETURNED, 5, 1, 1, TIME, owner=8, reason=records.RETURNED_BY_CLIENT,
                flags=records.RETURNED_FAILED),
         *(Record(records.DROPPED, 5, 1, 1, TIME, reason=reason) for reason in records.DROP_REASONS),
+        Record(records.ENTERED, 5, 5, 2, TIME, p, 0, blob=LATER),
+        Record(records.ENTERED, 6, 3, 2, TIME, p, 0, blob=LATER),
+        Record(records.ENTERED, 6, 5, 1, TIME, p, 0, blob=b'{"v":9,"due":5}'),
+        Record(records.DEFERRED, 5, 1, 1, TIME, owner=8, other=DUE_MS + 1,
+               reason=records.RETURNED_BY_LOSS, flags=records.RETURNED_FAILED | records.TO_TAIL),
+        Record(records.DEFERRED, 5, 2, 1, TIME, owner=8, other=DUE_MS,
+               reason=records.RETURNED_BY_CLIENT),
+        Record(records.SETTLED, 5, 3, 1, TIME, reason=records.SETTLED_BY_TRANSFER),
         Record(records.ACQUIRED, 5, 1, 1, TIME, owner=8, other=2),
         Record(records.LEASED, 5, 1, 1, TIME, p, 0, owner=3, other=40, reason=9, blob=HISTORY),
     ]  # fmt: skip
@@ -57,6 +68,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         [
             Record(records.PAYLOAD, 0, 90, 1, TIME, kept),
             Record(records.LIVE, 5, 4, 1, TIME, kept, other=1 << 32 | 2, reason=4, flags=2),
+            Record(records.DEFERRED, 5, 4, 1, TIME, other=DUE_MS),
         ],
         TIME,
     )
@@ -70,7 +82,7 @@ def of_kind(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 
 def test_a_letter_names_the_queue_it_died_in(rows: list[dict[str, Any]]) -> None:
-    published, letter, copy = of_kind(rows, "entered")
+    published, letter, copy, *_ = of_kind(rows, "entered")
     assert (published["from_queue_id"], published["from_first"]) == (None, None)
     assert (letter["queue_id"], letter["from_queue_id"], letter["from_first"]) == (6, 5, 2)
     assert (copy["queue_id"], copy["from_queue_id"], copy["from_first"]) == (7, 5, 2)
@@ -96,7 +108,7 @@ def test_reasons_of_death_have_their_names(rows: list[dict[str, Any]]) -> None:
 
 
 def test_priorities_are_numbers_and_no_reasons(rows: list[dict[str, Any]]) -> None:
-    for kind, expected in (("entered", [9, 3, 0]), ("leased", [9]), ("live", [4])):
+    for kind, expected in (("entered", [9, 3, 0, 0, 0, 0]), ("leased", [9]), ("live", [4])):
         assert [row["priority"] for row in of_kind(rows, kind)] == expected
         assert {row["reason"] for row in of_kind(rows, kind)} == {None}
     with_priority = {row["kind"] for row in rows if row["priority"] is not None}
@@ -108,7 +120,30 @@ def test_a_return_says_whether_it_counts_as_failed(rows: list[dict[str, Any]]) -
         ("timeout", False),
         ("client", True),
     ]
-    assert {row["failed"] for row in rows if row["kind"] != "returned"} == {None}
+    others = {row["failed"] for row in rows if row["kind"] not in ("returned", "deferred")}
+    assert others == {None}
+
+
+def test_nq_16_what_is_deferred_says_until_when_and_why(rows: list[dict[str, Any]]) -> None:
+    due = datetime(2027, 1, 15, 8, 0, 0, 123_000, UTC)
+    told = [
+        (row["source"], row["first"], row["reason"], row["failed"], row["due"])
+        for row in of_kind(rows, "deferred")
+    ]
+    assert told == [
+        ("journal", 1, "loss", True, due + timedelta(milliseconds=1)),
+        ("journal", 2, "client", False, due),
+        ("checkpoint", 4, None, False, due),
+    ]
+    entered = [(row["queue_id"], row["first"], row["due"]) for row in of_kind(rows, "entered")]
+    assert entered[3:] == [(5, 5, due), (6, 3, due), (6, 5, None)]  # of a later version: not known
+    assert {row["due"] for row in of_kind(rows, "entered")[:3]} == {None}
+    others = {row["due"] for row in rows if row["kind"] not in ("entered", "deferred")}
+    assert others == {None}
+
+
+def test_nq_9_messages_that_were_handed_on_are_settled_so(rows: list[dict[str, Any]]) -> None:
+    assert [row["reason"] for row in of_kind(rows, "settled")] == ["transfer"]
 
 
 def test_dl_20_the_ledger_of_an_earlier_version_is_read() -> None:

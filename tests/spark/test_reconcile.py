@@ -34,7 +34,7 @@ def row(
     where = "checkpoint" if kind in ("live", "leased", "still pending") else "journal"
     kind = kind.removeprefix("still ")
     count = last - first + 1
-    extra = (None, None, *source)
+    extra = (None, None, *source, None)
     return (where, 64, 0, kind, queue, first, count, TIME, reason, 0, 0, flags, blob, *extra)
 
 
@@ -188,6 +188,21 @@ def tell_of_letters(story: Story) -> None:
     story.queue("letters to a queue without rows", ("entered", 1, 4), entered=4, dead_lettered=4)
     number = story.ids["letters to a queue without rows"]
     story.rows.append(row("dead_lettered", number, 1, 4, "expired", flags=1))
+    # Handed on as they were: the rows of their new queues name the old one, though nothing died.
+    story.queue(
+        "backlog",
+        ("entered", 1, 9),
+        ("settled", 1, 4, "transfer"),
+        ("settled", 5, 5, "client"),
+        ("settled", 6, 8, "transfer"),  # to queues without rows
+        ("dead_lettered", 9, 9, "rejected"),
+        entered=9, settled=8, dead_lettered=1,
+    )  # fmt: skip
+    story.queue("channel", ("live", 1, 6), entered=6, ready=2, deferred=4)
+    story.letters("channel", 1, 3, "backlog", 1)
+    story.letters("channel", 4, 4, "backlog", 4)
+    story.letters("channel", 5, 5, "backlog", 9)
+    story.letters("channel", 6, 6, "backlog", 5)
     # A queue that is not durable has no rows, but its letters have.
     story.letters("copy", 22, 23, "not durable", 1)
     story.rows.append(row("live", story.ids["copy"], 22, 23))
@@ -288,6 +303,18 @@ def test_letters_that_lead_nowhere_are_named(
 ) -> None:
     assert account(outcome, name).difference == difference
     assert faults(outcome, name) == named
+
+
+def test_nq_9_messages_that_were_handed_on_are_settled_and_no_letters(
+    outcome: Reconciliation,
+) -> None:
+    found, channel = account(outcome, "backlog"), account(outcome, "channel")
+    assert (found.entered, found.settled, found.dead_lettered, found.difference) == (9, 8, 1, 0)
+    assert (channel.still_there["deferred"], channel.difference) == (4, 0)
+    assert faults(outcome, "backlog") == [(5, 5, "named by a letter, but it never died")]
+    assert faults(outcome, "channel") == []
+    counted = {(one.source, one.target): one.count for one in outcome.letters}
+    assert counted[("backlog", "channel")] == 2
 
 
 def test_letters_are_counted_by_source_and_target(outcome: Reconciliation) -> None:
