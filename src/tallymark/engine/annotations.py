@@ -293,7 +293,16 @@ def after_death(
     )
 
 
-def ready_since(old: Annotations | None, since_ms: int) -> Annotations | None:
+def deferred_until(old: Annotations | None, due_ms: int) -> Annotations:
+    """What is known of messages that are to be ready then."""
+    if old is not None and old.due_ms == due_ms:
+        return old
+    made = Annotations() if old is None else ready_since(old, old.since_ms)
+    made.due_ms = due_ms
+    return made
+
+
+def ready_since(old: Annotations | None, since_ms: int) -> Annotations:
     """What is known of messages that became ready later than they arrived: their time to live
     counts from then."""
     if old is None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final, final
 
 from tallymark.engine import definitions, records
-from tallymark.engine.annotations import Annotations
+from tallymark.engine.annotations import Annotations, deferred_until
 from tallymark.engine.arguments import consumer_timeout_ms
 from tallymark.engine.backlogs import Backlogs
 from tallymark.engine.clock import Clock
@@ -251,9 +251,15 @@ class Broker:
             self.dispatcher.mark(queue)
 
     def transfer(self, source: Queue, targets: list[Queue]) -> None:
-        """Everything ready or deferred in `source` enters each of `targets`, in one step."""
+        """Everything ready or deferred in `source` enters each of `targets`, in one step; attempts
+        count anew there. Without a target it stays. A target that drops what it has no room for
+        [NQ-10] does so."""
+        if not targets:
+            return
         self.use(source)
         source.unpack()
+        for due_ms, _, _, piece in source.deferrals:
+            piece.annotations = deferred_until(piece.annotations, due_ms)
         for piece in [*source.clear(), *source.clear_deferred()]:
             payload = piece.payload
             n = len(piece)
@@ -262,10 +268,7 @@ class Broker:
                 kept = payload.persistent and target.stored
                 if kept:
                     self.entrance.keep(payload)
-                self.entrance.enter(
-                    target, payload, piece.lo, piece.hi, piece.annotations, kept, source.id,
-                    piece.first,
-                )  # fmt: skip
+                self.entrance.transfer(target, piece, kept, source.id)
             source.settled += n
             if source.stored:
                 self.records.append(

@@ -236,6 +236,15 @@ class Entrance:
                 )
         return _stretches(refused, REFUSED, lo) if any_refused else []
 
+    def transfer(self, queue: Queue, piece: Slice, kept: bool, source: int) -> None:
+        """Messages of the queue with id `source` enter this one. Publishers were told long ago
+        that they are taken: only a queue that drops in silence takes fewer."""
+        payload, lo, hi, known = piece.payload, piece.lo, piece.hi, piece.annotations
+        if queue.settings.overflow == DROP_TAIL:
+            self._judge(queue, payload, lo, hi, known, kept)
+        else:
+            self.enter(queue, payload, lo, hi, known, kept, source, piece.first)
+
     def _judge(
         self,
         queue: Queue,

@@ -268,19 +268,25 @@ class Settlement:
                         self.record_drop(queue, piece.first, piece.first + len(piece), reason)
 
     def empty_in_flight(self, sessions: list[Session], queue: Queue, reason: int) -> None:
-        """What sessions hold of a queue that is emptied ends; its tags are outstanding no longer
-        [NQ-15]."""
+        """What sessions hold of a queue that is emptied ends [NQ-15]. A lenient consumer's tags
+        are outstanding no longer; others are settled in vain."""
         for session in sessions:
             kept: deque[InFlight] = deque()
             for entry in session.inflight:
                 if entry.queue is not queue or entry.void:
                     kept.append(entry)
                     continue
+                consumer = entry.consumer
+                is_lenient = consumer is not None and consumer.is_lenient
                 for low, high in entry.pieces(entry.first, entry.last):
                     piece = entry.part(low, high)
                     queue.leave_acquired(piece)
                     self.letters.drop(queue, piece, reason)
-                    self.free_credit(session, entry.consumer, len(piece))
+                    if is_lenient:
+                        self.free_credit(session, entry.consumer, len(piece))
+                if not is_lenient:
+                    entry.void = True
+                    kept.append(entry)
             session.inflight = kept
 
     def _finish(self, session: Session, entry: InFlight, low: int, high: int, outcome: int) -> None:

@@ -76,7 +76,7 @@ class Timeouts:
         """The time of one delivery counts anew from now, up to `most_ms` after it was handed out
         [NQ-13]. Raises PreconditionFailed where it is not outstanding."""
         at = session.find(tag)
-        if session.inflight[at].void:
+        if session.inflight[at].void or session.inflight[at].queue.deleted:
             raise PreconditionFailed(f"unknown delivery tag {tag}")
         entry = session.isolate(at, tag)
         timeout = timeout_of(entry.consumer, entry.queue)
