@@ -54,9 +54,7 @@ def test_patterns_and_permissions_decide(topic: str, channel: str, allowed: bool
 
 
 def test_a_pattern_without_anchors_matches_anywhere_as_in_nsqd() -> None:
-    state = decoded(
-        authorizations=[{"topic": "der", "channels": [""], "permissions": ["publish"]}]
-    )
+    state = decoded(authorizations=[{"topic": "der", "channels": [""], "permissions": ["publish"]}])
     assert state.allows("orders", "")
     assert not state.allows("orders", "c")
 

@@ -200,5 +200,3 @@ def test_addresses_that_are_none(address: str) -> None:
 def test_addresses() -> None:
     assert split_address("host.example:4160") == ("host.example", 4160)
     assert split_address("[::1]:4160") == ("::1", 4160)
-
-

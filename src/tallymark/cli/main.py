@@ -12,7 +12,17 @@ from typing import Annotated
 import typer
 
 from tallymark import __version__, is_compiled
-from tallymark.cli import definitions, feature, inspect, journal, pipeline, policy, serve, user
+from tallymark.cli import (
+    definitions,
+    feature,
+    inspect,
+    journal,
+    nsqd,
+    pipeline,
+    policy,
+    serve,
+    user,
+)
 from tallymark.cli.output import reason_of
 
 app = typer.Typer(
@@ -23,6 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 serve.add_to(app)
+nsqd.add_to(app)
 inspect.add_to(app)
 app.add_typer(inspect.subscriptions, name="subscription")
 app.add_typer(policy.app, name="policy")

@@ -21,8 +21,9 @@ def _settings(command: Callable[[Config], None]) -> Callable[..., None]:
 
     def run(**given: Any) -> None:
         file: Path | None = given.pop("config")
+        flags = {name: _joined(value) for name, value in given.items()}
         try:
-            config = load(file, os.environ, given)
+            config = load(file, os.environ, flags)
         except ConfigError as error:
             fail(str(error), USAGE)
         command(config)
@@ -37,12 +38,20 @@ def _settings(command: Callable[[Config], None]) -> Callable[..., None]:
             metavar=declared.name.upper(),
             show_default=False,
         )
-        parameters.append(_parameter(declared.name, Annotated[str | None, option]))
+        kind: Any = list[str] | None if declared.kind.many else str | None
+        parameters.append(_parameter(declared.name, Annotated[kind, option]))
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__name__ = command.__name__
     run.__doc__ = command.__doc__
     return run
+
+
+def _joined(value: str | list[str] | None) -> str | None:
+    """A flag that was given several times is as one with commas."""
+    if isinstance(value, list):
+        return ",".join(value) if value else None
+    return value
 
 
 def _parameter(name: str, annotation: Any) -> inspect.Parameter:

@@ -118,8 +118,25 @@ class Config:
         "Time for a client from connecting to connection.open.",
     )
     max_message_size: int = setting(128 * MIB, size(1, 512 * MIB), "Largest message body.")
+    nsq_host: tuple[str, ...] = setting(
+        ("127.0.0.1",),
+        kinds.NAMES,
+        "Addresses to listen on for NSQ clients. They need no password: open them to others only "
+        "where the network, TLS or an auth server keeps strangers out.",
+    )
+    nsq_http_host: tuple[str, ...] = setting(
+        ("127.0.0.1",),
+        kinds.NAMES,
+        "Addresses to listen on with nsqd's HTTP interface, which asks nobody who he is.",
+    )
     nsq_http_port: int = setting(
         4151, integer(0, 65535), "Port for nsqd's HTTP interface; 0 takes a free one."
+    )
+    nsq_https_host: tuple[str, ...] = setting(
+        ("127.0.0.1",), kinds.NAMES, "Addresses to listen on with the same interface inside TLS."
+    )
+    nsq_https_port: int = setting(
+        4152, integer(0, 65535), "Port for it; only listened on where there is a certificate."
     )
     lookupd: tuple[str, ...] = setting(
         (), kinds.ADDRESSES, "TCP addresses of the nsqlookupds that topics are registered with."

@@ -7,11 +7,13 @@ listen. What changes something answers when it is on disk.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import platform
 import re
 import socket
 import ssl
+import traceback
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -29,7 +31,7 @@ from tallymark.server.clock import wall_ms
 from tallymark.server.logs import log_of
 from tallymark.server.lookupd import Lookupd
 from tallymark.server.node import JournalFailed, Node
-from tallymark.server.nsq_options import LOG_LEVELS, options, shown_level
+from tallymark.server.nsq_options import LOG_LEVELS, options
 from tallymark.server.nsq_stats import ClientRow, Report, Stats, memory
 from tallymark.wire.nsq.errors import WireError
 from tallymark.wire.nsq.kernel import make_cells
@@ -206,6 +208,12 @@ class NsqHttp:
         except web.HTTPException as error:
             word = error.reason.upper().replace(" ", "_")
             return self._refuse(request, error.status, HTTP_WORDS.get(error.status, word))
+        except (ConnectionError, asyncio.CancelledError):
+            raise  # the client went away
+        except Exception as error:  # a bug of ours: logged, and told in nsqd's form
+            trace = "".join(traceback.format_exception(error))
+            log.error("request.failed", method=request.method, path=request.path, trace=trace)
+            return self._refuse(request, 500, "INTERNAL_ERROR")
 
     def _refuse(self, request: web.Request, status: int, code: str) -> web.Response:
         log.debug("request.refused", method=request.method, path=request.path, status=status,
@@ -439,7 +447,7 @@ class NsqHttp:
                 raise Refused(400, "INVALID_VALUE")
             for category in logs.levels():
                 logs.set_level(category, level)
-            log.info("log.level_set", level=shown_level(level))
+            log.info("log.level_set", to=level)
         else:
             raise Refused(400, "INVALID_OPTION")
         return self._option(name)
