@@ -161,6 +161,36 @@ def test_a_lost_connection_is_a_failure_and_an_orderly_close_is_none(
     assert [one.counts for one in drain(rig, "q")] == [expected, expected]
 
 
+def test_tx_8_what_is_recovered_waits_as_returned() -> None:
+    rig = manual()
+    queue = declare(rig, "returned")
+    rig.send("q", 1, 2)
+    session = rig.session()
+    rig.consume(session, "q", "c", prefetch=2)
+    finish(rig)
+    rig.broker.recover(session)
+    assert finish(rig) == []
+    assert waits(rig, queue) == [MIN]
+    assert [(d.number, d.redelivered) for d in rig.advance(MIN)] == [(1, True), (2, True)]
+
+
+def test_nq_14_what_an_nsq_client_held_too_long_waits_as_returned_and_goes_to_the_tail() -> None:
+    rig = manual()
+    queue = declare(rig, "returned")
+    rig.send("q", 1, 2)
+    session = rig.session()
+    consumer = rig.consume(session, "q", "c", prefetch=1)
+    consumer.is_lenient, consumer.timeout_ms = True, 1000
+    assert [d.number for d in finish(rig)] == [1]
+    while not queue.deferred:
+        rig.advance(50)
+    assert (queue.timed_out, queue.consumers) == (1, [consumer])
+    rig.broker.set_flow(session, False)
+    rig.advance(MIN)
+    assert [d.number for d in rig.given][:2] == [1, 2]
+    assert queue.lane().slices()[-1].first == 1
+
+
 def test_lc_4_a_consumer_that_took_too_long_has_returned_them() -> None:
     rig = manual()
     queue = declare(rig, "returned", consumer_timeout=1000)

@@ -21,12 +21,15 @@ from tallymark.spark import extents, letters, schema
 from tallymark.spark.blocks import Block, blocks, spread
 from tallymark.spark.cells import decode_cells
 from tallymark.spark.extents import Ints
+from tallymark.spark.nsq_cells import decode_nsq_cells
 
 BATCH_ROWS: Final = 8_192
 BATCH_BYTES: Final = 32 * 1024 * 1024
 """A batch ends here too, but holds at least one message: batches cross two processes."""
 FORMAT_AMQP_091: Final = 1
 """Payload.format of AMQP 0-9-1 publish frames."""
+FORMAT_NSQ: Final = 2
+"""Payload.format of NSQ commands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,14 +182,38 @@ def _content(block: Block, places: _Places, wanted: frozenset[str]) -> dict[str,
         starts, ends = starts[order], ends[order]
     base = int(starts[0])
     raw = pa.py_buffer(block.data).slice(base, int(ends.max()) - base)
-    columns = decode_cells(raw, starts - base, ends - base, wanted)
+    formats = places.format if order is None else places.format[order]
+    columns = _by_format(raw, starts - base, ends - base, formats, wanted)
     if order is not None:
         back = pa.array(np.argsort(order, kind="stable"))
         columns = {name: column.take(back) for name, column in columns.items()}
-    foreign = places.format != FORMAT_AMQP_091
-    if foreign.any():
+    return columns
+
+
+def _by_format(
+    raw: pa.Buffer, starts: Ints, ends: Ints, formats: Ints, wanted: frozenset[str]
+) -> dict[str, pa.Array]:
+    """The cells of each wire format by its own reader, in the order they came in."""
+    found = np.unique(formats).tolist()
+    if len(found) == 1:
+        return _of_format(found[0], raw, starts, ends, wanted)
+    which = [np.flatnonzero(formats == one) for one in found]
+    parts = [
+        _of_format(one, raw, starts[at], ends[at], wanted)
+        for one, at in zip(found, which, strict=True)
+    ]
+    back = pa.array(np.argsort(np.concatenate(which), kind="stable"))
+    return {name: pa.concat_arrays([part[name] for part in parts]).take(back) for name in parts[0]}
+
+
+def _of_format(
+    format: int, raw: pa.Buffer, starts: Ints, ends: Ints, wanted: frozenset[str]
+) -> dict[str, pa.Array]:
+    if format == FORMAT_AMQP_091:
+        return decode_cells(raw, starts, ends, wanted)
+    columns = decode_nsq_cells(raw, starts, ends, wanted)
+    if format != FORMAT_NSQ:
         # A format that this version of the connector does not know: said, not guessed at.
-        index = pa.array(np.arange(len(foreign)), mask=foreign)
-        columns = {name: column.take(index) for name, column in columns.items()}
-        columns["malformed"] = columns["malformed"].fill_null(True)
+        columns = {name: pa.nulls(len(starts), column.type) for name, column in columns.items()}
+        columns["malformed"] = pa.array(np.ones(len(starts), np.bool_))
     return columns
