@@ -62,7 +62,8 @@ def tallymark(folder: Path, *flags: str, crash: bool = False) -> Iterator[Runnin
     """
     log = folder.parent / f"{folder.name}.log"
     command = [sys.executable, "-m", "tallymark", "serve", "--data-dir", str(folder)]
-    command += ["--amqp-port", "0", "--http-port", "0", "--log-level", "warning", *flags]
+    command += ["--amqp-port", "0", "--http-port", "0", "--nsq-port", "0", "--nsq-http-port", "0"]
+    command += ["--log-level", "warning", *flags]
     began = time.perf_counter()
     with log.open("ab") as stderr:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr)

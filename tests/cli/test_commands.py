@@ -150,7 +150,15 @@ def test_a_damaged_journal_is_told_and_not_served(tmp_path: Path) -> None:
     damaged = run("journal", "verify", str(folder), code=4)
     assert "DAMAGED" in damaged.stdout
     refused = run(
-        "serve", "--data-dir", str(folder), "--amqp-port", "0", "--http-port", "0", code=4
+        "serve",
+        "--data-dir",
+        str(folder),
+        "--amqp-port",
+        "0",
+        "--http-port",
+        "0",
+        "--no-nsq",
+        code=4,
     )
     assert refused.stdout == ""
     assert "accept-loss" in refused.stderr or "accept_loss" in refused.stderr

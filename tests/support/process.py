@@ -47,7 +47,8 @@ class BrokerProcess:
 
     def command(self) -> list[str]:
         command = [sys.executable, "-m", "tallymark", "serve", "--data-dir", str(self.data_dir)]
-        flags = {"amqp_port": "0", "http_port": "0", **self.flags}
+        free = ("amqp_port", "http_port", "nsq_port", "nsq_http_port", "nsq_https_port")
+        flags = {**dict.fromkeys(free, "0"), **self.flags}
         for name, value in flags.items():
             command += [f"--{name.replace('_', '-')}", value]
         return command
@@ -143,6 +144,18 @@ class BrokerProcess:
     @property
     def http_port(self) -> int:
         return int(self.ready["http"][1])
+
+    @property
+    def nsq_port(self) -> int:
+        return int(self.ready["nsq"][1])
+
+    @property
+    def nsq_http_port(self) -> int:
+        return int(self.ready["nsq_http"][1])
+
+    @property
+    def nsq_http_url(self) -> str:
+        return f"http://127.0.0.1:{self.nsq_http_port}"
 
     @property
     def url(self) -> str:

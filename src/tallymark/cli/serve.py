@@ -21,6 +21,8 @@ def _settings(command: Callable[[Config], None]) -> Callable[..., None]:
 
     def run(**given: Any) -> None:
         file: Path | None = given.pop("config")
+        if given.pop("no_nsq"):
+            given["nsq"] = "false"
         flags = {name: _joined(value) for name, value in given.items()}
         try:
             config = load(file, os.environ, flags)
@@ -30,6 +32,8 @@ def _settings(command: Callable[[Config], None]) -> Callable[..., None]:
 
     path = Annotated[Path | None, typer.Option("--config", help="TOML file with settings.")]
     parameters = [_parameter("config", path)]
+    no_nsq = typer.Option("--no-nsq", help="As --nsq false.", show_default=False)
+    parameters.append(_parameter("no_nsq", Annotated[bool, no_nsq], False))
     for declared in DECLARED.values():
         default = declared.kind.show(declared.default) or "none"
         option = typer.Option(
@@ -54,9 +58,9 @@ def _joined(value: str | list[str] | None) -> str | None:
     return value
 
 
-def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+def _parameter(name: str, annotation: Any, default: object = None) -> inspect.Parameter:
     return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
 
 

@@ -101,7 +101,9 @@ class Config:
         "Free disk space below which publishing connections are blocked; consumers go on.",
     )
     max_connections: int = setting(
-        10_000, integer(1, 1_000_000), "AMQP connections at a time; one more is closed at once."
+        10_000,
+        integer(1, 1_000_000),
+        "Connections of clients at a time; one more is closed at once.",
     )
     channel_max: int = setting(2047, integer(1, 65535), "Channels per connection, as negotiated.")
     frame_max: int = setting(
@@ -118,12 +120,93 @@ class Config:
         "Time for a client from connecting to connection.open.",
     )
     max_message_size: int = setting(128 * MIB, size(1, 512 * MIB), "Largest message body.")
+    nsq: bool = setting(True, kinds.FLAG, "Whether NSQ clients are served; --no-nsq is false.")
     nsq_host: tuple[str, ...] = setting(
         ("127.0.0.1",),
         kinds.NAMES,
         "Addresses to listen on for NSQ clients. They need no password: open them to others only "
         "where the network, TLS or an auth server keeps strangers out.",
     )
+    nsq_port: int = setting(4150, integer(0, 65535), "Port for NSQ clients; 0 takes a free one.")
+    nsq_vhost: str = setting(
+        "/", kinds.TEXT, "Virtual host in which NSQ's topics are exchanges and its channels queues."
+    )
+    nsq_mem_queue_size: int = setting(
+        10_000,
+        integer(0, 1 << 31),
+        "Messages that an ephemeral topic or channel holds; what comes beyond is dropped.",
+    )
+    nsq_max_msg_size: int = setting(1 * MIB, size(1, 512 * MIB), "Largest body of an NSQ message.")
+    nsq_max_body_size: int = setting(
+        5 * MIB, size(9, 2 * GIB - 1), "Largest body of an NSQ command, as of MPUB."
+    )
+    nsq_msg_timeout: int = setting(
+        60_000,
+        duration(1, DAY_MS),
+        "Time for a message in flight before it is queued again, unless the client names another.",
+    )
+    nsq_max_msg_timeout: int = setting(
+        900_000, duration(1, 30 * DAY_MS), "Longest such time, also with TOUCH."
+    )
+    nsq_max_req_timeout: int = setting(
+        3_600_000, duration(0, 365 * DAY_MS), "Longest delay of REQ and DPUB."
+    )
+    nsq_max_heartbeat_interval: int = setting(
+        60_000, duration(1000, DAY_MS), "Longest heartbeat interval a client may ask for."
+    )
+    nsq_max_rdy_count: int = setting(
+        2500, integer(1, 1_000_000_000), "Most messages in flight to one NSQ client."
+    )
+    nsq_max_output_buffer_size: int = setting(
+        64 * KIB, size(64, 1 * GIB), "Largest output buffer a client may ask for."
+    )
+    nsq_max_output_buffer_timeout: int = setting(
+        30_000, duration(1, DAY_MS), "Longest time a client may have its messages gathered."
+    )
+    nsq_min_output_buffer_timeout: int = setting(
+        25, duration(1, DAY_MS), "Shortest time a client may have its messages gathered."
+    )
+    nsq_output_buffer_timeout: int = setting(
+        250,
+        duration(1, DAY_MS),
+        "Told to clients that name none; messages leave at once for who does not name another.",
+    )
+    nsq_max_channel_consumers: int = setting(
+        0, integer(0, 1_000_000), "Clients that may subscribe to one channel; 0: any number."
+    )
+    nsq_snappy: bool = setting(True, kinds.FLAG, "Whether clients may ask for snappy.")
+    nsq_deflate: bool = setting(True, kinds.FLAG, "Whether clients may ask for deflate.")
+    nsq_max_deflate_level: int = setting(
+        6, integer(1, 9), "Highest deflate level a client may ask for."
+    )
+    nsq_tls_cert: Path | None = setting(
+        None, kinds.OPTIONAL_PATH, "Certificate, and with it the offer of TLS to NSQ clients."
+    )
+    nsq_tls_key: Path | None = setting(
+        None, kinds.OPTIONAL_PATH, "Its private key; empty: in the same file."
+    )
+    nsq_tls_root_ca_file: Path | None = setting(
+        None,
+        kinds.OPTIONAL_PATH,
+        "Certificates of those that may sign a client's; empty: the system's.",
+    )
+    nsq_tls_client_auth_policy: str = setting(
+        "",
+        choice("", "require", "require-verify"),
+        "Whether clients must show a certificate; both words mean one that can be verified.",
+    )
+    nsq_tls_required: str = setting(
+        "false",
+        choice("false", "true", "tcp-https"),
+        "Whether NSQ clients must use TLS; true: also those of its HTTP interface.",
+    )
+    nsq_tls_min_version: str = setting(
+        "tls1.2",
+        choice("tls1.0", "tls1.1", "tls1.2", "tls1.3"),
+        "Oldest version of TLS that is spoken.",
+    )
+    nsq_topology_region: str = setting("", kinds.TEXT, "Told to NSQ clients and nsqlookupd.")
+    nsq_topology_zone: str = setting("", kinds.TEXT, "Told to NSQ clients and nsqlookupd.")
     nsq_http_host: tuple[str, ...] = setting(
         ("127.0.0.1",),
         kinds.NAMES,
@@ -240,6 +323,11 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str 
         if text is not None:
             values[name] = _parse(DECLARED[name], text, DECLARED[name].flag)
     config = Config(**values)  # type: ignore[arg-type]  # each was parsed by its kind
+    if config.nsq and config.nsq_vhost not in config.vhosts:
+        raise ConfigError(
+            f"nsq_vhost is '{config.nsq_vhost}', expected one of the vhosts: "
+            f"{', '.join(config.vhosts)}"
+        )
     for one in config.policies:
         if one.vhost not in config.vhosts:
             raise ConfigError(

@@ -11,7 +11,7 @@ import asyncio
 import heapq
 from collections.abc import Callable
 
-from tallymark.server.amqp import AmqpClient
+from tallymark.server.client import Client
 from tallymark.server.clock import now_ms
 
 
@@ -19,15 +19,15 @@ class Deadlines:
     """tick(client) is called when the client's deadline has come and returns the next one."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, tick: Callable[[AmqpClient], int | None]
+        self, loop: asyncio.AbstractEventLoop, tick: Callable[[Client], int | None]
     ) -> None:
         self._loop = loop
         self._tick = tick
-        self._heap: list[tuple[int, int, AmqpClient]] = []
+        self._heap: list[tuple[int, int, Client]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
 
-    def arm(self, client: AmqpClient, deadline_ms: int | None) -> None:
+    def arm(self, client: Client, deadline_ms: int | None) -> None:
         """Look at the client no later than then; monotonic milliseconds, None: not at all."""
         armed = client.armed_ms
         if deadline_ms is None or (armed is not None and armed <= deadline_ms):
@@ -36,7 +36,7 @@ class Deadlines:
         heapq.heappush(self._heap, (deadline_ms, client.id, client))
         self._set_timer()
 
-    def disarm(self, client: AmqpClient) -> None:
+    def disarm(self, client: Client) -> None:
         """The client is gone; its entries are skipped when their time comes."""
         client.armed_ms = None
 

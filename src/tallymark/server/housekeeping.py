@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from tallymark.engine.records import Record
 from tallymark.engine.snapshot import live_payloads, packed_in, snapshot
-from tallymark.server.amqp import AmqpClient
+from tallymark.server.client import Client
 from tallymark.server.clock import wall_ms
 from tallymark.server.logs import log_of
 
@@ -231,7 +231,7 @@ class Housekeeping:
         """Whether publishers are held back now."""
         return self._behind or bool(self.alarms)
 
-    def hold(self, client: AmqpClient) -> None:
+    def hold(self, client: Client) -> None:
         """Hold a client back that has just published."""
         self._apply_to(client)
 
@@ -276,7 +276,7 @@ class Housekeeping:
             if client.publishing:
                 self._apply_to(client)
 
-    def _apply_to(self, client: AmqpClient) -> None:
+    def _apply_to(self, client: Client) -> None:
         reason = f"low on {' and '.join(sorted(self.alarms))}" if self.alarms else None
         if reason != client.blocked_reason:
             client.blocked_reason = reason

@@ -123,7 +123,7 @@ class State:
     async def _connections(self, request: web.Request) -> web.Response:
         require_administrator(request)
         rows = []
-        for client in self._node.clients.values():
+        for client in self._node.amqp_clients():
             entered = client.bridge.client
             connection = entered.connection if entered is not None else None
             sessions = connection.sessions if connection is not None else []

@@ -40,7 +40,7 @@ class Connections(Routes):
         """The connections that are through their handshake: all, or the user's own."""
         vhost = self.vhost(request).name if "vhost" in request.match_info else None
         user = request[USER]
-        for client in self.node.clients.values():
+        for client in self.node.amqp_clients():
             entered = client.bridge.client
             if entered is None or entered.closed:
                 continue

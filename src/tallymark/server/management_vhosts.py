@@ -37,14 +37,15 @@ def delete_vhost(node: Node, name: str) -> None:
     """
     broker = node.broker
     vhost = broker.vhost(name)
-    for client in list(node.clients.values()):
+    for client in node.amqp_clients():
         entered = client.bridge.client
         if entered is not None and entered.connection.vhost == name:
             client.bridge.shutdown(f"vhost '{name}' is deleted")
             node.touch(client)
     deleter = broker.open_connection(name, "", "")
     for queue in list(vhost.queues.values()):
-        broker.delete_queue(deleter, queue.name, False, False)
+        if not queue.deleted:  # by the end of another, as those of an ephemeral NSQ topic
+            broker.delete_queue(deleter, queue.name, False, False)
     broker.close_connection(deleter, False)
     for exchange in list(vhost.exchanges):
         if exchange and not exchange.startswith("amq."):

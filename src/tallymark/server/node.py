@@ -21,9 +21,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
-from tallymark.bridge.amqp091 import Amqp091
-from tallymark.bridge.amqp091_channel import Channel
-from tallymark.bridge.amqp091_gate import Gate
+from tallymark.bridge.bridge import Bridge, Waiter
 from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.engine.broker import Broker
 from tallymark.engine.deadlines import NEVER
@@ -42,6 +40,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.session import Session
 from tallymark.journal.journal import Journal
 from tallymark.server.amqp import AmqpClient
+from tallymark.server.client import Client
 from tallymark.server.clock import now_ms, wall_ms
 from tallymark.server.config import Config
 from tallymark.server.deadlines import Deadlines
@@ -63,7 +62,6 @@ GOODBYE_S: Final = 2.0
 """How long clients have at a stop to answer connection.close."""
 
 log = log_of("server")
-amqp_log = log_of("amqp")
 engine_log = log_of("engine")
 
 
@@ -88,7 +86,7 @@ class Node:
         self.journal = journal
         self.loop = loop
         self.users = Users(config.data_dir)
-        self.clients: dict[Amqp091, AmqpClient] = {}
+        self.clients: dict[Bridge, Client] = {}
         self.replies = DirectReplies()
         self.failed: asyncio.Future[OSError | RuntimeError] = loop.create_future()
         """Resolved when the broker cannot go on; says why."""
@@ -98,7 +96,7 @@ class Node:
         self.deadlines = Deadlines(loop, self._tick)
         self._numbers = 0
         self._last_gone: asyncio.Future[None] | None = None
-        self._touched: list[AmqpClient] = []
+        self._touched: list[Client] = []
         self._turn_due = False
         self._ended = False
         self._lingering: asyncio.TimerHandle | None = None
@@ -114,7 +112,10 @@ class Node:
 
     # -- clients
 
-    def opened(self, client: AmqpClient) -> None:
+    def amqp_clients(self) -> list[AmqpClient]:
+        return [one for one in self.clients.values() if isinstance(one, AmqpClient)]
+
+    def opened(self, client: Client) -> None:
         """A client connected; one too many is closed at once."""
         if len(self.clients) >= self.config.max_connections:
             log.warning("connection.refused", peer=client.peer, limit=self.config.max_connections)
@@ -124,9 +125,9 @@ class Node:
         client.id = self._numbers
         self.clients[client.bridge] = client
         self.deadlines.arm(client, client.bridge.next_deadline())
-        amqp_log.debug("connection.accepted", peer=client.peer, id=client.id)
+        client.log.debug("connection.accepted", peer=client.peer, id=client.id)
 
-    def received(self, client: AmqpClient, data: bytes) -> None:
+    def received(self, client: Client, data: bytes) -> None:
         """Bytes from a client: commands to the engine at once, their effects with the turn."""
         self._read_bytes += len(data)
         published = self.broker.published
@@ -141,7 +142,7 @@ class Node:
         if self._read_bytes > self._most_bytes:
             self._turn()
 
-    def lost(self, client: AmqpClient, error: Exception | None) -> None:
+    def lost(self, client: Client, error: Exception | None) -> None:
         """The client's transport is gone."""
         if self.clients.pop(client.bridge, None) is None:
             return
@@ -150,31 +151,31 @@ class Node:
         event = "connection.closed" if reason and not client.told else "connection.lost"
         reason = reason or "peer vanished" + (f": {error}" if error else "")
         client.bridge.eof()
-        news = client.bridge.client is not None and not client.told and not self.failed.done()
-        tell = amqp_log.info if news else amqp_log.debug
+        news = client.has_entered and not client.told and not self.failed.done()
+        tell = client.log.info if news else client.log.debug
         tell(event, peer=client.peer, id=client.id, reason=reason)
         if not self.clients and self._last_gone is not None and not self._last_gone.done():
             self._last_gone.set_result(None)
         self.schedule()
 
-    def paused(self, client: AmqpClient, paused: bool) -> None:
+    def paused(self, client: Client, paused: bool) -> None:
         """The client's socket takes no more for now (SC-D6), or takes output again."""
-        entered = client.bridge.client
-        if entered is None:
+        connection = client.bridge.connection
+        if connection is None:
             return
-        entered.connection.paused = paused
+        connection.paused = paused
         if not paused:
-            self.broker.wake(entered.connection)
+            self.broker.wake(connection)
             self.schedule()
 
-    def touch(self, client: AmqpClient) -> None:
+    def touch(self, client: Client) -> None:
         """The client's bridge may have output: flush it with the coming turn."""
         if not client.touched:
             client.touched = True
             self._touched.append(client)
         self.schedule()
 
-    def _tick(self, client: AmqpClient) -> int | None:
+    def _tick(self, client: Client) -> int | None:
         """A client's deadline has come: heartbeats, time-outs. Returns the next one."""
         if client.resting:
             # What it sent is not read, so its silence means nothing.
@@ -220,7 +221,7 @@ class Node:
         for effect in effects:
             self._carry_out(effect)
         for bridge in self.replies.take_written():
-            assert isinstance(bridge, Amqp091)
+            assert isinstance(bridge, Bridge)
             self._flush_soon(bridge)
         touched, self._touched = self._touched, []
         for client in touched:
@@ -324,8 +325,7 @@ class Node:
                 if not waiter.done():
                     waiter.set_result(None)
                 return
-            assert isinstance(waiter, Gate)
-            assert isinstance(waiter.owner, Amqp091)
+            assert isinstance(waiter, Waiter), waiter
             bridge = waiter.owner
             bridge.durable(effect)
         elif isinstance(effect, Cancelled):
@@ -340,7 +340,7 @@ class Node:
             return
         self._flush_soon(bridge)
 
-    def _flush_soon(self, bridge: Amqp091) -> None:
+    def _flush_soon(self, bridge: Bridge) -> None:
         """The bridge has output: flush its client in this turn."""
         client = self.clients.get(bridge)
         if client is not None and not client.touched:
@@ -412,8 +412,7 @@ class Node:
             await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _bridge_of(session: Session) -> Amqp091:
-    channel = session.handle
-    assert isinstance(channel, Channel)
-    assert isinstance(channel.client.owner, Amqp091)
-    return channel.client.owner
+def _bridge_of(session: Session) -> Bridge:
+    bridge = session.connection.handle
+    assert isinstance(bridge, Bridge), bridge
+    return bridge

@@ -18,6 +18,7 @@ import resource
 import secrets
 import signal
 import socket
+import ssl
 import sys
 import time
 import traceback
@@ -28,6 +29,7 @@ from tallymark import __version__, is_compiled
 from tallymark.bridge.amqp091 import Settings
 from tallymark.bridge.amqp091_format import Amqp091Format
 from tallymark.bridge.amqp091_publish import FORMAT
+from tallymark.bridge.nsq_format import NsqFormat
 from tallymark.engine.broker import Broker
 from tallymark.engine.policies import without_effect
 from tallymark.engine.restore import Restorer, drop_lost
@@ -41,8 +43,10 @@ from tallymark.server.clock import wall_ms
 from tallymark.server.config import Config, is_loopback
 from tallymark.server.features import Features, FeaturesError
 from tallymark.server.node import JournalFailed, Node
+from tallymark.server.nsq_service import NsqService, TlsRefused, limits_of, tls_context
 from tallymark.server.users import UsersError
 from tallymark.wire.amqp091.limits import Limits
+from tallymark.wire.nsq import kernel as nsq
 
 STOPPED: Final = 0
 FAILED: Final = 1
@@ -94,10 +98,36 @@ def run(config: Config) -> int:
 def _check(config: Config) -> None:
     if config.data_dir.exists() and not config.data_dir.is_dir():
         raise CannotServe(f"data folder {config.data_dir} is not a folder")
-    if config.amqp_port == config.http_port != 0:
-        raise StartRefused(f"amqp_port and http_port are both {config.amqp_port}, expected two")
+    _check_ports(config)
     if config.definitions is None:
         _check_hosts(config)
+
+
+def _check_ports(config: Config) -> None:
+    """No two listeners want the same port, though each may take a free one. Raises StartRefused."""
+    names = ["amqp_port", "http_port"]
+    if config.nsq:
+        names += ["nsq_port", "nsq_http_port"]
+        if config.nsq_tls_cert is not None:
+            names.append("nsq_https_port")
+    taken: dict[int, str] = {}
+    for name in names:
+        port = getattr(config, name)
+        if port and port in taken:
+            raise StartRefused(f"{taken[port]} and {name} are both {port}, expected two")
+        taken[port] = name
+
+
+def _nsq_tls(config: Config) -> ssl.SSLContext | None:
+    """Of NSQ, if it is served; its settings go together. Raises StartRefused."""
+    if not config.nsq:
+        return None
+    try:
+        context = tls_context(config)
+        limits_of(config, context is not None)
+    except (TlsRefused, ValueError) as error:
+        raise StartRefused(str(error)) from None
+    return context
 
 
 def _check_hosts(config: Config) -> None:
@@ -136,21 +166,43 @@ async def _serve(config: Config) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _resolve, stop, number)
     with contextlib.ExitStack() as held:
-        amqp = _bind(config, config.amqp_port, "--amqp-port", held)
-        web = _bind(config, config.http_port, "--http-port", held)
+        tls = _nsq_tls(config)
+        bound = Bound(config, tls is not None, held)
         _make_folder(config.data_dir)
-        return await _run(_open(config, loop), stop, amqp, web)
+        return await _run(_open(config, loop), stop, bound, tls)
 
 
-def _bind(config: Config, port: int, flag: str, held: contextlib.ExitStack) -> list[socket.socket]:
-    """Take a port on every configured address, without listening yet.
+class Bound:
+    """The ports, taken but not listened on yet. Raises as _bind."""
+
+    def __init__(self, config: Config, https: bool, held: contextlib.ExitStack) -> None:
+        self.amqp = _bind(config, config.host, config.amqp_port, "--amqp-port", held)
+        self.http = _bind(config, config.host, config.http_port, "--http-port", held)
+        self.nsq: list[socket.socket] = []
+        self.nsq_http: list[socket.socket] = []
+        self.nsq_https: list[socket.socket] = []
+        if config.nsq:
+            self.nsq = _bind(config, config.nsq_host, config.nsq_port, "--nsq-port", held)
+            port = config.nsq_http_port
+            self.nsq_http = _bind(config, config.nsq_http_host, port, "--nsq-http-port", held)
+            if https:
+                port = config.nsq_https_port
+                self.nsq_https = _bind(
+                    config, config.nsq_https_host, port, "--nsq-https-port", held
+                )
+
+
+def _bind(
+    config: Config, hosts: tuple[str, ...], port: int, flag: str, held: contextlib.ExitStack
+) -> list[socket.socket]:
+    """Take a port on every one of the addresses, without listening yet.
 
     Raises:
         CannotServe: one cannot be had.
         FolderInUse: it is taken, and by a broker on this data folder, so that is what to say.
     """
     bound: dict[Any, socket.socket] = {}
-    for host in config.host:
+    for host in hosts:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         except OSError as error:
@@ -202,22 +254,27 @@ def _make_folder(folder: Path) -> None:
 
 
 async def _run(
-    node: Node, stop: asyncio.Future[int], amqp: list[socket.socket], web: list[socket.socket]
+    node: Node, stop: asyncio.Future[int], bound: Bound, nsq_tls: ssl.SSLContext | None
 ) -> int:
     """Listen until a signal, or until the broker fails; then close everything."""
     http = None
+    service: NsqService | None = None
     listeners: list[asyncio.Server] = []
     try:
         from tallymark.server.http import HttpServer
 
         if node.config.definitions is not None:
             await _take_definitions(node, node.config.definitions)
+        if node.config.nsq:
+            service = NsqService(node, nsq_tls)
         settings = _settings(node)
-        listeners = [await _listen(node, settings, one) for one in amqp]
+        listeners = [await _listen(node, settings, one) for one in bound.amqp]
         http = HttpServer(node)
         http.amqp = [one.getsockname()[:2] for server in listeners for one in server.sockets]
-        addresses = await http.start(web)
-        _announce(listeners, addresses)
+        addresses = await http.start(bound.http)
+        if service is not None:
+            await service.start(bound.nsq, bound.nsq_http, bound.nsq_https)
+        _announce(listeners, addresses, service)
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
@@ -227,6 +284,8 @@ async def _run(
     finally:
         for listener in listeners:
             listener.close()
+        if service is not None:
+            await service.stop()
         if http is not None:
             await http.stop()
         code = await _close(node)
@@ -269,6 +328,7 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
     )
     broker = Broker(journal.fetch)
     broker.formats[FORMAT] = Amqp091Format()
+    broker.formats[nsq.FORMAT] = NsqFormat()
     broker.dead_letters.death_form = features.death_form
     broker.clock.tell(wall_ms())
     _restore(broker, journal)
@@ -344,20 +404,26 @@ async def _take_definitions(node: Node, file: Path) -> None:
     _check_hosts(node.config)
 
 
-def _announce(listeners: list[asyncio.Server], http: list[tuple[str, int]]) -> None:
+def _announce(
+    listeners: list[asyncio.Server], http: list[tuple[str, int]], service: NsqService | None
+) -> None:
     """The one line on stdout: every listener is open."""
     amqp = [one.getsockname()[:2] for server in listeners for one in server.sockets]
+    open_ = {"amqp": amqp, "http": http}
+    if service is not None:
+        open_ |= {"nsq": service.addresses, "nsq_http": service.http_addresses}
+        if service.https_addresses:
+            open_["nsq_https"] = service.https_addresses
     ready = {
         "ready": True,
         "pid": os.getpid(),
-        "amqp": amqp[0],
-        "http": http[0],
+        **{name: addresses[0] for name, addresses in open_.items()},
         "compiled": is_compiled(),
         "version": __version__,
-        "listeners": {"amqp": amqp, "http": http},
+        "listeners": open_,
     }
     print(json.dumps(ready), flush=True)
-    log.info("broker.ready", amqp=amqp, http=http, compiled=is_compiled(), version=__version__)
+    log.info("broker.ready", **open_, compiled=is_compiled(), version=__version__)
 
 
 async def _close(node: Node) -> int:

@@ -58,7 +58,7 @@ class BrokerProcess:
         """Returns when all listeners are open. Raises BrokerDidNotStart."""
         command = [
             sys.executable, "-m", "tallymark", "serve", "--data-dir", str(self.data_dir),
-            "--host", "127.0.0.1", "--amqp-port", "0", "--http-port", "0",
+            "--host", "127.0.0.1", "--amqp-port", "0", "--http-port", "0", "--no-nsq",
         ]  # fmt: skip
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)

@@ -1,0 +1,260 @@
+"""Everything NSQ of a node: topics, the listener, nsqd's HTTP interface, nsqlookupd, auth servers.
+
+Made when the node is recovered, before the first client of any protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from tallymark.bridge.bridge import Bridge
+from tallymark.bridge.nsq import Settings
+from tallymark.bridge.nsq_topics import Topics
+from tallymark.server.config import Config
+from tallymark.server.lookupd import Announced, Lookupd
+from tallymark.server.node import Node
+from tallymark.server.nsq import NsqClient
+from tallymark.server.nsq_auth import Authorities
+from tallymark.server.nsq_stats import (
+    STATE_CLOSING,
+    STATE_CONNECTED,
+    STATE_SUBSCRIBED,
+    ClientRow,
+    Latencies,
+    Stats,
+)
+from tallymark.wire.nsq.limits import Limits
+from tallymark.wire.nsq.states import State
+
+if TYPE_CHECKING:
+    from tallymark.server.nsq_http import NsqHttp
+
+VERSIONS: Final = {
+    "tls1.0": ssl.TLSVersion.TLSv1,
+    "tls1.1": ssl.TLSVersion.TLSv1_1,
+    "tls1.2": ssl.TLSVersion.TLSv1_2,
+    "tls1.3": ssl.TLSVersion.TLSv1_3,
+}
+STATES: Final = {State.SUBSCRIBED: STATE_SUBSCRIBED, State.CLOSING: STATE_CLOSING}
+
+
+class TlsRefused(Exception):
+    """The certificate cannot be used; the text says why."""
+
+
+class NsqService:
+    """Owns what it names; the listeners' sockets are bound already when it starts."""
+
+    def __init__(self, node: Node, tls: ssl.SSLContext | None) -> None:
+        config = node.config
+        self._node = node
+        self._tls = tls
+        self._listeners: list[asyncio.Server] = []
+        self.limits = limits_of(config, tls is not None)
+        self.topics = Topics(node.broker, config.nsq_vhost, config.nsq_mem_queue_size)
+        self.latencies = Latencies(
+            config.e2e_processing_latency_percentile, config.e2e_processing_latency_window_time
+        )
+        self.stats = Stats(self.topics, self.latencies)
+        self.authorities: Authorities | None = None
+        if config.auth_http_address:
+            self.authorities = Authorities(
+                config.auth_http_address,
+                config.nsq_auth_connect_timeout,
+                config.nsq_auth_request_timeout,
+            )
+        self._settings = Settings(
+            self.limits,
+            self.topics,
+            _draw,
+            self.latencies.on_finish if self.latencies.percentiles else None,
+            config.nsq_max_channel_consumers,
+        )
+        self._lookupd: Lookupd | None = None
+        self._http: NsqHttp | None = None
+        self.addresses: list[tuple[str, int]] = []
+        self.http_addresses: list[tuple[str, int]] = []
+        self.https_addresses: list[tuple[str, int]] = []
+
+    async def start(
+        self,
+        tcp: Sequence[socket.socket],
+        http: Sequence[socket.socket],
+        https: Sequence[socket.socket],
+    ) -> None:
+        from tallymark.server.nsq_http import NsqHttp
+
+        node, config = self._node, self._node.config
+        self.addresses = [one.getsockname()[:2] for one in tcp]
+        http_port = http[0].getsockname()[1] if http else 0
+        lookupd = self._lookupd = Lookupd(self.topics, self._announced(http_port), node.loop)
+        lookupd.set_addresses(config.lookupd)
+        web = self._http = NsqHttp(
+            node, self.topics, self.limits, self.stats, lookupd, self.client_rows
+        )
+        web.tcp_port = self.addresses[0][1]
+        web.tls_required = config.nsq_tls_required == "true"
+        for bound in tcp:
+            self._listeners.append(
+                await node.loop.create_server(self._client, sock=bound, backlog=1024)
+            )
+        await web.start(http, https, self._tls)
+        self.http_addresses = web.addresses
+        self.https_addresses = web.tls_addresses
+
+    def close_listeners(self) -> None:
+        """No new clients."""
+        for listener in self._listeners:
+            listener.close()
+
+    async def stop(self) -> None:
+        """Everything but the clients, whose the node is."""
+        self.close_listeners()
+        if self._lookupd is not None:
+            self._lookupd.close()
+        if self._http is not None:
+            await self._http.stop()
+        if self.authorities is not None:
+            await self.authorities.close()
+
+    def _client(self) -> NsqClient:
+        return NsqClient(self._node, self._settings, self._tls, self.authorities)
+
+    def _announced(self, http_port: int) -> Announced:
+        config = self._node.config
+        hostname = socket.gethostname()
+        return Announced(
+            version=self.limits.version,
+            tcp_port=config.nsq_broadcast_tcp_port or self.addresses[0][1],
+            http_port=config.nsq_broadcast_http_port or http_port,
+            hostname=hostname,
+            broadcast_address=config.nsq_broadcast_address or hostname,
+            topology_region=config.nsq_topology_region,
+            topology_zone=config.nsq_topology_zone,
+        )
+
+    # -- what statistics show
+
+    def client_rows(self) -> list[ClientRow]:
+        """Every NSQ client, and AMQP consumers of channels."""
+        rows = [
+            _client_row(client)
+            for client in self._node.clients.values()
+            if isinstance(client, NsqClient)
+        ]
+        for topic in self.topics.topics():
+            for queue in topic.channels.values():
+                for consumer in queue.consumers:
+                    connection = consumer.session.connection
+                    bridge = connection.handle
+                    assert isinstance(bridge, Bridge), bridge
+                    client = self._node.clients.get(bridge)
+                    if isinstance(client, NsqClient):
+                        continue
+                    peer = connection.name.partition(" ")[0]
+                    rows.append(
+                        ClientRow(
+                            queue=queue,
+                            client_id=consumer.tag,
+                            hostname=peer.rpartition(":")[0],
+                            version="0-9-1",
+                            remote_address=peer,
+                            ready_count=min(consumer.limit, self.limits.max_rdy_count),
+                            in_flight_count=consumer.unacked,
+                            connect_ts=0 if client is None else client.since_ms // 1000,
+                        )
+                    )
+        return rows
+
+
+def _draw() -> int:
+    return random.randrange(100)
+
+
+def _client_row(client: NsqClient) -> ClientRow:
+    bridge, tls, auth = client.bridge, client.tls, client.bridge.auth
+    identify, consumer, layers = bridge.identify, bridge.consumer, bridge.wire.layers
+    remote_host = client.peer.rpartition(":")[0]
+    return ClientRow(
+        queue=consumer.queue if consumer is not None and consumer.active else None,
+        client_id=identify.client_id or remote_host,
+        hostname=identify.hostname or remote_host,
+        version="V2",
+        remote_address=client.peer,
+        state=STATES.get(bridge.wire.state, STATE_CONNECTED),
+        ready_count=0 if consumer is None else consumer.limit,
+        in_flight_count=0 if consumer is None else consumer.unacked,
+        message_count=bridge.message_count,
+        finish_count=bridge.finish_count,
+        requeue_count=bridge.requeue_count,
+        connect_ts=client.since_ms // 1000,
+        sample_rate=identify.sample_rate,
+        deflate="deflate" in layers,
+        snappy="snappy" in layers,
+        user_agent=identify.user_agent,
+        authed=auth is not None,
+        auth_identity="" if auth is None else auth.identity,
+        auth_identity_url="" if auth is None else auth.identity_url,
+        published=bridge.published,
+        topology_region=identify.topology_region,
+        topology_zone=identify.topology_zone,
+        tls="tls" in layers,
+        tls_cipher_suite="" if tls is None else tls.cipher(),
+        tls_version="" if tls is None else tls.version(),
+    )
+
+
+def limits_of(config: Config, tls_available: bool) -> Limits:
+    """What NSQ connections may do. Raises ValueError where two settings do not go together."""
+    return Limits(
+        max_msg_size=config.nsq_max_msg_size,
+        max_body_size=config.nsq_max_body_size,
+        max_rdy_count=config.nsq_max_rdy_count,
+        msg_timeout_ms=config.nsq_msg_timeout,
+        max_msg_timeout_ms=config.nsq_max_msg_timeout,
+        max_req_timeout_ms=config.nsq_max_req_timeout,
+        max_heartbeat_interval_ms=config.nsq_max_heartbeat_interval,
+        max_output_buffer_size=config.nsq_max_output_buffer_size,
+        output_buffer_timeout_ms=config.nsq_output_buffer_timeout,
+        min_output_buffer_timeout_ms=config.nsq_min_output_buffer_timeout,
+        max_output_buffer_timeout_ms=config.nsq_max_output_buffer_timeout,
+        snappy_enabled=config.nsq_snappy,
+        deflate_enabled=config.nsq_deflate,
+        max_deflate_level=config.nsq_max_deflate_level,
+        tls_available=tls_available,
+        tls_required=config.nsq_tls_required != "false",
+        auth_required=bool(config.auth_http_address),
+        topology_region=config.nsq_topology_region,
+        topology_zone=config.nsq_topology_zone,
+    )
+
+
+def tls_context(config: Config) -> ssl.SSLContext | None:
+    """For the certificate of the configuration; None: there is none. Raises TlsRefused."""
+    if config.nsq_tls_cert is None:
+        if config.nsq_tls_required != "false":
+            raise TlsRefused("nsq_tls_required without nsq_tls_cert: nobody could connect")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.minimum_version = VERSIONS[config.nsq_tls_min_version]
+        context.load_cert_chain(config.nsq_tls_cert, config.nsq_tls_key)
+        if config.nsq_tls_root_ca_file is not None:
+            context.load_verify_locations(config.nsq_tls_root_ca_file)
+        elif config.nsq_tls_client_auth_policy:
+            context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise TlsRefused(
+            f"nsq_tls_cert {config.nsq_tls_cert}, nsq_tls_key {config.nsq_tls_key}, "
+            f"nsq_tls_root_ca_file {config.nsq_tls_root_ca_file}: {error}"
+        ) from None
+    if config.nsq_tls_client_auth_policy:
+        context.verify_mode = ssl.CERT_REQUIRED
+    elif config.nsq_tls_root_ca_file is not None:
+        context.verify_mode = ssl.CERT_OPTIONAL
+    return context
