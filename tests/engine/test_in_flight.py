@@ -267,16 +267,22 @@ def test_nq_13_touch_changes_nothing_else() -> None:
     assert client.consumer.unacked == client.session.unacked == 3
 
 
-def test_nq_13_a_touched_entry_takes_no_later_delivery_in() -> None:
-    rig, client = subscribed(1, timeout_ms=SECOND)
-    rig.advance(10)
+def test_nq_13_what_is_sent_after_a_touch_has_a_cap_of_its_own() -> None:
+    """Sent next, from the same run, right after the touch: it was delivered later all the same."""
+    rig, client = subscribed(1, 2, rdy=1, timeout_ms=SECOND)
+    rig.advance(900)
     client.touch(1)
-    rig.send("q", 2)
-    finish(rig)
+    client.rdy(2)
+    assert client.mine(finish(rig)) == [(2, 2)]
     client.rdy(0)
-    rig.advance(SECOND + MERGE_MS)
-    assert (client.holds(1), client.holds(2)) == (False, False)
-    assert rig.vhost.queues["q"].timed_out == 2
+    most = 2 * SECOND
+    for _ in range(4):
+        rig.advance(400)
+        client.touch(2, most)
+    rig.advance(most - 4 * 400 - 1)
+    assert client.holds(2)
+    rig.advance(1 + MERGE_MS)
+    assert not client.holds(2)
 
 
 def test_nq_13_messages_of_one_run_delivered_apart_are_cut_right() -> None:
@@ -320,6 +326,24 @@ def test_touch_of_what_was_deleted_with_its_queue_fails() -> None:
 
 
 # -- REQ
+
+
+def test_nq_12_what_went_to_the_tail_apart_keeps_its_place_when_held_together() -> None:
+    """Neighbours by number, but not in the queue: one client holds both, and gives them back."""
+    rig, a = subscribed(1, 2, 3, rdy=3)
+    a.rdy(0)
+    for tag in (1, 3, 2):
+        a.req(tag)
+    finish(rig)
+    assert rig.ready("q") == [1, 3, 2]
+    b = Client(rig, "q", "b", rdy=0)
+    for client, count in ((a, 1), (b, 1), (a, 2)):
+        client.rdy(count)
+        finish(rig)
+    a.leave()
+    b.leave()
+    finish(rig)
+    assert rig.ready("q") == [1, 3, 2]
 
 
 def test_nq_a3_req_0_is_redelivered_at_once() -> None:

@@ -266,6 +266,7 @@ class Dispatcher:
                 and whole.annotations is piece.annotations
                 and whole.failed == piece.failed
                 and whole.priority == piece.priority
+                and whole.shift == piece.shift
                 and last.queue is queue
                 and not last.void
                 and last.since_ms == last.given_ms
