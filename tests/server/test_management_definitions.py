@@ -198,8 +198,13 @@ QUEUE = {"name": "q", "vhost": "/", "durable": True}
         (only("vhosts", name="/", metadata={"tags": ["t"]}), "vhost '/': tags ['t'] is not kept"),
         (only("vhosts", name="/", default_queue_type="quorum"), "default_queue_type 'quorum'"),
         (
-            only("exchanges", name="x", vhost="/", type="x-delayed-message", durable=True),
-            "exchange 'x' in vhost '/': type 'x-delayed-message' is not offered",
+            only("exchanges", name="x", vhost="/", type="x-random", durable=True),
+            "exchange 'x' in vhost '/': type 'x-random' is not offered",
+        ),
+        (
+            only("exchanges", name="x", vhost="/", type="x-delayed-message", durable=True,
+                 arguments={"x-delayed-type": "x-recent-history"}),
+            "exchange 'x' in vhost '/': type 'x-recent-history' is not offered",
         ),
         (only("queues", **QUEUE, type="stream"), "queue 'q' in vhost '/': streams"),
         (only("queues", **{**QUEUE, "name": "amq.gen-1"}), "are given by the broker"),

@@ -284,7 +284,9 @@ def _route_special(
             stretch.raw, stretch.cuts = with_section(
                 event.raw, event.cuts, stretch.bounds, sizes, special.section
             )
-            if special.returned is not None:
+            if special.returned is special.section:
+                stretch.returned_raw, stretch.returned_cuts = stretch.raw, stretch.cuts
+            elif special.returned is not None:
                 stretch.returned_raw, stretch.returned_cuts = with_section(
                     event.raw, event.cuts, stretch.bounds, sizes, special.returned
                 )

@@ -87,7 +87,6 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
     }
     if queue.deferrals:
         row["next_delayed_at"] = queue.deferrals[0][0]
-        row["last_delayed_at"] = max(entry[0] for entry in queue.deferrals)
     if queue.settings.is_quorum:
         row |= {"leader": node_name(), "members": [node_name()], "online": [node_name()]}
     if queue.entered:
@@ -99,9 +98,13 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
 
 
 def queue_details(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
-    """The row of one queue asked for by name: with its consumers."""
+    """The row of one queue asked for by name: with its consumers, and what takes a look at every
+    message that is deferred."""
     consumers = [consumer_row(consumer) for consumer in queue.consumers]
-    return {**queue_row(node, vhost, queue), "consumer_details": consumers}
+    row = {**queue_row(node, vhost, queue), "consumer_details": consumers}
+    if queue.deferrals:
+        row["last_delayed_at"] = max(entry[0] for entry in queue.deferrals)
+    return row
 
 
 def consumer_row(consumer: Consumer) -> dict[str, Any]:
