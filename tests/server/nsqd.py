@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 import urllib.error
 import urllib.request
-from typing import Any
+from typing import Any, Self
+
+from tallymark.wire.nsq import commands
+from tallymark.wire.nsq.commands import MAGIC
+from tallymark.wire.nsq.frames import ERROR, MESSAGE, RESPONSE, decode_message, split_frames
 
 
 def call(
@@ -57,9 +62,63 @@ def topic(base: str, name: str) -> dict[str, Any]:
 
 def channel(base: str, of: str, name: str) -> dict[str, Any]:
     """The row of one channel."""
-    (row,) = (
-        topic(base, of)["channels"]
-        if not name
-        else [one for one in topic(base, of)["channels"] if one["channel_name"] == name]
-    )
+    (row,) = [one for one in topic(base, of)["channels"] if one["channel_name"] == name]
     return dict(row)
+
+
+class Client:
+    """A client of the NSQ protocol on a bare socket, one step after the other."""
+
+    def __init__(self, port: int, **identify: Any) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self._unread = b""
+        self._frames: list[tuple[int, bytes]] = []
+        self.send(MAGIC)
+        self.about: dict[str, Any] = {}
+        if identify:
+            self.send(commands.identify(json.dumps(identify).encode()))
+            kind, data = self.next()
+            assert kind == RESPONSE, data
+            self.about = json.loads(data) if data != b"OK" else {}
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def next(self) -> tuple[int, bytes]:
+        """The next frame that is no heartbeat: its type and data."""
+        while True:
+            while not self._frames:
+                data = self._socket.recv(1 << 16)
+                assert data, "the broker hung up"
+                self._frames, self._unread = split_frames(self._unread + data)
+            frame = self._frames.pop(0)
+            if frame != (RESPONSE, b"_heartbeat_"):
+                return frame
+
+    def ok(self, command: bytes) -> None:
+        """A command that is answered with OK."""
+        self.send(command)
+        assert self.next() == (RESPONSE, b"OK"), command
+
+    def error(self, command: bytes) -> str:
+        """A command that is answered with an error."""
+        self.send(command)
+        kind, data = self.next()
+        assert kind == ERROR, data
+        return data.decode()
+
+    def message(self) -> tuple[int, int, bytes]:
+        """The next message: id, attempts, body."""
+        kind, data = self.next()
+        assert kind == MESSAGE, data
+        _, attempts, id, body = decode_message(data)
+        return int(id, 16), attempts, body
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -283,6 +283,9 @@ def test_nq_20_options_are_shown(url: str, broker: BrokerProcess) -> None:
     assert option("mem_queue_size") == b"10000"
     assert option("data_path") == str(broker.data_dir).encode()
     assert option("snappy") == b"true"
+    assert option("tcp_address") == f"127.0.0.1:{broker.nsq_port}".encode()
+    assert option("http_address") == f"127.0.0.1:{broker.nsq_http_port}".encode()
+    assert option("https_address") == b""
     assert refused(url, "/config/nonsense", method="GET") == (400, "INVALID_OPTION")
 
 

@@ -423,9 +423,11 @@ class NsqHttp:
 
     def _option(self, name: str) -> web.Response:
         found = options(self._node.config, self._limits, self._lookupd)
-        found["mem_queue_size"] = self._topics.mem_queue_size
-        found["tcp_address"] = f"{self._node.config.host[0]}:{self.tcp_port}"
-        found["http_address"] = ":".join(map(str, self.addresses[0])) if self.addresses else ""
+        found["tcp_address"] = f"{self._node.config.nsq_host[0]}:{self.tcp_port}"
+        for key, addresses in (
+            ("http_address", self.addresses), ("https_address", self.tls_addresses),
+        ):  # fmt: skip
+            found[key] = ":".join(map(str, addresses[0])) if addresses else ""
         if name not in found:
             raise Refused(400, "INVALID_OPTION")
         return answer(found[name])

@@ -27,7 +27,7 @@ def shown_level(level: str) -> int:
 
 
 def options(config: Config, limits: Limits, lookupd: Lookupd) -> dict[str, Any]:
-    """What is in effect now."""
+    """What is in effect now, but for the addresses that are listened on."""
     about = lookupd.announced
     return {
         "nsqlookupd_tcp_addresses": lookupd.addresses,
@@ -39,6 +39,8 @@ def options(config: Config, limits: Limits, lookupd: Lookupd) -> dict[str, Any]:
         "http_client_connect_timeout": config.nsq_auth_connect_timeout * NS_PER_MS,
         "http_client_request_timeout": config.nsq_auth_request_timeout * NS_PER_MS,
         "data_path": str(config.data_dir),
+        "mem_queue_size": config.nsq_mem_queue_size,
+        "max_channel_consumers": config.nsq_max_channel_consumers,
         "msg_timeout": limits.msg_timeout_ms * NS_PER_MS,
         "max_msg_timeout": limits.max_msg_timeout_ms * NS_PER_MS,
         "max_msg_size": limits.max_msg_size,
@@ -57,6 +59,10 @@ def options(config: Config, limits: Limits, lookupd: Lookupd) -> dict[str, Any]:
         "deflate": limits.deflate_enabled,
         "max_deflate_level": limits.max_deflate_level,
         "snappy": limits.snappy_enabled,
+        "tls_cert": str(config.nsq_tls_cert or ""),
+        "tls_key": str(config.nsq_tls_key or ""),
+        "tls_root_ca_file": str(config.nsq_tls_root_ca_file or ""),
+        "tls_client_auth_policy": config.nsq_tls_client_auth_policy,
         "topology_region": limits.topology_region,
         "topology_zone": limits.topology_zone,
     }
