@@ -1,0 +1,169 @@
+"""A topic is an exchange and a channel is a queue: NSQ and AMQP clients on the same messages."""
+
+from __future__ import annotations
+
+import pytest
+
+from tallymark.wire.amqp091.methods import (
+    BasicAck,
+    BasicConsume,
+    BasicConsumeOk,
+    BasicDeliver,
+    BasicGet,
+    BasicGetOk,
+    BasicReject,
+    ConfirmSelect,
+    ConfirmSelectOk,
+    ExchangeDeclare,
+    ExchangeDeclareOk,
+    QueueBind,
+    QueueBindOk,
+    QueueDeclare,
+    QueueDeclareOk,
+)
+from tallymark.wire.amqp091.properties import Properties
+from tests.bridge.nsq_rig import OK, NsqRig, dpub, mpub, pub
+from tests.bridge.rig import Content, Peer
+
+BODIES = [b"", b"x", b"y" * 200_000]
+
+
+def deliveries(heard: list[tuple[int, object]]) -> list[tuple[int, bytes, bool, str, str]]:
+    found = []
+    for _, one in heard:
+        assert isinstance(one, Content), one
+        method = one.method
+        assert isinstance(method, BasicDeliver)
+        assert one.properties == Properties()
+        found.append(
+            (method.delivery_tag, one.body, method.redelivered, method.exchange, method.routing_key)
+        )
+    return found
+
+
+def test_an_amqp_consumer_drains_an_nsq_channel() -> None:
+    rig = NsqRig()
+    queue = rig.topics.channel("t", "c")
+    amqp = rig.connect()
+    rig.client().ask(pub(b"1"), pub(b"22"), dpub(b"3", 0), mpub(b"4", b"y" * 200_000))
+    heard = amqp.ask(BasicConsume("t:c", "tag"))
+    assert heard[0] == (1, BasicConsumeOk("tag"))
+    assert deliveries(heard[1:]) == [
+        (1, b"1", False, "t", "t"), (2, b"22", False, "t", "t"), (3, b"3", False, "t", "t"),
+        (4, b"4", False, "t", "t"), (5, b"y" * 200_000, False, "t", "t"),
+    ]  # fmt: skip
+    assert amqp.ask(BasicAck(5, True)) == []
+    assert (queue.settled, queue.acquired) == (5, 0)
+    rig.broker.check()
+
+
+@pytest.mark.parametrize("number", [1, 7])
+def test_an_amqp_consumer_on_any_channel_and_with_small_frames(number: int) -> None:
+    rig = NsqRig()
+    rig.topics.channel("t", "c")
+    amqp = Peer(rig)
+    amqp.login(frame_max=4096)
+    amqp.open(number)
+    rig.client().ask(pub(b"z" * 10_000))
+    heard = amqp.ask((number, BasicConsume("t:c", "tag")))
+    assert [channel for channel, _ in heard] == [number, number]
+    ((_, body, *_),) = deliveries(heard[1:])
+    assert body == b"z" * 10_000
+
+
+def test_basic_get_from_an_nsq_channel_and_back_to_nsq() -> None:
+    rig = NsqRig()
+    rig.topics.channel("t", "c")
+    amqp = rig.connect()
+    rig.client().ask(mpub(b"1", b"2"))
+    ((_, got),) = amqp.ask(BasicGet("t:c"))
+    assert isinstance(got, Content)
+    assert isinstance(got.method, BasicGetOk)
+    assert (got.body, got.method.message_count, got.method.exchange) == (b"1", 1, "t")
+    amqp.ask(BasicReject(got.method.delivery_tag, True))
+    message = rig.consumer().message()
+    assert (message.body, message.attempts) == (b"1", 2)
+
+
+def test_an_nsq_producer_feeds_amqp_bindings() -> None:
+    rig = NsqRig()
+    amqp = rig.connect()
+    assert amqp.ask(
+        ExchangeDeclare("t", "fanout", durable=True), QueueDeclare("mine", durable=True),
+        QueueBind("mine", "t", ""), ExchangeDeclare("by-topic", "topic"),
+    ) == [
+        (1, ExchangeDeclareOk()), (1, QueueDeclareOk("mine", 0, 0)), (1, QueueBindOk()),
+        (1, ExchangeDeclareOk()),
+    ]  # fmt: skip
+    assert rig.client().ask(pub(b"x")) == [OK]
+    heard = amqp.ask(BasicConsume("mine", "tag", no_ack=True))
+    assert [body for _, body, *_ in deliveries(heard[1:])] == [b"x"]
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_an_amqp_publisher_feeds_an_nsq_channel(body: bytes) -> None:
+    rig = NsqRig()
+    peer = rig.consumer()
+    amqp = rig.connect()
+    assert amqp.ask(ConfirmSelect()) == [(1, ConfirmSelectOk())]
+    answer = amqp.ask(amqp.publish(body, "any.key", exchange="t", delivery_mode=2))
+    assert answer == [(1, BasicAck(1, False))]
+    message = peer.message()
+    assert (message.body, message.attempts) == (body, 1)
+    assert peer.ask(message.fin()) == []
+    assert rig.queue().settled == 1
+
+
+def test_messages_of_both_kinds_keep_their_order() -> None:
+    rig = NsqRig()
+    peer = rig.consumer(ready=100)
+    amqp, producer = rig.connect(), rig.client()
+    for n in range(5):
+        amqp.ask(amqp.publish(b"a%d" % n, "", exchange="t"))
+        producer.ask(pub(b"n%d" % n))
+    messages = peer.messages()
+    assert [m.body for m in messages] == [b"%c%d" % (k, n) for n in range(5) for k in b"an"]
+    assert len({m.id for m in messages}) == 10
+    assert peer.ask(*[m.fin() for m in messages]) == []
+    assert peer.in_flight == 0
+
+
+def test_an_amqp_and_an_nsq_consumer_share_a_channel() -> None:
+    rig = NsqRig()
+    nsq = rig.consumer(ready=1)
+    amqp = rig.connect()
+    amqp.ask(BasicConsume("t:c", "tag"))
+    rig.client().ask(*[pub(b"%d" % n) for n in range(10)])
+    mine = nsq.messages()
+    theirs = deliveries(amqp.hear())
+    assert sorted([m.body for m in mine] + [body for _, body, *_ in theirs]) == [
+        b"%d" % n for n in range(10)
+    ]
+    tag = theirs[0][0]
+    amqp.ask(BasicAck(tag, False))
+    text = nsq.error(b"FIN " + b"%016x" % (int(mine[0].id, 16) + 1) + b"\n")
+    assert text.endswith(("does not own message", "not in flight"))
+    rig.broker.check()
+
+
+def test_a_dead_letter_from_nsq_carries_its_history_to_amqp_readers() -> None:
+    rig = NsqRig()
+    amqp = rig.connect()
+    arguments: dict[str, object] = {
+        "x-nsq-topic": "t", "x-nsq-channel": "c", "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": "dead",
+    }  # fmt: skip
+    amqp.ask(QueueDeclare("dead", durable=True))
+    amqp.ask(QueueDeclare("t:c", durable=True, arguments=arguments))
+    assert rig.client().ask(pub(b"x")) == [OK]
+    ((_, got),) = amqp.ask(BasicGet("t:c"))
+    assert isinstance(got, Content)
+    assert isinstance(got.method, BasicGetOk)
+    amqp.ask(BasicReject(got.method.delivery_tag, False))
+    ((_, letter),) = amqp.ask(BasicGet("dead"))
+    assert isinstance(letter, Content)
+    assert letter.body == b"x"
+    headers = letter.properties.headers
+    assert headers is not None
+    assert headers["x-first-death-queue"] == "t:c"
+    assert headers["x-first-death-reason"] == "rejected"
