@@ -224,6 +224,28 @@ def test_an_amqp_consumer_of_a_channel_is_among_its_clients(broker: BrokerProces
         connection.close()
 
 
+def test_nq_d10_a_policy_limits_attempts_and_keeps_what_passed_them(broker: BrokerProcess) -> None:
+    definition = {
+        "acquired-limit": 2,
+        "dead-letter-exchange": "",
+        "dead-letter-routing-key": "dead",
+    }
+    policy = {"pattern": "^limited:", "definition": definition}
+    assert broker.http("PUT", "/api/policies/%2F/limited", policy)[0] == 201
+    assert broker.http("PUT", "/api/queues/%2F/dead", {"durable": True})[0] == 201
+    with Client(broker.nsq_port) as taker:
+        taker.ok(commands.sub("limited", "c"))
+        taker.ok(commands.pub("limited", b"poison"))
+        taker.send(commands.rdy(1))
+        for attempt in (1, 2, 3):  # given back more often than twice: dead
+            id, attempts, _ = taker.message()
+            assert attempts == attempt
+            taker.send(commands.req(id, 0))
+        post(broker.nsq_http_url, "/pub?topic=limited", b"next")
+        assert taker.message()[1:] == (1, b"next")
+    assert broker.queues()["dead"]["ready"] == 1
+
+
 # -- nsqlookupd
 
 
