@@ -324,3 +324,32 @@ def test_a_queue_with_deferred_messages_is_not_empty() -> None:
     assert (queue.deferred, queue.dropped) == (0, {records.DROPPED_PURGED: 1})
     rig.broker.check()
     assert rig.broker.delete_queue(rig.connection, "q", False, True) == 0
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_what_a_dropped_subscription_held_waits_as_returned_also_across_a_restart(
+    checkpoint: bool,
+) -> None:
+    rig = manual()
+    queue = declare(rig, "returned")
+    rig.send("q", 1, 2, 3)
+    finish(rig)
+    subscription = rig.broker.leases.attach(queue, "s", 0)
+    assert rig.broker.leases.lease(subscription, 0, 2, 0) == 2
+    finish(rig)
+    if checkpoint:
+        rig.checkpoint()
+        rig = rig.restart()
+        queue = rig.vhost.queues["q"]
+        (subscription,) = queue.subscriptions
+    assert rig.broker.drop_subscription(subscription) == 2
+    finish(rig)
+    assert (rig.ready("q"), queue.deferred, queue.leased) == ([3], 2, 0)
+    now_ms = rig.now_ms
+    rig = rig.restart()
+    queue = rig.vhost.queues["q"]
+    assert (rig.ready("q"), queue.deferred, queue.leased) == ([3], 2, 0)
+    rig.broker.check()
+    rig.advance(now_ms + MIN - rig.now_ms)
+    assert rig.ready("q") == [1, 2, 3]
+    assert [one.counts for one in drain(rig, "q")][:2] == [(0, 1), (0, 1)]
