@@ -13,7 +13,7 @@ from random import Random
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.session import ACCEPTED, FAILED, MERGE_MS, RETURNED
-from tests.support.engine_rig import Delivery
+from tests.support.engine_rig import Delivery, held
 from tests.support.engine_steps import manual
 from tests.support.nsq_client import Client
 
@@ -269,8 +269,11 @@ class Race:
             if message.place == HELD:
                 message.place = READY
         flagged = {h.number: h.acquired for h in self.rig.holds("q")}
+        for *_, piece in self.queue.deferrals:
+            self.rig.broker.store.load(piece.payload)
+            flagged.update({h.number: h.acquired for h in held(piece)})
         for number, message in enumerate(self.messages):
-            if message.place == READY and how != "clean":
+            if message.place in (READY, DEFERRED) and how != "clean":
                 message.attempts = flagged[number]
                 assert message.sent <= message.attempts <= message.sent + 1
         self.join()
@@ -305,8 +308,8 @@ class Race:
                 if message.deadline_ms + MERGE_MS <= now or not player.client.holds(tag):
                     self.let_go(player, tag).place = READY
                     self.timed_out += 1
-        for delivery, held in zip(seen, self.rig.given, strict=True):
-            self.deliver(delivery, held.acquired)
+        for delivery, given in zip(seen, self.rig.given, strict=True):
+            self.deliver(delivery, given.acquired)
         self.rig.given.clear()
         self.compare()
 
