@@ -192,6 +192,7 @@ class Broker:
     def resettle(self, queue: Queue) -> None:
         """The queue's settings changed: they are in effect at once."""
         queue.used_ms = self.clock.now_ms
+        queue.retry_ms = 0
         self.timeouts.watch_all(queue)
         self.dispatcher.mark(queue)
 
@@ -255,6 +256,7 @@ class Broker:
             sessions = [s for c in self.connections.values() for s in c.sessions]
             self.settlement.drop_in_flight(sessions, queue, reason)
         queue.deleted = True
+        self.deadlines.forget(queue)
         del self.queues[queue.id]
         owner = self.connections.get(queue.exclusive_owner)
         if owner is not None and queue in owner.exclusive_queues:
@@ -295,6 +297,7 @@ class Broker:
         if session.closed:
             return
         session.closed = True
+        self.deadlines.forget(session)
         session.connection.sessions.remove(session)
         consumers = list(session.consumers.values())
         for consumer in consumers:

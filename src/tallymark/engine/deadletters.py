@@ -41,6 +41,12 @@ HOP_LIMIT_HEADER: Final = b"x-opt-dead-letter-hop-limit"
 CYCLES_TOLD: Final = 10_000
 """Distinct cycles remembered, so that each is reported once."""
 ROUTES_KEPT: Final = 4096
+RETRY_MS: Final = 1000
+"""Between two attempts at letters that nothing takes; a change of topology is one at once."""
+LONGEST_RETRY_MS: Final = 180_000
+"""The same, after attempts that changed nothing."""
+RETRIED: Final = 1000
+"""Pending letters tried in one turn."""
 
 DISABLED: Final = "disabled"
 AT_MOST_ONCE: Final = "at_most_once"
@@ -153,6 +159,9 @@ class DeadLetters:
             self._count(strategy, records.DEATHS[reason], len(whole))
             for piece in _by_route(whole):
                 for left in self._send(queue, exchange, Letter(piece, reason, self._now(), [])):
+                    if not queue.letters:
+                        queue.retry_wait_ms = RETRY_MS
+                        queue.retry_ms = self._now() + RETRY_MS
                     self._keep(queue, left)
                     self._record_pending(queue, left)
 
@@ -179,24 +188,56 @@ class DeadLetters:
 
     # -- pending letters
 
+    def is_due(self, queue: Queue) -> bool:
+        """Whether its pending letters are to be tried: some time passed, or what is in their way
+        may have changed."""
+        return (
+            self._now() >= queue.retry_ms
+            or queue.tried_generation != self.vhosts[queue.vhost].generation
+        )
+
     def retry(self, queue: Queue) -> None:
-        """Try everything pending again, in order [DL-23]."""
-        exchange = self._exchange_of(queue)
-        queue.tried_generation = self.vhosts[queue.vhost].generation
+        """Try what is pending again, in order [DL-23]: RETRIED of them, the others with the turns
+        to come. Attempts that change nothing become rarer."""
+        generation = self.vhosts[queue.vhost].generation
+        if queue.tried_generation != generation or not queue.retry_ms:
+            queue.retry_at = queue.retry_wait_ms = 0
+        queue.tried_generation = generation
         letters = queue.letters
-        for _ in range(len(letters)):
-            letter = letters.popleft()
-            queue.release(letter.piece)
-            if exchange is None and not queue.settings.at_least_once:
-                self._count(DISABLED, records.DEATHS[letter.reason], len(letter.piece))
-                self.drop(queue, letter.piece, _DROPPED[letter.reason])
-                continue
-            had = len(letter.have)
-            for left in self._send(queue, exchange, letter):
-                self._keep(queue, left)
-                if len(left.have) > had:
-                    self._record_pending(queue, left)
+        start = queue.retry_at
+        count = min(RETRIED, len(letters) - start)
+        before = queue.pending
+        letters.rotate(-start)
+        others = len(letters) - count
+        for _ in range(count):
+            self._retry_one(queue, letters.popleft())
+        queue.retry_at = start + len(letters) - others
+        letters.rotate(queue.retry_at)
+        if queue.pending < before:
+            queue.retry_wait_ms = 0
+        if queue.retry_at < len(letters):
+            queue.retry_ms = self._now()
+            self.entrance.dispatcher.mark(queue)
+        else:
+            queue.retry_at = 0
+            wait = min(max(queue.retry_wait_ms * 2, RETRY_MS), LONGEST_RETRY_MS)
+            queue.retry_wait_ms = wait
+            queue.retry_ms = self._now() + wait
         self._forget_idle(queue)
+
+    def _retry_one(self, queue: Queue, letter: Letter) -> None:
+        """What stays pending of it goes to the end of the queue's letters."""
+        exchange = self._exchange_of(queue)
+        queue.release(letter.piece)
+        if exchange is None and not queue.settings.at_least_once:
+            self._count(DISABLED, records.DEATHS[letter.reason], len(letter.piece))
+            self.drop(queue, letter.piece, _DROPPED[letter.reason])
+            return
+        had = len(letter.have)
+        for left in self._send(queue, exchange, letter):
+            self._keep(queue, left)
+            if len(left.have) > had:
+                self._record_pending(queue, left)
 
     def retry_waiting(self) -> None:
         """The topology may have changed: have the queues it concerns looked after."""
@@ -398,10 +439,12 @@ class DeadLetters:
             if target.settings.max_bytes >= 0:
                 entrance.weigh(payload)
                 size = piece.body_bytes()
-            if entrance.room(target) < n or entrance.room_bytes(target) < size:
+            if entrance.room(target) < n or (
+                entrance.room_bytes(target) < size and entrance.awaited(target) < n
+            ):
                 if target.settings.overflow != REJECT_PUBLISH_DLX:
                     return False
-                self._pass_on(target, address, piece, kept)
+                self._pass_on(target, address, piece, kept, queue.id)
                 return True
         entrance.store.use(payload, n)
         if kept:
@@ -411,7 +454,9 @@ class DeadLetters:
         )
         return True
 
-    def _pass_on(self, target: Queue, address: Address, piece: Slice, kept: bool) -> None:
+    def _pass_on(
+        self, target: Queue, address: Address, piece: Slice, kept: bool, source: int
+    ) -> None:
         """A full target with reject-publish-dlx: the letters die again at once [DL-6]."""
         entrance = self.entrance
         payload = piece.payload
@@ -420,8 +465,9 @@ class DeadLetters:
             entrance.keep(payload)
         first = target.pass_by(len(piece))
         entrance.record(
-            target, first, payload, piece.lo, piece.hi, 0, address.annotations, kept, 0, 0
-        )
+            target, first, payload, piece.lo, piece.hi, 0, address.annotations, kept, source,
+            piece.first,
+        )  # fmt: skip
         again = Slice(payload, piece.lo, piece.hi, first, 0, 0, 0, address.annotations)
         self.bury(target, [again], records.DEAD_MAXLEN)
 
@@ -436,14 +482,49 @@ class DeadLetters:
         if queue.settings.at_least_once:
             self._count(AT_LEAST_ONCE, CONFIRMED, n)
         if queue.stored:
-            self.records.append(
-                Record(
-                    records.DEAD_LETTERED, queue.id, piece.first, n, self._now(),
-                    payload if payload.persistent and payload.position != NOWHERE else None,
-                    piece.lo, reason=letter.reason,
-                )
+            left = Record(
+                records.DEAD_LETTERED, queue.id, piece.first, n, self._now(),
+                payload if payload.persistent and payload.position != NOWHERE else None,
+                piece.lo, reason=letter.reason,
+                flags=0 if self._is_told(queue, letter.have) else records.TRANSIENT,
             )  # fmt: skip
+            if not self._continues(left):
+                self.records.append(left)
         self.entrance.store.finish(payload, n)
+
+    def _is_told(self, queue: Queue, names: list[str]) -> bool:
+        """Whether one of these targets has rows of its own in the ledger."""
+        queues = self.vhosts[queue.vhost].queues
+        for name in names:
+            target = queues.get(name)
+            if target is not None and target.stored:
+                return True
+        return False
+
+    def _continues(self, left: Record) -> bool:
+        """Letters to one queue that leave one by one, as a consumer says no to them: where this one
+        goes on from the one before it, the rows of that one grow to cover both."""
+        out = self.records
+        if len(out) < 3:
+            return False
+        entered, left_before, entered_before = out[-1], out[-2], out[-3]
+        if (
+            left_before.kind != records.DEAD_LETTERED
+            or entered.kind != records.ENTERED
+            or entered_before.kind != records.ENTERED
+            or entered.owner != left.queue
+            or entered.other != left.first
+            or entered_before.owner != left.queue
+            or entered_before.other != left_before.first
+            or entered_before.count != left_before.count
+            or not _follows(left_before, left)
+            or not _follows(entered_before, entered)
+        ):
+            return False
+        left_before.count += left.count
+        entered_before.count += entered.count
+        del out[-1]
+        return True
 
     def _end(self, queue: Queue, letter: Letter, reason: int) -> None:
         """Nothing takes the letters, and the strategy does not keep them [DL-15]. The ledger has a
@@ -516,6 +597,21 @@ def pending_letter(record: Record, piece: Slice) -> Letter:
     piece.acquired = record.other & 0xFFFFFFFF
     piece.failed = record.other >> 32
     return Letter(piece, record.reason, record.time_ms, [str(name) for name in found["have"]])
+
+
+def _follows(before: Record, after: Record) -> bool:
+    """Whether one row may say what these two say of a queue."""
+    return (
+        before.queue == after.queue
+        and before.first + before.count == after.first
+        and before.payload is not None
+        and before.payload is after.payload
+        and before.lo + before.count == after.lo
+        and before.time_ms == after.time_ms
+        and before.reason == after.reason
+        and before.flags == after.flags
+        and before.blob is after.blob
+    )
 
 
 def _route_of(piece: Slice) -> Route:

@@ -36,6 +36,7 @@ class _QueueHistory:
         "entered",
         "failures",
         "finished",
+        "known",
         "letters",
         "mark",
         "queue",
@@ -47,6 +48,8 @@ class _QueueHistory:
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
         self.entered: list[Slice] = []
+        self.known: dict[int, bytes] = {}
+        """Stored annotations of those, by their first sequence: read if they are still there."""
         self.transient = IntervalSet()
         """Entered without stored bytes."""
         self.finished = IntervalSet()
@@ -153,11 +156,11 @@ class Restorer:
             acquired = failed = 0
             if record.kind == records.LIVE:
                 acquired, failed = record.other & 0xFFFFFFFF, record.other >> 32
-            annotations = self._read(record.blob)
+            if record.blob:
+                history.known[first] = record.blob
             history.entered.append(
                 Slice(
-                    record.payload, lo, lo + record.count, first, acquired, failed, record.reason,
-                    annotations,
+                    record.payload, lo, lo + record.count, first, acquired, failed, record.reason
                 )
             )  # fmt: skip
         if record.kind == records.LIVE and record.flags & records.LIVE_ACQUIRED:
@@ -289,6 +292,8 @@ class Restorer:
         history.entered.sort(key=lambda piece: piece.first)
         for whole in history.entered:
             for low, high in gone.gaps(whole.first, whole.first + len(whole)):
+                if whole.annotations is None:
+                    whole.annotations = self._read(history.known.get(whole.first, b""))
                 self._place(history, whole, low, high)
         for low, high in history.transient:
             for a, b in gone.gaps(low, high):

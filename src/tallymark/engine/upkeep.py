@@ -8,7 +8,7 @@ reaches a consumer that waits for it.
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import final
 
 from tallymark.engine import records
 from tallymark.engine.clock import Clock
@@ -20,10 +20,6 @@ from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.ready import Ready
 from tallymark.engine.settings import DROP_HEAD
-
-RETRY_MS: Final = 1000
-"""Between two attempts at letters that nothing takes; a change of topology is one at once."""
-
 
 @final
 class Upkeep:
@@ -57,7 +53,8 @@ class Upkeep:
             queue.seen = queue.entered
             self._expire(queue, queue.entered)
             self._cut(queue)
-        if queue.letters:
+            self._expire(queue, queue.seen)  # what lay behind those that were cut
+        if queue.letters and self.letters.is_due(queue):
             self.letters.retry(queue)
         if queue.own_ttl and not queue.ready and not queue.acquired:
             queue.own_ttl = False
@@ -73,7 +70,7 @@ class Upkeep:
                 if head is not None:
                     due = min(due, _expiry(queue, head))
         if queue.letters:
-            due = min(due, self.clock.now_ms + RETRY_MS)
+            due = min(due, queue.retry_ms)
         expires = queue.settings.expires_ms
         if expires >= 0 and not queue.consumers and not queue.subscriptions:
             due = min(due, queue.used_ms + expires)
