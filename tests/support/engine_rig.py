@@ -25,6 +25,7 @@ from tallymark.engine.effects import (
     Effect,
     Refused,
     Signal,
+    TimedOut,
 )
 from tallymark.engine.formats import Format
 from tallymark.engine.message import Payload, Route, Slice
@@ -208,6 +209,8 @@ class Rig:
         self.refused: list[tuple[int, int]] = []
         """Publish numbers (first, last) that a queue had no room for."""
         self.signals: list[Signal] = []
+        self.timed_out: list[tuple[int, Consumer | None, int]] = []
+        """Consumers that were too slow: when that was told, who, and the limit."""
         self.given: list[Held] = []
         """What consumers were sent, with what is known of it."""
         if log is not None:
@@ -426,6 +429,8 @@ class Rig:
                 self.durable.append(effect.waiter)
             elif isinstance(effect, Refused):
                 self.refused.append((effect.first, effect.last))
+            elif isinstance(effect, TimedOut):
+                self.timed_out.append((self.now_ms, effect.consumer, effect.timeout_ms))
             elif isinstance(effect, Signal):
                 self.signals.append(effect)
         return out

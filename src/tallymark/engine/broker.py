@@ -237,7 +237,7 @@ class Broker:
         count = queue.ready
         for piece in queue.clear():
             self.dead_letters.drop(queue, piece, reason)
-        self.dead_letters.give_up_all(queue, reason)
+        self.dead_letters.pending.give_up_all(queue, reason)
         return count
 
     def _bury(self, queue: Queue) -> int:
@@ -640,8 +640,8 @@ class Broker:
         self.store.sweep()
         for thing in self.deadlines.take_due(now_ms):
             self._look_at(thing)
-        if self.dead_letters.waiting:
-            self.dead_letters.retry_waiting()
+        if self.dead_letters.pending.waiting:
+            self.dead_letters.pending.look_at_topology()
         self.dispatcher.pump()
         settling = self.store.settling
         if settling:

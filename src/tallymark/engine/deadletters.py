@@ -6,16 +6,11 @@ the source and ENTERED in each target stand in one block, or neither does.
 
 What the strategy decides is what becomes of a letter that nothing takes (no exchange, no route,
 only cycles, or every target full): by default it is dropped and counted [DL-15]; with at-least-once
-it stays pending in its source, in order, and is tried again [DL-22 to DL-25].
-
-The blob of a PENDING record:
-    {"letter": annotations before it died, or null, "have": [names of the queues that have it]}
-and the record's time is when it died: what the letter looks like follows from these.
+it stays pending in its source, see pending.py.
 """
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from typing import Final, final
 
@@ -32,6 +27,7 @@ from tallymark.engine.effects import Effect, Signal
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.exchange import Exchange
 from tallymark.engine.message import NOWHERE, Route, Slice
+from tallymark.engine.pending import PendingLetters
 from tallymark.engine.queue import Letter, Queue
 from tallymark.engine.records import Record
 from tallymark.engine.settings import DROP_HEAD, REJECT_PUBLISH_DLX
@@ -41,12 +37,6 @@ HOP_LIMIT_HEADER: Final = b"x-opt-dead-letter-hop-limit"
 CYCLES_TOLD: Final = 10_000
 """Distinct cycles remembered, so that each is reported once."""
 ROUTES_KEPT: Final = 4096
-RETRY_MS: Final = 1000
-"""Between two attempts at letters that nothing takes; a change of topology is one at once."""
-LONGEST_RETRY_MS: Final = 180_000
-"""The same, after attempts that changed nothing."""
-RETRIED: Final = 1000
-"""Pending letters tried in one turn."""
 
 DISABLED: Final = "disabled"
 AT_MOST_ONCE: Final = "at_most_once"
@@ -100,9 +90,9 @@ class DeadLetters:
         "death_form",
         "effects",
         "entrance",
+        "pending",
         "records",
         "vhosts",
-        "waiting",
     )
 
     def __init__(
@@ -122,8 +112,8 @@ class DeadLetters:
         """The stored form a first death gets [DL-19]."""
         self.counts: dict[tuple[str, str], int] = {}
         """Messages by (strategy, reason or "confirmed") [DL-8]."""
-        self.waiting: dict[int, Queue] = {}
-        """Queues with pending letters, by id."""
+        self.pending = PendingLetters(self)
+        """What nothing takes for now."""
         self._routes: dict[tuple[str, str], Route] = {}
         self._made: dict[tuple[object, ...], Address] = {}
         """Addresses made at `_made_ms`, so that letters that died alike share one."""
@@ -148,22 +138,22 @@ class DeadLetters:
 
     def _bury(self, queue: Queue, pieces: list[Slice], reason: int) -> None:
         settings = queue.settings
-        exchange = self._exchange_of(queue)
+        exchange = self.exchange_of(queue)
         if exchange is None and not settings.at_least_once:
             for piece in pieces:
-                self._count(DISABLED, records.DEATHS[reason], len(piece))
-                self.drop(queue, piece, _DROPPED[reason])
+                self.lose(queue, piece, reason)
             return
         strategy = AT_LEAST_ONCE if settings.at_least_once else AT_MOST_ONCE
         for whole in pieces:
             self._count(strategy, records.DEATHS[reason], len(whole))
             for piece in _by_route(whole):
-                for left in self._send(queue, exchange, Letter(piece, reason, self._now(), [])):
-                    if not queue.letters:
-                        queue.retry_wait_ms = RETRY_MS
-                        queue.retry_ms = self._now() + RETRY_MS
-                    self._keep(queue, left)
-                    self._record_pending(queue, left)
+                for left in self.send(queue, exchange, Letter(piece, reason, self._now(), [])):
+                    self.pending.keep(queue, left)
+
+    def lose(self, queue: Queue, piece: Slice, reason: int) -> None:
+        """Messages died where there is no dead-letter exchange: they end here [DL-8]."""
+        self._count(DISABLED, records.DEATHS[reason], len(piece))
+        self.drop(queue, piece, _DROPPED[reason])
 
     def drop(self, queue: Queue, piece: Slice, reason: int) -> None:
         """Messages that are neither ready nor acquired any more end here, counted."""
@@ -186,99 +176,9 @@ class DeadLetters:
                     Record(records.DROPPED, queue.id, piece.first, n, self._now(), reason=reason)
                 )
 
-    # -- pending letters
-
-    def is_due(self, queue: Queue) -> bool:
-        """Whether its pending letters are to be tried: some time passed, or what is in their way
-        may have changed."""
-        return (
-            self._now() >= queue.retry_ms
-            or queue.tried_generation != self.vhosts[queue.vhost].generation
-        )
-
-    def retry(self, queue: Queue) -> None:
-        """Try what is pending again, in order [DL-23]: RETRIED of them, the others with the turns
-        to come. Attempts that change nothing become rarer."""
-        generation = self.vhosts[queue.vhost].generation
-        if queue.tried_generation != generation or not queue.retry_ms:
-            queue.retry_at = queue.retry_wait_ms = 0
-        queue.tried_generation = generation
-        letters = queue.letters
-        start = queue.retry_at
-        count = min(RETRIED, len(letters) - start)
-        before = queue.pending
-        letters.rotate(-start)
-        others = len(letters) - count
-        for _ in range(count):
-            self._retry_one(queue, letters.popleft())
-        queue.retry_at = start + len(letters) - others
-        letters.rotate(queue.retry_at)
-        if queue.pending < before:
-            queue.retry_wait_ms = 0
-        if queue.retry_at < len(letters):
-            queue.retry_ms = self._now()
-            self.entrance.dispatcher.mark(queue)
-        else:
-            queue.retry_at = 0
-            wait = min(max(queue.retry_wait_ms * 2, RETRY_MS), LONGEST_RETRY_MS)
-            queue.retry_wait_ms = wait
-            queue.retry_ms = self._now() + wait
-        self._forget_idle(queue)
-
-    def _retry_one(self, queue: Queue, letter: Letter) -> None:
-        """What stays pending of it goes to the end of the queue's letters."""
-        exchange = self._exchange_of(queue)
-        queue.release(letter.piece)
-        if exchange is None and not queue.settings.at_least_once:
-            self._count(DISABLED, records.DEATHS[letter.reason], len(letter.piece))
-            self.drop(queue, letter.piece, _DROPPED[letter.reason])
-            return
-        had = len(letter.have)
-        for left in self._send(queue, exchange, letter):
-            self._keep(queue, left)
-            if len(left.have) > had:
-                self._record_pending(queue, left)
-
-    def retry_waiting(self) -> None:
-        """The topology may have changed: have the queues it concerns looked after."""
-        for queue in self.waiting.values():
-            if queue.tried_generation != self.vhosts[queue.vhost].generation:
-                self.entrance.dispatcher.mark(queue)
-
-    def give_up(self, queue: Queue, n: int, reason: int) -> None:
-        """Drop the oldest n pending messages, of one letter."""
-        letter = queue.letters[0]
-        if n < len(letter.piece):
-            piece = letter.piece.take(n)
-        else:
-            piece = queue.letters.popleft().piece
-        queue.release(piece)
-        self.drop(queue, piece, reason)
-        self._forget_idle(queue)
-
-    def give_up_all(self, queue: Queue, reason: int) -> None:
-        """Drop everything pending: the queue is purged or deleted [DL-25]."""
-        while queue.letters:
-            self.give_up(queue, len(queue.letters[0].piece), reason)
-
-    def _keep(self, queue: Queue, letter: Letter) -> None:
-        if queue.body_bytes >= 0:
-            self.entrance.weigh(letter.piece.payload)
-        queue.keep(letter)
-        self.waiting[queue.id] = queue
-        queue.tried_generation = self.vhosts[queue.vhost].generation
-
-    def _forget_idle(self, queue: Queue) -> None:
-        if not queue.letters:
-            self.waiting.pop(queue.id, None)
-
-    def _record_pending(self, queue: Queue, letter: Letter) -> None:
-        if queue.stored:
-            self.records.append(pending_record(queue, letter))
-
     # -- to its targets
 
-    def _send(self, queue: Queue, exchange: Exchange | None, letter: Letter) -> list[Letter]:
+    def send(self, queue: Queue, exchange: Exchange | None, letter: Letter) -> list[Letter]:
         """Send letters of one route on; returns what the strategy keeps pending of them."""
         if exchange is None:
             return [letter]
@@ -561,7 +461,7 @@ class DeadLetters:
                     )
                 )
 
-    def _exchange_of(self, queue: Queue) -> Exchange | None:
+    def exchange_of(self, queue: Queue) -> Exchange | None:
         name = queue.settings.dead_letter_exchange
         return None if name is None else self.vhosts[queue.vhost].exchanges.get(name)
 
@@ -571,32 +471,6 @@ class DeadLetters:
 
     def _now(self) -> int:
         return self.clock.now_ms
-
-
-def pending_record(queue: Queue, letter: Letter) -> Record:
-    """The PENDING record of a letter; how it is read back is `pending_letter`."""
-    piece = letter.piece
-    payload = piece.payload
-    before = None if piece.annotations is None else piece.annotations.to_object()
-    blob = json.dumps({"letter": before, "have": letter.have}, separators=(",", ":")).encode()
-    return Record(
-        records.PENDING, queue.id, piece.first, len(piece), letter.died_ms,
-        payload if payload.persistent else None, piece.lo, 0, piece.acquired | piece.failed << 32,
-        letter.reason, 0, blob,
-    )  # fmt: skip
-
-
-def pending_letter(record: Record, piece: Slice) -> Letter:
-    """The letter of a PENDING record; `piece`: its messages, whose annotations and counts are
-    filled in here. Raises ValueError for what a newer version wrote."""
-    found: object = json.loads(record.blob)
-    if not isinstance(found, dict) or not isinstance(found.get("have"), list):
-        raise ValueError(f"pending letter {found!r}, expected an object with letter and have")
-    before = found.get("letter")
-    piece.annotations = None if before is None else Annotations.from_object(before)
-    piece.acquired = record.other & 0xFFFFFFFF
-    piece.failed = record.other >> 32
-    return Letter(piece, record.reason, record.time_ms, [str(name) for name in found["have"]])
 
 
 def _follows(before: Record, after: Record) -> bool:

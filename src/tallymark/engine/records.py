@@ -50,7 +50,7 @@ the same block. reason = why (DEAD_*). payload and lo as in ENTERED. flags & TRA
 row stands anywhere, since no queue that it reached outlives the broker."""
 PENDING: Final = 15
 """Became a dead letter that nothing takes for now: it waits in queue. reason as in DEAD_LETTERED.
-payload, lo; blob = JSON, see deadletters.py. Repeated when some of its targets have it."""
+payload, lo; blob = JSON, see pending.py. Repeated when some of its targets have it."""
 SEEN: Final = 16
 """Publisher-given ids that a deduplicating queue took. blob = JSON list of texts."""
 

@@ -15,9 +15,9 @@ from typing import Final, final
 from tallymark.engine import definitions, records
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker
-from tallymark.engine.deadletters import pending_letter
 from tallymark.engine.intervals import IntervalSet, Tally
 from tallymark.engine.message import Payload, Slice
+from tallymark.engine.pending import pending_letter
 from tallymark.engine.queue import Letter, Queue
 from tallymark.engine.records import Record
 from tallymark.engine.settings import OFF
@@ -402,7 +402,7 @@ class Restorer:
             queue.keep(letter)
             history.finished.add(piece.first, piece.first + len(piece))
         if queue.letters:
-            self._broker.dead_letters.waiting[queue.id] = queue
+            self._broker.dead_letters.pending.waiting[queue.id] = queue
 
 
 def _turn(found: tuple[int, int, Letter]) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.ready import Ready
 from tallymark.engine.settings import DROP_HEAD
 
+
 @final
 class Upkeep:
     """Shares its parts with the Broker."""
@@ -54,8 +55,8 @@ class Upkeep:
             self._expire(queue, queue.entered)
             self._cut(queue)
             self._expire(queue, queue.seen)  # what lay behind those that were cut
-        if queue.letters and self.letters.is_due(queue):
-            self.letters.retry(queue)
+        if queue.letters and self.letters.pending.is_due(queue):
+            self.letters.pending.retry(queue)
         if queue.own_ttl and not queue.ready and not queue.acquired:
             queue.own_ttl = False
         queue.watch()
@@ -113,7 +114,7 @@ class Upkeep:
             if queue.letters:
                 piece = queue.letters[0].piece
                 n = max(min(excess, len(piece)), _covering(piece, excess_bytes))
-                self.letters.give_up(queue, n, records.DROPPED_MAXLEN)
+                self.letters.pending.give_up(queue, n, records.DROPPED_MAXLEN)
                 continue
             lane: Ready = queue.lane()
             head = lane.head()
