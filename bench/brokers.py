@@ -16,15 +16,20 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-READY_TIMEOUT_S = 60
+READY_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 30
 RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+API = "/api/tallymark"
+"""Where Tallymark's own HTTP API begins."""
 
 
 class BrokerFailed(Exception):
@@ -108,7 +113,7 @@ def rabbitmq(folder: Path) -> Iterator[Running]:
     """RabbitMQ as Debian installs it, on free ports, with its files under `folder`.
 
     Raises:
-        BrokerFailed: it did not answer within a minute.
+        BrokerFailed: it did not answer within READY_TIMEOUT_S.
     """
     folder.mkdir(parents=True, exist_ok=True)
     port, name = free_port(), f"bench{os.getpid()}"
@@ -201,6 +206,20 @@ def memory_mib(pid: int, line: str = "VmHWM") -> float:
             int(text.split()[1]) for text in status.splitlines() if text.startswith(line + ":")
         )
     return total_kib / 1024
+
+
+def ask(broker: Running, path: str) -> dict[str, Any]:
+    """What Tallymark's HTTP API answers to GET."""
+    request = urllib.request.Request(f"http://127.0.0.1:{broker.http_port}{API}{path}")
+    request.add_header("Authorization", "Basic " + b64encode(b"guest:guest").decode())
+    with urllib.request.urlopen(request, timeout=60) as response:
+        found: dict[str, Any] = json.load(response)
+    return found
+
+
+def queue_rows(broker: Running) -> dict[str, dict[str, Any]]:
+    """The accounts of Tallymark's queues, by name."""
+    return {row["name"]: row for row in ask(broker, "/queues")["queues"]}
 
 
 def _stat(pid: int) -> list[str] | None:

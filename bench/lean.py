@@ -39,6 +39,21 @@ def short(text: str) -> bytes:
     return bytes([len(raw)]) + raw
 
 
+def table(values: dict[str, object]) -> bytes:
+    """A field table of truths, integers of 32 bits and texts [amqp-0.9.1 §4.2.5.5]."""
+    out = bytearray()
+    for name, value in values.items():
+        out += short(name)
+        if isinstance(value, bool):
+            out += b"t" + bytes([value])
+        elif isinstance(value, int):
+            out += b"I" + value.to_bytes(4, "big", signed=True)
+        else:
+            raw = str(value).encode()
+            out += b"S" + len(raw).to_bytes(4, "big") + raw
+    return len(out).to_bytes(4, "big") + out
+
+
 def frame(kind: int, channel: int, payload: bytes) -> bytes:
     """One frame [amqp-0.9.1 §4.2.3]."""
     return _FRAME.pack(kind, channel, len(payload)) + payload + END

@@ -23,6 +23,7 @@ from tallymark.engine.effects import (
     Durable,
     Effect,
     Refused,
+    TimedOut,
 )
 from tallymark.engine.session import Session
 from tallymark.wire.amqp091.frames import (
@@ -130,6 +131,8 @@ def _carry_out(effect: Effect) -> None:
         _bridge_of(effect.session).confirm(effect)
     elif isinstance(effect, Refused):
         _bridge_of(effect.session).refused(effect)
+    elif isinstance(effect, TimedOut):
+        _bridge_of(effect.session).timed_out(effect)
     elif isinstance(effect, Cancelled):
         _bridge_of(effect.consumer.session).cancelled(effect)
     elif isinstance(effect, CloseSession):

@@ -18,10 +18,11 @@ from tallymark.engine.annotations import Annotations, Death
 from tallymark.engine.packing import Packing
 from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED, Session
 from tests.engine import dead_letter_model as model
+from tests.engine import naive_queue as naive
 from tests.support.engine_rig import START_MS, Held, Rig, Said
 from tests.support.engine_steps import manual
 
-EXAMPLES = 20_000 if os.environ.get("TALLYMARK_NIGHTLY") else 250
+NIGHTLY = bool(os.environ.get("TALLYMARK_NIGHTLY"))
 NAMES = ("a", "b", "c", "d")
 OUTCOMES = {
     "ack": ACCEPTED, "reject": REJECTED, "nack": DISCARDED, "return": RETURNED, "fail": FAILED,
@@ -39,7 +40,7 @@ VALUES: dict[str, tuple[object, ...]] = {
     "dead-letter-exchange": ("", "", "direct", "fanout", "missing"),
     "dead-letter-routing-key": (*NAMES, "nowhere"),
     "dead-letter-strategy": ("at-least-once", "at-least-once", "at-most-once"),
-    "dead-letter-hop-limit": (True, False, 0, 1, 3),
+    "dead-letter-hop-limit": (False, 0, 1, 3),
     "message-deduplication": (20, 500),
 }
 
@@ -59,6 +60,8 @@ def queue_arguments(draw: st.DrawFn) -> tuple[bool, dict[str, object]]:
     if draw(st.integers(0, 3)):
         arguments.setdefault("dead-letter-exchange", draw(st.sampled_from(["", "", "fanout"])))
         arguments.setdefault("dead-letter-routing-key", draw(st.sampled_from(NAMES)))
+    if draw(st.integers(0, 3)) == 0:
+        arguments.setdefault("message-ttl", draw(st.sampled_from([7, 31, 101])))
     if "dead-letter-exchange" not in arguments:
         arguments.pop("dead-letter-routing-key", None)
     if draw(st.integers(0, 3)) == 0:
@@ -123,6 +126,7 @@ topologies = st.tuples(
     st.lists(queue_arguments(), min_size=len(NAMES) - 1, max_size=len(NAMES)),
     st.lists(st.tuples(queue, queue), min_size=1, max_size=5),
     st.lists(queue, min_size=1, max_size=3),
+    st.booleans(),
 )
 
 
@@ -167,6 +171,7 @@ class Player:
         queues: list[tuple[bool, dict[str, object]]],
         direct: list[tuple[str, str]],
         fanout: list[str],
+        ring: bool,
     ) -> None:
         for name in ("direct", "fanout"):
             self.do_exchange(name, name)
@@ -176,6 +181,10 @@ class Player:
             self.do_bind("direct", name, key)
         for name in fanout:
             self.do_bind("fanout", name, "")
+        for name, following in zip(NAMES, NAMES[1:] + NAMES[:1], strict=True):
+            if ring and self.has(name):  # letters go round, whatever else each queue does
+                circle = {"dead-letter-exchange": "", "dead-letter-routing-key": following}
+                self.do_policy(name, circle)
         self.finish()
 
     def play(self, command: tuple) -> None:
@@ -209,7 +218,7 @@ class Player:
         for number in run:
             what = self.rig.says[number] = said(number)
             messages.append(
-                model.Message(
+                naive.Message(
                     number, exchange, key, tuple(cc), tuple(bcc), ttl, persistent, what.priority,
                     what.body, what.id, what.hop_limit,
                 )
@@ -277,7 +286,7 @@ class Player:
         if not self.has(name) or self.model.queues[name].consumer is not None:
             return
         queue = self.model.queues[name]
-        consumer = model.Consumer(prefetch, no_ack, queue=queue)
+        consumer = naive.Consumer(prefetch, no_ack, queue=queue)
         queue.consumer = consumer
         self.model.consumers.append(consumer)
         self.model.touch(queue)
@@ -367,8 +376,8 @@ class Player:
         self.model.delivered.clear()
 
 
-def entry(death: Death) -> model.Entry:
-    return model.Entry(
+def entry(death: Death) -> naive.Entry:
+    return naive.Entry(
         death.queue, death.reason, death.count, death.exchange, death.keys, death.first_ms,
         death.last_ms, death.ttl_ms,
     )  # fmt: skip
@@ -384,7 +393,7 @@ def seen(held: Held) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def told(message: model.Message) -> tuple[object, ...]:
+def told(message: naive.Message) -> tuple[object, ...]:
     """The same as the model has it."""
     place = (message.exchange, message.key) if message.history else None
     return (
@@ -403,7 +412,7 @@ WAYS = {
 
 
 @settings(
-    max_examples=EXAMPLES,
+    max_examples=20_000 if NIGHTLY else 600,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -418,3 +427,46 @@ def test_the_engine_does_what_the_naive_model_says(
             player.play(command)
     except model.Open:
         return
+
+
+UNLIMITED = {"max-length", "max-length-bytes", "overflow", "message-deduplication"}
+"""Settings under which what comes first decides what comes in."""
+
+
+@settings(
+    max_examples=5_000 if NIGHTLY else 150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(topologies, st.lists(KINDS["publish"][1], min_size=1, max_size=12), st.booleans())
+def test_all_in_one_turn_or_a_turn_each(
+    topology: tuple, published: list[tuple], packs: bool
+) -> None:
+    """Where no message shields another, by a TTL of its own, and none keeps another out."""
+    queues = [
+        (durable, {key: value for key, value in arguments.items() if key not in UNLIMITED})
+        for durable, arguments in topology[0]
+    ]
+    together, apart = Player(packs=packs), Player()
+    for player in (together, apart):
+        player.build(queues, *topology[1:])
+        for exchange, key, n, _, cc, bcc, persistent in published:
+            run = list(range(player.next_number, player.next_number + n))
+            player.next_number += n
+            player.rig.says |= {number: said(number) for number in run}
+            player.rig.send(
+                key, *run, exchange=exchange, cc=tuple(cc), bcc=tuple(bcc), persistent=persistent,
+            )  # fmt: skip
+            if player is apart:
+                player.rig.settle_down()
+        for ms in (0, 13, 40, 500):
+            player.rig.advance(ms)
+            player.rig.broker.check()
+    for name, queue in together.rig.vhost.queues.items():
+        found = [[seen(held) for held in player.rig.holds(name)] for player in (together, apart)]
+        for messages in found:
+            messages.sort(key=repr)
+        assert found[0] == found[1]
+        assert queue.counters() == apart.rig.vhost.queues[name].counters()
+        assert sorted(together.rig.pending(name)) == sorted(apart.rig.pending(name))
+    assert together.rig.broker.dead_letters.counts == apart.rig.broker.dead_letters.counts

@@ -400,70 +400,6 @@ def test_dl_14_deaths_can_be_matched_and_override_what_a_client_claimed(match: s
     assert rig.ready("wrong") == ([] if with_x else [1])
 
 
-# -- DL-15: cycles
-
-WORKED = [
-    ("q:e", ["q"], []),
-    ("q1:r q2:e", ["q1"], ["q1"]),
-    ("q1:r q2:e q1:e", ["q2"], []),
-    ("q1:d q2:e", ["q1"], []),
-    ("q1:r q2:e q1:r q2:e", ["q1"], ["q1"]),
-    ("q1:r q2:e q3:e", ["q4", "q2"], ["q4"]),
-    ("q1:e q2:e q3:r", ["q1", "q2", "q3"], ["q1", "q2", "q3"]),
-    ("q1:m q2:m", ["q1"], []),
-    ("q1:e q2:r q3:e", ["q1"], ["q1"]),
-    ("q1:e q2:r q3:e", ["q2", "q3"], ["q2"]),
-    ("q1:r q1:e", ["q1"], []),
-]
-LETTERS = {"r": "rejected", "e": "expired", "m": "maxlen", "d": "delivery_limit"}
-
-
-@pytest.mark.parametrize(("history", "targets", "reached"), WORKED)
-def test_dl_15_worked(history: str, targets: list[str], reached: list[str]) -> None:
-    """history: oldest first, the present death last."""
-    rig = manual()
-    for name in ("q", "q1", "q2", "q3", "q4"):
-        rig.declare(name)
-    steps = [step.split(":") for step in history.split()]
-    rig.send(steps[0][0], 1)
-    for (queue, letter), following in zip(steps, [*steps[1:], None], strict=True):
-        die(rig, queue, LETTERS[letter], *(targets if following is None else [following[0]]))
-    found = [name for name in rig.vhost.queues if rig.ready(name)]
-    assert found == sorted(reached)
-    last = rig.vhost.queues[steps[-1][0]]
-    assert last.dropped == ({} if reached else {records.DROPPED_CYCLE: 1})
-    told = [x.values["target"] for x in rig.signals if x.name == "dead_letter.cycle"]
-    assert told == sorted(set(targets) - set(reached))
-
-
-def test_dl_15_one_signal_per_distinct_cycle_and_dl_d2_a_row_for_each_message() -> None:
-    rig = manual()
-    rig.declare("q", {"dead-letter-exchange": "", "message-ttl": 5})
-    for number in range(4):
-        rig.send("q", number)
-        rig.advance(10)
-    assert rig.dropped("q") == {"dead_letter_cycle": 4}
-    rows = [r for b in rig.log.blocks for r in b if r.kind == records.DROPPED]
-    assert [(r.reason, r.count) for r in rows] == [(records.DROPPED_CYCLE, 1)] * 4
-    told = [x for x in rig.signals if x.name == "dead_letter.cycle"]
-    assert [(x.values["queue"], x.values["reason"], x.values["target"]) for x in told] == [
-        ("q", "expired", "q")
-    ]
-    rig.set_policy("q", {"max-length": 0})
-    rig.send("q", 9)
-    finish(rig)
-    assert len([x for x in rig.signals if x.name == "dead_letter.cycle"]) == 2, "another reason"
-
-
-def test_dl_15_no_route_left_is_not_a_cycle() -> None:
-    rig = manual()
-    rig.declare("q", {"dead-letter-exchange": "amq.direct", "message-ttl": 0})
-    rig.send("q", 1)
-    finish(rig)
-    assert rig.dropped("q") == {"dead_letter_unroutable": 1}
-    assert [x.name for x in rig.signals] == []
-
-
 # -- DL-18, DL-20
 
 
@@ -492,68 +428,6 @@ def test_dl_20_what_a_newer_version_wrote_is_refused_not_guessed(change: dict[st
 
 
 # -- DL-D: better than upstream
-
-
-@pytest.mark.parametrize(("limit", "times"), [(True, 32), (32, 32), (1, 1), (0, 0), (255, 255)])
-def test_dl_d1_a_message_dies_as_often_as_its_hops_and_then_ends(limit: object, times: int) -> None:
-    rig = manual()
-    rig.declare("q", {"dead-letter-exchange": "", "dead-letter-hop-limit": limit})
-    rig.set_policy("q", {"message-ttl": 10})
-    rig.send("q", 1)
-    for n in range(times):
-        rig.advance(10)
-        assert [len(h.deaths) for h in rig.holds("q")] == [n + 1]
-    letters = rig.holds("q")
-    rig.advance(10)
-    assert rig.ready("q") == []
-    assert rig.dropped("q") == {"dead_letter_hop_limit": 1}
-    assert rig.vhost.queues["q"].dead_lettered == times
-    if times > 1:
-        known = letters[0].annotations
-        assert known is not None
-        assert [d.count for d in known.deaths] == [1] * times
-        assert [d.first_ms for d in known.deaths] == [
-            START_MS + 10 * n for n in range(times, 0, -1)
-        ]
-        assert known.hops == 0
-
-
-def test_dl_d1_false_leaves_the_cycle_test() -> None:
-    rig = manual()
-    rig.declare("q", {"dead-letter-exchange": "", "dead-letter-hop-limit": False})
-    rig.set_policy("q", {"message-ttl": 10, "dead-letter-hop-limit": 5})
-    rig.send("q", 1)
-    rig.advance(10)
-    assert rig.dropped("q") == {"dead_letter_cycle": 1}
-
-
-def test_dl_d1_what_the_sender_grants_holds_and_is_read_once() -> None:
-    rig = manual()
-    rig.declare("q", {"dead-letter-exchange": "", "dead-letter-hop-limit": 3, "message-ttl": 1})
-    rig.says |= {1: Said(hop_limit=0), 2: Said(hop_limit=1), 4: Said(hop_limit=5)}
-    rig.send("q", 1, 2, 3, 4)
-    seen = []
-    for _ in range(7):
-        seen.append(rig.ready("q"))
-        rig.advance(1)
-    assert seen == [[1, 2, 3, 4], [2, 3, 4], [3, 4], [3, 4], [4], [4], []]
-    assert rig.dropped("q") == {"dead_letter_hop_limit": 4}
-
-
-def test_dl_d1_hops_are_only_counted_in_queues_that_have_the_limit() -> None:
-    rig = manual()
-    rig.declare("q", {"dead-letter-exchange": "", "dead-letter-routing-key": "plain"})
-    rig.declare("plain", {"dead-letter-exchange": "", "dead-letter-routing-key": "q"})
-    rig.set_policy("q", {"dead-letter-hop-limit": 2})
-    rig.send("q", 1)
-    for queue in ("q", "plain", "q", "plain"):
-        reject(rig, queue)
-    letter = rig.holds("q")[0].annotations
-    assert letter is not None
-    assert letter.hops == 0
-    assert [d.queue for d in letter.deaths] == ["plain", "q", "q"], "plain compacts its own"
-    reject(rig, "q")
-    assert rig.dropped("q") == {"dead_letter_hop_limit": 1}
 
 
 def test_dl_d4_an_override_that_equals_a_bcc_key_is_kept_in_the_history() -> None:

@@ -66,6 +66,17 @@ def test_dl_4_a_head_that_lives_for_ever_shields_for_ever_and_its_leaving_ends_t
     assert (rig.ready("q"), rig.ready("dead")) == ([], [2])
 
 
+def test_dl_4_what_lies_behind_messages_on_lease_expires_at_its_time() -> None:
+    rig = pair()
+    rig.send("q", 1)
+    rig.send("q", 2, ttl=10)
+    leases = rig.broker.leases
+    leases.lease(leases.attach(rig.vhost.queues["q"], "s"), 0, 1, 0)
+    finish(rig)
+    rig.advance(10)
+    assert rig.ready("dead") == [2]
+
+
 def test_dl_4_a_run_that_arrived_together_expires_together_and_late_ones_later() -> None:
     rig = pair(message_ttl=50)
     rig.send("q", *range(10))
@@ -167,6 +178,18 @@ def test_a_policy_s_ttl_is_in_effect_at_once_for_what_is_there() -> None:
     rig.set_policy("q", {})
     rig.advance(1000)
     assert rig.ready("q") == [2]
+
+
+def test_dl_6_what_lay_behind_those_over_a_limit_may_be_overdue_already() -> None:
+    rig = pair(max_length=1)
+    rig.send("q", 1)
+    rig.send("q", 2, ttl=0)
+    finish(rig)
+    assert rig.ready("q") == []
+    assert [(h.number, h.deaths[0][1]) for h in rig.holds("dead")] == [
+        (1, "maxlen"),
+        (2, "expired"),
+    ]
 
 
 def test_packed_messages_expire_each_at_its_own_time() -> None:

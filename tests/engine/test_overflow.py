@@ -201,6 +201,25 @@ def test_dl_6_what_waiting_consumers_would_be_sent_takes_no_room() -> None:
     assert (rig.ready("q"), rig.refused) == ([3], [(4, 4)])
 
 
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("turns", [True, False])
+def test_dl_6_bytes_that_a_waiting_consumer_takes_are_not_counted_however_they_come(
+    together: bool, turns: bool
+) -> None:
+    rig = limited("reject-publish", max_length_bytes=10)
+    rig.consume(rig.session(), "q", "c", prefetch=2)
+    messages = sizes(rig, 100, 100, 6, 5, 4)
+    session = rig.session()
+    session.confirming = True
+    for run in [messages] if together else [[m] for m in messages]:
+        rig.send("q", *run, session=session)
+        if turns:
+            finish(rig)
+    finish(rig)
+    assert [h.number for h in rig.given] == [1, 2]
+    assert (rig.ready("q"), rig.refused) == ([3, 5], [(4, 4)])
+
+
 def test_dl_6_one_queue_refuses_and_the_other_takes_it() -> None:
     rig = limited("reject-publish", max_length=1)
     rig.declare("other")

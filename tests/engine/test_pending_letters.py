@@ -226,7 +226,7 @@ def test_dl_25_a_deleted_queue_takes_its_letters_along() -> None:
     rig.delete("q")
     finish(rig)
     assert queue.counters()["dropped"] == {"queue_deleted": 1}
-    assert rig.broker.dead_letters.waiting == {}
+    assert rig.broker.dead_letters.pending.waiting == {}
 
 
 # -- DL-A13: each ends with nothing pending and as many confirmed as died
@@ -370,3 +370,64 @@ def test_what_is_pending_is_not_served() -> None:
     assert got[0].number == 2
     rig.broker.settle(session, got[1], got[1], ACCEPTED)
     assert rig.take(session, "q") is None
+
+
+# -- when attempts come
+
+
+def attempts(rig: Rig, ms: int) -> list[int]:
+    """When, counted from now, the pending letters of q are tried in the coming time."""
+    queue = rig.vhost.queues["q"]
+    start, out = rig.now_ms, []
+    while (due := queue.retry_ms) <= start + ms:
+        rig.advance(due - rig.now_ms)
+        out.append(due - start)
+        assert queue.retry_ms > due, "tried, and not again at once"
+    return out
+
+
+def test_dl_23_attempts_that_change_nothing_become_rarer() -> None:
+    rig = keeping()
+    rig.send("q", 1)
+    reject(rig, "q")
+    rig.set_policy("q", {"dead-letter-routing-key": "k"})  # settings changed: an attempt at once
+    rig.advance(0)
+    assert attempts(rig, 16 * SECOND) == [1 * SECOND, 3 * SECOND, 7 * SECOND, 15 * SECOND]
+    rig.advance(3600 * SECOND)
+    queue = rig.vhost.queues["q"]
+    assert queue.retry_ms - rig.now_ms <= 180 * SECOND  # DL-22: no rarer than upstream
+
+
+def test_dl_23_a_publish_does_not_try_what_is_pending() -> None:
+    rig = keeping()
+    rig.send("q", 1)
+    reject(rig, "q")
+    queue = rig.vhost.queues["q"]
+    due = queue.retry_ms
+    for n in range(5):
+        rig.send("q", 10 + n)
+        rig.advance(10)
+    assert queue.retry_ms == due
+
+
+def test_dl_23_many_letters_are_tried_a_thousand_a_turn_and_stay_in_order() -> None:
+    rig = keeping("")
+    rig.set_policy("q", {"dead-letter-routing-key": "t"})
+    rig.set_policy("t", {"max-length": 0, "overflow": "reject-publish"})
+    many = list(range(2500))
+    for n in many:
+        rig.send("q", n)
+    reject(rig, "q", len(many))
+    assert rig.pending("q") == many
+    rig.set_policy("t", {"max-length": 700, "overflow": "reject-publish"})
+    rig.advance(3600 * SECOND)
+    assert rig.ready("t") == many[:700]
+    assert rig.pending("q") == many[700:]
+    rig.set_policy("t", {})
+    queue = rig.vhost.queues["q"]
+    rig.broker.resettle(queue)
+    rig.turn()
+    assert len(rig.ready("t")) == 1700
+    finish(rig)
+    assert rig.ready("t") == many
+    assert rig.pending("q") == []

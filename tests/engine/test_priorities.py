@@ -123,3 +123,17 @@ def test_priorities_outlive_a_restart(checkpoint: bool) -> None:
     finish(rig)
     assert [(h.number, h.priority) for h in rig.holds("q")] == [(2, 9), (4, 9), (1, 1), (3, 1)]
     assert rig.holds("q")[0].acquired == 1
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_dl_6_what_a_waiting_consumer_takes_of_the_highest_makes_room_by_its_bytes(
+    together: bool,
+) -> None:
+    rig = graded(9, max_length_bytes=10, overflow="reject-publish")
+    rig.consume(rig.session(), "q", "c", prefetch=1)
+    rig.says |= {1: Said(priority=1, body=6), 2: Said(priority=9, body=8), 3: Said(body=4)}
+    for run in [[1, 2, 3]] if together else [[1], [2], [3]]:
+        rig.send("q", *run)
+    finish(rig)
+    assert [h.number for h in rig.given] == [2]
+    assert rig.ready("q") == [1, 3]

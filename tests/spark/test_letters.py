@@ -103,6 +103,10 @@ def test_letters_of_every_way_balance_and_are_followed(
         channel.queue_bind(name, "a.spread")
     fill(channel, "a.work", 9)
     refuse(channel, "a.work", 5)
+    # Nothing of it is stored but that it left.
+    queue(channel, "a.leaving", **to("a.passing"))
+    fill(channel, "a.leaving", 3)
+    refuse(channel, "a.leaving", 3)
     queue(channel, "a.coming", durable=False, **to("a.one"))
     fill(channel, "a.coming", 2)
     refuse(channel, "a.coming", 2)
@@ -111,6 +115,9 @@ def test_letters_of_every_way_balance_and_are_followed(
     queue(channel, "a.full", **full, **to("a.two"))
     with pytest.raises(pika.exceptions.NackError):
         fill(channel, "a.full", 2)
+    queue(channel, "a.before", **to("a.full"))
+    fill(channel, "a.before", 2)
+    refuse(channel, "a.before", 2)
     # Nowhere to go: pending, then purged away or taken after all.
     waits = {"overflow": "reject-publish", "dead_letter_strategy": "at-least-once"}
     queue(channel, "a.waiting", dead_letter_exchange="a.none", **waits)
@@ -125,19 +132,22 @@ def test_letters_of_every_way_balance_and_are_followed(
     assert {one.difference for one in outcome.accounts} == {0}
     ends = {
         name: (found.dead_lettered, found.still_there["dead_letter_pending"], found.dropped)
-        for name in ("a.work", "a.full", "a.waiting", "a.circle")
+        for name in ("a.work", "a.leaving", "a.before", "a.full", "a.waiting", "a.circle")
         for found in [account(outcome, name)]
     }
     assert ends == {
         "a.work": (5, 0, {}),
-        "a.full": (1, 0, {}),
+        "a.leaving": (3, 0, {}),
+        "a.before": (2, 0, {}),
+        "a.full": (3, 0, {}),
         "a.waiting": (0, 3, {}),
         "a.circle": (0, 0, {"dead_letter_cycle": 2}),
     }
     moved = {(one.source, one.target): one.count for one in outcome.letters}
     assert moved[("a.work", "a.one")] == moved[("a.work", "a.two")] == 5
     assert moved[("a.coming", "a.one")] == 2
-    assert moved[("a.full", "a.two")] == 1
+    assert moved[("a.before", "a.full")] == 2
+    assert moved[("a.full", "a.two")] == 3  # two of a.before, one published
 
     channel.exchange_declare("a.none", "fanout", durable=True)
     channel.queue_bind("a.one", "a.none")

@@ -2,7 +2,8 @@
 
 Messages are eight bytes: a number the test chose. `turn` does what the server does once per loop
 turn and returns the deliveries message by message. What else a message says (priority, id, headers,
-hop limit, size of its body) stands in a table, `rig.says`, that the rig's Format reads.
+hop limit, size of its body) stands in a table, `rig.says`: runs with such messages are published as
+AMQP 0-9-1 frames, the number being the correlation id.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import re
 from array import array
 from dataclasses import dataclass, field
 
+from tallymark.bridge.amqp091_format import HOP_LIMIT, Amqp091Format, section_at
+from tallymark.bridge.amqp091_publish import FORMAT
 from tallymark.engine import records
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker, Part
-from tallymark.engine.deadletters import HOP_LIMIT_HEADER
 from tallymark.engine.effects import (
     Cancelled,
     Confirm,
@@ -23,6 +25,7 @@ from tallymark.engine.effects import (
     Effect,
     Refused,
     Signal,
+    TimedOut,
 )
 from tallymark.engine.formats import Format
 from tallymark.engine.message import Payload, Route, Slice
@@ -32,6 +35,8 @@ from tallymark.engine.records import Record, expanded
 from tallymark.engine.restore import Restorer
 from tallymark.engine.session import Connection, Consumer, Session
 from tallymark.engine.snapshot import snapshot
+from tallymark.wire.amqp091.properties import Properties, decode_properties
+from tests.support import amqp091
 
 SIZE = 8
 START_MS = 1_000_000
@@ -63,41 +68,27 @@ class Said:
 NOTHING_SAID = Said()
 
 
-class TableFormat(Format):
-    """Format 0: what messages say stands in a table by their numbers."""
-
-    __slots__ = ("says",)
-
-    def __init__(self, says: dict[int, Said]) -> None:
-        self.says = says
-
-    def said(self, payload: Payload, i: int) -> Said:
-        return self.says.get(number_at(payload, i), NOTHING_SAID)
-
-    def priorities(self, payload: Payload, lo: int, hi: int) -> bytes:
-        return bytes([self.said(payload, i).priority for i in range(lo, hi)])
-
-    def ids(self, payload: Payload, lo: int, hi: int) -> list[str]:
-        return [self.said(payload, i).id for i in range(lo, hi)]
-
-    def headers(self, payload: Payload, i: int) -> dict[str, object]:
-        return dict(self.said(payload, i).headers)
-
-    def hop_limit(self, payload: Payload, i: int) -> int:
-        return self.said(payload, i).hop_limit
-
-    def bodies(self, payload: Payload) -> array[int]:
-        totals = array("Q", (0,))
-        for i in range(payload.count):
-            totals.append(totals[-1] + self.said(payload, i).body)
-        return totals
+def frames(number: int, said: Said) -> bytes:
+    """A message of format 1."""
+    headers = dict(said.headers)
+    if said.hop_limit >= 0:
+        headers[HOP_LIMIT] = said.hop_limit
+    properties = Properties(
+        headers=headers or None, priority=said.priority or None, correlation_id=str(number),
+        message_id=said.id or None,
+    )  # fmt: skip
+    return amqp091.publish(1, bytes(said.body), properties=properties)
 
 
 def number_at(payload: Payload, i: int) -> int:
     raw = payload.raw
     assert raw is not None, "the bytes must be in memory"
     at = payload.cuts[i]
-    return int.from_bytes(raw[at : at + SIZE], "big")
+    if payload.format == 0:
+        return int.from_bytes(raw[at : at + SIZE], "big")
+    section = section_at(raw, at)
+    size = int.from_bytes(raw[section - 16 : section - 12], "big") - 12
+    return int(decode_properties(raw[section : section + size]).correlation_id or "")
 
 
 def numbers(piece: Slice) -> list[int]:
@@ -206,7 +197,7 @@ class Rig:
         """How far a turn advances the clock; 0: only `advance` does."""
         self.says = self.log.says
         self.broker = Broker(self.log.fetch)
-        self.broker.formats[0] = TableFormat(self.says)
+        self.broker.formats.update({0: Format(), FORMAT: Amqp091Format()})
         self.broker.clock.tell(now_ms)
         self.hold_disk = False
         """True: nothing more becomes synced until it is False again."""
@@ -218,6 +209,8 @@ class Rig:
         self.refused: list[tuple[int, int]] = []
         """Publish numbers (first, last) that a queue had no room for."""
         self.signals: list[Signal] = []
+        self.timed_out: list[tuple[int, Consumer | None, int]] = []
+        """Consumers that were too slow: when that was told, who, and the limit."""
         self.given: list[Held] = []
         """What consumers were sent, with what is known of it."""
         if log is not None:
@@ -283,9 +276,7 @@ class Rig:
     ) -> Queue:
         """A queue with arguments, `x-` left out of their names."""
         given = {"x-" + key: value for key, value in (arguments or {}).items()}
-        return self.broker.declare_queue(
-            self.connection, name, durable, False, False, given, False
-        )
+        return self.broker.declare_queue(self.connection, name, durable, False, False, given, False)
 
     def exchange(self, name: str, type: str, *bindings: tuple[str, str]) -> None:
         """An exchange and its bindings: (queue, key)."""
@@ -359,19 +350,18 @@ class Rig:
     def payload(
         self, key: str, messages: list[int], persistent: bool, exchange: str = ""
     ) -> Payload:
-        """Messages that arrived together. Those with a hop limit have its header in their bytes."""
-        cells = []
-        for n in messages:
-            cell = n.to_bytes(SIZE, "big")
-            if self.says.get(n, NOTHING_SAID).hop_limit >= 0:
-                cell += HOP_LIMIT_HEADER
-            cells.append(cell)
+        """Messages that arrived together."""
+        format = FORMAT if any(n in self.says for n in messages) else 0
+        cells = [
+            frames(n, self.says.get(n, NOTHING_SAID)) if format else n.to_bytes(SIZE, "big")
+            for n in messages
+        ]
         cuts = array("I", (0,))
         for cell in cells:
             cuts.append(cuts[-1] + len(cell))
         self.broker.clock.tell(self.now_ms)
         return Payload(
-            0, b"".join(cells), cuts, Route(exchange, key), None,
+            format, b"".join(cells), cuts, Route(exchange, key), None,
             self.broker.new_message_ids(len(messages)), self.broker.clock.now_ms, persistent, SIZE,
         )  # fmt: skip
 
@@ -439,6 +429,8 @@ class Rig:
                 self.durable.append(effect.waiter)
             elif isinstance(effect, Refused):
                 self.refused.append((effect.first, effect.last))
+            elif isinstance(effect, TimedOut):
+                self.timed_out.append((self.now_ms, effect.consumer, effect.timeout_ms))
             elif isinstance(effect, Signal):
                 self.signals.append(effect)
         return out

@@ -187,7 +187,9 @@ class Annotations:
 
         Raises ValueError for anything else: an unknown version, form or field is never guessed at.
         """
-        return Annotations.from_object(json.loads(blob))
+        made = Annotations.from_object(json.loads(blob))
+        made._stored = blob
+        return made
 
     @staticmethod
     def from_object(value: object) -> Annotations:

@@ -196,6 +196,7 @@ class Broker:
     def resettle(self, queue: Queue) -> None:
         """The queue's settings changed: they are in effect at once."""
         queue.used_ms = self.clock.now_ms
+        queue.retry_ms = 0
         self.timeouts.watch_all(queue)
         self.dispatcher.mark(queue)
 
@@ -283,7 +284,7 @@ class Broker:
         count = queue.ready
         for piece in [*queue.clear(), *queue.clear_deferred()]:
             self.dead_letters.drop(queue, piece, reason)
-        self.dead_letters.give_up_all(queue, reason)
+        self.dead_letters.pending.give_up_all(queue, reason)
         return count
 
     def _bury(self, queue: Queue) -> int:
@@ -302,6 +303,7 @@ class Broker:
             sessions = [s for c in self.connections.values() for s in c.sessions]
             self.settlement.drop_in_flight(sessions, queue, reason)
         queue.deleted = True
+        self.deadlines.forget(queue)
         del self.queues[queue.id]
         owner = self.connections.get(queue.exclusive_owner)
         if owner is not None and queue in owner.exclusive_queues:
@@ -344,6 +346,7 @@ class Broker:
         if session.closed:
             return
         session.closed = True
+        self.deadlines.forget(session)
         session.connection.sessions.remove(session)
         consumers = list(session.consumers.values())
         for consumer in consumers:
@@ -705,8 +708,8 @@ class Broker:
         self.store.sweep()
         for thing in self.deadlines.take_due(now_ms):
             self._look_at(thing)
-        if self.dead_letters.waiting:
-            self.dead_letters.retry_waiting()
+        if self.dead_letters.pending.waiting:
+            self.dead_letters.pending.look_at_topology()
         self.dispatcher.pump()
         settling = self.store.settling
         if settling:

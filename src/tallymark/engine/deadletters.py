@@ -6,16 +6,11 @@ the source and ENTERED in each target stand in one block, or neither does.
 
 What the strategy decides is what becomes of a letter that nothing takes (no exchange, no route,
 only cycles, or every target full): by default it is dropped and counted [DL-15]; with at-least-once
-it stays pending in its source, in order, and is tried again [DL-22 to DL-25].
-
-The blob of a PENDING record:
-    {"letter": annotations before it died, or null, "have": [names of the queues that have it]}
-and the record's time is when it died: what the letter looks like follows from these.
+it stays pending in its source, see pending.py.
 """
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from typing import Final, final
 
@@ -32,6 +27,7 @@ from tallymark.engine.effects import Effect, Signal
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.exchange import Exchange
 from tallymark.engine.message import NOWHERE, Route, Slice
+from tallymark.engine.pending import PendingLetters
 from tallymark.engine.queue import Letter, Queue
 from tallymark.engine.records import Record
 from tallymark.engine.settings import DROP_HEAD, REJECT_PUBLISH_DLX
@@ -94,9 +90,9 @@ class DeadLetters:
         "death_form",
         "effects",
         "entrance",
+        "pending",
         "records",
         "vhosts",
-        "waiting",
     )
 
     def __init__(
@@ -116,8 +112,8 @@ class DeadLetters:
         """The stored form a first death gets [DL-19]."""
         self.counts: dict[tuple[str, str], int] = {}
         """Messages by (strategy, reason or "confirmed") [DL-8]."""
-        self.waiting: dict[int, Queue] = {}
-        """Queues with pending letters, by id."""
+        self.pending = PendingLetters(self)
+        """What nothing takes for now."""
         self._routes: dict[tuple[str, str], Route] = {}
         self._made: dict[tuple[object, ...], Address] = {}
         """Addresses made at `_made_ms`, so that letters that died alike share one."""
@@ -142,19 +138,22 @@ class DeadLetters:
 
     def _bury(self, queue: Queue, pieces: list[Slice], reason: int) -> None:
         settings = queue.settings
-        exchange = self._exchange_of(queue)
+        exchange = self.exchange_of(queue)
         if exchange is None and not settings.at_least_once:
             for piece in pieces:
-                self._count(DISABLED, records.DEATHS[reason], len(piece))
-                self.drop(queue, piece, _DROPPED[reason])
+                self.lose(queue, piece, reason)
             return
         strategy = AT_LEAST_ONCE if settings.at_least_once else AT_MOST_ONCE
         for whole in pieces:
             self._count(strategy, records.DEATHS[reason], len(whole))
             for piece in _by_route(whole):
-                for left in self._send(queue, exchange, Letter(piece, reason, self._now(), [])):
-                    self._keep(queue, left)
-                    self._record_pending(queue, left)
+                for left in self.send(queue, exchange, Letter(piece, reason, self._now(), [])):
+                    self.pending.keep(queue, left)
+
+    def lose(self, queue: Queue, piece: Slice, reason: int) -> None:
+        """Messages died where there is no dead-letter exchange: they end here [DL-8]."""
+        self._count(DISABLED, records.DEATHS[reason], len(piece))
+        self.drop(queue, piece, _DROPPED[reason])
 
     def drop(self, queue: Queue, piece: Slice, reason: int) -> None:
         """Messages that are neither ready nor acquired any more end here, counted."""
@@ -177,67 +176,9 @@ class DeadLetters:
                     Record(records.DROPPED, queue.id, piece.first, n, self._now(), reason=reason)
                 )
 
-    # -- pending letters
-
-    def retry(self, queue: Queue) -> None:
-        """Try everything pending again, in order [DL-23]."""
-        exchange = self._exchange_of(queue)
-        queue.tried_generation = self.vhosts[queue.vhost].generation
-        letters = queue.letters
-        for _ in range(len(letters)):
-            letter = letters.popleft()
-            queue.release(letter.piece)
-            if exchange is None and not queue.settings.at_least_once:
-                self._count(DISABLED, records.DEATHS[letter.reason], len(letter.piece))
-                self.drop(queue, letter.piece, _DROPPED[letter.reason])
-                continue
-            had = len(letter.have)
-            for left in self._send(queue, exchange, letter):
-                self._keep(queue, left)
-                if len(left.have) > had:
-                    self._record_pending(queue, left)
-        self._forget_idle(queue)
-
-    def retry_waiting(self) -> None:
-        """The topology may have changed: have the queues it concerns looked after."""
-        for queue in self.waiting.values():
-            if queue.tried_generation != self.vhosts[queue.vhost].generation:
-                self.entrance.dispatcher.mark(queue)
-
-    def give_up(self, queue: Queue, n: int, reason: int) -> None:
-        """Drop the oldest n pending messages, of one letter."""
-        letter = queue.letters[0]
-        if n < len(letter.piece):
-            piece = letter.piece.take(n)
-        else:
-            piece = queue.letters.popleft().piece
-        queue.release(piece)
-        self.drop(queue, piece, reason)
-        self._forget_idle(queue)
-
-    def give_up_all(self, queue: Queue, reason: int) -> None:
-        """Drop everything pending: the queue is purged or deleted [DL-25]."""
-        while queue.letters:
-            self.give_up(queue, len(queue.letters[0].piece), reason)
-
-    def _keep(self, queue: Queue, letter: Letter) -> None:
-        if queue.body_bytes >= 0:
-            self.entrance.weigh(letter.piece.payload)
-        queue.keep(letter)
-        self.waiting[queue.id] = queue
-        queue.tried_generation = self.vhosts[queue.vhost].generation
-
-    def _forget_idle(self, queue: Queue) -> None:
-        if not queue.letters:
-            self.waiting.pop(queue.id, None)
-
-    def _record_pending(self, queue: Queue, letter: Letter) -> None:
-        if queue.stored:
-            self.records.append(pending_record(queue, letter))
-
     # -- to its targets
 
-    def _send(self, queue: Queue, exchange: Exchange | None, letter: Letter) -> list[Letter]:
+    def send(self, queue: Queue, exchange: Exchange | None, letter: Letter) -> list[Letter]:
         """Send letters of one route on; returns what the strategy keeps pending of them."""
         if exchange is None:
             return [letter]
@@ -398,10 +339,12 @@ class DeadLetters:
             if target.settings.max_bytes >= 0:
                 entrance.weigh(payload)
                 size = piece.body_bytes()
-            if entrance.room(target) < n or entrance.room_bytes(target) < size:
+            if entrance.room(target) < n or (
+                entrance.room_bytes(target) < size and entrance.awaited(target) < n
+            ):
                 if target.settings.overflow != REJECT_PUBLISH_DLX:
                     return False
-                self._pass_on(target, address, piece, kept)
+                self._pass_on(target, address, piece, kept, queue.id)
                 return True
         entrance.store.use(payload, n)
         if kept:
@@ -411,7 +354,9 @@ class DeadLetters:
         )
         return True
 
-    def _pass_on(self, target: Queue, address: Address, piece: Slice, kept: bool) -> None:
+    def _pass_on(
+        self, target: Queue, address: Address, piece: Slice, kept: bool, source: int
+    ) -> None:
         """A full target with reject-publish-dlx: the letters die again at once [DL-6]."""
         entrance = self.entrance
         payload = piece.payload
@@ -420,8 +365,9 @@ class DeadLetters:
             entrance.keep(payload)
         first = target.pass_by(len(piece))
         entrance.record(
-            target, first, payload, piece.lo, piece.hi, 0, address.annotations, kept, 0, 0
-        )
+            target, first, payload, piece.lo, piece.hi, 0, address.annotations, kept, source,
+            piece.first,
+        )  # fmt: skip
         again = Slice(payload, piece.lo, piece.hi, first, 0, 0, 0, address.annotations)
         self.bury(target, [again], records.DEAD_MAXLEN)
 
@@ -436,14 +382,49 @@ class DeadLetters:
         if queue.settings.at_least_once:
             self._count(AT_LEAST_ONCE, CONFIRMED, n)
         if queue.stored:
-            self.records.append(
-                Record(
-                    records.DEAD_LETTERED, queue.id, piece.first, n, self._now(),
-                    payload if payload.persistent and payload.position != NOWHERE else None,
-                    piece.lo, reason=letter.reason,
-                )
+            left = Record(
+                records.DEAD_LETTERED, queue.id, piece.first, n, self._now(),
+                payload if payload.persistent and payload.position != NOWHERE else None,
+                piece.lo, reason=letter.reason,
+                flags=0 if self._is_told(queue, letter.have) else records.TRANSIENT,
             )  # fmt: skip
+            if not self._continues(left):
+                self.records.append(left)
         self.entrance.store.finish(payload, n)
+
+    def _is_told(self, queue: Queue, names: list[str]) -> bool:
+        """Whether one of these targets has rows of its own in the ledger."""
+        queues = self.vhosts[queue.vhost].queues
+        for name in names:
+            target = queues.get(name)
+            if target is not None and target.stored:
+                return True
+        return False
+
+    def _continues(self, left: Record) -> bool:
+        """Letters to one queue that leave one by one, as a consumer says no to them: where this one
+        goes on from the one before it, the rows of that one grow to cover both."""
+        out = self.records
+        if len(out) < 3:
+            return False
+        entered, left_before, entered_before = out[-1], out[-2], out[-3]
+        if (
+            left_before.kind != records.DEAD_LETTERED
+            or entered.kind != records.ENTERED
+            or entered_before.kind != records.ENTERED
+            or entered.owner != left.queue
+            or entered.other != left.first
+            or entered_before.owner != left.queue
+            or entered_before.other != left_before.first
+            or entered_before.count != left_before.count
+            or not _follows(left_before, left)
+            or not _follows(entered_before, entered)
+        ):
+            return False
+        left_before.count += left.count
+        entered_before.count += entered.count
+        del out[-1]
+        return True
 
     def _end(self, queue: Queue, letter: Letter, reason: int) -> None:
         """Nothing takes the letters, and the strategy does not keep them [DL-15]. The ledger has a
@@ -480,7 +461,7 @@ class DeadLetters:
                     )
                 )
 
-    def _exchange_of(self, queue: Queue) -> Exchange | None:
+    def exchange_of(self, queue: Queue) -> Exchange | None:
         name = queue.settings.dead_letter_exchange
         return None if name is None else self.vhosts[queue.vhost].exchanges.get(name)
 
@@ -492,30 +473,19 @@ class DeadLetters:
         return self.clock.now_ms
 
 
-def pending_record(queue: Queue, letter: Letter) -> Record:
-    """The PENDING record of a letter; how it is read back is `pending_letter`."""
-    piece = letter.piece
-    payload = piece.payload
-    before = None if piece.annotations is None else piece.annotations.to_object()
-    blob = json.dumps({"letter": before, "have": letter.have}, separators=(",", ":")).encode()
-    return Record(
-        records.PENDING, queue.id, piece.first, len(piece), letter.died_ms,
-        payload if payload.persistent else None, piece.lo, 0, piece.acquired | piece.failed << 32,
-        letter.reason, 0, blob,
-    )  # fmt: skip
-
-
-def pending_letter(record: Record, piece: Slice) -> Letter:
-    """The letter of a PENDING record; `piece`: its messages, whose annotations and counts are
-    filled in here. Raises ValueError for what a newer version wrote."""
-    found: object = json.loads(record.blob)
-    if not isinstance(found, dict) or not isinstance(found.get("have"), list):
-        raise ValueError(f"pending letter {found!r}, expected an object with letter and have")
-    before = found.get("letter")
-    piece.annotations = None if before is None else Annotations.from_object(before)
-    piece.acquired = record.other & 0xFFFFFFFF
-    piece.failed = record.other >> 32
-    return Letter(piece, record.reason, record.time_ms, [str(name) for name in found["have"]])
+def _follows(before: Record, after: Record) -> bool:
+    """Whether one row may say what these two say of a queue."""
+    return (
+        before.queue == after.queue
+        and before.first + before.count == after.first
+        and before.payload is not None
+        and before.payload is after.payload
+        and before.lo + before.count == after.lo
+        and before.time_ms == after.time_ms
+        and before.reason == after.reason
+        and before.flags == after.flags
+        and before.blob is after.blob
+    )
 
 
 def _route_of(piece: Slice) -> Route:

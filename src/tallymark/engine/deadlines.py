@@ -1,8 +1,8 @@
 """One structure of deadlines for the whole broker [NQ-D1].
 
-A heap of (due, thing). What a thing waits for mostly moves later or ends early, so nothing is ever
-taken out: a thing whose time has come is asked what it really waits for, and armed again. An idle
-thing costs nothing, a busy one a comparison; the owner sleeps until `next_due`.
+A heap of (due, thing). What a thing waits for mostly moves later or ends early, so nothing is taken
+out of its middle: a thing whose time has come is asked what it really waits for, and armed again.
+An idle thing costs nothing, a busy one a comparison; the owner sleeps until `next_due`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import heapq
 from typing import Final, final
 
 NEVER: Final = 1 << 62
+SWEEP: Final = 1024
+"""Stale entries that are left alone, however few others there are."""
 
 
 class Timed:
@@ -27,25 +29,44 @@ class Timed:
 class Deadlines:
     """See the module's text."""
 
-    __slots__ = ("_heap", "_number")
+    __slots__ = ("_heap", "_number", "_stale")
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Timed]] = []
         self._number = 0
         """Keeps things with equal deadlines in order of arming, and never compares them."""
+        self._stale = 0
+        """Entries whose thing waits for something else by now."""
 
     def arm(self, thing: Timed, due_ms: int) -> None:
         """Look at the thing no later than then."""
         if due_ms < thing.armed_ms:
+            if thing.armed_ms < NEVER:
+                self._gone_stale()
             thing.armed_ms = due_ms
             self._number += 1
             heapq.heappush(self._heap, (due_ms, self._number, thing))
+
+    def forget(self, thing: Timed) -> None:
+        """The thing is no more: nothing here holds it for long."""
+        if thing.armed_ms < NEVER:
+            thing.armed_ms = NEVER
+            self._gone_stale()
+
+    def _gone_stale(self) -> None:
+        """One more entry is; where most are, they are swept out."""
+        self._stale += 1
+        if self._stale > SWEEP and self._stale * 2 > len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[2].armed_ms == entry[0]]
+            heapq.heapify(self._heap)
+            self._stale = 0
 
     def next_due(self) -> int:
         """When something is to be looked at; NEVER: nothing is armed."""
         heap = self._heap
         while heap and heap[0][2].armed_ms != heap[0][0]:
             heapq.heappop(heap)
+            self._stale -= 1
         return heap[0][0] if heap else NEVER
 
     def take_due(self, now_ms: int) -> list[Timed]:
@@ -57,4 +78,6 @@ class Deadlines:
             if thing.armed_ms == due:
                 thing.armed_ms = NEVER
                 out.append(thing)
+            else:
+                self._stale -= 1
         return out

@@ -281,7 +281,7 @@ class Dispatcher:
         now = self.clock.now_ms
         inflight.append(InFlight(tag, tag + n - 1, piece, queue, consumer, now))
         timeout = timeout_of(consumer, queue)
-        if timeout:
+        if timeout and now + timeout + MERGE_MS < session.armed_ms:
             self.deadlines.arm(session, now + timeout + MERGE_MS)
         return tag
 

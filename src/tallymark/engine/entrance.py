@@ -255,6 +255,12 @@ class Entrance:
         kept: bool,
     ) -> bytes:
         """Let each message in or not; returns one byte a message: ENTERED, REFUSED, DUPLICATE."""
+        settings = queue.settings
+        if hi - lo > 1 and settings.max_bytes >= 0 and settings.max_priority > 0:
+            # Which bytes consumers take depends on the priorities of those before each message.
+            return b"".join(
+                [self._judge(queue, payload, i, i + 1, annotations, kept) for i in range(lo, hi)]
+            )
         verdict = self._verdicts(queue, payload, lo, hi, kept)
         at = 0
         while at < len(verdict):
@@ -267,10 +273,10 @@ class Entrance:
             elif what == DUPLICATE:
                 reason = records.DROPPED_DUPLICATE
                 self._pass_over(queue, payload, lo + at, lo + end, annotations, kept, reason)
-            elif queue.settings.overflow == DROP_TAIL:
+            elif settings.overflow == DROP_TAIL:
                 reason = records.DROPPED_MAXLEN
                 self._pass_over(queue, payload, lo + at, lo + end, annotations, kept, reason)
-            elif queue.settings.overflow == REJECT_PUBLISH_DLX:
+            elif settings.overflow == REJECT_PUBLISH_DLX:
                 self._bury(queue, payload, lo + at, lo + end, annotations, kept)
             else:
                 self.store.finish(payload, end - at)
@@ -285,14 +291,19 @@ class Entrance:
             return 1 << 62
         return max(0, limit - queue.ready - queue.pending + self.dispatcher.demand(queue))
 
+    def awaited(self, queue: Queue) -> int:
+        """How many more messages consumers would be sent at once, beyond what is ready: they take
+        no room."""
+        return max(0, self.dispatcher.demand(queue) - queue.ready)
+
     def room_bytes(self, queue: Queue) -> int:
-        """The same for a limit on body bytes; a queue with demand takes what it will send."""
+        """How many more body bytes a limit on them lets in, of messages that nobody awaits."""
         limit = queue.settings.max_bytes
-        if limit < 0 or (queue.ready == 0 and self.dispatcher.demand(queue) > 0):
+        if limit < 0:
             return 1 << 62
         if queue.body_bytes < 0:
             self.weigh_queue(queue)
-        return limit - queue.body_bytes
+        return limit - queue.body_bytes + queue.leading_bytes(self.dispatcher.demand(queue))
 
     def _verdicts(self, queue: Queue, payload: Payload, lo: int, hi: int, kept: bool) -> bytearray:
         """As _judge gives them, message by message; ids of those that enter are taken."""
@@ -307,8 +318,10 @@ class Entrance:
         if settings.overflow != DROP_HEAD:
             room, room_bytes = self.room(queue), self.room_bytes(queue)
         by_bytes = settings.max_bytes >= 0
+        awaited = 0
         if by_bytes:
             self.weigh(payload)
+            awaited = self.awaited(queue)
         bodies = payload.bodies
         seen = queue.seen_ids
         taken: list[str] = []
@@ -322,11 +335,14 @@ class Entrance:
             if by_bytes:
                 assert bodies is not None
                 size = bodies[i + 1] - bodies[i]
-            if room <= 0 or size > room_bytes:
+            if room <= 0 or (size > room_bytes and awaited <= 0):
                 verdict[i - lo] = REFUSED
                 continue
             room -= 1
-            room_bytes -= size
+            if awaited > 0:
+                awaited -= 1
+            else:
+                room_bytes -= size
             if id:
                 seen[id] = now
                 taken.append(id)

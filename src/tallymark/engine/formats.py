@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from array import array
 
+from mypy_extensions import mypyc_attr
+
 from tallymark.engine.message import Payload
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Format:
     """A format of which nothing is known: no message says anything."""
 

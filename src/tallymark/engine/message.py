@@ -12,6 +12,7 @@ equal for all of them. Everything the broker does costs per slice, hardly anythi
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from typing import TYPE_CHECKING, Final, final
 
@@ -24,6 +25,8 @@ ON_ITS_WAY: Final = -2
 """Position of a payload whose record is emitted but not yet committed."""
 PACKED: Final = -3
 """Position of a packed payload: each of its messages has its own."""
+PART: Final = 64
+"""Packed messages whose annotations are compressed together."""
 
 
 @final
@@ -41,17 +44,36 @@ class Route:
 class Pack:
     """Where each message of a packed payload is, as columns: 24 bytes a message, and 4 of cuts."""
 
-    __slots__ = ("arrivals", "ids", "positions", "taken")
+    __slots__ = ("annotations", "arrivals", "ids", "positions", "taken")
 
-    def __init__(self, positions: array[int], ids: array[int], arrivals: array[int]) -> None:
+    def __init__(
+        self,
+        positions: array[int],
+        ids: array[int],
+        arrivals: array[int],
+        annotations: list[bytes],
+    ) -> None:
         self.positions = positions
         """array('Q'): journal position of each message's bytes."""
         self.ids = ids
         """array('Q'): broker-wide message ids."""
         self.arrivals = arrivals
         """array('Q'): wall times of arrival, milliseconds since 1970."""
+        self.annotations = annotations
+        """What is known of the messages, compressed, PART of them at a time: see `blobs`. Empty
+        where the slice says it of all."""
         self.taken = 0
         """How many, from the front, were taken out again: payloads of their own."""
+
+    def blobs(self, lo: int, hi: int) -> list[bytes]:
+        """The stored annotations of messages lo..hi-1, b"" for none; no list at all where the
+        slice's hold for all."""
+        if not self.annotations:
+            return []
+        out: list[bytes] = []
+        for part in self.annotations[lo // PART : (hi + PART - 1) // PART]:
+            out += zlib.decompress(part).split(b"\n")
+        return out[lo % PART : lo % PART + hi - lo]
 
 
 @final

@@ -99,6 +99,9 @@ class Queue(Timed):
         "ready_bytes",
         "requeued",
         "reserve",
+        "retry_at",
+        "retry_ms",
+        "retry_wait_ms",
         "seen",
         "seen_ids",
         "settings",
@@ -169,6 +172,12 @@ class Queue(Timed):
         self.pending_bytes = 0
         self.tried_generation = 0
         """Of the topology the pending letters were last tried with."""
+        self.retry_ms = 0
+        """When they are tried again; wall time."""
+        self.retry_wait_ms = 0
+        """How long after an attempt at all of them that is."""
+        self.retry_at = 0
+        """How many of them were tried in the present attempt."""
         self.entered = 0
         """Sequences assigned so far; the next one is entered + 1."""
         self.shift = 0
@@ -370,11 +379,15 @@ class Queue(Timed):
 
     def head(self) -> Slice | None:
         """The slice that leaves next; its bytes may not be in memory."""
-        return self.lane().head()
+        lanes = self.lanes
+        lane = lanes[0] if len(lanes) == 1 else self.lane()
+        return lane.head()
 
     def take(self, n: int) -> Slice:
         """Take n messages off the head slice (0 < n <= its length): ready becomes acquired."""
-        piece = self.lane().take(n)
+        lanes = self.lanes
+        lane = lanes[0] if len(lanes) == 1 else self.lane()
+        piece = lane.take(n)
         size = piece.size()
         self.ready -= n
         self.ready_bytes -= size
@@ -421,6 +434,21 @@ class Queue(Timed):
         if len(lanes) == 1:
             return lanes[0].slices()
         return [piece for lane in reversed(lanes) for piece in lane.slices()]
+
+    def leading_bytes(self, n: int) -> int:
+        """Body bytes of the n messages that leave next; the queue is weighed. O(their slices)."""
+        if n >= self.ready:
+            return self.body_bytes - sum(letter.piece.body_bytes() for letter in self.letters)
+        total = 0
+        for lane in reversed(self.lanes):
+            for pieces in (lane.returned, lane.fresh):
+                for piece in pieces:
+                    if n <= 0:
+                        return total
+                    part = piece.part(0, min(n, len(piece)))
+                    total += part.body_bytes()
+                    n -= len(part)
+        return total
 
     def unpack(self) -> None:
         """Take every packed message out, for a reader of the whole queue. O(messages)."""

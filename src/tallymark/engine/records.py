@@ -46,10 +46,11 @@ LIVE: Final = 13
 | times failed << 32. flags & LIVE_ACQUIRED: owned by `owner` when the checkpoint was taken."""
 DEAD_LETTERED: Final = 14
 """Left queue for its dead-letter exchange and reached a queue there, whose ENTERED row stands in
-the same block. reason = why (DEAD_*). payload and lo as in ENTERED."""
+the same block. reason = why (DEAD_*). payload and lo as in ENTERED. flags & TRANSIENT: no such
+row stands anywhere, since no queue that it reached outlives the broker."""
 PENDING: Final = 15
 """Became a dead letter that nothing takes for now: it waits in queue. reason as in DEAD_LETTERED.
-payload, lo; blob = JSON, see deadletters.py. Repeated when some of its targets have it."""
+payload, lo; blob = JSON, see pending.py. Repeated when some of its targets have it."""
 SEEN: Final = 16
 """Publisher-given ids that a deduplicating queue took. blob = JSON list of texts."""
 DEFERRED: Final = 17
@@ -179,6 +180,7 @@ def expanded(records: Iterable[Record]) -> Iterator[Record]:
         if payload is None or payload.pack is None:
             yield record
             continue
+        blobs = payload.pack.blobs(record.lo, record.lo + record.count)
         for i in range(record.count):
             one = payload.single(record.lo + i)
             yield Record(PAYLOAD, 0, one.first_id, 1, record.time_ms, one)
@@ -194,5 +196,5 @@ def expanded(records: Iterable[Record]) -> Iterator[Record]:
                 record.other,
                 record.reason,
                 record.flags,
-                record.blob,
+                blobs[i] if blobs else record.blob,
             )

@@ -16,10 +16,10 @@ from typing import Final, final
 from tallymark.engine import definitions, records
 from tallymark.engine.annotations import Annotations, ready_since
 from tallymark.engine.broker import Broker
-from tallymark.engine.deadletters import pending_letter
 from tallymark.engine.deferrals import Deferral, Deferrals
 from tallymark.engine.intervals import IntervalSet, Tally
 from tallymark.engine.message import Payload, Slice
+from tallymark.engine.pending import pending_letter
 from tallymark.engine.queue import Letter, Queue
 from tallymark.engine.records import Record
 from tallymark.engine.settings import OFF
@@ -39,6 +39,7 @@ class _QueueHistory:
         "entered",
         "failures",
         "finished",
+        "known",
         "letters",
         "mark",
         "queue",
@@ -50,6 +51,8 @@ class _QueueHistory:
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
         self.entered: list[Slice] = []
+        self.known: dict[int, bytes] = {}
+        """Stored annotations of those, by their first sequence: read if they are still there."""
         self.transient = IntervalSet()
         """Entered without stored bytes."""
         self.finished = IntervalSet()
@@ -165,11 +168,11 @@ class Restorer:
             acquired = failed = 0
             if record.kind == records.LIVE:
                 acquired, failed = record.other & 0xFFFFFFFF, record.other >> 32
-            annotations = self._read(record.blob)
+            if record.blob:
+                history.known[first] = record.blob
             history.entered.append(
                 Slice(
-                    record.payload, lo, lo + record.count, first, acquired, failed, record.reason,
-                    annotations,
+                    record.payload, lo, lo + record.count, first, acquired, failed, record.reason
                 )
             )  # fmt: skip
         if record.kind == records.LIVE and record.flags & records.LIVE_ACQUIRED:
@@ -301,6 +304,8 @@ class Restorer:
         history.entered.sort(key=lambda piece: piece.first)
         for whole in history.entered:
             for low, high in gone.gaps(whole.first, whole.first + len(whole)):
+                if whole.annotations is None:
+                    whole.annotations = self._read(history.known.get(whole.first, b""))
                 self._place(history, whole, low, high)
         for low, high in history.transient:
             for a, b in gone.gaps(low, high):
@@ -432,7 +437,7 @@ class Restorer:
             queue.keep(letter)
             history.finished.add(piece.first, piece.first + len(piece))
         if queue.letters:
-            self._broker.dead_letters.waiting[queue.id] = queue
+            self._broker.dead_letters.pending.waiting[queue.id] = queue
 
 
 def _turn(found: tuple[int, int, Letter]) -> tuple[int, int]:

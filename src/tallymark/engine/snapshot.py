@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from tallymark.engine import records
 from tallymark.engine.broker import Broker
-from tallymark.engine.deadletters import pending_record
 from tallymark.engine.message import Pack, Payload, Slice
+from tallymark.engine.pending import pending_record
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.session import InFlight

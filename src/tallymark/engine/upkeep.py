@@ -8,7 +8,7 @@ reaches a consumer that waits for it.
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import final
 
 from tallymark.engine import records
 from tallymark.engine.clock import Clock
@@ -20,9 +20,6 @@ from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.ready import Ready
 from tallymark.engine.settings import DROP_HEAD
-
-RETRY_MS: Final = 1000
-"""Between two attempts at letters that nothing takes; a change of topology is one at once."""
 
 
 @final
@@ -61,8 +58,9 @@ class Upkeep:
             queue.seen = queue.entered + queue.shift
             self._expire(queue, queue.seen)
             self._cut(queue)
-        if queue.letters:
-            self.letters.retry(queue)
+            self._expire(queue, queue.seen)  # what lay behind those that were cut
+        if queue.letters and self.letters.pending.is_due(queue):
+            self.letters.pending.retry(queue)
         if queue.own_ttl and not queue.ready and not queue.acquired:
             queue.own_ttl = False
         queue.watch()
@@ -79,7 +77,7 @@ class Upkeep:
         if queue.deferrals:
             due = min(due, queue.deferrals[0][0])
         if queue.letters:
-            due = min(due, self.clock.now_ms + RETRY_MS)
+            due = min(due, queue.retry_ms)
         expires = queue.settings.expires_ms
         if expires >= 0 and not queue.consumers and not queue.subscriptions:
             due = min(due, queue.used_ms + expires)
@@ -137,7 +135,7 @@ class Upkeep:
             if queue.letters:
                 piece = queue.letters[0].piece
                 n = max(min(excess, len(piece)), _covering(piece, excess_bytes))
-                self.letters.give_up(queue, n, records.DROPPED_MAXLEN)
+                self.letters.pending.give_up(queue, n, records.DROPPED_MAXLEN)
                 continue
             lane: Ready = queue.lane()
             head = lane.head()

@@ -133,7 +133,7 @@ class Node:
         published = self.broker.published
         wall = wall_ms()
         self.broker.clock.tell(wall)
-        client.bridge.receive(data, now_ms(), wall)
+        client.bridge.receive(data, now_ms(), self.broker.clock.now_ms)
         if self.broker.published != published:
             client.publishing = True
             if self.housekeeping.is_holding:
