@@ -11,7 +11,17 @@ from tallymark.bridge.nsq_topics import Topics
 from tallymark.engine.broker import Broker
 from tallymark.engine.message import Payload
 from tallymark.engine.queue import Queue
-from tallymark.server.nsq_stats import ClientRow, Latencies, Report, Stats, go_duration, memory
+from tallymark.server.nsq_stats import (
+    CHUNK,
+    ClientRow,
+    Latencies,
+    Report,
+    Stats,
+    go_duration,
+    memory,
+    topic_json,
+    topic_text,
+)
 from tallymark.wire.nsq.kernel import make_cells
 
 START_MS = 1_700_000_000_000
@@ -19,6 +29,12 @@ START_MS = 1_700_000_000_000
 
 def no_bytes(payload: Payload) -> bytes:
     raise AssertionError("nothing is in the journal only")
+
+
+def rows_of(
+    stats: Stats, *clients: ClientRow, now_ms: int = START_MS, **more: Any
+) -> list[dict[str, Any]]:
+    return [row for row in stats.collect(clients, now_ms, **more) if row is not None]
 
 
 class Rig:
@@ -37,7 +53,7 @@ class Rig:
         self.topics.publish(topic, raw, array("I", cuts), 4, START_MS, delay_ms)
 
     def collect(self, *clients: ClientRow, **more: Any) -> list[dict[str, Any]]:
-        return self.stats.collect(clients, START_MS, **more)
+        return rows_of(self.stats, *clients, **more)
 
 
 def client(queue: Queue | None, **more: Any) -> ClientRow:
@@ -118,7 +134,7 @@ def test_counts_begin_where_the_broker_started() -> None:
     rig.publish("t", b"1", b"2")
     later = Stats(rig.topics, rig.latencies)
     rig.publish("t", b"3")
-    ((row,),) = [one["channels"] for one in later.collect([], START_MS)]
+    ((row,),) = [one["channels"] for one in rows_of(later)]
     assert (row["depth"], row["message_count"]) == (3, 1)
 
 
@@ -154,6 +170,15 @@ def test_ephemeral_ones_have_nothing_on_disk_and_pauses_show() -> None:
     assert (channel["paused"], channel["depth"], channel["backend_depth"]) == (True, 1, 0)
 
 
+def test_many_channels_are_looked_at_with_pauses() -> None:
+    rig = Rig()
+    for number in range(3 * CHUNK):
+        rig.topics.channel(f"t{number % 7}", f"c{number}")
+    found = list(rig.stats.collect([], START_MS))
+    assert found.count(None) == 3
+    assert sum(len(row["channels"]) for row in found if row is not None) == 3 * CHUNK
+
+
 # -- latencies
 
 
@@ -179,7 +204,7 @@ def test_latencies_of_a_deleted_channel_are_forgotten_and_old_ones_leave_the_win
     rig = Rig(1.0)
     queue = rig.topics.channel("t", "c")
     rig.latencies.on_finish(queue, START_MS - 5, START_MS)
-    (row,) = rig.stats.collect([], START_MS + 60_000)
+    (row,) = rows_of(rig.stats, now_ms=START_MS + 60_000)
     assert row["e2e_processing_latency"] == {
         "count": 0, "percentiles": [{"quantile": 1.0, "value": 0.0}],
     }  # fmt: skip
@@ -200,13 +225,25 @@ def test_without_percentiles_nothing_is_measured() -> None:
 # -- both forms
 
 
-def report(rig: Rig, *clients: ClientRow, with_clients: bool = True, **more: Any) -> Report:
+def report(*clients: ClientRow, **more: Any) -> Report:
     values: dict[str, Any] = {
         "version": "1.3.0", "built": "tallymark", "health": "OK",
         "started_ms": START_MS - 3_723_004, "now_ms": START_MS, "memory": None,
         "producers": [one for one in clients if one.published], **more,
     }  # fmt: skip
-    return Report(topics=rig.collect(*clients, with_clients=with_clients), **values)
+    return Report(**values)
+
+
+def as_json(
+    rig: Rig, *clients: ClientRow, with_clients: bool = True, **more: Any
+) -> dict[str, Any]:
+    topics = [topic_json(row) for row in rig.collect(*clients, with_clients=with_clients)]
+    return report(*clients, **more).as_json(topics)
+
+
+def as_lines(rig: Rig, *clients: ClientRow, **more: Any) -> list[str]:
+    topics = [topic_text(row, START_MS) for row in rig.collect(*clients)]
+    return report(*clients, **more).as_text(topics).split("\n")
 
 
 def test_json_has_the_fields_of_nsqd() -> None:
@@ -215,7 +252,7 @@ def test_json_has_the_fields_of_nsqd() -> None:
     consumer = client(queue, ready_count=5, in_flight_count=2, message_count=9, finish_count=7,
                       requeue_count=1)  # fmt: skip
     producer = client(None, published={"t": 3}, authed=True, auth_identity="me")
-    found = report(rig, consumer, producer).as_json()
+    found = as_json(rig, consumer, producer)
     assert list(found) == ["version", "health", "start_time", "topics", "producers"]
     assert found["start_time"] == (START_MS - 3_723_004) // 1000
     (row,) = found["topics"][0]["channels"][0]["clients"]
@@ -236,9 +273,7 @@ def test_json_has_the_fields_of_nsqd() -> None:
 def test_clients_can_be_left_out_and_memory_put_in() -> None:
     rig = Rig()
     queue = rig.topics.channel("t", "c")
-    found = report(
-        rig, client(queue), with_clients=False, producers=None, memory=memory()
-    ).as_json()
+    found = as_json(rig, client(queue), with_clients=False, producers=None, memory=memory())
     assert found["topics"][0]["channels"][0]["clients"] is None
     assert found["producers"] is None
     assert found["memory"]["heap_in_use_bytes"] > 1 << 20
@@ -260,7 +295,7 @@ def test_the_text_has_the_lines_of_nsqd(monkeypatch: pytest.MonkeyPatch) -> None
     rig.publish("topic", b"m")
     consumer = client(queue, ready_count=1)
     producer = client(None, published={"topic": 3, "x": 1})
-    lines = report(rig, consumer, producer).as_text().split("\n")
+    lines = as_lines(rig, consumer, producer)
     assert lines[0] == "nsqd v1.3.0 (built w/tallymark)"
     assert lines[1].startswith("start_time 2023-11-14T")
     assert lines[2:] == [
@@ -284,7 +319,7 @@ def test_the_text_has_the_lines_of_nsqd(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_text_of_an_idle_broker() -> None:
-    lines = report(Rig(), memory=memory()).as_text().split("\n")
+    lines = as_lines(Rig(), memory=memory())
     assert lines[5:8] == ["", "Memory:", f"   {'heap_objects':<25}\t0"]
     assert lines[-5:] == ["", "Topics: None", "", "Producers: None", ""]
 

@@ -32,7 +32,14 @@ from tallymark.server.logs import log_of
 from tallymark.server.lookupd import Lookupd
 from tallymark.server.node import JournalFailed, Node
 from tallymark.server.nsq_options import LOG_LEVELS, options
-from tallymark.server.nsq_stats import ClientRow, Report, Stats, memory
+from tallymark.server.nsq_stats import (
+    ClientRow,
+    Report,
+    Stats,
+    memory,
+    topic_json,
+    topic_text,
+)
 from tallymark.wire.nsq.errors import WireError
 from tallymark.wire.nsq.kernel import make_cells
 from tallymark.wire.nsq.limits import Limits
@@ -271,25 +278,33 @@ class NsqHttp:
     async def _show_stats(self, request: web.Request) -> web.Response:
         parameters = Parameters(request)
         with_clients = parameters.flag("include_clients", True)
+        is_json = parameters.get("format") == "json"
         clients = self._clients()
         now = wall_ms()
-        topics = self._stats.collect(
+        topics: list[msgspec.Raw] = []
+        texts: list[str] = []
+        for topic in self._stats.collect(
             clients, now, parameters.get("topic") or "", parameters.get("channel") or "",
             with_clients,
-        )  # fmt: skip
+        ):  # fmt: skip
+            if topic is None:
+                await asyncio.sleep(
+                    0
+                )  # deadlines and clients do not wait for ten thousand channels
+            elif is_json:
+                topics.append(msgspec.Raw(msgspec.json.encode(topic_json(topic))))
+            else:
+                texts.append(topic_text(topic, now))
         report = Report(
             version=self._limits.version,
             built=f"tallymark {__version__}, Python {platform.python_version()}",
             health=self._health,
             started_ms=self._node.started_ms,
             now_ms=now,
-            topics=topics,
             memory=memory() if parameters.flag("include_mem", True) else None,
             producers=[one for one in clients if one.published] if with_clients else None,
         )
-        if parameters.get("format") == "json":
-            return answer(report.as_json())
-        return answer(report.as_text())
+        return answer(report.as_json(topics) if is_json else report.as_text(texts))
 
     # -- publishing
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import gc
 import resource
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +25,8 @@ from tallymark.server.quantiles import Window, merged, quantiles
 from tallymark.wire.nsq.names import is_ephemeral
 
 NS_PER_MS: Final = 1_000_000
+CHUNK: Final = 100
+"""Channels that are looked at in a row, about two milliseconds of work."""
 STATE_CONNECTED: Final = 2
 STATE_SUBSCRIBED: Final = 3
 STATE_CLOSING: Final = 4
@@ -184,26 +186,30 @@ class Stats:
         topic: str = "",
         channel: str = "",
         with_clients: bool = True,
-    ) -> list[dict[str, Any]]:
-        """Topics by name, or the one of that name; with all channels or the one of that name."""
+    ) -> Iterator[dict[str, Any] | None]:
+        """Topics by name, or the one of that name; with all channels or the one of that name.
+        Again and again None, where a caller that has other things to do may do them."""
         self._latencies.forget_all_but(self._topics.broker.queues)
         by_queue: dict[int, list[ClientRow]] = {}
         for client in clients:
             if client.queue is not None:
                 by_queue.setdefault(client.queue.id, []).append(client)
-        rows = []
+        shown = 0
         for one in sorted(self._topics.topics(), key=_name_of):
             if topic and one.name != topic:
                 continue
             if channel and channel not in one.channels:
                 continue
-            channels = [
-                self._channel(name, queue, by_queue.get(queue.id, []), now_ms, with_clients)
-                for name, queue in sorted(one.channels.items())
-                if not channel or name == channel
-            ]
-            rows.append(self._topic(one, channels, now_ms))
-        return rows
+            rows = []
+            for name, queue in sorted(one.channels.items()):
+                if channel and name != channel:
+                    continue
+                of_it = by_queue.get(queue.id, [])
+                rows.append(self._channel(name, queue, of_it, now_ms, with_clients))
+                shown += 1
+                if shown % CHUNK == 0:
+                    yield None
+            yield self._topic(one, rows, now_ms)
 
     def _topic(self, topic: Topic, channels: list[dict[str, Any]], now_ms: int) -> dict[str, Any]:
         depth = topic.backlog.ready + topic.backlog.deferred
@@ -267,16 +273,11 @@ class Report:
     health: str
     started_ms: int
     now_ms: int
-    topics: list[dict[str, Any]]
-    """As Stats.collect has them."""
     memory: dict[str, int] | None
     producers: list[ClientRow] | None
 
-    def as_json(self) -> dict[str, Any]:
-        topics = [
-            {**topic, "channels": [_with_rows(channel) for channel in topic["channels"]]}
-            for topic in self.topics
-        ]
+    def as_json(self, topics: Sequence[object]) -> dict[str, Any]:
+        """topics: each as `topic_json` made it, or that encoded."""
         found: dict[str, Any] = {
             "version": self.version,
             "health": self.health,
@@ -289,7 +290,8 @@ class Report:
         found["producers"] = None if producers is None else [row.as_json() for row in producers]
         return found
 
-    def as_text(self) -> str:
+    def as_text(self, topics: Sequence[str]) -> str:
+        """topics: each as `topic_text` made it."""
         started = datetime.fromtimestamp(self.started_ms // 1000).astimezone()
         lines = [
             f"nsqd v{self.version} (built w/{self.built})",
@@ -301,18 +303,26 @@ class Report:
         if self.memory is not None:
             lines += ["", "Memory:"]
             lines += [f"   {name:<25}\t{value}" for name, value in self.memory.items()]
-        lines += ["", "Topics:" if self.topics else "Topics: None"]
-        for at, topic in enumerate(self.topics):
-            if at:
-                lines.append("")
-            lines.append(_topic_line(topic))
-            for channel in topic["channels"]:
-                lines.append(_channel_line(channel))
-                clients = channel["clients"] or []
-                lines += [f"        {client.as_line(self.now_ms)}" for client in clients]
+        lines += ["", "Topics:" if topics else "Topics: None"]
+        if topics:
+            lines.append("\n\n".join(topics))
         lines += ["", "Producers:" if self.producers else "Producers: None"]
         lines += [f"   {producer.as_line(self.now_ms)}" for producer in self.producers or []]
         return "\n".join(lines) + "\n"
+
+
+def topic_json(topic: dict[str, Any]) -> dict[str, Any]:
+    """A topic of Stats.collect as JSON shows it."""
+    return {**topic, "channels": [_with_rows(channel) for channel in topic["channels"]]}
+
+
+def topic_text(topic: dict[str, Any], now_ms: int) -> str:
+    """The lines of a topic of Stats.collect."""
+    lines = [_topic_line(topic)]
+    for channel in topic["channels"]:
+        lines.append(_channel_line(channel))
+        lines += [f"        {client.as_line(now_ms)}" for client in channel["clients"] or []]
+    return "\n".join(lines)
 
 
 def _with_rows(channel: dict[str, Any]) -> dict[str, Any]:
