@@ -217,8 +217,8 @@ class Chaos:
         return found
 
     def kept(self, name: str) -> list[tuple[int, int, int]]:
-        """(number, failed deliveries, when it entered) of all that a restart must keep. Of what is leased the log
-        does not tell how often it failed."""
+        """(number, failed deliveries, when it entered) of all that a restart must keep. Of what is
+        leased the log does not tell how often it failed."""
         queue = self.rig.vhost.queues[name]
         leased = {id(lease.slice) for s in queue.subscriptions for lease in s.leases}
         out = []

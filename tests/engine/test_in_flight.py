@@ -7,7 +7,7 @@ import pytest
 
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.session import ACCEPTED, FAILED, MERGE_MS, REJECTED, RETURNED
-from tests.support.engine_rig import Rig
+from tests.support.engine_rig import START_MS, Rig
 from tests.support.engine_steps import finish, manual
 from tests.support.nsq_client import Client
 
@@ -581,3 +581,26 @@ def test_nq_14_a_time_out_with_other_queues_of_the_session_touches_those_not(n: 
     assert rig.vhost.queues["other"].acquired == 0
     assert session.unacked == 0
     finish(rig)
+
+
+def test_nq_d1_a_session_that_holds_much_is_not_looked_through_every_millisecond() -> None:
+    """Each delivery has a deadline of its own, a millisecond apart; what is void stays known."""
+    rig = manual()
+    rig.declare("q", durable=False)
+    strict = Client(rig, "q", "amqp", rdy=10_000, timeout_ms=10 * SECOND)
+    strict.consumer.is_lenient = False
+    for n in range(4000):
+        rig.send("q", n)
+        rig.turn()
+        rig.now_ms += 1
+    assert len(strict.session.inflight) == 4000
+    looks = 0
+    while rig.vhost.queues["q"].acquired:
+        due_ms = rig.broker.next_due()
+        assert due_ms - rig.now_ms < 11 * SECOND
+        rig.now_ms = max(rig.now_ms, due_ms)
+        rig.turn()
+        looks += 1
+    assert looks <= 1002
+    assert rig.now_ms <= START_MS + 4000 + 10 * SECOND + MERGE_MS + 4
+    rig.broker.check()
