@@ -321,6 +321,16 @@ def test_memory_can_be_freed(url: str) -> None:
 # -- on disk
 
 
+def test_publishing_is_refused_while_an_alarm_holds_publishers_back(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", disk_free_limit="1000TiB") as broker:
+        url = broker.nsq_http_url
+        assert broker.http("GET", "/healthz", user=None)[1]["alarms"] == ["disk"]
+        assert refused(url, "/pub?topic=t", b"m") == (503, "BLOCKED")
+        assert refused(url, "/mpub?topic=t", b"m") == (503, "BLOCKED")
+        post(url, "/topic/create?topic=t")  # but what makes no message goes on
+        assert topic(url, "t")["message_count"] == 0
+
+
 def test_nq_20_ok_says_that_it_is_on_disk(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", sync="never") as broker:
         url = broker.nsq_http_url

@@ -354,7 +354,7 @@ class NsqHttp:
         self, topic: str, raw: bytes, cuts: array[int], delay_ms: int
     ) -> web.Response:
         """OK when the disk has it. Raises Refused: publishers are held back."""
-        if self._node.housekeeping.is_holding and self._node.housekeeping.alarms:
+        if self._node.housekeeping.alarms:
             alarms = ", ".join(sorted(self._node.housekeeping.alarms))
             log.info("publish.refused", topic=topic, alarms=alarms)
             raise Refused(503, "BLOCKED")
