@@ -109,7 +109,7 @@ def test_dl_2_the_empty_name_is_the_default_exchange() -> None:
     ("arguments", "text"),
     [
         ({"dead-letter-routing-key": "k"}, "routing_key_but_no_dlx_defined"),
-        ({"overflow": "drop-tail"}, "invalid_overflow"),
+        ({"overflow": "drop-middle"}, "invalid_overflow"),
         ({"dead-letter-exchange": "x", "dead-letter-strategy": "twice"}, "invalid_dlx_strategy"),
         ({"queue-type": "stream", "dead-letter-exchange": "x"}, "x-queue-type"),
     ],

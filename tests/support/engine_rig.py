@@ -84,7 +84,7 @@ def number_at(payload: Payload, i: int) -> int:
     raw = payload.raw
     assert raw is not None, "the bytes must be in memory"
     at = payload.cuts[i]
-    if payload.format == 0:
+    if payload.format != FORMAT:
         return int.from_bytes(raw[at : at + SIZE], "big")
     section = section_at(raw, at)
     size = int.from_bytes(raw[section - 16 : section - 12], "big") - 12
