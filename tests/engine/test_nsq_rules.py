@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine.annotations import Annotations
+from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.packing import Packing
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import MERGE_MS
@@ -424,3 +425,127 @@ def test_a_crash_at_every_block_loses_nothing_and_doubles_nothing() -> None:
             gone = q.settled + sum(q.dropped.values())
             assert gone >= at_least
             assert len(here) + q.deferred + gone == 3, blocks
+
+
+# -- one step, one owner
+
+
+def test_nq_a7_touch_wins_before_the_turn_that_times_out_and_fails_after_it() -> None:
+    rig = manual()
+    queue = rig.declare("q")
+    client = Client(rig, "q", rdy=2, timeout_ms=SECOND)
+    rig.send("q", 1, 2)
+    finish(rig)
+    client.rdy(0)
+    rig.now_ms += SECOND + MERGE_MS
+    rig.broker.clock.tell(rig.now_ms)  # overdue, but nobody has looked yet
+    client.touch(1)
+    rig.settle_down()
+    assert (client.holds(1), client.holds(2)) == (True, False)
+    with pytest.raises(PreconditionFailed):
+        client.touch(2)
+    client.fin(1)
+    finish(rig)
+    assert (queue.settled, queue.timed_out, queue.ready) == (1, 1, 1)
+
+
+def test_nq_d3_one_that_is_gone_already_does_not_end_the_look() -> None:
+    rig = manual()
+    queue = rig.declare("q")
+    clients = [Client(rig, "q", f"c{n}", rdy=2, timeout_ms=SECOND) for n in range(5)]
+    for n in range(10):
+        rig.send("q", n)
+    finish(rig)
+    for client in clients:
+        client.rdy(0)
+    rig.now_ms += SECOND + MERGE_MS
+    rig.broker.clock.tell(rig.now_ms)
+    clients[0].fin(1, 2)
+    clients[1].req(1)
+    clients[2].leave()
+    clients[3].fin(2)
+    rig.settle_down()
+    assert (queue.acquired, queue.settled, queue.requeued) == (0, 3, 1)
+    assert queue.timed_out == 4
+    assert queue.ready == 7
+    finish(rig)
+
+
+def test_nq_a8_counters_return_to_zero_where_fin_and_time_out_meet() -> None:
+    rig = manual()
+    queue = rig.declare("q", durable=False)
+    client = Client(rig, "q", rdy=1, timeout_ms=SECOND)
+    finished = 0
+    rig.send("q", *range(200))
+    for early_ms in range(-100, 100):
+        if not queue.acquired:
+            rig.settle_down()
+        tag = client.session.next_tag - 1
+        rig.advance(SECOND + MERGE_MS + early_ms // 4)
+        try:
+            client.fin(tag)
+            finished += 1
+        except PreconditionFailed:
+            assert early_ms // 4 >= 0
+        rig.broker.check()
+    rig.settle_down()
+    assert queue.settled == finished
+    assert queue.ready + queue.acquired + finished == 200
+    assert client.consumer.unacked == queue.acquired <= 1
+
+
+# -- ephemeral channels, attempts
+
+
+def test_nq_10_an_ephemeral_channel_goes_with_its_last_client_and_all_it_holds() -> None:
+    rig = manual()
+    queue = rig.queue("q#ephemeral", durable=False, auto_delete=True)
+    a, b = (Client(rig, "q#ephemeral", name, rdy=1) for name in "ab")
+    rig.send("q#ephemeral", 1, 2, 3)
+    rig.send("q#ephemeral", 4, annotations=Annotations(due_ms=rig.now_ms + SECOND))
+    finish(rig)
+    a.leave()
+    finish(rig)
+    assert not queue.deleted
+    b.leave()
+    finish(rig)
+    assert queue.deleted
+    assert (queue.ready, queue.acquired, queue.deferred) == (0, 0, 0)
+    assert queue.dropped == {3: 4}
+    rig.advance(2 * SECOND)
+    rig.turn()
+    assert rig.broker.store.resident_bytes == 0
+
+
+def test_nq_d7_attempts_do_not_wrap_and_are_kept_however_many() -> None:
+    rig = manual()
+    queue = rig.declare("q")
+    client = Client(rig, "q", rdy=1)
+    rig.send("q", 1)
+    rig.broker.pause(queue, True)
+    finish(rig)
+    queue.slices()[0].acquired = 65_535
+    rig.broker.pause(queue, False)
+    finish(rig)
+    assert rig.given[-1].acquired == 65_535
+    client.req(1, SECOND)
+    finish(rig)
+    rig.checkpoint()
+    rig = rig.restart()
+    rig.advance(SECOND)
+    assert [h.acquired for h in rig.holds("q")] == [65_536]
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_nq_a11_after_a_crash_a_deferred_publish_is_there_if_the_disk_had_it(sync: bool) -> None:
+    rig = manual()
+    rig.declare("q")
+    finish(rig)
+    rig.send("q", 1, annotations=Annotations(due_ms=rig.now_ms + 3600 * SECOND))
+    if sync:
+        finish(rig)
+    rig = rig.restart()
+    finish(rig)
+    queue = rig.vhost.queues["q"]
+    assert queue.deferred == (1 if sync else 0)
+    assert queue.ready == 0
