@@ -80,3 +80,8 @@ def test_after_a_long_rest_nothing_of_before_is_left() -> None:
 def test_windows_add_up_and_no_events_have_quantiles_of_nothing() -> None:
     assert merged(({1: 2, 5: 1}, {5: 3}, {})) == {1: 2, 5: 4}
     assert quantiles({}, (0.5, 1.0)) == [0.0, 0.0]
+
+
+def test_a_rank_is_not_missed_by_the_last_bit() -> None:
+    counts = {value: 1 for value in range(1, 101)}
+    assert quantiles(counts, (0.07, 0.29, 0.57, 1.0)) == [7.0, 29.0, 57.0, 100.0]
