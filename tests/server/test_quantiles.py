@@ -83,5 +83,5 @@ def test_windows_add_up_and_no_events_have_quantiles_of_nothing() -> None:
 
 
 def test_a_rank_is_not_missed_by_the_last_bit() -> None:
-    counts = {value: 1 for value in range(1, 101)}
+    counts = dict.fromkeys(range(1, 101), 1)
     assert quantiles(counts, (0.07, 0.29, 0.57, 1.0)) == [7.0, 29.0, 57.0, 100.0]
