@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tallymark.engine.delivery import LARGEST_RESERVE
@@ -138,6 +138,7 @@ class Player:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(commands, max_size=40))
+@example([("consume", "a", 0, False), ("consume", "a", 0, False), ("publish", "a", 24, False)])
 def test_observations_do_not_depend_on_batching(history: list[tuple]) -> None:
     whole, split, spilled = Player(split=False), Player(split=True), Player(False, budget=0)
     packed = Player(split=True, packs=True)

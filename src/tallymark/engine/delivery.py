@@ -209,7 +209,7 @@ class Dispatcher:
             cuts = head.payload.cuts
             n = min(n, bisect_left(cuts, cuts[head.lo] + room, head.lo + 1, head.hi) - head.lo)
         if queue.stored:
-            n = self._within_mark(queue, head, n)
+            n = self._within_mark(queue, head, n, min(most, queue.ready))
             if n <= 0:
                 return 0
         self.store.load(head.payload)
@@ -298,7 +298,9 @@ class Dispatcher:
             self.mark_waits.append(MarkWait(queue, queue.mark))
         return upto <= queue.mark_durable
 
-    def _within_mark(self, queue: Queue, head: Slice, n: int) -> int:
-        if self.cover(queue, head.first + n):
+    def _within_mark(self, queue: Queue, head: Slice, n: int, wanted: int) -> int:
+        """How many of n messages may leave now. The mark is asked for as if `wanted` messages left
+        together, up to a quota: when it waits must not depend on how they were published."""
+        if self.cover(queue, head.first + max(n, min(wanted, LARGEST_QUOTA))):
             return n
-        return queue.mark_durable - head.first
+        return min(n, queue.mark_durable - head.first)
