@@ -27,6 +27,7 @@ from tallymark.bridge.amqp091_login import (
     client_capabilities,
     credentials,
     server_properties,
+    shares_prefetch,
 )
 from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.bridge.permissions import Access, Permissions
@@ -506,6 +507,7 @@ class Amqp091:
             self.broker.open_connection(vhost, permissions.user, self.peer),
             Access(permissions.user, vhost, patterns),
             "consumer_cancel_notify" in self._capabilities,
+            shares_prefetch(self.client_properties),
             self,
         )
         self.wire.send_method(0, ConnectionOpenOk())

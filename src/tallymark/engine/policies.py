@@ -25,6 +25,7 @@ from typing import Final, final
 
 from tallymark.engine.arguments import MAX_HOPS, erlang_term, is_routing_key
 from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.settings import shorter_timeout
 
 ALL: Final = "all"
 QUEUES: Final = "queues"
@@ -315,12 +316,14 @@ def merged(policy: Policy | None, operator: Policy | None) -> dict[str, object]:
     outcome = dict(policy.definition)
     for name, limit in operator.definition.items():
         own = outcome.get(name)
-        outcome[name] = limit if own is None else tighter(own, limit)
+        outcome[name] = limit if own is None else tighter(name, own, limit)
     return outcome
 
 
-def tighter(own: object, limit: object) -> object:
-    """The smaller number; a negative one is no limit at all, so then the other."""
+def tighter(name: str, own: object, limit: object) -> object:
+    """The smaller number; one that is no limit at all (negative, or a time-out of 0) is not."""
     if not isinstance(own, int) or not isinstance(limit, int):
         return limit
+    if name == "consumer-timeout":
+        return shorter_timeout(own, limit)
     return max(own, limit) if own < 0 or limit < 0 else min(own, limit)
