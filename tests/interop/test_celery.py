@@ -102,7 +102,7 @@ def test_task_of_a_killed_worker_runs_again(site: Site) -> None:
 
 
 def test_tasks_that_are_not_due_yet_do_not_keep_others_back(site: Site) -> None:
-    """Celery raises its prefetch limit for each of them, which must hold for its consumer at once."""
+    """Celery raises its prefetch limit for each of them; its consumer must feel it at once."""
     with site.worker("waits", "--pool", "solo", "--prefetch-multiplier", "1"):
         for _ in range(6):
             tasks.now.apply_async(countdown=3600)
