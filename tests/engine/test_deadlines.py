@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import gc
-import weakref
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.engine.deadlines import NEVER, SWEEP, Deadlines, Timed
+from tallymark.engine.deadlines import NEVER, SWEEP, Deadlines
+from tallymark.engine.queue import Queue
 
 MOMENT = st.integers(0, 30)
 
 
-class Thing(Timed):
-    """Something with a name, for the test."""
-
-    def __init__(self, name: int) -> None:
-        super().__init__()
-        self.name = name
+def thing(id: int) -> Queue:
+    return Queue(id, f"q{id}", "/", False, 0, False, {})
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["arm", "forget", "take"]), MOMENT)))
 def test_nq_d1_what_is_due_is_told_once_in_order(steps: list[tuple[int, str, int]]) -> None:
     deadlines = Deadlines()
-    things = [Thing(i) for i in range(5)]
+    things = [thing(i) for i in range(5)]
     waits: dict[int, int] = {}
     for which, what, at in steps:
         if what == "arm":
@@ -36,8 +32,9 @@ def test_nq_d1_what_is_due_is_told_once_in_order(steps: list[tuple[int, str, int
         else:
             due = sorted((when, name) for name, when in waits.items() if when <= at)
             told = deadlines.take_due(at)
-            assert sorted(name for _, name in due) == sorted(t.name for t in told)  # type: ignore[attr-defined]
-            assert [waits[t.name] for t in told] == [when for when, _ in due]  # type: ignore[attr-defined]
+            ids = [one.id for one in told if isinstance(one, Queue)]
+            assert sorted(id for _, id in due) == sorted(ids)
+            assert [waits[id] for id in ids] == [when for when, _ in due]
             for _, name in due:
                 del waits[name]
         assert deadlines.next_due() == min(waits.values(), default=NEVER)
@@ -45,16 +42,15 @@ def test_nq_d1_what_is_due_is_told_once_in_order(steps: list[tuple[int, str, int
 
 def test_nq_d1_what_is_forgotten_is_not_held_for_long() -> None:
     deadlines = Deadlines()
-    alive = [Thing(i) for i in range(10)]
-    for thing in alive:
-        deadlines.arm(thing, 1000)
-    gone = []
+    alive = [thing(i) for i in range(10)]
+    for one in alive:
+        deadlines.arm(one, 1000)
     for i in range(3 * SWEEP):
-        thing = Thing(i)
-        gone.append(weakref.ref(thing))
-        deadlines.arm(thing, 1_000_000)
-        deadlines.forget(thing)
-    del thing
+        gone = thing(100 + i)
+        deadlines.arm(gone, 1_000_000)
+        deadlines.forget(gone)
+    del gone
     gc.collect()
-    assert sum(ref() is not None for ref in gone) <= SWEEP + 1
+    held = sum(type(one) is Queue and one.id >= 100 for one in gc.get_objects())
+    assert held <= SWEEP + 1
     assert deadlines.take_due(1000) == alive

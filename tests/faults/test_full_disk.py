@@ -168,7 +168,7 @@ def test_a_call_that_fails_ends_the_broker_and_nothing_more_is_confirmed(
         before = publisher.confirmed
         publisher.work(False)
         while before != (before := publisher.confirmed):
-            for _ in range(20):  # what had been synced before
+            for _ in range(200):  # what had been synced before: two seconds without a word
                 publisher.work(False)
         published = publisher.published
         until(lambda: publisher.published > published + 2000, publisher.work)

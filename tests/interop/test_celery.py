@@ -99,3 +99,12 @@ def test_task_of_a_killed_worker_runs_again(site: Site) -> None:
     with site.worker("second", "--pool", "solo"):
         assert result.get(timeout=30) is True
         assert [other.get(timeout=30) for other in others] == [n + 1 for n in range(10)]
+
+
+def test_tasks_that_are_not_due_yet_do_not_keep_others_back(site: Site) -> None:
+    """Celery raises its prefetch limit for each of them; its consumer must feel it at once."""
+    with site.worker("waits", "--pool", "solo", "--prefetch-multiplier", "1"):
+        for _ in range(6):
+            tasks.now.apply_async(countdown=3600)
+        results = [tasks.add.delay(number, 1) for number in range(3)]
+        assert [result.get(timeout=30) for result in results] == [1, 2, 3]

@@ -348,7 +348,7 @@ def test_export_and_import_by_command(broker: BrokerProcess, tmp_path: Path) -> 
     done_import = command(broker, "import", str(EXPORT))
     assert done_import.returncode == 0, done_import.stderr
     for text in NOT_OFFERED:
-        assert f"tallymark: not imported: {text}" in done_import.stderr
+        assert f"tallymark: not supported: {text}" in done_import.stderr
     file = tmp_path / "out.json"
     assert command(broker, "export", str(file)).returncode == 0
     assert json.loads(file.read_text()) == get(broker, "definitions")

@@ -27,6 +27,7 @@ from tallymark.bridge.amqp091_login import (
     client_capabilities,
     credentials,
     server_properties,
+    shares_prefetch,
 )
 from tallymark.bridge.bridge import Bridge
 from tallymark.bridge.direct_reply import DirectReplies
@@ -505,6 +506,7 @@ class Amqp091(Bridge):
             self.broker.open_connection(vhost, permissions.user, self.peer),
             Access(permissions.user, vhost, patterns),
             "consumer_cancel_notify" in self._capabilities,
+            shares_prefetch(self.client_properties),
             self,
         )
         self.client.connection.handle = self

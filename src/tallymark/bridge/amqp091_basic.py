@@ -55,11 +55,12 @@ def request_access(channel: Channel, method: AccessRequest) -> None:
 
 def qos(channel: Channel, method: BasicQos) -> None:
     """Limits by bytes are not offered. Without `global` the limit is each later consumer's own, and
-    the one all consumers shared ends [rabbitmq consumer prefetch]."""
+    the one all consumers shared ends [rabbitmq consumer prefetch]; some clients mean the channel's
+    either way."""
     if method.prefetch_size:
         raise Unsupported(f"prefetch_size!=0 ({method.prefetch_size})")
     broker, session = channel.client.broker, channel.session
-    if method.global_:
+    if method.global_ or channel.client.shares_prefetch:
         channel.prefetch_shared = method.prefetch_count
         broker.set_prefetch(session, method.prefetch_count, True)
     else:

@@ -46,6 +46,7 @@ class Client:
         "random_name",
         "replies",
         "routes",
+        "shares_prefetch",
         "vhost",
         "wall_ms",
         "wire",
@@ -61,6 +62,7 @@ class Client:
         connection: EngineConnection,
         access: Access,
         cancel_notify: bool,
+        shares_prefetch: bool,
         owner: object,
     ) -> None:
         self.broker = broker
@@ -74,6 +76,8 @@ class Client:
         self.access = access
         self.cancel_notify = cancel_notify
         """Whether the client wants to hear that a consumer's queue is gone."""
+        self.shares_prefetch = shares_prefetch
+        """Whether basic.qos without `global` is meant for all consumers of the channel at once."""
         self.owner = owner
         """The bridge: what is flushed."""
         self.closed = False

@@ -60,6 +60,13 @@ def credentials(mechanism: str, response: bytes) -> tuple[str, str] | None:
     return None
 
 
+def shares_prefetch(client_properties: dict[str, object]) -> bool:
+    """Whether the client's `basic.qos` without `global` limits all consumers of the channel at
+    once, as the specification has it. py-amqp's users (kombu, Celery) rely on that at every broker
+    that does not call itself RabbitMQ, and raise the limit for tasks that are not due yet."""
+    return client_properties.get("product") == "py-amqp"
+
+
 def client_capabilities(client_properties: dict[str, object]) -> frozenset[str]:
     """What the client says it can deal with."""
     found = client_properties.get("capabilities")

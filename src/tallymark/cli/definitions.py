@@ -46,7 +46,7 @@ def import_file(file: File, vhost: Vhost = None, url: Url = URL, user: Login = L
         fail(f"{file}: expected a JSON object")
     found = ask(url, user, "POST", _path(vhost), value)
     for text in found.get("unsupported", []):
-        print(f"tallymark: not imported: {text}", file=sys.stderr)
+        print(f"tallymark: not supported: {text}", file=sys.stderr)
     print(f"definitions of {file} imported")
 
 

@@ -203,7 +203,7 @@ class Broker:
     def delete_queue(
         self, connection: Connection, name: str, if_unused: bool, if_empty: bool
     ) -> int:
-        """Delete a queue with all it holds; returns how many messages were ready.
+        """Delete a queue with all it holds; returns how many messages were ready or pending.
 
         Raises:
             NotFound, ResourceLocked, PreconditionFailed (in use, not empty).
@@ -232,8 +232,8 @@ class Broker:
         vhost.resettled.clear()
 
     def purge(self, queue: Queue) -> int:
-        """Drop everything ready, deferred, and letters that wait there; returns how many were
-        ready. Unsettled and leased messages stay."""
+        """Drop everything ready, deferred, and letters that wait there; returns how many these
+        were. Unsettled and leased messages stay."""
         self.use(queue)
         return self._drop_ready(queue, records.DROPPED_PURGED)
 
@@ -281,7 +281,7 @@ class Broker:
             self.store.finish(payload, n)
 
     def _drop_ready(self, queue: Queue, reason: int) -> int:
-        count = queue.ready
+        count = queue.ready + queue.deferred + queue.pending
         for piece in [*queue.clear(), *queue.clear_deferred()]:
             self.dead_letters.drop(queue, piece, reason)
         self.dead_letters.pending.give_up_all(queue, reason)

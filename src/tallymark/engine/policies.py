@@ -32,6 +32,7 @@ from tallymark.engine.arguments import (
     is_routing_key,
 )
 from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.settings import shorter_timeout
 
 ALL: Final = "all"
 QUEUES: Final = "queues"
@@ -353,10 +354,12 @@ def merged(policy: Policy | None, operator: Policy | None) -> dict[str, object]:
 
 
 def tighter(name: str, own: object, limit: object) -> object:
-    """What comes of a policy's value and the operator's: the smaller number (a negative one is no
-    limit at all, so then the other), of least delays the larger; of what is no number the
-    operator's."""
+    """What comes of a policy's value and the operator's: the smaller number (one that is no limit
+    at all, negative or a time-out of 0, is not), of least delays the larger; of what is no number
+    the operator's."""
     if not isinstance(own, int) or not isinstance(limit, int):
         return limit
+    if name == "consumer-timeout":
+        return shorter_timeout(own, limit)
     larger = own < 0 or limit < 0 or name == RETRY_MIN
     return max(own, limit) if larger else min(own, limit)

@@ -101,7 +101,10 @@ class Settings:
         self.delayed_retry = retry if self.delayed_retry_min_ms else RETRY_DISABLED
         """Which messages that are given back wait before they are ready again. None do as long as
         nobody said how long."""
-        self.consumer_timeout_ms = _smaller(arguments, policy, "consumer-timeout")
+        self.consumer_timeout_ms = shorter_timeout(
+            _integer(arguments.get("x-consumer-timeout")), _integer(policy.get("consumer-timeout"))
+        )
+        """Milliseconds a delivery may stay unsettled; 0: without end, OFF: what is usual [LC-4]."""
         self.dedup_ms = _smaller(arguments, policy, "message-deduplication")
         """Window in which a publisher-given id is taken once; OFF: any number of times."""
         self.bounded = self.ttl_ms >= 0 or self.max_length >= 0 or self.max_bytes >= 0
@@ -137,6 +140,13 @@ def _integer(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return int(value)
     return OFF
+
+
+def shorter_timeout(a: int, b: int) -> int:
+    """The shorter of two time-outs, of which 0 has no end and OFF says nothing."""
+    if a > 0 and b > 0:
+        return min(a, b)
+    return max(a, b, OFF)
 
 
 def _smaller(arguments: dict[str, object], policy: dict[str, object], key: str) -> int:

@@ -65,12 +65,14 @@ class Timeouts:
             if consumer is not None and consumer.is_lenient:
                 lenient.append(entry)
                 continue
-            whose = 0 if consumer is None else consumer.id
             self._return(session, entry)
+            if consumer is not None and not consumer.active:
+                continue  # it was told, or its client stopped it
+            whose = 0 if consumer is None else consumer.id
             if whose not in told:
                 told.add(whose)
                 self.effects.append(TimedOut(session, consumer, timeout_of(consumer, entry.queue)))
-                if consumer is not None and consumer.active:
+                if consumer is not None:
                     stopped.append(consumer)
         if lenient:
             self._requeue(session, lenient)

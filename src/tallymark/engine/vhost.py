@@ -305,7 +305,7 @@ class VirtualHost:
         """
         name = cleaned(name)
         queue = self.queue(name, owner)
-        if if_empty and (queue.ready or queue.deferred):
+        if if_empty and queue.ready + queue.deferred + queue.pending > 0:
             raise PreconditionFailed(f"{self._queue_text(name)} not empty")
         if if_unused and (queue.consumers or queue.subscriptions):
             raise PreconditionFailed(f"{self._queue_text(name)} in use")
