@@ -323,18 +323,22 @@ class Nsq(Bridge):
     # -- events
 
     def _handle_events(self) -> None:
-        wire = self.wire
-        if self._held is not None:
+        held = self._held
+        if held is not None:
             if self.pending_auth is not None:
                 return
-            held = self._held
             self._held = None
             self._handle(held)
-        while self._held is None:
+        wire = self.wire
+        while not self._is_held():
             event = wire.next_event()
             if event is None:
                 return
             self._handle(event)
+
+    def _is_held(self) -> bool:
+        """Asked for here and not in the loop: compiled code takes what was assigned for granted."""
+        return self._held is not None
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, PublishReceived):
