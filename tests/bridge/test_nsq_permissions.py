@@ -126,3 +126,17 @@ def test_a_client_that_goes_while_the_server_is_asked_publishes_nothing() -> Non
     peer.bridge.auth_succeeded(state(rig, "publish"))
     assert rig.topics.topics() == []
     assert peer.bridge.closing
+
+
+def test_a_client_is_not_dead_because_the_auth_server_is_slow() -> None:
+    rig = NsqRig(LIMITS)
+    peer = rig.client(heartbeat_interval=1000)
+    peer.ask(AUTH)
+    peer.bridge.auth_succeeded(state(rig, "publish", ttl=1))
+    peer.hear()
+    rig.advance(1_000)
+    peer.ask(pub(b"1"))
+    rig.advance(5_000)
+    assert not peer.bridge.closing
+    peer.bridge.auth_succeeded(state(rig, "publish"))
+    assert peer.hear() == [OK]

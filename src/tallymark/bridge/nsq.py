@@ -204,6 +204,8 @@ class Nsq(Bridge):
 
     def tick(self, now_ms: int) -> None:
         self._now_ms = now_ms
+        if self._held is not None:
+            self.wire.receive_data(b"", now_ms)  # it is not read: its silence means nothing
         self.wire.tick(now_ms)
         self._handle_events()
 

@@ -53,14 +53,14 @@ class _NodeCollector(Collector):
         for name, text, count in (
             ("published", "Messages published.", broker.published),
             ("turns", "Loop turns.", node.turns),
-            ("received_bytes", "Read from open AMQP connections.",
+            ("received_bytes", "Read from open connections of clients.",
              sum(client.received_bytes for client in clients)),
-            ("sent_bytes", "Written to open AMQP connections.",
+            ("sent_bytes", "Written to open connections of clients.",
              sum(client.sent_bytes for client in clients)),
         ):  # fmt: skip
             yield CounterMetricFamily(f"tallymark_{name}", text, value=count)
         for name, text, value in (
-            ("connections", "Open AMQP connections.", len(clients)),
+            ("connections", "Open connections of clients, AMQP and NSQ.", len(clients)),
             ("queues", "Queues.", len(broker.queues)),
             ("subscriptions", "Durable subscriptions.", len(broker.leases.subscriptions)),
             ("bodies_bytes", "Message bytes in memory.", broker.store.resident_bytes),
