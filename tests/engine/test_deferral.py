@@ -516,6 +516,31 @@ def test_what_still_waits_to_be_delivered_for_the_first_time_is_not_flagged_by_a
     assert [(h.number, h.acquired) for h in rig.holds("q")] == [(1, 0)]
 
 
+@pytest.mark.parametrize("requeues", [False, True])
+def test_nq_d9_attempts_go_on_from_a_delivery_that_a_crash_left_in_doubt(requeues: bool) -> None:
+    rig = manual()
+    rig.declare("q")
+    client = Client(rig, "q", rdy=1)
+    rig.send("q", 1, 2, 3)
+    finish(rig)
+    client.fin(1)
+    client.rdy(0)
+    finish(rig)
+    assert rig.vhost.queues["q"].mark > 3
+    for acquired in (1, 2, 3):
+        rig = rig.restart()
+        finish(rig)
+        assert [(h.number, h.acquired) for h in rig.holds("q")] == [(2, acquired), (3, acquired)]
+        client = Client(rig, "q", rdy=2)
+        finish(rig)
+        assert rig.vhost.queues["q"].acquired == 2
+        if requeues:
+            client.rdy(0)
+            client.req(1)
+            client.req(2)
+            finish(rig)
+
+
 @pytest.mark.parametrize("packs", [False, True])
 def test_a_retried_message_finds_its_old_place_after_a_restart(packs: bool) -> None:
     rig = manual()

@@ -45,6 +45,7 @@ class _QueueHistory:
         "queue",
         "released",
         "returns",
+        "supposed",
         "transient",
     )
 
@@ -61,6 +62,9 @@ class _QueueHistory:
         """Held by a consumer when the log ends."""
         self.returns = Tally()
         """Handed out and given back, since they entered or since the checkpoint."""
+        self.supposed = IntervalSet()
+        """Below the mark, and no record says that they were handed out: they count as handed out
+        once, and that is recorded, so that later attempts are counted from there."""
         self.failures = Tally()
         """Those of the returns that were failed deliveries."""
         self.letters: list[Letter] = []
@@ -315,6 +319,8 @@ class Restorer:
                 broker.records.append(
                     Record(records.DROPPED, queue.id, a, b - a, broker.clock.now_ms, reason=reason)
                 )
+        for low, high in history.supposed:
+            history.acquired.add(low, high)
         for low, high in history.acquired:
             for a, b in gone.gaps(low, high):
                 broker.records.append(
@@ -373,8 +379,9 @@ class Restorer:
         whole.failed += failures
         low, high = whole.first, whole.first + len(whole)
         held = IntervalSet()
-        if not whole.acquired and not self._is_due_later(whole):
+        if not whole.acquired and not self._is_due_later(whole) and low < history.mark:
             held.add(low, min(high, history.mark))
+            history.supposed.add(low, min(high, history.mark))
         for a, b in history.acquired.overlap(low, high):
             held.add(a, b)
         pieces = [(a, b, 1) for a, b in held]
