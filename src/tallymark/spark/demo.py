@@ -101,11 +101,12 @@ class Scene:
 
 def scenes() -> list[Scene]:
     """The play, in order."""
-    from tallymark.spark import demo_letters, demo_table
+    from tallymark.spark import demo_letters, demo_table, demo_timeouts
 
     return [
         Scene("From a publisher to a table", demo_table.__doc__ or "", demo_table.play),
         Scene("Dead letters", demo_letters.__doc__ or "", demo_letters.play),
+        Scene("Time-outs", demo_timeouts.__doc__ or "", demo_timeouts.play),
     ]
 
 
@@ -134,8 +135,9 @@ def main(
         stage.files["the broker's log"] = stage.broker.log
         console.rule("Tallymark")
         stage.say(
-            f"a broker runs: AMQP on port {stage.broker.amqp_port}, HTTP on port "
-            f"{stage.broker.http_port}, process {stage.broker.pid}"
+            f"a broker runs: AMQP on port {stage.broker.amqp_port}, NSQ on port "
+            f"{stage.broker.nsq_port}, HTTP on port {stage.broker.http_port}, process "
+            f"{stage.broker.pid}"
         )
         for number, scene in enumerate(scenes(), 1):
             console.rule(f"Scene {number}: {scene.name}", align="left")

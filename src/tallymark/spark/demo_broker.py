@@ -30,6 +30,8 @@ class BrokerProcess:
         self.log = log
         self.amqp_port = 0
         self.http_port = 0
+        self.nsq_port = 0
+        self.nsq_http_port = 0
         self.exit_code: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -58,7 +60,8 @@ class BrokerProcess:
         """Returns when all listeners are open. Raises BrokerDidNotStart."""
         command = [
             sys.executable, "-m", "tallymark", "serve", "--data-dir", str(self.data_dir),
-            "--host", "127.0.0.1", "--amqp-port", "0", "--http-port", "0", "--no-nsq",
+            "--host", "127.0.0.1", "--amqp-port", "0", "--http-port", "0",
+            "--nsq-port", "0", "--nsq-http-port", "0",
         ]  # fmt: skip
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
@@ -69,6 +72,8 @@ class BrokerProcess:
             raise BrokerDidNotStart(f"exit code {self.exit_code}: {last}, see {self.log}")
         self.amqp_port = int(ready["amqp"][1])
         self.http_port = int(ready["http"][1])
+        self.nsq_port = int(ready["nsq"][1])
+        self.nsq_http_port = int(ready["nsq_http"][1])
 
     def stop(self) -> None:
         """SIGTERM, and SIGKILL if that has no effect in time. Repeating is no error."""
