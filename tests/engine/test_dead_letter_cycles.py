@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tallymark.engine import records
@@ -136,3 +138,20 @@ def test_dl_d1_hops_are_only_counted_in_queues_that_have_the_limit() -> None:
     assert [d.queue for d in letter.deaths] == ["plain", "q", "q"], "plain compacts its own"
     reject(rig, "q")
     assert rig.dropped("q") == {"dead_letter_hop_limit": 1}
+
+
+def test_dl_15_a_cycle_among_many_targets_is_found_quickly() -> None:
+    rig = manual()
+    rig.declare("q", {"dead-letter-exchange": "x", "message-ttl": 5})
+    targets = [f"t{n}" for n in range(8000)]
+    for name in targets:
+        rig.declare(name, durable=False)
+    rig.exchange("x", "fanout", ("q", ""), *[(name, "") for name in targets])
+    for n in range(5):
+        rig.send("q", n)
+    rig.turn()
+    rig.now_ms += 5
+    start = time.process_time()
+    rig.turn()
+    assert time.process_time() - start < 1.5  # by a walk of the list for each: seconds
+    assert rig.ready("t7999") == list(range(5))

@@ -37,6 +37,7 @@ HOP_LIMIT_HEADER: Final = b"x-opt-dead-letter-hop-limit"
 CYCLES_TOLD: Final = 10_000
 """Distinct cycles remembered, so that each is reported once."""
 ROUTES_KEPT: Final = 4096
+ADDRESSES_KEPT: Final = 4096
 
 DISABLED: Final = "disabled"
 AT_MOST_ONCE: Final = "at_most_once"
@@ -131,10 +132,12 @@ class DeadLetters:
         if self._busy:
             return  # a letter that its target refused: after those before it
         self._busy = True
-        while self._todo:
-            source, dead, why = self._todo.popleft()
-            self._bury(source, dead, why)
-        self._busy = False
+        try:
+            while self._todo:
+                source, dead, why = self._todo.popleft()
+                self._bury(source, dead, why)
+        finally:
+            self._busy = False  # bytes that cannot be read cost one client, not all later letters
 
     def _bury(self, queue: Queue, pieces: list[Slice], reason: int) -> None:
         settings = queue.settings
@@ -242,6 +245,8 @@ class DeadLetters:
         found = self._made.get(key)
         if found is not None:
             return found
+        if len(self._made) >= ADDRESSES_KEPT:
+            self._made.clear()
         override = queue.settings.dead_letter_key
         keys = keys_of(known, published) if override is None else [override]
         made = after_death(
@@ -300,7 +305,10 @@ class DeadLetters:
             why = records.DROPPED_CYCLE if targets.queues else records.DROPPED_UNROUTABLE
             self._end(queue, letter, why)
             return []
-        wanting = [target for target in allowed if target.name not in letter.have]
+        wanting = allowed
+        if letter.have:
+            have = set(letter.have)
+            wanting = [target for target in allowed if target.name not in have]
         if len(piece) > 1:
             for target in wanting:
                 if target.settings.guarded:
@@ -440,9 +448,12 @@ class DeadLetters:
         allowed: list[Queue],
     ) -> None:
         """One line per distinct cycle; each dropped message has its row in the ledger [DL-D2]."""
+        if len(self._cycles) >= CYCLES_TOLD:
+            return
         reason = records.DEATHS[letter.reason]
+        spared = {target.id for target in allowed}
         for target in targets:
-            if target in allowed:
+            if target.id in spared:
                 continue
             cycle = (queue.vhost, queue.name, reason, target.name)
             if cycle not in self._cycles and len(self._cycles) < CYCLES_TOLD:
