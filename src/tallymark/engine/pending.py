@@ -76,8 +76,10 @@ class PendingLetters:
         others = len(letters) - count
         before = queue.pending
         letters.rotate(-start)
+        self._letters.limit_cascade(count, True)  # in a turn, not for each of them
         for _ in range(count):
             self._retry_one(queue, letters.popleft())
+        self._letters.limit_cascade(0, False)
         queue.retry_at = start + len(letters) - others
         letters.rotate(queue.retry_at)
         if queue.pending < before:
