@@ -41,9 +41,9 @@ ADDRESSES_KEPT: Final = 4096
 
 PASSED_ON: Final = 4096
 PASSED_ON_EACH: Final = 64
-"""How often letters of one cause are passed on by full queues with reject-publish-dlx: so often, and
-so often for each message. Where each of n such queues leads to all others, one message would make n!
-letters in one turn."""
+"""How often letters of one cause are passed on by full queues with reject-publish-dlx: so often,
+and so often for each message. Where each of n such queues leads to all others, one message would
+make n! letters in one turn."""
 
 DISABLED: Final = "disabled"
 AT_MOST_ONCE: Final = "at_most_once"
