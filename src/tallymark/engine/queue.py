@@ -213,6 +213,8 @@ class Queue(Timed):
             self.body_bytes = OFF
         elif not self.ready and not self.pending:
             self.body_bytes = 0
+        if settings.dedup_ms <= 0:
+            self.seen_ids.clear()
         self.watch()
 
     def watch(self) -> None:
