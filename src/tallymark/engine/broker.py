@@ -201,7 +201,6 @@ class Broker:
         """The queue's settings changed: they are in effect at once."""
         queue.used_ms = self.clock.now_ms
         queue.retry_ms = 0
-        self.timeouts.watch_all(queue)
         self.dispatcher.mark(queue)
 
     def delete_queue(
@@ -231,6 +230,11 @@ class Broker:
         self._resettle(vhost)
 
     def _resettle(self, vhost: VirtualHost) -> None:
+        if not vhost.resettled:
+            return
+        for connection in self.connections.values():
+            if connection.vhost == vhost.name:
+                self.timeouts.watch(connection)
         for queue in vhost.resettled:
             self.resettle(queue)
         vhost.resettled.clear()

@@ -128,7 +128,7 @@ async def fields_of(request: web.Request) -> Fields:
         parts.append(part)
     try:
         value = msgspec.json.decode(b"".join(parts).strip() or b"{}")
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise Refused(400, "bad_request", f"not_json: {error}") from error
     if not isinstance(value, dict):
         raise Refused(400, "bad_request", "not_json: expected an object")
