@@ -234,6 +234,13 @@ def test_what_is_not_offered_is_named_and_the_rest_is_done(
     assert "x" not in names(get(broker, "exchanges"))
 
 
+def nested(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"queues": {}}, "section 'queues' is no list"),
     ({"queues": ["q"]}, "queues[0] is 'q', expected an object"),
@@ -281,6 +288,21 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         only("permissions", user="guest", vhost="/", configure="[", write="", read=""),
         "permission '['",
     ),
+    (only("queues", **{**QUEUE, "name": "q" * 256}), "name of 256 bytes, expected 255 at most"),
+    (
+        only("exchanges", name="\u00e9" * 128, vhost="/", type="fanout"),
+        "name of 256 bytes, expected 255 at most",
+    ),
+    (
+        only(
+            "bindings", source="amq.topic", vhost="/", destination="there",
+            destination_type="queue", routing_key="k" * 256,
+        ),
+        "routing_key of 256 bytes",
+    ),
+    (only("queues", **QUEUE, arguments={"deep": nested(200)}), "no AMQP table holds"),
+    (only("queues", **QUEUE, arguments={"k" * 256: 1}), "no AMQP table holds"),
+    (only("queues", **QUEUE, arguments={"large": 1 << 64}), "no AMQP table holds"),
     (only("users", name="u", password_hash="x", tags=[]), "password hash"),
     (only("users", name="u", password_hash="", tags=[5]), "expected a list of texts"),
     (

@@ -53,6 +53,8 @@ from tallymark.server.users import (
     check_permission,
     hashed_user,
 )
+from tallymark.wire.amqp091.errors import WireError
+from tallymark.wire.amqp091.fields import decode_table, encode_table
 
 SHA256: Final = "rabbit_password_hashing_sha256"
 OPERATOR_POLICY: Final = "operator_policy"
@@ -70,6 +72,9 @@ OF_A_VHOST: Final = ("parameters", "policies", "queues", "exchanges", "bindings"
 OWN: Final = frozenset(name for name, _, _ in PREDECLARED)
 """Exchanges that every virtual host has."""
 TYPES: Final = (DIRECT, FANOUT, TOPIC, HEADERS, CONSISTENT_HASH)
+
+SHORT: Final = 255
+"""Bytes of a name or key, at most [amqp-0.9.1 shortstr]."""
 
 Entry = Mapping[str, Any]
 Name = tuple[str, str]
@@ -306,8 +311,8 @@ class _Reader:
     # -- topology
 
     def _read_queue(self, entry: Entry) -> None:
-        name, vhost = _get(entry, "name", str), self._vhost_of(entry)
-        arguments = dict(_get(entry, "arguments", dict, {}))
+        name, vhost = _short(entry, "name"), self._vhost_of(entry)
+        arguments = _arguments(entry)
         what = named("queue", name, vhost)
         kind = entry.get("type")
         if kind in ("quorum", "stream"):
@@ -337,8 +342,8 @@ class _Reader:
             raise Wrong(f"{what} is in the file twice, with other properties")
 
     def _read_exchange(self, entry: Entry) -> None:
-        name, vhost = _get(entry, "name", str), self._vhost_of(entry)
-        type, arguments = _get(entry, "type", str), dict(_get(entry, "arguments", dict, {}))
+        name, vhost = _short(entry, "name"), self._vhost_of(entry)
+        type, arguments = _get(entry, "type", str), _arguments(entry)
         what = named("exchange", name, vhost)
         if type not in TYPES:
             self._skip("exchange", vhost, name, f"type '{type}' is not offered")
@@ -368,8 +373,8 @@ class _Reader:
         if kind not in ("queue", "exchange"):
             raise Wrong(f"destination_type is {kind!r}, expected queue or exchange")
         binding = NewBinding(
-            vhost, source, kind == "queue", destination, _get(entry, "routing_key", str, ""),
-            dict(_get(entry, "arguments", dict, {})),
+            vhost, source, kind == "queue", destination, _short(entry, "routing_key", ""),
+            _arguments(entry),
         )  # fmt: skip
         if not source:
             if binding.to_queue and binding.key == destination:
@@ -439,6 +444,25 @@ def _get(entry: Entry, name: str, kind: type[T], default: object = _NOTHING) -> 
             raise Wrong(f"{name} is missing")
         raise Wrong(f"{name} is {found!r}, expected {WORDS[kind]}")
     return found
+
+
+def _short(entry: Entry, name: str, default: object = _NOTHING) -> str:
+    """A name or routing key: what clients can be told in a short string. Raises Wrong."""
+    found = _get(entry, name, str, default)
+    size = len(found.encode("utf-8", "surrogatepass"))
+    if size > SHORT:
+        raise Wrong(f"{name} of {size} bytes, expected {SHORT} at most")
+    return found
+
+
+def _arguments(entry: Entry) -> dict[str, Any]:
+    """Arguments, such as a client could have declared. Raises Wrong."""
+    arguments = dict(_get(entry, "arguments", dict, {}))
+    try:
+        decode_table(encode_table(arguments))
+    except (ValueError, TypeError, RecursionError, WireError) as error:
+        raise Wrong(f"arguments that no AMQP table holds: {error}") from error
+    return arguments
 
 
 WORDS: Final[dict[type, str]] = {str: "text", bool: "true or false", dict: "an object"}

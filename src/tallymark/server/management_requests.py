@@ -9,7 +9,10 @@ bindings is decided by the permissions of AMQP, see local.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
@@ -37,6 +40,10 @@ MAX_BODY: Final = 64 << 20
 DEFAULT_EXCHANGE: Final = "amq.default"
 ORDER: Final = ("vhost", "name", "source", "destination", "routing_key", "properties_key", "user")
 MISSING: Final = object()
+DIGITS: Final = 20
+"""Of a number that comes as text, at most."""
+PATTERN_S: Final = 1.0
+"""How long the names of a list are searched for a pattern: the whole broker waits for it."""
 
 
 def sees_everything(user: User) -> bool:
@@ -89,7 +96,7 @@ class Fields:
 
     def number(self, name: str, default: int | None = None) -> int:
         found = self.value.get(name, default)
-        if isinstance(found, str) and found.isascii() and found.isdigit():
+        if isinstance(found, str) and _is_number(found):
             return int(found)
         if not isinstance(found, int) or isinstance(found, bool):
             raise self.wrong(name, "a whole number")
@@ -121,7 +128,7 @@ async def fields_of(request: web.Request) -> Fields:
         parts.append(part)
     try:
         value = msgspec.json.decode(b"".join(parts).strip() or b"{}")
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise Refused(400, "bad_request", f"not_json: {error}") from error
     if not isinstance(value, dict):
         raise Refused(400, "bad_request", "not_json: expected an object")
@@ -204,8 +211,9 @@ def listed(request: web.Request, rows: Iterable[dict[str, Any]]) -> web.Response
     page, size = _page(query.get("page", ""), query.get("page_size", str(PAGE_SIZE)))
     total = len(found)
     if query.get("name"):
-        accepts = _filter(query["name"], query.get("use_regex") == "true")
-        found = [row for row in found if accepts(str(row.get("name", "")))]
+        with _limited(query["name"]):
+            accepts = _filter(query["name"], query.get("use_regex") == "true")
+            found = [row for row in found if accepts(str(row.get("name", "")))]
     pages = max(1, -(-len(found) // size))
     if page > pages:
         raise Refused(
@@ -237,7 +245,7 @@ def _ordinary(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _page(page: str, size: str) -> tuple[int, int]:
     for text, most in ((page, 1 << 31), (size, MOST_ON_A_PAGE)):
-        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
+        if not (_is_number(text) and 1 <= int(text) <= most):
             raise Refused(
                 400, "invalid_pagination_parameters",
                 f"Invalid pagination parameters: page number {page}, page size {size}, expected "
@@ -246,12 +254,42 @@ def _page(page: str, size: str) -> tuple[int, int]:
     return int(page), int(size)
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= DIGITS
+
+
+@contextmanager
+def _limited(pattern: str) -> Iterator[None]:
+    """Ends a search that takes longer than PATTERN_S: an alarm interrupts Python's `re`. Raises
+    Refused 400. In another thread than the main one there is no limit."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, PATTERN_S)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except TimeoutError:
+        raise Refused(
+            400, "bad_request", f"name {pattern!r}: searching took longer than {PATTERN_S:g} s"
+        ) from None
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 def _filter(name: str, is_pattern: bool) -> Callable[[str], bool]:
     if not is_pattern:
         return lambda text: name.lower() in text.lower()
     try:
         pattern = re.compile(name, re.IGNORECASE)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise Refused(
             400, "bad_request", f"Pagination parameters are invalid: name {name!r}: {error}"
         ) from error
