@@ -237,3 +237,20 @@ def test_an_alarm_fails_the_check_and_holds_publishers(tmp_path: Path) -> None:
         path = "exchanges/%2F/amq.default/publish"
         assert refused(broker, "POST", path, message)[:2] == (503, "blocked")
         assert refused(broker, "GET", "aliveness-test/%2F")[:2] == (503, "blocked")
+
+
+def test_the_single_active_consumer_of_a_queue_is_named(broker: BrokerProcess) -> None:
+    with connect(broker) as connection:
+        channel = connection.channel()
+        channel.queue_declare("single", arguments={"x-single-active-consumer": True})
+        channel.queue_declare("many")
+        assert get(broker, "queues/%2F/single")["single_active_consumer_tag"] is None
+        for tag in ("first", "second"):
+            channel.basic_consume("single", lambda *_: None, consumer_tag=tag)
+            channel.basic_consume("many", lambda *_: None, consumer_tag=f"{tag}-many")
+        rows = {row["name"]: row["single_active_consumer_tag"] for row in get(broker, "queues")}
+        assert (rows["single"], rows["many"]) == ("first", None)
+        channel.basic_cancel("first")
+        assert get(broker, "queues/%2F/single")["single_active_consumer_tag"] == "second"
+        channel.queue_delete("single")
+        channel.queue_delete("many")

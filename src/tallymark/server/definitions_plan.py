@@ -16,6 +16,7 @@ import msgspec
 
 from tallymark.engine.arguments import (
     QUEUE_ARGUMENTS,
+    QUEUE_WITHOUT_EFFECT,
     check_queue_arguments,
     check_quorum_properties,
     check_same_arguments,
@@ -23,7 +24,7 @@ from tallymark.engine.arguments import (
     named,
 )
 from tallymark.engine.broker import Broker
-from tallymark.engine.errors import BrokerError, PreconditionFailed
+from tallymark.engine.errors import BrokerError
 from tallymark.engine.exchange import (
     CONSISTENT_HASH,
     DIRECT,
@@ -35,14 +36,7 @@ from tallymark.engine.exchange import (
     check_same_exchange,
     make_exchange,
 )
-from tallymark.engine.policies import (
-    APPLY_TO,
-    FIELDS,
-    Policy,
-    known_keys,
-    policy_from,
-    without_effect,
-)
+from tallymark.engine.policies import Policy, policy_fields, policy_from, without_effect
 from tallymark.engine.vhost import PREDECLARED, VirtualHost
 from tallymark.server.users import (
     ADMINISTRATOR,
@@ -71,6 +65,8 @@ OF_A_VHOST: Final = ("parameters", "policies", "queues", "exchanges", "bindings"
 """Sections of a file that is about one virtual host; its entries do not name it."""
 OWN: Final = frozenset(name for name, _, _ in PREDECLARED)
 """Exchanges that every virtual host has."""
+STREAMS: Final = "streams"
+"""What policies of RabbitMQ may apply to besides: from 3.11 on."""
 TYPES: Final = (DIRECT, FANOUT, TOPIC, HEADERS, CONSISTENT_HASH)
 
 SHORT: Final = 255
@@ -283,27 +279,10 @@ class _Reader:
 
     def _plan_policy(self, vhost: str, name: str, entry: Entry, operator: bool) -> None:
         what = f"{'operator policy' if operator else 'policy'} '{name}' in vhost '{vhost}'"
-        value = {key: entry[key] for key in FIELDS if entry.get(key) is not None}
-        definition = value.get("definition")
-        if isinstance(definition, dict):
-            known = known_keys(operator)
-            for key in definition:
-                if key not in known:
-                    self._pass_over(f"{what}: key '{key}'")
-            value["definition"] = {k: v for k, v in definition.items() if k in known}
-            if definition and not value["definition"]:
-                return
-        apply_to, pattern = value.get("apply-to"), value.get("pattern")
-        if isinstance(apply_to, str) and apply_to not in APPLY_TO:
-            self._pass_over(f"{what}: apply-to '{apply_to}'")
+        if entry.get("apply-to") == STREAMS:
+            self._pass_over(f"{what}: apply-to '{STREAMS}', which are not offered")
             return
-        if isinstance(pattern, str):
-            try:
-                Policy(name, pattern, {"max-length": 1})
-            except PreconditionFailed as error:
-                self._pass_over(f"{what}: {error}")
-                return
-        policy = policy_from(name, value, operator)
+        policy = policy_from(name, policy_fields(entry), operator)
         for key in without_effect(policy):
             self._pass_over(f"{what}: key '{key}' is kept, without effect")
         self.plan.policies.append((vhost, policy, operator))
@@ -338,8 +317,16 @@ class _Reader:
         check_queue_arguments(what, arguments)
         if arguments.get("x-queue-type") == "quorum":
             check_quorum_properties(what, queue.durable, False, queue.auto_delete)
-        if self.plan.queues.setdefault((vhost, name), queue) != queue:
-            raise Wrong(f"{what} is in the file twice, with other properties")
+        planned = self.plan.queues.setdefault((vhost, name), queue)
+        if planned is not queue:
+            if planned != queue:
+                raise Wrong(f"{what} is in the file twice, with other properties")
+            return
+        for argument in arguments:
+            if argument in QUEUE_WITHOUT_EFFECT:
+                self._pass_over(f"{what}: argument '{argument}' is kept, without effect")
+            elif argument.startswith("x-") and argument not in QUEUE_ARGUMENTS:
+                self._pass_over(f"{what}: argument '{argument}' is kept, not known")
 
     def _read_exchange(self, entry: Entry) -> None:
         name, vhost = _short(entry, "name"), self._vhost_of(entry)

@@ -11,12 +11,13 @@ from __future__ import annotations
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
-from aiohttp import web
+from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import BadHttpMessage
 
 from tallymark.engine.errors import AccessRefused, NotFound
 from tallymark.engine.vhost import VirtualHost
@@ -37,6 +38,7 @@ POLICYMAKER: Final = "policymaker"
 PAGE_SIZE: Final = 100
 MOST_ON_A_PAGE: Final = 500
 MAX_BODY: Final = 64 << 20
+FORM: Final = "multipart/form-data"
 DEFAULT_EXCHANGE: Final = "amq.default"
 ORDER: Final = ("vhost", "name", "source", "destination", "routing_key", "properties_key", "user")
 MISSING: Final = object()
@@ -119,15 +121,45 @@ class Fields:
 
 async def fields_of(request: web.Request) -> Fields:
     """The body as an object; an empty one is {}. Raises Refused 400, or 413 above MAX_BODY."""
+    return fields_in(await _whole(request.content.iter_any()))
+
+
+async def uploaded_fields(request: web.Request) -> Fields:
+    """As fields_of; of a form that is sent in parts, as browsers and `curl -F file=@...` upload
+    files, the part `file` is the body. Raises Refused 400, 413."""
+    if request.content_type != FORM:
+        return await fields_of(request)
+    try:
+        async for part in await request.multipart():
+            if isinstance(part, BodyPartReader) and part.name == "file":
+                return fields_in(await _whole(_chunks(part)))
+    except (LookupError, ValueError, RuntimeError, BadHttpMessage) as error:
+        reason = f"not a form in parts: {type(error).__name__}: {error}"
+        raise Refused(400, "bad_request", reason) from error
+    raise Refused(400, "bad_request", "a form without part 'file', expected one with JSON")
+
+
+async def _chunks(part: BodyPartReader) -> AsyncIterator[bytes]:
+    while chunk := await part.read_chunk():
+        yield bytes(chunk)
+
+
+async def _whole(chunks: AsyncIterator[bytes]) -> bytes:
+    """Raises Refused 413 above MAX_BODY."""
     size = 0
     parts = []
-    async for part in request.content.iter_any():
+    async for part in chunks:
         size += len(part)
         if size > MAX_BODY:
             raise Refused(413, "too_large", f"a body above {MAX_BODY} bytes")
         parts.append(part)
+    return b"".join(parts)
+
+
+def fields_in(raw: bytes) -> Fields:
+    """The object that a JSON text is. Raises Refused 400."""
     try:
-        value = msgspec.json.decode(b"".join(parts).strip() or b"{}")
+        value = msgspec.json.decode(raw.strip() or b"{}")
     except (msgspec.MsgspecError, RecursionError) as error:
         raise Refused(400, "bad_request", f"not_json: {error}") from error
     if not isinstance(value, dict):
