@@ -14,7 +14,9 @@ import pika
 import pytest
 from rich.console import Console
 
+from tallymark.cli.inspect import QUEUE_COLUMNS, spare_columns
 from tallymark.cli.output import print_table
+from tallymark.server.users import load, make_user, save
 from tests.support.process import BrokerProcess
 
 
@@ -59,6 +61,54 @@ def test_lists_are_tables_for_people_and_json_for_scripts(
     assert shown in run(command, url=broker.url).stdout
     answer = json.loads(run(command, "--json", url=broker.url).stdout)
     assert shown in json.dumps(answer)
+
+
+def test_the_columns_of_the_queues_add_up_in_a_pipe(tmp_path: Path) -> None:
+    with (
+        BrokerProcess(tmp_path / "data") as broker,
+        pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port)) as connection,
+    ):
+        channel = connection.channel()
+        letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "letters"}
+        channel.queue_declare("letters")
+        channel.queue_declare("dying", arguments=letters)
+        kept = {
+            **letters,
+            "x-dead-letter-exchange": "no",
+            "x-dead-letter-strategy": "at-least-once",
+        }
+        channel.queue_declare("stuck", durable=True, arguments=kept)
+        channel.confirm_delivery()
+        for queue in ("dying", "stuck"):
+            for _ in range(3):
+                channel.basic_publish("", queue, b"x")
+            channel.basic_nack(channel.basic_get(queue)[0].delivery_tag, requeue=False)
+            channel.basic_ack(channel.basic_get(queue)[0].delivery_tag)
+        lines = run("queues", url=broker.url).stdout.splitlines()
+    for name in ("dead letter pending", "dead lettered", "dropped"):
+        assert sum(name in line for line in lines) == 1
+    counts = {
+        line.split()[1]: [int(word) for word in line.split() if word.isdigit()]
+        for line in lines
+        if line.startswith(" /")
+    }
+    # entered, ready, acquired, leased, dead letter pending, settled, dead lettered
+    assert counts["dying"][:7] == [3, 1, 0, 0, 0, 1, 1]
+    assert counts["stuck"][:7] == [3, 1, 0, 0, 1, 1, 0]
+
+
+def test_a_narrow_terminal_keeps_the_counts_that_are_not_nothing() -> None:
+    row: dict[str, object] = {
+        "vhost": "/", "name": "q", "durable": True, "entered": 10, "ready": 3, "acquired": 2,
+        "leased": 2, "dead_letter_pending": 1, "settled": 0, "dead_lettered": 4, "dropped": {},
+        "ready_bytes": 100, "consumers": 1,
+    }  # fmt: skip
+    console = Console(width=80, file=io.StringIO())
+    print_table(console, [row], QUEUE_COLUMNS, spare_columns([row]))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    for name in ("entered", "ready", "acquired", "dead letter pending", "dead lettered"):
+        assert name in shown.split("not shown here")[0]
+    assert "settled, dropped, leased" in " ".join(shown.split("not shown here")[1].split())
 
 
 def test_a_subscription_is_listed_and_dropped(broker: BrokerProcess) -> None:
@@ -180,6 +230,12 @@ def test_users_are_kept_in_the_data_folder(tmp_path: Path) -> None:
         ("ann", "/", False),
         ("root", "*", True),
     ]
+    known = load(tmp_path / "data")
+    save(tmp_path / "data", {**known, "zoe": make_user("zoe", "x", False, {})})
+    zoe = json.loads(run("user", "list", "--json", *folder).stdout)[2:]
+    nothing = dict.fromkeys(("vhost", "configure", "write", "read"))
+    assert zoe == [{"name": "zoe", "administrator": False, **nothing}]
+    assert "zoe" in run("user", "list", *folder).stdout
     assert "exists" in run("user", "add", "ann", "--password", "x", *folder, code=1).stderr
     with BrokerProcess(tmp_path / "data") as broker:
         assert broker.http("GET", "/api/tallymark/overview", user="ann:secret")[0] == 200

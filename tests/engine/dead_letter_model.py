@@ -57,6 +57,7 @@ class Model:
         """Pending letters are tried again when the topology changes [DL-23]."""
         for queue in self.waiting:
             self.touch(queue)
+            queue.is_tried = True
 
     def route(self, exchange: str, keys: list[str]) -> list[Queue]:
         """In the order the queues were declared."""
@@ -193,8 +194,8 @@ class Model:
 
     def purge(self, name: str) -> int:
         queue = self.queues[name]
-        count = len(queue.ready)
-        queue.drop("purged", queue.length())
+        count = queue.length()
+        queue.drop("purged", count)
         queue.ready, queue.pending = [], []
         self.waiting = [w for w in self.waiting if w is not queue]
         return count
@@ -318,6 +319,7 @@ class Model:
     def retry_all(self) -> None:
         for queue in self.queues.values():
             if queue.pending:
+                queue.is_tried = True
                 self.touch(queue)
         self.quiesce()
 
@@ -338,8 +340,9 @@ class Model:
         self.expire(queue, queue.looked_at)
         self.cut(queue)
         self.expire(queue, queue.looked_at)
-        if queue.pending:
+        if queue.pending and queue.is_tried:
             self.retry(queue)
+        queue.is_tried = False
         if not queue.ready and not queue.acquired:
             queue.has_ttls = False
 
@@ -423,6 +426,8 @@ class Model:
             queue.has_ttls = any(m.ttl >= 0 for m in queue.ready)
             self.touch(queue)
         self.waiting = [queue for queue in self.queues.values() if queue.pending]
+        for queue in self.waiting:
+            queue.is_tried = True
         self.touched = list(self.queues.values())
         self.counts = {}
         self.quiesce()

@@ -85,6 +85,8 @@ class Queue:
     policy: dict[str, object] = field(default_factory=dict)
     ready: list[Message] = field(default_factory=list)
     pending: list[Message] = field(default_factory=list)
+    is_tried: bool = False
+    """Whether the pending ones are to be tried the next time it is looked after."""
     consumer: Consumer | None = None
     deleted: bool = False
     entered: int = 0

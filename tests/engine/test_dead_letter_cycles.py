@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tallymark.engine import records
@@ -136,3 +138,61 @@ def test_dl_d1_hops_are_only_counted_in_queues_that_have_the_limit() -> None:
     assert [d.queue for d in letter.deaths] == ["plain", "q", "q"], "plain compacts its own"
     reject(rig, "q")
     assert rig.dropped("q") == {"dead_letter_hop_limit": 1}
+
+
+def test_dl_15_a_cycle_among_many_targets_is_found_quickly() -> None:
+    rig = manual()
+    rig.declare("q", {"dead-letter-exchange": "x", "message-ttl": 5})
+    targets = [f"t{n}" for n in range(8000)]
+    for name in targets:
+        rig.declare(name, durable=False)
+    rig.exchange("x", "fanout", ("q", ""), *[(name, "") for name in targets])
+    for n in range(5):
+        rig.send("q", n)
+    rig.turn()
+    rig.now_ms += 5
+    start = time.process_time()
+    rig.turn()
+    assert time.process_time() - start < 1.5  # by a walk of the list for each: seconds
+    assert rig.ready("t7999") == list(range(5))
+
+
+@pytest.mark.parametrize("strategy", ["at-most-once", "at-least-once"])
+def test_full_queues_that_all_lead_to_each_other_do_not_make_n_factorial_letters(
+    strategy: str,
+) -> None:
+    rig = manual()
+    names = [f"q{n}" for n in range(12)]
+    for name in names:
+        rig.declare(
+            name,
+            {
+                "max-length": 0, "overflow": "reject-publish-dlx", "dead-letter-exchange": "x",
+                "dead-letter-strategy": strategy,
+            },
+        )  # fmt: skip
+    rig.exchange("x", "fanout", *[(name, "") for name in names])
+    rig.send("q0", 1)
+    rig.turn()
+    rig.broker.check()
+    entered = sum(rig.vhost.queues[name].entered for name in names)
+    assert 4096 < entered < 9_000
+    kept = sum(rig.vhost.queues[name].pending for name in names)
+    refused = sum(rig.vhost.queues[name].dropped.get(records.DROPPED_REFUSED, 0) for name in names)
+    assert (kept > 0, refused > 0) == (strategy == "at-least-once", strategy == "at-most-once")
+
+
+def test_each_of_many_messages_may_be_passed_on_by_a_chain_of_full_queues() -> None:
+    rig = manual()
+    for n in range(40):
+        rig.declare(
+            f"q{n}",
+            {
+                "max-length": 0, "overflow": "reject-publish-dlx", "dead-letter-exchange": "",
+                "dead-letter-routing-key": f"q{n + 1}",
+            },
+        )  # fmt: skip
+    rig.declare("q40")
+    rig.send("q0", *range(300))
+    finish(rig)
+    assert rig.ready("q40") == list(range(300))

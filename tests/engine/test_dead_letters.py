@@ -489,3 +489,26 @@ def test_known_annotations_without_a_death_do_not_change_where_a_message_goes() 
     assert [(h.number, h.place) for h in rig.holds("dead")] == [
         (1, ("", "dead")), (2, ("", "dead")),
     ]  # fmt: skip
+
+
+def test_bytes_that_cannot_be_read_do_not_stop_later_letters() -> None:
+    rig = manual()
+    rig.declare("q", {"dead-letter-exchange": "x"})
+    rig.declare("t")
+    rig.exchange("x", "headers")
+    rig.vhost.bind_queue("t", "x", "", {"x-match": "any-with-x", "x-first-death-queue": "q"}, 0)
+    rig.says.update({1: Said(priority=1), 2: Said(priority=1)})
+    rig.send("q", 1, 2)
+    session = rig.session()
+    rig.settle_down()
+    first, second = rig.take(session, "q"), rig.take(session, "q")
+    assert first is not None
+    assert second is not None
+    payload = session.inflight[0].slice.payload
+    raw, payload.raw, position = payload.raw, None, payload.position
+    payload.position = 1 << 40
+    with pytest.raises(AssertionError):  # what a read error is to the engine
+        rig.broker.settle(session, first[1], first[1], REJECTED)
+    payload.raw, payload.position = raw, position
+    rig.broker.settle(session, second[1], second[1], REJECTED)
+    assert rig.ready("t") == [2]

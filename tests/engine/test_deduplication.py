@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tallymark.engine import records
 from tallymark.engine.session import RETURNED
+from tallymark.engine.snapshot import snapshot
 from tests.support.engine_rig import Rig, Said
 from tests.support.engine_steps import drain, finish, manual, reject
 
@@ -162,3 +164,34 @@ def test_the_id_of_a_transient_message_goes_with_it_at_a_restart() -> None:
     assert rig.dropped("q") == {"transient_at_restart": 1}
     send(rig, "a", start=2)
     assert rig.ready("q") == [2]
+
+
+def test_ids_are_let_go_of_where_the_queue_no_longer_looks_at_them() -> None:
+    rig = manual()
+    queue = rig.declare("q")
+    rig.set_policy("q", {"message-deduplication": WINDOW})
+    send(rig, "a", "b")
+    assert len(queue.seen_ids) == 2
+    rig.set_policy("q", {})
+    assert not queue.seen_ids
+
+
+def test_a_checkpoint_has_no_ids_of_before_the_window() -> None:
+    rig = deduplicating()
+    queue = rig.vhost.queues["q"]
+    send(rig, "a")
+    rig.advance(WINDOW // 2)
+    send(rig, "b", start=2)
+    rig.advance(WINDOW // 2)
+    seen = [r.blob for r in snapshot(rig.broker, False) if r.kind == records.SEEN]
+    assert seen == [b'["b"]']
+    assert list(queue.seen_ids) == ["b"]
+
+
+def test_of_a_very_long_id_a_hash_is_kept() -> None:
+    rig = deduplicating()
+    for number, end in enumerate("xyx", 1):
+        rig.says[number] = Said(headers={"x-deduplication-header": "i" * 100_000 + end})
+    rig.send("q", 1, 2, 3)
+    assert rig.ready("q") == [1, 2]
+    assert [len(id) for id in rig.vhost.queues["q"].seen_ids] == [64, 64]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine.deadlines import NEVER
+from tallymark.engine.delivery import IN_A_TURN
 from tallymark.engine.packing import Packing
 from tallymark.engine.session import ACCEPTED, RETURNED
 from tests.support.engine_rig import START_MS, Rig, Said
@@ -365,3 +366,57 @@ def test_a_restart_starts_its_time_anew() -> None:
     assert is_there(rig)
     rig.advance(1)
     assert not is_there(rig)
+
+
+def backlog(rig: Rig, n: int) -> None:
+    """So many messages in q, one by one, and their time has come without a turn since."""
+    session = rig.session()
+    for number in range(n):
+        rig.publish(session, "q", [number])
+    rig.turn()
+    rig.now_ms += 50
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_turn_has_an_end_where_a_deep_backlog_expires(waits: bool) -> None:
+    rig = manual()
+    queue = rig.declare(
+        "q",
+        {"message-ttl": 50, "dead-letter-exchange": "", "dead-letter-routing-key": "t"},
+    )
+    rig.declare("t")
+    backlog(rig, 10_000)
+    rig.send("q", 10_000)
+    gone = 0
+    if waits:
+        rig.broker.consume(rig.session(), queue, "c", True, False, 0, {})
+        gone = IN_A_TURN
+        assert queue.ready == 10_001 - gone
+    out = rig.turn()
+    assert queue.ready == 10_001 - gone - IN_A_TURN
+    assert out == []
+    out += rig.settle_down()
+    rig.broker.check()
+    assert rig.ready("t") == list(range(10_000))
+    assert [d.number for d in out] == ([10_000] if waits else [])
+
+
+def test_a_command_is_told_of_nothing_that_expired_however_deep_the_backlog() -> None:
+    rig = manual()
+    rig.declare("q", {"message-ttl": 50})
+    backlog(rig, 10_000)
+    rig.turn()
+    assert 0 < rig.vhost.queues["q"].ready < 10_000
+    assert rig.take(rig.session(), "q") is None
+
+
+def test_a_turn_has_an_end_where_a_deep_backlog_is_over_a_new_limit() -> None:
+    rig = manual()
+    queue = rig.declare("q")
+    backlog(rig, 10_000)
+    rig.set_policy("q", {"max-length": 10})
+    rig.turn()
+    assert queue.ready == 10_000 - IN_A_TURN
+    rig.settle_down()
+    rig.broker.check()
+    assert rig.ready("q") == list(range(9_990, 10_000))

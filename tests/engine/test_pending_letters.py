@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tallymark.engine.session import ACCEPTED, FAILED
@@ -431,3 +433,55 @@ def test_dl_23_many_letters_are_tried_a_thousand_a_turn_and_stay_in_order() -> N
     finish(rig)
     assert rig.ready("t") == many
     assert rig.pending("q") == []
+
+
+def test_dl_23_changes_of_topology_in_every_turn_do_not_starve_later_letters() -> None:
+    rig = keeping("x")
+    rig.exchange("x", "direct")
+    for n in range(1500):
+        rig.send("q", n)
+    rig.send("q", 1500, cc=("ok",))
+    reject(rig, "q", 1501)
+    assert len(rig.pending("q")) == 1501
+    rig.bind("t", "x", "ok")
+    for n in range(20):  # somebody declares a queue for answers in every turn
+        rig.declare(f"answers {n}")
+        rig.now_ms += 100
+        rig.turn()
+    assert rig.ready("t") == [1500]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_dl_23_a_change_of_topology_in_the_middle_of_an_attempt_is_not_missed(late: bool) -> None:
+    rig = keeping("x")
+    rig.exchange("x", "direct")
+    for n in range(1500):
+        rig.send("q", n)
+    reject(rig, "q", 1500)
+    rig.declare("answers")
+    rig.turn()  # the first thousand of them are tried
+    rig.bind("t", "x", "q")
+    rig.now_ms += 1000 if late else 0
+    rig.advance(0)
+    many = list(range(1500))
+    assert rig.ready("t") == (many[1000:] + many[:1000] if late else many)
+    assert rig.pending("q") == []
+
+
+def test_dl_23_many_targets_that_have_a_letter_are_passed_over_quickly() -> None:
+    rig = keeping("x")
+    targets = [f"t{n}" for n in range(6000)]
+    for name in targets:
+        rig.declare(name, durable=False)
+    rig.declare("full", {"max-length": 0, "overflow": "reject-publish"})
+    rig.exchange("x", "fanout", ("full", ""), *[(name, "") for name in targets])
+    rig.send("q", *range(10), ttl=5)
+    rig.advance(5)
+    queue = rig.vhost.queues["q"]
+    assert [len(letter.have) for letter in queue.letters] == [6000] * 10
+    queue.retry_ms = 0
+    rig.broker.dispatcher.mark(queue)
+    start = time.process_time()
+    rig.turn()
+    assert time.process_time() - start < 1.5  # by a walk of the list for each: many seconds
+    assert queue.pending == 10

@@ -190,3 +190,18 @@ def test_lc_4_what_came_back_survives_a_restart_ready() -> None:
     assert again.ready("q") == [1]
     consume(again, "q")
     assert [delivery.redelivered for delivery in again.advance(0)] == [True]
+
+
+def test_lc_4_a_policy_holds_for_what_cancelled_consumers_and_gets_hold() -> None:
+    rig = manual()
+    queue = rig.declare("q")
+    rig.send("q", 1, 2)
+    consumer = consume(rig, "q", prefetch=1)
+    rig.advance(0)
+    rig.broker.cancel(consumer)
+    assert rig.take(rig.session(), "q") is not None
+    rig.advance(5 * SECOND)
+    assert queue.acquired == 2
+    rig.set_policy("q", {"consumer-timeout": 10 * SECOND})
+    rig.advance(5 * SECOND + MERGE_MS)
+    assert (queue.acquired, rig.ready("q")) == (0, [1, 2])

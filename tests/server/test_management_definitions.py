@@ -209,14 +209,6 @@ QUEUE = {"name": "q", "vhost": "/", "durable": True}
         (only("queues", **QUEUE, type="stream"), "queue 'q' in vhost '/': streams"),
         (only("queues", **{**QUEUE, "name": "amq.gen-1"}), "are given by the broker"),
         (
-            only("policies", name="p", vhost="/", pattern="", definition={"odd": 1}),
-            "policy 'p' in vhost '/': key 'odd'",
-        ),
-        (
-            only("policies", name="p", vhost="/", pattern="(?|a)", definition={"max-length": 1}),
-            "pattern should be regular expression",
-        ),
-        (
             {
                 **only(
                     "policies", name="p", vhost="/", pattern="", definition={"max-length": 1},
@@ -237,6 +229,38 @@ def test_what_is_not_offered_is_named_and_the_rest_is_done(
     assert names(get(broker, "queues")) == ["rest"]
     assert get(broker, "policies") == []
     assert "x" not in names(get(broker, "exchanges"))
+
+
+def nested(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "why"),
+    [
+        ("x-queue-mode", "lazy", "without effect"),
+        ("x-queue-version", 2, "without effect"),
+        ("x-max-in-memory-length", 5, "without effect"),
+        ("x-max-in-memory-bytes", 5, "without effect"),
+        ("x-quorum-initial-group-size", 3, "without effect"),
+        ("x-queue-leader-locator", "balanced", "without effect"),
+        ("x-queue-master-locator", "min-masters", "without effect"),
+        ("x-massage-ttl", 5, "not known"),
+    ],
+)
+def test_arguments_of_queues_that_change_nothing_are_named(
+    untouched: BrokerProcess, argument: str, value: object, why: str
+) -> None:
+    arguments = {argument: value, "x-max-length": 5, "x-queue-type": "classic", "note": "x"}
+    queues = {"queues": [{"name": "idle", "vhost": "/", "arguments": arguments}]}
+    expected = [f"queue 'idle' in vhost '/': argument '{argument}' is kept, {why}"]
+    for _ in ("new", "there already"):
+        assert imported(untouched, queues)["unsupported"] == expected
+    assert get(untouched, "queues/%2F/idle")["arguments"] == arguments
+    done(untouched, "DELETE", "queues/%2F/idle")
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -286,11 +310,57 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         only("permissions", user="guest", vhost="/", configure="[", write="", read=""),
         "permission '['",
     ),
+    (only("queues", **{**QUEUE, "name": "q" * 256}), "name of 256 bytes, expected 255 at most"),
+    (
+        only("exchanges", name="\u00e9" * 128, vhost="/", type="fanout"),
+        "name of 256 bytes, expected 255 at most",
+    ),
+    (
+        only(
+            "bindings", source="amq.topic", vhost="/", destination="there",
+            destination_type="queue", routing_key="k" * 256,
+        ),
+        "routing_key of 256 bytes",
+    ),
+    (only("queues", **QUEUE, arguments={"deep": nested(200)}), "no AMQP table holds"),
+    (only("queues", **QUEUE, arguments={"k" * 256: 1}), "no AMQP table holds"),
+    (only("queues", **QUEUE, arguments={"large": 1 << 64}), "no AMQP table holds"),
     (only("users", name="u", password_hash="x", tags=[]), "password hash"),
     (only("users", name="u", password_hash="", tags=[5]), "expected a list of texts"),
     (
         only("policies", name="p", vhost="/", pattern="", definition={"max-length": "x"}),
         "is not a valid maximum length",
+    ),
+    (
+        only(
+            "policies", name="p", vhost="/", pattern="", definition={"odd": 1, "max-length": 1}
+        ),
+        "policies[0] 'p': [{<<\"odd\">>,1}] are not recognised policy settings",
+    ),
+    (
+        only(
+            "parameters", component="operator_policy", name="p", vhost="/",
+            value={"pattern": "", "definition": {"max-length": 1, "dead-letter-exchange": "x"}},
+        ),
+        "are not recognised operator policy settings",
+    ),
+    (
+        only("policies", name="p", vhost="/", pattern="(", definition={"max-length": 1}),
+        "pattern should be regular expression",
+    ),
+    (
+        only(
+            "policies", name="p", vhost="/", pattern="", definition={"max-length": 1},
+            **{"apply-to": "cats"},
+        ),
+        "apply-to 'cats' unrecognised",
+    ),
+    (
+        only(
+            "policies", name="p", vhost="/", pattern="", definition={"max-length": 1},
+            **{"aply-to": "queues"},
+        ),
+        "Unrecognised terms [aply-to] in policy",
     ),
 ]  # fmt: skip
 
@@ -325,6 +395,46 @@ def test_all_that_is_wrong_is_told_together(untouched: BrokerProcess) -> None:
     assert "users[0]" in text
     for body in (b"[]", b"{", b'"text"'):
         assert refused(untouched, "POST", "definitions", body)[2].startswith("not_json")
+
+
+BOUNDARY = "------------------------2f7a3c"
+
+
+def form(name: str, content: bytes, end: bytes = b"--") -> bytes:
+    """As `curl -F NAME=@defs.json -F redirect=x` sends it."""
+    parts = [
+        b'name="redirect"\r\n\r\nx',
+        b'name="%s"; filename="defs.json"\r\nContent-Type: application/json\r\n\r\n%s'
+        % (name.encode(), content),
+    ]
+    line = b"--" + BOUNDARY.encode()
+    body = b"".join(line + b"\r\nContent-Disposition: form-data; " + p + b"\r\n" for p in parts)
+    return body + line + end + b"\r\n"
+
+
+def test_a_file_may_be_uploaded_as_a_form(untouched: BrokerProcess) -> None:
+    before = get(untouched, "definitions")
+    multipart = {"Content_Type": f"multipart/form-data; boundary={BOUNDARY}"}
+
+    def upload(body: bytes, path: str = "definitions", **headers: str) -> tuple[int, Any]:
+        status, _, found = call(untouched, "POST", path, body, **(headers or multipart))
+        return status, found
+
+    long = b'{"queues": [{"name": "form", "vhost": "/"}]}' + b" " * 200_000
+    assert upload(form("file", long)) == (204, None)
+    assert upload(form("file", b'{"queues": [{"name": "form"}]}'), "definitions/%2F")[0] == 204
+    assert done(untouched, "DELETE", "queues/%2F/form") == 204
+    for body, headers, reason in (
+        (form("other", b"{}"), multipart, "a form without part 'file'"),
+        (form("file", b"["), multipart, "not_json"),
+        (b"{}", multipart, "form"),
+        (b"", multipart, "form"),
+        (form("file", b"{}"), {"Content_Type": "multipart/form-data"}, "not a form in parts"),
+    ):
+        status, found = upload(body, **headers)
+        assert (status, found["error"]) == (400, "bad_request")
+        assert reason in found["reason"]
+    assert get(untouched, "definitions") == before
 
 
 def test_a_password_in_the_file_is_taken(broker: BrokerProcess) -> None:

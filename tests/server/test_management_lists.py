@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -160,11 +161,28 @@ def test_pages(broker: BrokerProcess) -> None:
         ("page=0", "invalid_pagination_parameters"),
         ("page=one", "invalid_pagination_parameters"),
         ("page=1&page_size=501", "invalid_pagination_parameters"),
+        ("page=" + "1" * 5000, "invalid_pagination_parameters"),
         ("page=1&use_regex=true&name=[", "bad_request"),
     ],
 )
 def test_pages_there_are_not(broker: BrokerProcess, query: str, error: str) -> None:
     assert refused(broker, "GET", f"queues/shop?{query}")[:2] == (400, error)
+
+
+def test_a_pattern_that_takes_for_ever_is_refused_and_the_broker_goes_on(
+    broker: BrokerProcess,
+) -> None:
+    done(broker, "PUT", "vhosts/slow")
+    done(broker, "PUT", "permissions/slow/guest", FULL)
+    done(broker, "PUT", "queues/slow/" + "a" * 60 + "b")
+    start = time.monotonic()
+    status, error, text = refused(
+        broker, "GET", "queues/slow?page=1&use_regex=true&name=%5E(a%2B)%2B%24"
+    )
+    assert (status, error) == (400, "bad_request")
+    assert "took longer than 1 s" in text
+    assert time.monotonic() - start < 10
+    done(broker, "DELETE", "vhosts/slow")
 
 
 def test_order_and_columns(broker: BrokerProcess) -> None:
@@ -219,3 +237,20 @@ def test_an_alarm_fails_the_check_and_holds_publishers(tmp_path: Path) -> None:
         path = "exchanges/%2F/amq.default/publish"
         assert refused(broker, "POST", path, message)[:2] == (503, "blocked")
         assert refused(broker, "GET", "aliveness-test/%2F")[:2] == (503, "blocked")
+
+
+def test_the_single_active_consumer_of_a_queue_is_named(broker: BrokerProcess) -> None:
+    with connect(broker) as connection:
+        channel = connection.channel()
+        channel.queue_declare("single", arguments={"x-single-active-consumer": True})
+        channel.queue_declare("many")
+        assert get(broker, "queues/%2F/single")["single_active_consumer_tag"] is None
+        for tag in ("first", "second"):
+            channel.basic_consume("single", lambda *_: None, consumer_tag=tag)
+            channel.basic_consume("many", lambda *_: None, consumer_tag=f"{tag}-many")
+        rows = {row["name"]: row["single_active_consumer_tag"] for row in get(broker, "queues")}
+        assert (rows["single"], rows["many"]) == ("first", None)
+        channel.basic_cancel("first")
+        assert get(broker, "queues/%2F/single")["single_active_consumer_tag"] == "second"
+        channel.queue_delete("single")
+        channel.queue_delete("many")

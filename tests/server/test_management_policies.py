@@ -66,6 +66,8 @@ def test_the_tighter_of_policy_and_operator_policy_is_in_effect(broker: BrokerPr
         ({"definition": None}, "definition must be a dictionary"),
         ({"priority": "high"}, "priority should be a number"),
         ({"apply-to": "cats"}, "apply-to 'cats' unrecognised"),
+        ({"aply-to": "queues"}, "Unrecognised terms [aply-to] in policy, expected pattern"),
+        ({"apply_to": None, "x": 1}, "Unrecognised terms [apply_to, x] in policy"),
     ],
 )
 def test_a_bad_policy_is_refused_and_the_old_one_stays(
@@ -79,6 +81,14 @@ def test_a_bad_policy_is_refused_and_the_old_one_stays(
         assert reason in text
     assert get(broker, "policies") == before
     done(broker, "DELETE", "policies/shop/good")
+
+
+def test_a_policy_may_be_put_as_it_is_shown(broker: BrokerProcess) -> None:
+    done(broker, "PUT", "policies/shop/one", policy(priority=None))
+    shown = get(broker, "policies/shop/one")
+    assert done(broker, "PUT", "policies/shop/one", shown) == 204
+    assert get(broker, "policies/shop/one") == shown
+    done(broker, "DELETE", "policies/shop/one")
 
 
 def test_keys_without_effect_are_named(broker: BrokerProcess) -> None:

@@ -84,6 +84,9 @@ def test_every_list_and_overview(admin: Admin) -> None:
         "consumers", "parameters", "policies", "operator_policies", "queues", "vhost_limits",
     ):  # fmt: skip
         admin("list", what)
+    for depth in ("1", "4"):
+        for what in ("exchanges", "queues"):
+            admin("-d", depth, "list", what)
     (row,) = admin.rows("show", "overview")
     assert row["object_totals.queues"] == "0"
     (node,) = admin.rows("list", "nodes")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urljoin
 
 import pytest
 
@@ -110,6 +110,13 @@ def test_deletion_on_condition(broker: BrokerProcess) -> None:
 def test_exchanges_that_are_always_there(broker: BrokerProcess) -> None:
     assert get(broker, "exchanges/%2F/amq.default")["name"] == ""
     assert get(broker, "exchanges/%2F/amq.topic")["type"] == "topic"
+    assert not any("policy" in row for row in get(broker, "exchanges")), "null is not said"
+    done(broker, "PUT", "policies/%2F/alt", {
+        "pattern": "^amq.topic$", "definition": {"alternate-exchange": "x"},
+        "apply-to": "exchanges",
+    })  # fmt: skip
+    assert get(broker, "exchanges/%2F/amq.topic")["policy"] == "alt"
+    done(broker, "DELETE", "policies/%2F/alt")
     for name in ("amq.topic", "amq.default"):
         assert refused(broker, "DELETE", f"exchanges/%2F/{name}")[:2] == (401, "not_authorised")
 
@@ -145,6 +152,33 @@ def test_a_binding_and_its_properties_key(
     assert done(broker, "DELETE", one) == 204
     assert refused(broker, "DELETE", one)[0] == 404
     assert get(broker, base) == []
+
+
+@pytest.mark.parametrize("key", ["k.#", "100%", "ü/x", "a b+c", "~", "k.%23", "#?&"])
+def test_the_properties_key_may_be_encoded_once_or_twice(broker: BrokerProcess, key: str) -> None:
+    """In a path it is encoded once more, as any name; RabbitMQ takes it as it is shown too."""
+    done(broker, "PUT", "queues/%2F/twice")
+    base = "bindings/%2F/e/amq.topic/q/twice"
+    for again in (False, True):
+        status, headers, _ = call(broker, "POST", base, {"routing_key": key})
+        assert status == 201
+        (row,) = get(broker, base)
+        shown = row["properties_key"]
+        followed = urljoin(base, headers["location"])
+        once, twice = f"{base}/{shown}", f"{base}/{quote(shown, safe='')}"
+        for path in (followed, once, twice):
+            assert get(broker, path) == row
+        done(broker, "DELETE", twice if again else once)
+        assert get(broker, base) == []
+
+
+def test_of_two_bindings_the_one_whose_key_is_shown_so_is_meant(broker: BrokerProcess) -> None:
+    done(broker, "PUT", "queues/%2F/two")
+    base = "bindings/%2F/e/amq.topic/q/two"
+    for key in ("k.%23", "k.#"):
+        assert call(broker, "POST", base, {"routing_key": key})[0] == 201
+    assert get(broker, f"{base}/k.%2523")["routing_key"] == "k.#"
+    assert get(broker, f"{base}/k.%252523")["routing_key"] == "k.%23"
 
 
 def test_bindings_of_the_same_key_are_told_apart_by_their_arguments(broker: BrokerProcess) -> None:

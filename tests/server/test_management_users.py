@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pika.exceptions import AMQPError
 
 from tallymark.server.users import UsersError, hashed_user, make_user
 from tests.server.management import FULL, call, connect, done, get, names, refused
@@ -65,8 +66,12 @@ def test_a_user_is_made_changed_and_deleted(broker: BrokerProcess) -> None:
     assert done(broker, "PUT", path, {"password": "one", "tags": "a, b,administrator"}) == 201
     assert get(broker, path)["tags"] == ["administrator", "a", "b"]
     assert get(broker, "whoami", "bob:one") == {"name": "bob", "tags": ["administrator", "a", "b"]}
+    done(broker, "PUT", "permissions/shop/bob", FULL)
     assert done(broker, "PUT", path, {"tags": ["monitoring"]}) == 204
-    assert get(broker, "whoami", "bob:one")["tags"] == ["monitoring"], "the password stays"
+    row = get(broker, path)
+    assert (row["tags"], row["password_hash"]) == (["monitoring"], "")
+    assert not may_enter(broker, "bob", "one"), "no password, no login, as in RabbitMQ"
+    assert get(broker, "permissions/shop/bob")["read"] == ".*"
     done(broker, "PUT", path, {"password": "two", "tags": ""})
     assert (may_enter(broker, "bob", "one"), may_enter(broker, "bob", "two")) == (False, True)
     done(broker, "PUT", path, {"password_hash": "", "tags": ""})
@@ -115,6 +120,23 @@ def test_hashes_of_rabbitmq_let_in_and_are_shown_again(
     done(broker, "DELETE", "users/from")
 
 
+@pytest.mark.parametrize("algorithm", ["sha256", "sha512"])
+def test_the_hash_of_an_empty_password_lets_nobody_in(
+    broker: BrokerProcess, algorithm: str
+) -> None:
+    body = {
+        "password_hash": salted(algorithm, ""),
+        "hashing_algorithm": f"rabbit_password_hashing_{algorithm}",
+        "tags": "administrator",
+    }
+    done(broker, "PUT", "users/blank", body)
+    done(broker, "PUT", "permissions/%2F/blank", FULL)
+    assert not may_enter(broker, "blank", "")
+    with pytest.raises(AMQPError):
+        connect(broker, "blank", password="").close()
+    done(broker, "DELETE", "users/blank")
+
+
 def test_a_scrypt_hash_is_shown_and_taken_again(broker: BrokerProcess) -> None:
     done(broker, "PUT", "users/here", {"password": "secret", "tags": ""})
     row = get(broker, "users/here")
@@ -141,6 +163,7 @@ def test_a_scrypt_hash_is_shown_and_taken_again(broker: BrokerProcess) -> None:
         (salted("sha256", "x", b"s" * 16), "scrypt:16383:8:1", "a power of 2"),
         (salted("sha256", "x", b"s" * 16), "scrypt:2097152:8:1", "expected a cost of 2 to 2^20"),
         (salted("sha256", "x", b"s" * 16), "scrypt:16384:99:1", "block 1 to 32"),
+        (salted("sha256", "x", b"s" * 16), "scrypt:65536:1:1", "below 2^16 with block 1"),
     ],
 )
 def test_hashes_that_cannot_be_checked_are_refused(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import json
 from pathlib import Path
 
@@ -50,6 +52,35 @@ def test_who_gets_in(tmp_path: Path) -> None:
     assert not check(who, "ann", "Secret")
     assert not check(who, "bob", "secret")
     assert not check(who, "ann", "")
+
+
+@pytest.mark.parametrize(("cost", "block", "parallel"), [(2, 1, 1), (2, 32, 16), (1 << 15, 1, 1)])
+def test_every_scrypt_hash_that_is_taken_can_be_checked(
+    tmp_path: Path, cost: int, block: int, parallel: int
+) -> None:
+    salt = b"s" * 16
+    raw = salt + hashlib.scrypt(
+        b"secret", salt=salt, n=cost, r=block, p=parallel, maxmem=1 << 30, dklen=32
+    )
+    text = base64.b64encode(raw).decode()
+    made = users.hashed_user("ann", text, f"scrypt:{cost}:{block}:{parallel}")
+    users.save(tmp_path, {"ann": made})
+    assert check(Users(tmp_path), "ann", "secret")
+    assert not check(Users(tmp_path), "ann", "other")
+
+
+@pytest.mark.parametrize("digest", ["sha256", "sha512"])
+def test_an_empty_password_never_gets_in_whatever_the_hash(tmp_path: Path, digest: str) -> None:
+    """RabbitMQ keeps the hash of an empty password too, and lets nobody in by it."""
+    raw = b"salt" + hashlib.new(digest, b"salt").digest()
+    text = base64.b64encode(raw).decode()
+    blank = users.hashed_user("ann", text, f"rabbit_password_hashing_{digest}")
+    raw = b"s" * 16 + hashlib.scrypt(b"", salt=b"s" * 16, n=2, r=1, p=1, dklen=32)
+    own = users.hashed_user("bob", base64.b64encode(raw).decode(), "scrypt:2:1:1")
+    users.save(tmp_path, {"ann": blank, "bob": own})
+    who = Users(tmp_path)
+    assert not check(who, "ann", "")
+    assert not check(who, "bob", "")
 
 
 def test_guest_gets_in_from_loopback_while_there_are_no_users(tmp_path: Path) -> None:

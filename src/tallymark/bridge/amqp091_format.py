@@ -11,6 +11,7 @@ decoded where a search for its key's bytes says that it may be there.
 from __future__ import annotations
 
 from array import array
+from hashlib import sha256
 from typing import Final, final
 
 from tallymark.bridge.amqp091_special import headers_of
@@ -22,6 +23,8 @@ from tallymark.wire.amqp091.fields import decode_table
 DEDUPLICATION: Final = "x-deduplication-header"
 HOP_LIMIT: Final = "x-opt-dead-letter-hop-limit"
 MOST_HOPS: Final = 255
+LONGEST_ID: Final = 255
+"""Letters of an id that is kept as it is; of longer ones a hash is."""
 _DEDUPLICATION: Final = bytes((len(DEDUPLICATION),)) + DEDUPLICATION.encode()
 _HOP_LIMIT: Final = bytes((len(HOP_LIMIT),)) + HOP_LIMIT.encode()
 
@@ -142,7 +145,9 @@ def _id(raw: bytes, at: int) -> str:
     """The deduplication header where there is one, else the message id."""
     value = _header(raw, at, DEDUPLICATION, _DEDUPLICATION)
     if isinstance(value, str):
-        return value
+        if len(value) <= LONGEST_ID:
+            return value
+        return sha256(value.encode("utf-8", "surrogateescape")).hexdigest()
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     return _message_id(raw, at)

@@ -22,6 +22,13 @@ Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 URL = "http://127.0.0.1:15672"
 LOGIN = "guest:guest"
 POSITIONS = ("end", "written", "synced", "durable")
+WAITING = ("ready", "acquired", "leased", "dead_letter_pending")
+"""Counts of messages that are in a queue; leased ones are acquired."""
+GONE = ("settled", "dead_lettered", "dropped")
+"""Counts of those that were. With what waits, but not leased, they make what entered."""
+QUEUE_COLUMNS = (
+    "vhost", "name", "durable", "entered", *WAITING, *GONE, "ready_bytes", "consumers",
+)  # fmt: skip
 
 subscriptions = typer.Typer(help="Durable subscriptions of a queue.", no_args_is_help=True)
 
@@ -77,16 +84,22 @@ def _shown(key: str, value: object) -> object:
 
 
 def queues(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
-    """Queues with what entered, what waits, what is held and what is done."""
+    """Queues with what entered, what waits, what is held and what is done.
+
+    entered = ready + acquired + dead letter pending + settled + dead lettered + dropped.
+    """
     rows = ask(url, user, "GET", "/api/tallymark/queues")["queues"]
     if json:
         return show_json(rows)
-    columns = (
-        "vhost", "name", "durable", "entered", "ready", "acquired", "leased", "deferred", "settled",
-        "dropped", "ready_bytes", "consumers",
-    )  # fmt: skip
-    spare = ("ready_bytes", "durable", "deferred", "consumers", "vhost", "dropped")
-    return show_table(rows, columns, "no queues", spare)
+    return show_table(rows, QUEUE_COLUMNS, "no queues", spare_columns(rows))
+
+
+def spare_columns(rows: list[dict[str, Any]]) -> list[str]:
+    """What a narrow terminal shows last of queues: as long as can be, the account still adds up, so
+    of its columns those go first in which nothing is counted."""
+    nothing = [name for name in (*GONE, *WAITING[::-1]) if not any(row.get(name) for row in rows)]
+    last = [name for name in ("leased", "dropped") if name not in nothing]
+    return ["ready_bytes", "durable", "consumers", "vhost", *nothing, *last]
 
 
 def exchanges(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:

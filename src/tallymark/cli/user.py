@@ -102,23 +102,28 @@ def delete(name: str, data_dir: Folder = FOLDER) -> None:
     print(f"user '{name}' deleted")
 
 
+def _permissions(user: users.User) -> list[tuple[str | None, Permission | None]]:
+    """Virtual hosts with what the user may do there; one pair of nothing where there are none."""
+    return list(user.vhosts.items()) or [(None, None)]
+
+
 @app.command(name="list")
 def list_users(
     data_dir: Folder = FOLDER,
     json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
 ) -> None:
-    """List the users and what they may do."""
+    """List the users and what they may do; one that may enter no virtual host is a row without."""
     rows = [
         {
             "name": user.name,
             "administrator": user.administrator,
             "vhost": vhost,
-            "configure": permission.configure,
-            "write": permission.write,
-            "read": permission.read,
+            "configure": None if permission is None else permission.configure,
+            "write": None if permission is None else permission.write,
+            "read": None if permission is None else permission.read,
         }
         for user in _load(data_dir).values()
-        for vhost, permission in user.vhosts.items()
+        for vhost, permission in _permissions(user)
     ]
     if json:
         show_json(rows)

@@ -317,6 +317,16 @@ QUEUE_CHECKS: Final[dict[str, Callable[[object], str]]] = {
 }
 QUEUE_ARGUMENTS: Final = list(QUEUE_CHECKS)
 """Compared when a queue is declared again."""
+QUEUE_WITHOUT_EFFECT: Final = (
+    "x-max-in-memory-length",
+    "x-max-in-memory-bytes",
+    "x-queue-mode",
+    "x-queue-version",
+    "x-quorum-initial-group-size",
+    "x-queue-leader-locator",
+    "x-queue-master-locator",
+)
+"""Of these, those that mean nothing here."""
 STREAM_ARGUMENTS: Final = (
     "x-max-age",
     "x-stream-max-segment-size-bytes",

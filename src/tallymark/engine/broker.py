@@ -25,7 +25,7 @@ from tallymark.engine.backlogs import Backlogs
 from tallymark.engine.clock import Clock
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.deadlines import Deadlines, Timed
-from tallymark.engine.delivery import TURN_BYTES, Dispatcher
+from tallymark.engine.delivery import IN_A_TURN, TURN_BYTES, Dispatcher
 from tallymark.engine.durability import Durability
 from tallymark.engine.effects import Cancelled, Effect, Refused, Signal
 from tallymark.engine.entrance import Entrance
@@ -181,7 +181,15 @@ class Broker:
 
     def use(self, queue: Queue) -> None:
         """Somebody uses the queue: its expiry starts anew [x-expires]. What it holds is as of now:
-        what had its time or is too much is gone."""
+        what had its time or is too much is gone, or goes with the next turns where it is a lot."""
+        queue.used_ms = self.clock.now_ms
+        if queue.watched:
+            self.upkeep.room = IN_A_TURN
+            self.upkeep.attend(queue)
+            self.upkeep.room = UNLIMITED
+
+    def _use_head(self, queue: Queue) -> None:
+        """As use, for a command that takes what the queue holds: all that had its time is gone."""
         queue.used_ms = self.clock.now_ms
         if queue.watched:
             self.upkeep.attend(queue)
@@ -197,7 +205,6 @@ class Broker:
         """The queue's settings changed: they are in effect at once."""
         queue.used_ms = self.clock.now_ms
         queue.retry_ms = 0
-        self.timeouts.watch_all(queue)
         self.dispatcher.mark(queue)
 
     def delete_queue(
@@ -227,6 +234,11 @@ class Broker:
         self._resettle(vhost)
 
     def _resettle(self, vhost: VirtualHost) -> None:
+        if not vhost.resettled:
+            return
+        for connection in self.connections.values():
+            if connection.vhost == vhost.name:
+                self.timeouts.watch(connection)
         for queue in vhost.resettled:
             self.resettle(queue)
         vhost.resettled.clear()
@@ -234,7 +246,7 @@ class Broker:
     def purge(self, queue: Queue) -> int:
         """Drop everything ready, deferred, and letters that wait there; returns how many these
         were. Unsettled and leased messages stay."""
-        self.use(queue)
+        self._use_head(queue)
         return self._drop_ready(queue, records.DROPPED_PURGED)
 
     def empty(self, queue: Queue) -> None:
@@ -610,7 +622,7 @@ class Broker:
         It may leave for the client only when `await_durable` says so if `get_must_wait` is true:
         the queue's mark does not yet cover it.
         """
-        self.use(queue)
+        self._use_head(queue)
         head = queue.head()
         if head is None:
             return None

@@ -37,6 +37,13 @@ HOP_LIMIT_HEADER: Final = b"x-opt-dead-letter-hop-limit"
 CYCLES_TOLD: Final = 10_000
 """Distinct cycles remembered, so that each is reported once."""
 ROUTES_KEPT: Final = 4096
+ADDRESSES_KEPT: Final = 4096
+
+PASSED_ON: Final = 4096
+PASSED_ON_EACH: Final = 64
+"""How often letters of one cause are passed on by full queues with reject-publish-dlx: so often,
+and so often for each message. Where each of n such queues leads to all others, one message would
+make n! letters in one turn."""
 
 DISABLED: Final = "disabled"
 AT_MOST_ONCE: Final = "at_most_once"
@@ -83,7 +90,9 @@ class DeadLetters:
         "_cycles",
         "_made",
         "_made_ms",
+        "_may_pass_on",
         "_routes",
+        "_shares",
         "_todo",
         "clock",
         "counts",
@@ -120,6 +129,10 @@ class DeadLetters:
         self._made_ms = 0
         self._todo: deque[tuple[Queue, list[Slice], int]] = deque()
         self._busy = False
+        self._may_pass_on = 0
+        """How many letters full queues may still pass on; then they refuse them."""
+        self._shares = False
+        """Whether several causes share that number."""
         self._cycles: set[tuple[str, str, str, str]] = set()
 
     # -- from a queue
@@ -131,10 +144,20 @@ class DeadLetters:
         if self._busy:
             return  # a letter that its target refused: after those before it
         self._busy = True
-        while self._todo:
-            source, dead, why = self._todo.popleft()
-            self._bury(source, dead, why)
-        self._busy = False
+        if not self._shares:
+            self.limit_cascade(sum([len(piece) for piece in pieces]), False)
+        try:
+            while self._todo:
+                source, dead, why = self._todo.popleft()
+                self._bury(source, dead, why)
+        finally:
+            self._busy = False  # bytes that cannot be read cost one client, not all later letters
+
+    def limit_cascade(self, n: int, shares: bool) -> None:
+        """So many messages are about to die or to be tried again: how often full queues pass their
+        letters on is counted from here. shares: until the next call, together."""
+        self._may_pass_on = PASSED_ON + PASSED_ON_EACH * n
+        self._shares = shares
 
     def _bury(self, queue: Queue, pieces: list[Slice], reason: int) -> None:
         settings = queue.settings
@@ -242,6 +265,8 @@ class DeadLetters:
         found = self._made.get(key)
         if found is not None:
             return found
+        if len(self._made) >= ADDRESSES_KEPT:
+            self._made.clear()
         override = queue.settings.dead_letter_key
         keys = keys_of(known, published) if override is None else [override]
         made = after_death(
@@ -300,7 +325,10 @@ class DeadLetters:
             why = records.DROPPED_CYCLE if targets.queues else records.DROPPED_UNROUTABLE
             self._end(queue, letter, why)
             return []
-        wanting = [target for target in allowed if target.name not in letter.have]
+        wanting = allowed
+        if letter.have:
+            have = set(letter.have)
+            wanting = [target for target in allowed if target.name not in have]
         if len(piece) > 1:
             for target in wanting:
                 if target.settings.guarded:
@@ -342,7 +370,7 @@ class DeadLetters:
             if entrance.room(target) < n or (
                 entrance.room_bytes(target) < size and entrance.awaited(target) < n
             ):
-                if target.settings.overflow != REJECT_PUBLISH_DLX:
+                if target.settings.overflow != REJECT_PUBLISH_DLX or self._may_pass_on <= 0:
                     return False
                 self._pass_on(target, address, piece, kept, queue.id)
                 return True
@@ -360,6 +388,7 @@ class DeadLetters:
         """A full target with reject-publish-dlx: the letters die again at once [DL-6]."""
         entrance = self.entrance
         payload = piece.payload
+        self._may_pass_on -= len(piece)
         entrance.store.use(payload, len(piece))
         if kept:
             entrance.keep(payload)
@@ -440,9 +469,12 @@ class DeadLetters:
         allowed: list[Queue],
     ) -> None:
         """One line per distinct cycle; each dropped message has its row in the ledger [DL-D2]."""
+        if len(self._cycles) >= CYCLES_TOLD:
+            return
         reason = records.DEATHS[letter.reason]
+        spared = {target.id for target in allowed}
         for target in targets:
-            if target in allowed:
+            if target.id in spared:
                 continue
             cycle = (queue.vhost, queue.name, reason, target.name)
             if cycle not in self._cycles and len(self._cycles) < CYCLES_TOLD:

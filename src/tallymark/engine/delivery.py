@@ -22,6 +22,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.session import (
     MERGE_MS,
+    UNLIMITED,
     Connection,
     Consumer,
     InFlight,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 TURN_BYTES: Final = 1 << 20
 """Raw bytes handed to one connection in one turn: the message that reaches it is the last."""
+IN_A_TURN: Final = 4096
+"""Slices that expire, or are too many, in one turn: others are served meanwhile."""
 LARGEST_QUOTA: Final = 32
 LARGEST_RESERVE: Final = 8192
 SMALLEST_RESERVE: Final = 8
@@ -115,16 +118,19 @@ class Dispatcher:
                     changed.append(queue)
             self.again = []
         self.changed = []
+        self.upkeep.room = IN_A_TURN
         for queue in changed:
             queue.dirty = False
             if queue.deleted:
                 continue
-            if queue.watched:
-                self.upkeep.before(queue)
+            if queue.watched and not self.upkeep.before(queue):
+                self.mark(queue)
+                continue
             if queue.ready and queue.consumers and not queue.paused:
                 self._serve(queue)
             if queue.watched:
                 self.upkeep.attend(queue)
+        self.upkeep.room = UNLIMITED
 
     def demand(self, queue: Queue) -> int:
         """How many more messages the queue's consumers want now. What only keeps them waiting for

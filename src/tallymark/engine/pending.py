@@ -26,6 +26,9 @@ RETRY_MS: Final = 1000
 """Between two attempts at letters that nothing takes; a change of topology is one at once."""
 LONGEST_RETRY_MS: Final = 180_000
 """The same, after attempts that changed nothing."""
+RESTARTS_MS: Final = 1000
+"""How long an attempt at many letters begins anew when what is in their way changes, so that they
+leave in order; after that it comes to its end first, so that the last ones have their turn too."""
 RETRIED: Final = 1000
 """Pending letters tried in one turn."""
 
@@ -60,17 +63,23 @@ class PendingLetters:
         """Try what is pending again, in order [DL-23]: RETRIED of them, the others with the turns
         to come. Attempts that change nothing become rarer."""
         generation = self._generation(queue)
-        if queue.tried_generation != generation or not queue.retry_ms:
-            queue.retry_at = queue.retry_wait_ms = 0
-        queue.tried_generation = generation
+        changed = queue.tried_generation != generation or not queue.retry_ms
+        if not queue.retry_at:
+            queue.retry_began_ms = self._now()
+        if not queue.retry_at or (changed and self._now() < queue.retry_began_ms + RESTARTS_MS):
+            if changed:
+                queue.retry_at = queue.retry_wait_ms = 0
+            queue.tried_generation = generation
         letters = queue.letters
         start = min(queue.retry_at, len(letters))
         count = min(RETRIED, len(letters) - start)
         others = len(letters) - count
         before = queue.pending
         letters.rotate(-start)
+        self._letters.limit_cascade(count, True)  # in a turn, not for each of them
         for _ in range(count):
             self._retry_one(queue, letters.popleft())
+        self._letters.limit_cascade(0, False)
         queue.retry_at = start + len(letters) - others
         letters.rotate(queue.retry_at)
         if queue.pending < before:
@@ -83,6 +92,8 @@ class PendingLetters:
             wait = min(max(queue.retry_wait_ms * 2, RETRY_MS), LONGEST_RETRY_MS)
             queue.retry_wait_ms = wait
             queue.retry_ms = self._now() + wait
+            if queue.tried_generation != generation:
+                self._letters.entrance.dispatcher.mark(queue)
         self._forget_idle(queue)
 
     def _retry_one(self, queue: Queue, letter: Letter) -> None:

@@ -20,7 +20,7 @@ Texts of refusals begin with RabbitMQ's words.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, final
 
 from tallymark.engine.arguments import (
@@ -277,6 +277,18 @@ def policy_from(name: str, value: dict[str, object], operator: bool = False) -> 
 
 
 FIELDS: Final = ("pattern", "definition", "priority", "apply-to")
+PLACE: Final = ("vhost", "name")
+"""What an object says besides where it is one of many policies."""
+
+
+def policy_fields(given: Mapping[str, object]) -> dict[str, object]:
+    """An object as RabbitMQ's interface and files have it, for policy_from: without where it
+    belongs and without known fields that are null. What is not known stays, to be refused."""
+    return {
+        field: value
+        for field, value in given.items()
+        if field not in PLACE and (value is not None or field not in FIELDS)
+    }
 
 
 def check_definition(definition: dict[str, object], operator: bool) -> None:

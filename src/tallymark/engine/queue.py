@@ -100,6 +100,7 @@ class Queue(Timed):
         "requeued",
         "reserve",
         "retry_at",
+        "retry_began_ms",
         "retry_ms",
         "retry_wait_ms",
         "seen",
@@ -178,6 +179,8 @@ class Queue(Timed):
         """How long after an attempt at all of them that is."""
         self.retry_at = 0
         """How many of them were tried in the present attempt."""
+        self.retry_began_ms = 0
+        """When that attempt began, whether or not it began anew since."""
         self.entered = 0
         """Sequences assigned so far; the next one is entered + 1."""
         self.shift = 0
@@ -234,6 +237,8 @@ class Queue(Timed):
             self.body_bytes = OFF
         elif not self.ready and not self.pending:
             self.body_bytes = 0
+        if settings.dedup_ms <= 0:
+            self.seen_ids.clear()
         self.watch()
 
     def watch(self) -> None:

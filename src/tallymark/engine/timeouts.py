@@ -16,8 +16,14 @@ from tallymark.engine.deadlines import NEVER, Deadlines
 from tallymark.engine.effects import Effect, TimedOut
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.message import Slice
-from tallymark.engine.queue import Queue
-from tallymark.engine.session import MERGE_MS, Consumer, InFlight, Session, timeout_of
+from tallymark.engine.session import (
+    MERGE_MS,
+    Connection,
+    Consumer,
+    InFlight,
+    Session,
+    timeout_of,
+)
 from tallymark.engine.settlement import Settlement
 
 ENTRIES_A_MS: Final = 1000
@@ -104,10 +110,12 @@ class Timeouts:
                 queue, pieces, consumer.id, records.RETURNED_BY_TIMEOUT, False, True
             )
 
-    def watch_all(self, queue: Queue) -> None:
-        """The queue's settings changed: its consumers' deadlines may come earlier."""
-        for consumer in queue.consumers:
-            self.deadlines.arm(consumer.session, self.clock.now_ms)
+    def watch(self, connection: Connection) -> None:
+        """Settings of queues changed: deadlines of what is held may come earlier, whoever holds it,
+        a cancelled consumer or one who asked for single messages too."""
+        for session in connection.sessions:
+            if session.inflight:
+                self.deadlines.arm(session, self.clock.now_ms)
 
     def _return(self, session: Session, entry: InFlight) -> None:
         pieces: list[Slice] = []

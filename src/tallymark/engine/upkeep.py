@@ -19,6 +19,7 @@ from tallymark.engine.entrance import Entrance
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.ready import Ready
+from tallymark.engine.session import UNLIMITED
 from tallymark.engine.settings import DROP_HEAD
 
 
@@ -26,7 +27,7 @@ from tallymark.engine.settings import DROP_HEAD
 class Upkeep:
     """Shares its parts with the Broker."""
 
-    __slots__ = ("clock", "deadlines", "dispatcher", "entrance", "letters")
+    __slots__ = ("clock", "deadlines", "dispatcher", "entrance", "letters", "room")
 
     def __init__(
         self,
@@ -41,12 +42,15 @@ class Upkeep:
         self.dispatcher = dispatcher
         self.entrance = entrance
         self.letters = letters
+        self.room = UNLIMITED
+        """How many slices may still leave in this turn; commands are not bound by it."""
 
-    def before(self, queue: Queue) -> None:
-        """About to be served: what was deferred until now joins, what had its time goes."""
+    def before(self, queue: Queue) -> bool:
+        """About to be served: what was deferred until now joins, what had its time goes. False:
+        more of it than fits a turn, it is not to be served before the next one."""
         if queue.deferred:
             self._end_deferrals(queue)
-        self._expire(queue, queue.seen)
+        return self._expire(queue, queue.seen)
 
     def attend(self, queue: Queue) -> None:
         """It was served as far as that went, or is about to be asked what it holds."""
@@ -56,9 +60,9 @@ class Upkeep:
             self._expire(queue, queue.seen)
         else:
             queue.seen = queue.entered + queue.shift
-            self._expire(queue, queue.seen)
-            self._cut(queue)
-            self._expire(queue, queue.seen)  # what lay behind those that were cut
+            done = self._expire(queue, queue.seen) and self._cut(queue)
+            if not (done and self._expire(queue, queue.seen)):  # what lay behind those cut
+                self.dispatcher.mark(queue)
         if queue.letters and self.letters.pending.is_due(queue):
             self.letters.pending.retry(queue)
         if queue.own_ttl and not queue.ready and not queue.acquired:
@@ -98,13 +102,14 @@ class Upkeep:
         queue.end_deferrals(due)
         return bool(due)
 
-    def _expire(self, queue: Queue, upto: int) -> None:
+    def _expire(self, queue: Queue, upto: int) -> bool:
         """Messages whose time has come leave from the heads of their lanes; those that were never
-        handed out only up to place `upto`."""
+        handed out only up to place `upto`. False: this turn has no room for more of them."""
         if not queue.ready or not (queue.settings.ttl_ms >= 0 or queue.own_ttl):
-            return
+            return True
         now = self.clock.now_ms
         gone: list[Slice] = []
+        done = True
         for lane in queue.lanes:
             while True:
                 head = lane.head()
@@ -115,15 +120,21 @@ class Upkeep:
                     n = min(n, upto + 1 - head.first - head.shift)
                 if n <= 0:
                     break
+                if self.room <= 0:
+                    done = False
+                    break
+                self.room -= 1
                 gone.append(queue.remove(lane, n))
         if gone:
             self.letters.bury(queue, gone, records.DEAD_EXPIRED)
+        return done
 
-    def _cut(self, queue: Queue) -> None:
-        """Bring the queue down to its limits; pending letters count, and are the oldest."""
+    def _cut(self, queue: Queue) -> bool:
+        """Bring the queue down to its limits; pending letters count, and are the oldest. False:
+        this turn has no room for all of it."""
         settings = queue.settings
         if settings.overflow != DROP_HEAD:
-            return
+            return True
         limit, limit_bytes = settings.max_length, settings.max_bytes
         if limit_bytes >= 0 and queue.body_bytes < 0:
             self.entrance.weigh_queue(queue)
@@ -131,7 +142,10 @@ class Upkeep:
             excess = queue.ready + queue.pending - limit if limit >= 0 else 0
             excess_bytes = queue.body_bytes - limit_bytes if limit_bytes >= 0 else 0
             if excess <= 0 and excess_bytes <= 0:
-                return
+                return True
+            if self.room <= 0:
+                return False
+            self.room -= 1
             if queue.letters:
                 piece = queue.letters[0].piece
                 n = max(min(excess, len(piece)), _covering(piece, excess_bytes))
@@ -142,6 +156,7 @@ class Upkeep:
             assert head is not None
             n = max(min(excess, len(head)), _covering(head, excess_bytes))
             self.letters.bury(queue, [queue.remove(lane, n)], records.DEAD_MAXLEN)
+        return True
 
 
 def _expiry(queue: Queue, piece: Slice) -> int:

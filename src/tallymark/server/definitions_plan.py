@@ -16,6 +16,7 @@ import msgspec
 
 from tallymark.engine.arguments import (
     QUEUE_ARGUMENTS,
+    QUEUE_WITHOUT_EFFECT,
     check_queue_arguments,
     check_quorum_properties,
     check_same_arguments,
@@ -23,7 +24,7 @@ from tallymark.engine.arguments import (
     named,
 )
 from tallymark.engine.broker import Broker
-from tallymark.engine.errors import BrokerError, PreconditionFailed
+from tallymark.engine.errors import BrokerError
 from tallymark.engine.exchange import (
     DELAYED,
     DELAYED_TYPE,
@@ -33,14 +34,7 @@ from tallymark.engine.exchange import (
     check_same_exchange,
     make_exchange,
 )
-from tallymark.engine.policies import (
-    APPLY_TO,
-    FIELDS,
-    Policy,
-    known_keys,
-    policy_from,
-    without_effect,
-)
+from tallymark.engine.policies import Policy, policy_fields, policy_from, without_effect
 from tallymark.engine.vhost import PREDECLARED, VirtualHost
 from tallymark.server.users import (
     ADMINISTRATOR,
@@ -51,6 +45,8 @@ from tallymark.server.users import (
     check_permission,
     hashed_user,
 )
+from tallymark.wire.amqp091.errors import WireError
+from tallymark.wire.amqp091.fields import decode_table, encode_table
 
 SHA256: Final = "rabbit_password_hashing_sha256"
 OPERATOR_POLICY: Final = "operator_policy"
@@ -67,6 +63,11 @@ OF_A_VHOST: Final = ("parameters", "policies", "queues", "exchanges", "bindings"
 """Sections of a file that is about one virtual host; its entries do not name it."""
 OWN: Final = frozenset(name for name, _, _ in PREDECLARED)
 """Exchanges that every virtual host has."""
+STREAMS: Final = "streams"
+"""What policies of RabbitMQ may apply to besides: from 3.11 on."""
+
+SHORT: Final = 255
+"""Bytes of a name or key, at most [amqp-0.9.1 shortstr]."""
 
 Entry = Mapping[str, Any]
 Name = tuple[str, str]
@@ -275,27 +276,10 @@ class _Reader:
 
     def _plan_policy(self, vhost: str, name: str, entry: Entry, operator: bool) -> None:
         what = f"{'operator policy' if operator else 'policy'} '{name}' in vhost '{vhost}'"
-        value = {key: entry[key] for key in FIELDS if entry.get(key) is not None}
-        definition = value.get("definition")
-        if isinstance(definition, dict):
-            known = known_keys(operator)
-            for key in definition:
-                if key not in known:
-                    self._pass_over(f"{what}: key '{key}'")
-            value["definition"] = {k: v for k, v in definition.items() if k in known}
-            if definition and not value["definition"]:
-                return
-        apply_to, pattern = value.get("apply-to"), value.get("pattern")
-        if isinstance(apply_to, str) and apply_to not in APPLY_TO:
-            self._pass_over(f"{what}: apply-to '{apply_to}'")
+        if entry.get("apply-to") == STREAMS:
+            self._pass_over(f"{what}: apply-to '{STREAMS}', which are not offered")
             return
-        if isinstance(pattern, str):
-            try:
-                Policy(name, pattern, {"max-length": 1})
-            except PreconditionFailed as error:
-                self._pass_over(f"{what}: {error}")
-                return
-        policy = policy_from(name, value, operator)
+        policy = policy_from(name, policy_fields(entry), operator)
         for key in without_effect(policy):
             self._pass_over(f"{what}: key '{key}' is kept, without effect")
         self.plan.policies.append((vhost, policy, operator))
@@ -303,8 +287,8 @@ class _Reader:
     # -- topology
 
     def _read_queue(self, entry: Entry) -> None:
-        name, vhost = _get(entry, "name", str), self._vhost_of(entry)
-        arguments = dict(_get(entry, "arguments", dict, {}))
+        name, vhost = _short(entry, "name"), self._vhost_of(entry)
+        arguments = _arguments(entry)
         what = named("queue", name, vhost)
         kind = entry.get("type")
         if kind in ("quorum", "stream"):
@@ -330,12 +314,20 @@ class _Reader:
         check_queue_arguments(what, arguments)
         if arguments.get("x-queue-type") == "quorum":
             check_quorum_properties(what, queue.durable, False, queue.auto_delete)
-        if self.plan.queues.setdefault((vhost, name), queue) != queue:
-            raise Wrong(f"{what} is in the file twice, with other properties")
+        planned = self.plan.queues.setdefault((vhost, name), queue)
+        if planned is not queue:
+            if planned != queue:
+                raise Wrong(f"{what} is in the file twice, with other properties")
+            return
+        for argument in arguments:
+            if argument in QUEUE_WITHOUT_EFFECT:
+                self._pass_over(f"{what}: argument '{argument}' is kept, without effect")
+            elif argument.startswith("x-") and argument not in QUEUE_ARGUMENTS:
+                self._pass_over(f"{what}: argument '{argument}' is kept, not known")
 
     def _read_exchange(self, entry: Entry) -> None:
-        name, vhost = _get(entry, "name", str), self._vhost_of(entry)
-        type, arguments = _get(entry, "type", str), dict(_get(entry, "arguments", dict, {}))
+        name, vhost = _short(entry, "name"), self._vhost_of(entry)
+        type, arguments = _get(entry, "type", str), _arguments(entry)
         what = named("exchange", name, vhost)
         behaves = arguments.get(DELAYED_TYPE, type) if type == DELAYED else type
         if behaves not in TYPES:
@@ -366,8 +358,8 @@ class _Reader:
         if kind not in ("queue", "exchange"):
             raise Wrong(f"destination_type is {kind!r}, expected queue or exchange")
         binding = NewBinding(
-            vhost, source, kind == "queue", destination, _get(entry, "routing_key", str, ""),
-            dict(_get(entry, "arguments", dict, {})),
+            vhost, source, kind == "queue", destination, _short(entry, "routing_key", ""),
+            _arguments(entry),
         )  # fmt: skip
         if not source:
             if binding.to_queue and binding.key == destination:
@@ -437,6 +429,25 @@ def _get(entry: Entry, name: str, kind: type[T], default: object = _NOTHING) -> 
             raise Wrong(f"{name} is missing")
         raise Wrong(f"{name} is {found!r}, expected {WORDS[kind]}")
     return found
+
+
+def _short(entry: Entry, name: str, default: object = _NOTHING) -> str:
+    """A name or routing key: what clients can be told in a short string. Raises Wrong."""
+    found = _get(entry, name, str, default)
+    size = len(found.encode("utf-8", "surrogatepass"))
+    if size > SHORT:
+        raise Wrong(f"{name} of {size} bytes, expected {SHORT} at most")
+    return found
+
+
+def _arguments(entry: Entry) -> dict[str, Any]:
+    """Arguments, such as a client could have declared. Raises Wrong."""
+    arguments = dict(_get(entry, "arguments", dict, {}))
+    try:
+        decode_table(encode_table(arguments))
+    except (ValueError, TypeError, RecursionError, WireError) as error:
+        raise Wrong(f"arguments that no AMQP table holds: {error}") from error
+    return arguments
 
 
 WORDS: Final[dict[type, str]] = {str: "text", bool: "true or false", dict: "an object"}

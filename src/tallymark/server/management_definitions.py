@@ -17,7 +17,7 @@ from tallymark.server.definitions import (
     import_definitions,
 )
 from tallymark.server.http import HttpServer, Refused, answer, require_administrator
-from tallymark.server.management_requests import Routes, fields_of
+from tallymark.server.management_requests import Routes, uploaded_fields
 from tallymark.server.users import UsersError
 
 
@@ -52,7 +52,7 @@ class Definitions(Routes):
     async def _import(self, request: web.Request) -> web.Response:
         require_administrator(request)
         vhost = self.vhost(request).name if "vhost" in request.match_info else None
-        value = (await fields_of(request)).value
+        value = (await uploaded_fields(request)).value
         async with self._importing:
             try:
                 imported = await import_definitions(self.node, value, vhost)

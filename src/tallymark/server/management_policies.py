@@ -12,7 +12,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from tallymark.engine.errors import NotFound
-from tallymark.engine.policies import FIELDS, Policy, policy_from, without_effect
+from tallymark.engine.policies import Policy, policy_fields, policy_from, without_effect
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.http import HttpServer, require_administrator
 from tallymark.server.logs import log_of
@@ -78,8 +78,7 @@ class Policies(Routes):
 
     async def _put(self, request: web.Request) -> web.Response:
         vhost, name = self._allowed(request), request.match_info["name"]
-        given = (await fields_of(request)).value
-        value = {field: given[field] for field in FIELDS if given.get(field) is not None}
+        value = policy_fields((await fields_of(request)).value)
         policy = policy_from(name, value, self._operator)
         is_new = name not in self._table(vhost)
         self.node.broker.set_policy(vhost.name, policy, self._operator)

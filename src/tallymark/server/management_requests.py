@@ -9,11 +9,15 @@ bindings is decided by the permissions of AMQP, see local.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
-from aiohttp import web
+from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import BadHttpMessage
 
 from tallymark.engine.errors import AccessRefused, NotFound
 from tallymark.engine.vhost import VirtualHost
@@ -34,9 +38,14 @@ POLICYMAKER: Final = "policymaker"
 PAGE_SIZE: Final = 100
 MOST_ON_A_PAGE: Final = 500
 MAX_BODY: Final = 64 << 20
+FORM: Final = "multipart/form-data"
 DEFAULT_EXCHANGE: Final = "amq.default"
 ORDER: Final = ("vhost", "name", "source", "destination", "routing_key", "properties_key", "user")
 MISSING: Final = object()
+DIGITS: Final = 20
+"""Of a number that comes as text, at most."""
+PATTERN_S: Final = 1.0
+"""How long the names of a list are searched for a pattern: the whole broker waits for it."""
 
 
 def sees_everything(user: User) -> bool:
@@ -89,7 +98,7 @@ class Fields:
 
     def number(self, name: str, default: int | None = None) -> int:
         found = self.value.get(name, default)
-        if isinstance(found, str) and found.isascii() and found.isdigit():
+        if isinstance(found, str) and _is_number(found):
             return int(found)
         if not isinstance(found, int) or isinstance(found, bool):
             raise self.wrong(name, "a whole number")
@@ -112,16 +121,46 @@ class Fields:
 
 async def fields_of(request: web.Request) -> Fields:
     """The body as an object; an empty one is {}. Raises Refused 400, or 413 above MAX_BODY."""
+    return fields_in(await _whole(request.content.iter_any()))
+
+
+async def uploaded_fields(request: web.Request) -> Fields:
+    """As fields_of; of a form that is sent in parts, as browsers and `curl -F file=@...` upload
+    files, the part `file` is the body. Raises Refused 400, 413."""
+    if request.content_type != FORM:
+        return await fields_of(request)
+    try:
+        async for part in await request.multipart():
+            if isinstance(part, BodyPartReader) and part.name == "file":
+                return fields_in(await _whole(_chunks(part)))
+    except (LookupError, ValueError, RuntimeError, BadHttpMessage) as error:
+        reason = f"not a form in parts: {type(error).__name__}: {error}"
+        raise Refused(400, "bad_request", reason) from error
+    raise Refused(400, "bad_request", "a form without part 'file', expected one with JSON")
+
+
+async def _chunks(part: BodyPartReader) -> AsyncIterator[bytes]:
+    while chunk := await part.read_chunk():
+        yield bytes(chunk)
+
+
+async def _whole(chunks: AsyncIterator[bytes]) -> bytes:
+    """Raises Refused 413 above MAX_BODY."""
     size = 0
     parts = []
-    async for part in request.content.iter_any():
+    async for part in chunks:
         size += len(part)
         if size > MAX_BODY:
             raise Refused(413, "too_large", f"a body above {MAX_BODY} bytes")
         parts.append(part)
+    return b"".join(parts)
+
+
+def fields_in(raw: bytes) -> Fields:
+    """The object that a JSON text is. Raises Refused 400."""
     try:
-        value = msgspec.json.decode(b"".join(parts).strip() or b"{}")
-    except msgspec.MsgspecError as error:
+        value = msgspec.json.decode(raw.strip() or b"{}")
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise Refused(400, "bad_request", f"not_json: {error}") from error
     if not isinstance(value, dict):
         raise Refused(400, "bad_request", "not_json: expected an object")
@@ -204,8 +243,9 @@ def listed(request: web.Request, rows: Iterable[dict[str, Any]]) -> web.Response
     page, size = _page(query.get("page", ""), query.get("page_size", str(PAGE_SIZE)))
     total = len(found)
     if query.get("name"):
-        accepts = _filter(query["name"], query.get("use_regex") == "true")
-        found = [row for row in found if accepts(str(row.get("name", "")))]
+        with _limited(query["name"]):
+            accepts = _filter(query["name"], query.get("use_regex") == "true")
+            found = [row for row in found if accepts(str(row.get("name", "")))]
     pages = max(1, -(-len(found) // size))
     if page > pages:
         raise Refused(
@@ -237,7 +277,7 @@ def _ordinary(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _page(page: str, size: str) -> tuple[int, int]:
     for text, most in ((page, 1 << 31), (size, MOST_ON_A_PAGE)):
-        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
+        if not (_is_number(text) and 1 <= int(text) <= most):
             raise Refused(
                 400, "invalid_pagination_parameters",
                 f"Invalid pagination parameters: page number {page}, page size {size}, expected "
@@ -246,12 +286,42 @@ def _page(page: str, size: str) -> tuple[int, int]:
     return int(page), int(size)
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= DIGITS
+
+
+@contextmanager
+def _limited(pattern: str) -> Iterator[None]:
+    """Ends a search that takes longer than PATTERN_S: an alarm interrupts Python's `re`. Raises
+    Refused 400. In another thread than the main one there is no limit."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, PATTERN_S)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except TimeoutError:
+        raise Refused(
+            400, "bad_request", f"name {pattern!r}: searching took longer than {PATTERN_S:g} s"
+        ) from None
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 def _filter(name: str, is_pattern: bool) -> Callable[[str], bool]:
     if not is_pattern:
         return lambda text: name.lower() in text.lower()
     try:
         pattern = re.compile(name, re.IGNORECASE)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise Refused(
             400, "bad_request", f"Pagination parameters are invalid: name {name!r}: {error}"
         ) from error

@@ -64,6 +64,7 @@ def queue_counts(queue: Queue) -> dict[str, int]:
 def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
     policy, operator = vhost.policy_of(queue), vhost.operator_policy_of(queue)
     exclusive = [consumer.tag for consumer in queue.consumers if consumer.exclusive]
+    active = queue.active if queue.settings.single_active else None
     row: dict[str, Any] = {
         "name": queue.name,
         "vhost": queue.vhost,
@@ -79,6 +80,7 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
         "effective_policy_definition": plain(merged(policy, operator)),
         "consumers": len(queue.consumers),
         "exclusive_consumer_tag": exclusive[0] if exclusive else None,
+        "single_active_consumer_tag": None if active is None else active.tag,
         **counted(queue_counts(queue)),
         "messages_delayed": queue.deferred,
         "message_bytes": queue.ready_bytes + queue.acquired_bytes + queue.deferred_bytes,
@@ -137,8 +139,9 @@ def consumer_row(consumer: Consumer) -> dict[str, Any]:
 
 
 def exchange_row(vhost: VirtualHost, exchange: Exchange) -> dict[str, Any]:
+    """As RabbitMQ's: `policy` only where there is one."""
     policy = vhost.policy_of_exchange(exchange)
-    return {
+    row: dict[str, Any] = {
         "name": exchange.name,
         "vhost": vhost.name,
         "type": exchange.type,
@@ -146,8 +149,10 @@ def exchange_row(vhost: VirtualHost, exchange: Exchange) -> dict[str, Any]:
         "auto_delete": exchange.auto_delete,
         "internal": exchange.internal,
         "arguments": plain(exchange.arguments),
-        "policy": None if policy is None else policy.name,
     }
+    if policy is not None:
+        row["policy"] = policy.name
+    return row
 
 
 def binding_row(vhost: str, binding: Binding) -> dict[str, Any]:

@@ -6,7 +6,9 @@ over AMQP; an answer to a change of what is durable means that it is on disk.
 
 from __future__ import annotations
 
-from urllib.parse import quote
+from functools import partial
+from typing import Final
+from urllib.parse import quote, unquote, unquote_plus
 
 from aiohttp import web
 
@@ -50,6 +52,8 @@ from tallymark.wire.amqp091.methods import (
     QueueUnbindOk,
 )
 
+KEPT: Final = "surrogateescape"
+"""How keys that are no UTF-8 are quoted."""
 ONE_QUEUE = "/api/queues/{vhost}/{name}"
 ONE_EXCHANGE = "/api/exchanges/{vhost}/{name}"
 BETWEEN = "/api/bindings/{vhost}/e/{source}/{kind:[qe]}/{destination}"
@@ -205,10 +209,14 @@ class Topology(Routes):
         return listed(request, (binding_row(vhost.name, one) for one in self._between(request)))
 
     def _found_binding(self, request: web.Request) -> Binding:
+        """The path has the properties key as it is shown, which is quoted, or, as RabbitMQ takes it
+        too, with its quotes taken off. Raises NotFound."""
         wanted = request.match_info["properties"]
-        for binding in self._between(request):
-            if properties_key(binding.key, binding.arguments) == wanted:
-                return binding
+        found = [(properties_key(b.key, b.arguments), b) for b in self._between(request)]
+        for read in (str, partial(unquote, errors=KEPT), partial(unquote_plus, errors=KEPT)):
+            for key, binding in found:
+                if read(key) == wanted:
+                    return binding
         raise NotFound(f"no binding {wanted!r} between the two")
 
     async def _binding(self, request: web.Request) -> web.Response:

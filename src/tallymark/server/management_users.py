@@ -134,28 +134,26 @@ class UsersAndPermissions(Routes):
         return shown(request, user_row(self._user(request)))
 
     async def _put(self, request: web.Request) -> web.Response:
-        """Password, or hash, or neither: then the one there is stays; a new user without one
-        cannot log in by password."""
+        """Password, or hash, or neither: then nobody logs in by a password, also not by the one
+        there was, as in RabbitMQ."""
         require_administrator(request)
         name, fields = request.match_info["user"], await fields_of(request)
         tags = tags_in(fields)
         current = self._users().get(name)
         try:
-            made = await self._made(name, fields, current)
+            made = await self._made(name, fields)
         except UsersError as error:
             raise Refused(400, "bad_request", str(error)) from error
         vhosts = {} if current is None else current.vhosts
         await self._change(name, tagged(msgspec.structs.replace(made, vhosts=vhosts), tags))
         return web.Response(status=201 if current is None else 204)
 
-    async def _made(self, name: str, fields: Fields, current: User | None) -> User:
+    async def _made(self, name: str, fields: Fields) -> User:
         if "password" in fields:
             return await asyncio.to_thread(make_user, name, fields.text("password"), False, {})
         if "password_hash" in fields:
             algorithm = fields.text("hashing_algorithm", "rabbit_password_hashing_sha256")
             return hashed_user(name, fields.text("password_hash"), algorithm)
-        if current is not None and current is not GUEST_USER:
-            return current
         return hashed_user(name, "", NO_PASSWORD)
 
     async def _delete(self, request: web.Request) -> web.Response:

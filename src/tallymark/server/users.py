@@ -79,12 +79,14 @@ class User(msgspec.Struct, frozen=True):
     `policymaker` set policies; others are kept and mean nothing."""
 
     def accepts(self, password: str) -> bool:
-        """Whether this is the password. Takes the time of one scrypt; call it off the loop."""
+        """Whether this is the password; an empty one never is, whatever the hash says. Takes the
+        time of one scrypt; call it off the loop."""
         hashed = _scrypt(password, self.salt, self.cost, self.block, self.parallel)
         digest = RABBITMQ_DIGESTS.get(self.algorithm)
         if digest is not None:
             hashed = hashlib.new(digest, self.salt + password.encode()).digest()
-        return self.algorithm != NO_PASSWORD and hmac.compare_digest(self.hash, hashed)
+        usable = self.algorithm != NO_PASSWORD and password != ""
+        return hmac.compare_digest(self.hash, hashed) and usable
 
     @property
     def all_tags(self) -> list[str]:
@@ -170,10 +172,11 @@ def hashed_user(name: str, password_hash: str, algorithm: str) -> User:
         raise UsersError(f"user {name!r}: {algorithm!r}, expected numbers after {SCRYPT}")
     cost, block, parallel = map(int, numbers)
     powers = [1 << n for n in range(1, 21)]
-    if cost not in powers or not 1 <= block <= 32 or not 1 <= parallel <= 16:
+    too_high = block == 1 and cost >= 1 << 16  # RFC 7914: below 2^(16 * block)
+    if cost not in powers or not 1 <= block <= 32 or not 1 <= parallel <= 16 or too_high:
         raise UsersError(
-            f"user {name!r}: {algorithm!r}, expected a cost of 2 to 2^20 that is a power of 2, "
-            "block 1 to 32, parallel 1 to 16"
+            f"user {name!r}: {algorithm!r}, expected a cost of 2 to 2^20 that is a power of 2 "
+            "(below 2^16 with block 1), block 1 to 32, parallel 1 to 16"
         )
     return User(name, salt, hashed, cost, block, parallel)
 
@@ -299,8 +302,8 @@ def permissions_of(user: User) -> Permissions:
 
 def _scrypt(password: str, salt: bytes, cost: int, block: int, parallel: int) -> bytes:
     return hashlib.scrypt(
-        password.encode(), salt=salt, n=cost, r=block, p=parallel, maxmem=256 * cost * block,
-        dklen=32,
+        password.encode(), salt=salt, n=cost, r=block, p=parallel,
+        maxmem=128 * block * (cost + parallel + 2), dklen=32,
     )  # fmt: skip
 
 
