@@ -48,10 +48,7 @@ class Upkeep:
     def before(self, queue: Queue) -> bool:
         """About to be served: what had its time goes first. False: more of it than fits a turn, it
         is not to be served before the next one."""
-        upto = queue.seen
-        if queue.ready and self.dispatcher.demand(queue) <= 0:
-            upto = queue.seen = queue.entered
-        return self._expire(queue, upto)
+        return self._expire(queue, queue.seen)
 
     def attend(self, queue: Queue) -> None:
         """It was served as far as that went, or is about to be asked what it holds."""
