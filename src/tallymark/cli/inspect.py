@@ -22,7 +22,7 @@ Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 URL = "http://127.0.0.1:15672"
 LOGIN = "guest:guest"
 POSITIONS = ("end", "written", "synced", "durable")
-WAITING = ("ready", "acquired", "leased", "dead_letter_pending")
+WAITING = ("ready", "acquired", "leased", "deferred", "dead_letter_pending")
 """Counts of messages that are in a queue; leased ones are acquired."""
 GONE = ("settled", "dead_lettered", "dropped")
 """Counts of those that were. With what waits, but not leased, they make what entered."""
