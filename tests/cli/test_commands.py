@@ -100,7 +100,8 @@ def test_the_columns_of_the_queues_add_up_in_a_pipe(tmp_path: Path) -> None:
 def test_a_narrow_terminal_keeps_the_counts_that_are_not_nothing() -> None:
     row: dict[str, object] = {
         "vhost": "/", "name": "q", "durable": True, "entered": 10, "ready": 3, "acquired": 2,
-        "leased": 2, "deferred": 0, "dead_letter_pending": 1, "settled": 0, "dead_lettered": 4, "dropped": {},
+        "leased": 2, "deferred": 0, "dead_letter_pending": 1, "settled": 0, "dead_lettered": 4,
+        "dropped": {},
         "ready_bytes": 100, "consumers": 1,
     }  # fmt: skip
     console = Console(width=80, file=io.StringIO())
