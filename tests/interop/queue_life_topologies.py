@@ -226,7 +226,7 @@ REFUSED_ARGUMENTS: tuple[dict[str, object], ...] = (
     {"x-dead-letter-routing-key": "key"},
     {"x-dead-letter-exchange": 1},
     {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": 1},
-    {"x-overflow": "drop-tail"},
+    {"x-overflow": "drop-middle"},
     {"x-overflow": 1},
     {"x-message-ttl": -1},
     {"x-message-ttl": "10"},
