@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from rich.console import Console
+    from rich.table import Table
 
 STILL_THERE: Final = ("ready", "acquired", "deferred", "staged", "dead_letter_pending")
 FAULTS_SHOWN: Final = 100
@@ -455,30 +456,15 @@ def show(
         return
     from rich import get_console
     from rich.markup import escape
-    from rich.table import Table
+    from rich.measure import Measurement
 
     console = console or get_console()
-    shown = [
-        name
-        for name in (*STILL_THERE, "settled", "dead_lettered")
-        if name in ("ready", "settled") or any(map(_term(name), outcome.accounts))
-    ]
     console.print(escape(_title(outcome)), highlight=False, soft_wrap=True)
-    table = Table()
-    longest = max((len(_label(account)) for account in outcome.accounts), default=0)
-    table.add_column("queue", overflow="fold", min_width=min(longest, NAME_WIDTH))
-    for heading in ("entered", *shown, "dropped", "difference"):
-        table.add_column(heading.replace("_", " "), justify="right")
-    for account in outcome.accounts:
-        good = "green" if account.difference == 0 else "bold red"
-        table.add_row(
-            escape(_label(account)),
-            f"{account.entered:,}",
-            *(f"{_term(name)(account):,}" for name in shown),
-            f"{sum(account.dropped.values()):,}",
-            f"[{good}]{account.difference:,}[/]",
-        )
-    console.print(table)
+    table = _account_table(outcome.accounts)
+    # A line longer than the terminal is less bad than a difference nobody sees.
+    unbound = console.options.update_width(1000)
+    width = max(console.width, Measurement.get(console, unbound, table).maximum)
+    console.print(table, width=width, crop=False)
     if outcome.beyond is not None:
         console.print(
             f"the journal goes on {counted(outcome.beyond.blocks, 'block')} past this checkpoint, "
@@ -509,6 +495,34 @@ def show(
             f"[bold red]{escape(fault.queue)}: sequences {fault.first} to {fault.last}: "
             f"{fault.fault}[/]"
         )
+
+
+def _account_table(accounts: list[Account]) -> Table:
+    """One row a queue; of the equation's terms only those that are not 0 everywhere."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    shown = [
+        name
+        for name in (*STILL_THERE, "settled", "dead_lettered")
+        if name in ("ready", "settled") or any(map(_term(name), accounts))
+    ]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    longest = max((len(_label(account)) for account in accounts), default=0)
+    table.add_column("queue", overflow="fold", min_width=min(longest, NAME_WIDTH))
+    for heading in ("entered", *shown, "dropped", "difference"):
+        table.add_column(heading.replace("_", " "), justify="right")
+    for account in accounts:
+        good = "green" if account.difference == 0 else "bold red"
+        table.add_row(
+            escape(_label(account)),
+            f"{account.entered:,}",
+            *(f"{_term(name)(account):,}" for name in shown),
+            f"{sum(account.dropped.values()):,}",
+            f"[{good}]{account.difference:,}[/]",
+        )
+    return table
 
 
 def _label(account: Account) -> str:
