@@ -7,6 +7,7 @@ import pytest
 from tallymark.bridge.nsq_topics import Topics
 from tallymark.engine.errors import AccessRefused, BrokerError, NotFound, PreconditionFailed
 from tallymark.engine.queue import Queue
+from tallymark.engine.session import REQUEUES
 from tallymark.wire.nsq.kernel import body_of, make_cells
 from tests.support.engine_rig import Rig
 
@@ -239,7 +240,7 @@ def test_nq_15_empty_takes_ready_deferred_and_in_flight() -> None:
     put(topics, "t", b"1", b"2")
     put(topics, "t", b"3", delay_ms=100_000)
     session = rig.session()
-    rig.consume(session, "t:c", "x", prefetch=1).is_lenient = True
+    rig.consume(session, "t:c", "x", prefetch=1).on_timeout = REQUEUES
     rig.settle_down()
     assert (queue.ready, queue.acquired, queue.deferred) == (1, 1, 1)
     topics.empty_channel("t", "c")

@@ -349,4 +349,23 @@ def test_dl_a17_dl_16_a_ttl_of_10_in_the_death_and_both_its_times() -> None:
 
 
 def test_dl_a18_annotations_that_a_modified_outcome_sets() -> None:
-    pytest.skip("needs AMQP 1.0: no outcome of the engine carries annotations yet")
+    rig = manual()
+    rig.declare("a", to("b"))
+    rig.declare("b", to("c"))
+    rig.declare("c")
+    rig.send("a", 1)
+    session = rig.session()
+    for name, notes in (
+        ("a", (("x-opt-list", b"\x45"), ("x-opt-thekey", b"\x41"))),
+        ("b", (("x-opt-map", b"\xc1\x01\x00"), ("x-opt-thekey", b"\x42"))),
+    ):
+        taken = rig.take(session, name)
+        assert taken is not None
+        rig.broker.settle(session, taken[1], taken[1], REJECTED, notes)
+        rig.settle_down()
+    for now in (rig, rig.restart()):
+        [letter] = now.holds("c")
+        assert letter.annotations is not None
+        assert letter.annotations.notes == (
+            ("x-opt-list", b"\x45"), ("x-opt-map", b"\xc1\x01\x00"), ("x-opt-thekey", b"\x42"),
+        )  # fmt: skip

@@ -14,7 +14,15 @@ from tallymark.engine.annotations import Annotations
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.message import Slice
 from tallymark.engine.packing import Packing
-from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED
+from tallymark.engine.session import (
+    ACCEPTED,
+    DISCARDED,
+    FAILED,
+    REJECTED,
+    REQUEUES,
+    RETURNED,
+    STOPS,
+)
 from tests.support.engine_rig import Rig, Said, numbers
 from tests.support.engine_steps import manual
 from tests.support.nsq_client import Client
@@ -67,7 +75,7 @@ class Chaos:
     def connect(self) -> None:
         rig = self.rig
         self.clients = [Client(rig, name, "c" + name, rdy=2, timeout_ms=100) for name in NAMES]
-        self.clients[1].consumer.is_lenient = bool(self.random.getrandbits(1))
+        self.clients[1].consumer.on_timeout = REQUEUES if self.random.getrandbits(1) else STOPS
         self.asker = rig.session()
 
     def play(self) -> None:

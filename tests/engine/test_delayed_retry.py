@@ -6,7 +6,7 @@ import pytest
 
 from tallymark.engine import records
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED
+from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, REJECTED, REQUEUES, RETURNED
 from tests.support.engine_rig import START_MS, Rig
 from tests.support.engine_steps import drain, finish, manual, reject
 
@@ -180,7 +180,7 @@ def test_nq_14_what_an_nsq_client_held_too_long_waits_as_returned_and_goes_to_th
     rig.send("q", 1, 2)
     session = rig.session()
     consumer = rig.consume(session, "q", "c", prefetch=1)
-    consumer.is_lenient, consumer.timeout_ms = True, 1000
+    consumer.on_timeout, consumer.timeout_ms = REQUEUES, 1000
     assert [d.number for d in finish(rig)] == [1]
     while not queue.deferred:
         rig.advance(50)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.session import ACCEPTED, FAILED, MERGE_MS, REJECTED, RETURNED
+from tallymark.engine.session import ACCEPTED, FAILED, MERGE_MS, REJECTED, REQUEUES, RETURNED, STOPS
 from tests.support.engine_rig import START_MS, Rig
 from tests.support.engine_steps import finish, manual
 from tests.support.nsq_client import Client
@@ -144,7 +144,7 @@ def test_lc_4_a_strict_consumer_is_stopped_and_its_late_settlement_is_no_error()
     rig = manual()
     rig.declare("q")
     strict = Client(rig, "q", "amqp", rdy=2, timeout_ms=SECOND)
-    strict.consumer.is_lenient = False
+    strict.consumer.on_timeout = STOPS
     rig.send("q", 1, 2)
     finish(rig)
     strict.fin(1)
@@ -163,7 +163,7 @@ def test_nq_14_both_kinds_of_consumer_share_a_queue() -> None:
     rig = manual()
     rig.declare("q")
     strict = Client(rig, "q", "amqp", rdy=1, timeout_ms=SECOND)
-    strict.consumer.is_lenient = False
+    strict.consumer.on_timeout = STOPS
     lenient = Client(rig, "q", "nsq", rdy=1, timeout_ms=SECOND)
     rig.send("q", 1, 2, 3)
     finish(rig)
@@ -567,7 +567,7 @@ def test_nq_14_a_time_out_with_other_queues_of_the_session_touches_those_not(n: 
     session = rig.session()
     for name, tag, timeout_ms in (("q", "a", SECOND), ("other", "b", 10 * SECOND)):
         consumer = rig.consume(session, name, tag)
-        consumer.is_lenient = True
+        consumer.on_timeout = REQUEUES
         consumer.timeout_ms = timeout_ms
         consumer.limit = n
         rig.send(name, *range(n))
@@ -588,7 +588,7 @@ def test_nq_d1_a_session_that_holds_much_is_not_looked_through_every_millisecond
     rig = manual()
     rig.declare("q", durable=False)
     strict = Client(rig, "q", "amqp", rdy=10_000, timeout_ms=10 * SECOND)
-    strict.consumer.is_lenient = False
+    strict.consumer.on_timeout = STOPS
     for n in range(4000):
         rig.send("q", n)
         rig.turn()

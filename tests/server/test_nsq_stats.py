@@ -11,6 +11,7 @@ from tallymark.bridge.nsq_topics import Topics
 from tallymark.engine.broker import Broker
 from tallymark.engine.message import Payload
 from tallymark.engine.queue import Queue
+from tallymark.engine.session import REQUEUES
 from tallymark.server.nsq_stats import (
     CHUNK,
     ClientRow,
@@ -104,7 +105,7 @@ def test_nq_21_counters_follow_the_steps_of_a_message() -> None:
     connection = broker.open_connection("/", "", "peer")
     session = broker.open_session(connection)
     consumer = broker.consume(session, queue, "c", False, False, 0, {})
-    consumer.limit, consumer.timeout_ms, consumer.is_lenient = 1, 1000, True
+    consumer.limit, consumer.timeout_ms, consumer.on_timeout = 1, 1000, REQUEUES
     queue.mark_durable = 100
     broker.turn(START_MS)
     assert row() == (0, 1, 1, 2, 0, 0)

@@ -21,6 +21,7 @@ from tallymark.engine.effects import (
     Cancelled,
     Confirm,
     Deliver,
+    Drained,
     Durable,
     Effect,
     Refused,
@@ -211,6 +212,10 @@ class Rig:
         self.signals: list[Signal] = []
         self.timed_out: list[tuple[int, Consumer | None, int]] = []
         """Consumers that were too slow: when that was told, who, and the limit."""
+        self.released_tags: list[tuple[int, int]] = []
+        """Of those: which tags, where the consumer goes on."""
+        self.drained: list[str] = []
+        """Consumers that got all there was for them."""
         self.given: list[Held] = []
         """What consumers were sent, with what is known of it."""
         if log is not None:
@@ -431,6 +436,9 @@ class Rig:
                 self.refused.append((effect.first, effect.last))
             elif isinstance(effect, TimedOut):
                 self.timed_out.append((self.now_ms, effect.consumer, effect.timeout_ms))
+                self.released_tags += effect.tags
+            elif isinstance(effect, Drained):
+                self.drained.append(effect.consumer.tag)
             elif isinstance(effect, Signal):
                 self.signals.append(effect)
         return out

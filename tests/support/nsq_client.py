@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from tallymark.engine.session import ACCEPTED, Session
+from tallymark.engine.session import ACCEPTED, REQUEUES, Session
 from tests.support.engine_rig import Delivery, Rig
 
 TIMEOUT_MS = 60_000
@@ -25,7 +25,7 @@ class Client:
         self.session: Session = rig.session(self.connection)
         self.consumer = rig.consume(self.session, queue, tag)
         self.consumer.limit = rdy
-        self.consumer.is_lenient = True
+        self.consumer.on_timeout = REQUEUES
         self.consumer.timeout_ms = timeout_ms
 
     def rdy(self, count: int) -> None:

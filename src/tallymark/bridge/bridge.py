@@ -12,6 +12,7 @@ from tallymark.engine.effects import (
     CloseSession,
     Confirm,
     Deliver,
+    Drained,
     Durable,
     Refused,
     TimedOut,
@@ -80,6 +81,9 @@ class Bridge:
         pass
 
     def cancelled(self, effect: Cancelled) -> None:
+        pass
+
+    def drained(self, effect: Drained) -> None:
         pass
 
     def timed_out(self, effect: TimedOut) -> None:

@@ -35,7 +35,7 @@ from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Cancelled, CloseSession, Deliver, Durable
 from tallymark.engine.errors import AccessRefused, BrokerError, PreconditionFailed
 from tallymark.engine.message import Payload
-from tallymark.engine.session import ACCEPTED, Consumer
+from tallymark.engine.session import ACCEPTED, REQUEUES, Consumer
 from tallymark.engine.session import Connection as EngineConnection
 from tallymark.wire.nsq.connection import Connection as WireConnection
 from tallymark.wire.nsq.errors import (
@@ -423,7 +423,7 @@ class Nsq(Bridge):
             return
         consumer.limit = 0
         consumer.timeout_ms = self.wire.identify.msg_timeout_ms
-        consumer.is_lenient = True
+        consumer.on_timeout = REQUEUES
         self.consumer = consumer
         self.subscription = (event.topic, event.channel)
         self._in_flight = InFlightMessages(broker, consumer, self.settings.on_finish)

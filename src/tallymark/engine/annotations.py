@@ -9,7 +9,7 @@ The stored form is JSON with a version in front [DL-20]:
 
     {"v":1,"form":3,"due":...,"ttl":...,"keys":[...],"bcc":[...],"hops":...,"route":[exchange,key],
      "since":...,"failed":...,"acquired":...,"first":[reason,queue,exchange],"last":[...],
-     "deaths":...}
+     "notes":{key:base64,...},"deaths":...}
 
 where whatever has its ordinary value is left out, and `form` says how the deaths are written
 [DL-19]. A message keeps the form that its first death was stored in:
@@ -26,6 +26,7 @@ where whatever has its ordinary value is left out, and `form` says how the death
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
 from typing import Final, final
 
 from tallymark.engine.message import Route
@@ -42,6 +43,9 @@ DELIVERY_LIMIT: Final = "delivery_limit"
 REASONS: Final = (REJECTED, EXPIRED, MAXLEN, DELIVERY_LIMIT)
 """Why a queue gives a message away [DL-1]; only the first is a client's act."""
 
+Notes = tuple[tuple[str, bytes], ...]
+"""What consumers added to a message as they gave it back: (key, value encoded in AMQP 1.0), sorted
+by key [FC-20]."""
 Place = tuple[str, str, str]
 """(reason, queue, exchange) of a first or last death [DL-14]; the exchange is the one the message
 was published to before that death."""
@@ -94,6 +98,7 @@ class Annotations:
         "hops",
         "last_death",
         "more_keys",
+        "notes",
         "route",
         "since_ms",
         "ttl_ms",
@@ -115,6 +120,7 @@ class Annotations:
         acquired: int = 0,
         form: int = 0,
         due_ms: int = 0,
+        notes: Notes = (),
     ) -> None:
         self.due_ms = due_ms
         """Not ready before, by its publisher's wish; wall time, milliseconds; 0: at once."""
@@ -140,6 +146,8 @@ class Annotations:
         """Deliveries in the queues it died in."""
         self.form = form
         """How its history is stored [DL-19]; 0 while it has none."""
+        self.notes = notes
+        """Message annotations that consumers set by the outcome `modified`; they stay for good."""
         self._stored = b""
 
     def to_bytes(self) -> bytes:
@@ -173,6 +181,8 @@ class Annotations:
             out["first"] = list(self.first_death)
         if self.last_death is not None:
             out["last"] = list(self.last_death)
+        if self.notes:
+            out["notes"] = {key: b64encode(value).decode() for key, value in self.notes}
         if self.form == HEADER_FORM:
             out["deaths"] = [_as_header(death) for death in self.deaths]
         elif self.form == UNORDERED_FORM:
@@ -218,6 +228,7 @@ class Annotations:
             acquired=fields.integer("acquired", 0),
             form=form,
             due_ms=fields.integer("due", 0),
+            notes=fields.notes(),
         )
         fields.end()
         hidden = len(made.bcc)
@@ -257,6 +268,7 @@ def after_death(
     more_keys: tuple[str, ...] = ()
     bcc: tuple[str, ...] = ()
     first: Place | None = None
+    notes: Notes = ()
     place = published
     ttl_ms = -1
     if old is not None:
@@ -264,6 +276,7 @@ def after_death(
         more_keys = old.more_keys
         bcc = old.bcc
         ttl_ms = old.ttl_ms
+        notes = old.notes
         failed += old.failed
         acquired += old.acquired
         if old.route is not None:
@@ -292,7 +305,19 @@ def after_death(
         failed=failed,
         acquired=acquired,
         form=form,
+        notes=notes,
     )
+
+
+def with_notes(old: Annotations | None, notes: Notes) -> Annotations:
+    """What is known of messages to which a consumer added something [FC-20]: its keys replace those
+    that are there."""
+    if old is None:
+        return Annotations(notes=tuple(sorted(notes)))
+    made = ready_since(old, old.since_ms)
+    made.due_ms = old.due_ms
+    made.notes = tuple(sorted({**dict(old.notes), **dict(notes)}.items()))
+    return made
 
 
 def deferred_until(old: Annotations | None, due_ms: int) -> Annotations:
@@ -313,6 +338,7 @@ def ready_since(old: Annotations | None, since_ms: int) -> Annotations:
         ttl_ms=old.ttl_ms, more_keys=old.more_keys, bcc=old.bcc, hops=old.hops, route=old.route,
         since_ms=since_ms, deaths=old.deaths, first_death=old.first_death,
         last_death=old.last_death, failed=old.failed, acquired=old.acquired, form=old.form,
+        notes=old.notes,
     )  # fmt: skip
 
 
@@ -565,6 +591,19 @@ class _Fields:
         if len(texts) != 2:
             raise self._wrong("route", texts, "exchange and key")
         return Route(texts[0], texts[1])
+
+    def notes(self) -> Notes:
+        value = self.take("notes")
+        if value is None:
+            return ()
+        if not isinstance(value, dict):
+            raise self._wrong("notes", value, "an object")
+        found: list[tuple[str, bytes]] = []
+        for key, text in value.items():
+            if not isinstance(text, str):
+                raise self._wrong("notes", value, "base64 texts")
+            found.append((key, b64decode(text, validate=True)))
+        return tuple(sorted(found))
 
     def end(self) -> None:
         """Nothing may be left."""

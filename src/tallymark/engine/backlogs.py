@@ -23,7 +23,7 @@ class Backlogs:
 
     def note(self, queue: Queue) -> None:
         """Call when the queue's new slices are more than `packing.look_after`."""
-        if queue.deep:
+        if queue.deep or queue.seekers:
             return
         if _depth(queue) > self.packing.after:
             queue.deep = True

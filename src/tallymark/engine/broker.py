@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final, final
 
 from tallymark.engine import definitions, records
-from tallymark.engine.annotations import Annotations, deferred_until
+from tallymark.engine.annotations import Annotations, Notes, deferred_until
 from tallymark.engine.arguments import consumer_timeout_ms
 from tallymark.engine.backlogs import Backlogs
 from tallymark.engine.clock import Clock
@@ -30,12 +30,14 @@ from tallymark.engine.durability import Durability
 from tallymark.engine.effects import Cancelled, Effect, Refused, Signal
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import AccessRefused, NotAllowed, NotFound
+from tallymark.engine.filters import Filter
 from tallymark.engine.formats import Format
 from tallymark.engine.leases import Leases
 from tallymark.engine.message import ON_ITS_WAY, Payload, Slice
 from tallymark.engine.policies import Policy
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
+from tallymark.engine.seeking import Seeking
 from tallymark.engine.session import UNLIMITED, Connection, Consumer, Session
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.store import Store
@@ -95,6 +97,7 @@ class Broker:
         self.dispatcher = Dispatcher(
             self.clock, self.deadlines, self.store, self.records, self.effects
         )
+        self.dispatcher.seeking = Seeking(self.dispatcher)
         self.entrance = Entrance(
             self.clock, self.store, self.dispatcher, self.backlogs, self.formats, self.records
         )
@@ -530,13 +533,60 @@ class Broker:
         exclusive: bool,
         priority: int,
         arguments: dict[str, object],
+        filter: Filter | None = None,
     ) -> Consumer:
         """Start a consumer. Deliveries come with the next turn. [amqp-0.9.1 basic.consume]
 
+        filter: it is given only what matches; None: everything.
+
         Raises:
-            NotAllowed: the session has a consumer of that tag.
+            NotAllowed: the session has a consumer of that tag; a filter where only one consumer is
+            active.
             AccessRefused: exclusive use, by this or by another consumer.
         """
+        if filter is not None and queue.settings.single_active:
+            raise NotAllowed(
+                f"filter on queue '{queue.name}' in vhost '{queue.vhost}', which has a single "
+                "active consumer"
+            )
+        consumer = self._new_consumer(
+            session, queue, tag, no_ack, exclusive, priority, consumer_timeout_ms(arguments)
+        )
+        if filter is None:
+            if queue.active is None:
+                queue.active = consumer
+        else:
+            consumer.filter = filter
+            self._seek(consumer)
+        return consumer
+
+    def browse(self, session: Session, queue: Queue, tag: str, filter: Filter | None) -> Consumer:
+        """Start a consumer that is shown copies of what is ready, each once, in order, and of what
+        enters later; it takes nothing, and its tags need no settling.
+
+        Raises: NotAllowed, AccessRefused: as consume.
+        """
+        consumer = self._new_consumer(session, queue, tag, True, False, 0, 0)
+        consumer.browses = True
+        consumer.filter = filter
+        self._seek(consumer)
+        return consumer
+
+    def _seek(self, consumer: Consumer) -> None:
+        queue = consumer.queue
+        consumer.cursors = [1] * len(queue.lanes)
+        queue.seekers.append(consumer)
+
+    def _new_consumer(
+        self,
+        session: Session,
+        queue: Queue,
+        tag: str,
+        no_ack: bool,
+        exclusive: bool,
+        priority: int,
+        timeout_ms: int,
+    ) -> Consumer:
         if tag in session.consumers:
             raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
         self.use(queue)
@@ -554,15 +604,13 @@ class Broker:
             exclusive,
             priority,
             session.consumer_limit,
-            consumer_timeout_ms(arguments),
+            timeout_ms,
         )
         session.consumers[tag] = consumer
         at = len(consumers)
         while at > 0 and consumers[at - 1].priority < priority:
             at -= 1
         consumers.insert(at, consumer)
-        if queue.active is None:
-            queue.active = consumer
         queue.had_consumer = True
         if queue.ready:
             self.dispatcher.mark(queue)
@@ -573,6 +621,27 @@ class Broker:
         self._forget_consumer(consumer)
         self._maybe_unused(consumer.queue)
 
+    def detach(self, consumer: Consumer) -> None:
+        """Stop a consumer; what it has not settled returns to the old positions, not counted as
+        failed [FC-19]."""
+        self._forget_consumer(consumer)
+        self.settlement.return_of(consumer.session, consumer, records.RETURNED_BY_CLOSE)
+        self._maybe_unused(consumer.queue)
+
+    def grant(self, consumer: Consumer, credit: int, drain: bool) -> None:
+        """A consumer may be sent `credit` messages from now on [FC-3]. drain: what is left of that
+        when nothing more is there for it is void, and a Drained effect says so [FC-5]."""
+        if not consumer.active:
+            return
+        queue = consumer.queue
+        consumer.by_link = True
+        consumer.limit = credit
+        if drain and not consumer.draining:
+            queue.draining += 1
+        consumer.draining = drain
+        if drain or queue.ready:
+            self.dispatcher.mark(queue)
+
     def _forget_consumer(self, consumer: Consumer) -> None:
         if not consumer.active:
             return
@@ -581,8 +650,14 @@ class Broker:
         queue = consumer.queue
         at = queue.consumers.index(consumer)
         del queue.consumers[at]
+        if consumer.cursors:
+            queue.seekers.remove(consumer)
         if queue.active is consumer:
-            queue.active = queue.consumers[0] if queue.consumers else None
+            queue.active = None
+            for other in queue.consumers:
+                if not other.cursors:
+                    queue.active = other
+                    break
         self.use(queue)
         if at < queue.next_turn:
             queue.next_turn -= 1
@@ -635,14 +710,18 @@ class Broker:
 
     # -- settling
 
-    def settle(self, session: Session, first: int, last: int, outcome: int) -> None:
+    def settle(
+        self, session: Session, first: int, last: int, outcome: int, notes: Notes = ()
+    ) -> None:
         """Settle tags first..last one after the other with one outcome.
+
+        notes: what the consumer adds to the messages, where they are given back or refused [FC-20].
 
         Raises:
             PreconditionFailed: at the first tag that is unknown or settled; those before it are
             settled, it and those after it are not.
         """
-        self.settlement.settle(session, first, last, outcome)
+        self.settlement.settle(session, first, last, outcome, notes)
 
     def requeue(self, session: Session, tag: int, delay_ms: int) -> None:
         """One delivery goes to the tail of its queue, now or in `delay_ms` [NQ-12].

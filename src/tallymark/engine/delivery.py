@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, final
 from tallymark.engine import records
 from tallymark.engine.clock import Clock
 from tallymark.engine.deadlines import Deadlines
-from tallymark.engine.effects import Deliver, Effect
+from tallymark.engine.effects import Deliver, Drained, Effect
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
@@ -32,6 +32,7 @@ from tallymark.engine.session import (
 from tallymark.engine.store import Store
 
 if TYPE_CHECKING:
+    from tallymark.engine.seeking import Seeking
     from tallymark.engine.upkeep import Upkeep
 
 TURN_BYTES: Final = 1 << 20
@@ -66,6 +67,7 @@ class Dispatcher:
         "effects",
         "mark_waits",
         "records",
+        "seeking",
         "spent",
         "store",
         "upkeep",
@@ -84,6 +86,8 @@ class Dispatcher:
         self.store = store
         self.records = records
         self.effects = effects
+        self.seeking: Seeking
+        """Set by the Broker: serves consumers that browse or filter."""
         self.upkeep: Upkeep
         """Set by the Broker: looks after watched queues around serving them."""
         self.changed: list[Queue] = []
@@ -127,7 +131,11 @@ class Dispatcher:
                 self.mark(queue)
                 continue
             if queue.ready and queue.consumers and not queue.paused:
+                if queue.seekers:
+                    self.seeking.serve(queue)
                 self._serve(queue)
+            if queue.draining:
+                self._end_drains(queue)
             if queue.watched:
                 self.upkeep.attend(queue)
         self.upkeep.room = UNLIMITED
@@ -203,6 +211,27 @@ class Dispatcher:
                 left -= n
         queue.next_turn = at
 
+    def _end_drains(self, queue: Queue) -> None:
+        """Consumers that got all there is for them now: what is left of their limits is void."""
+        queue.draining = 0
+        for consumer in queue.consumers:
+            if not consumer.draining:
+                continue
+            served = (
+                consumer.limit <= 0
+                or not queue.ready
+                or queue.paused
+                or bool(consumer.overdue)
+                or (queue.settings.single_active and consumer is not queue.active)
+                or (bool(consumer.cursors) and self.seeking.has_seen(queue, consumer))
+            )
+            if served:
+                consumer.limit = 0
+                consumer.draining = False
+                self.effects.append(Drained(consumer))
+            else:
+                queue.draining += 1
+
     def _hand_over(self, queue: Queue, consumer: Consumer, most: int) -> int:
         """Give the consumer up to `most` messages of the head slice; returns how many."""
         head = queue.head()
@@ -220,11 +249,11 @@ class Dispatcher:
                 return 0
         self.store.load(head.payload)
         piece = queue.take(n)
-        if room == TURN_BYTES:
-            self.spent.append(connection)
-        connection.room = room - piece.size()
+        self.spend(connection, piece.size())
         self.effects.append(Deliver(consumer, piece, session.next_tag))
         self.acquire(session, queue, piece, consumer, consumer.no_ack)
+        if consumer.by_link:
+            consumer.limit -= n
         return n
 
     def acquire(
@@ -310,3 +339,9 @@ class Dispatcher:
         if self.cover(queue, head.first + max(n, min(wanted, LARGEST_QUOTA))):
             return n
         return min(n, queue.mark_durable - head.first)
+
+    def spend(self, connection: Connection, size: int) -> None:
+        """So many bytes go to the connection in this turn."""
+        if connection.room == TURN_BYTES:
+            self.spent.append(connection)
+        connection.room -= size

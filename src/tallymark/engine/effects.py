@@ -69,14 +69,27 @@ class CloseSession(Effect):
 @final
 class TimedOut(Effect):
     """A consumer (None: the session itself, by basic.get) held messages for too long. They went
-    back to their queue and the consumer is stopped already [LC-4]."""
+    back to their queue, and the consumer is stopped already, or waits until it has settled their
+    tags [LC-4]."""
 
-    __slots__ = ("consumer", "session", "timeout_ms")
+    __slots__ = ("consumer", "session", "tags", "timeout_ms")
 
     def __init__(self, session: Session, consumer: Consumer | None, timeout_ms: int) -> None:
         self.session = session
         self.consumer = consumer
         self.timeout_ms = timeout_ms
+        self.tags: list[tuple[int, int]] = []
+        """Which they are: (first, last), ascending."""
+
+
+@final
+class Drained(Effect):
+    """A consumer that was to be drained got all there was for it: its limit is 0 now [FC-5]."""
+
+    __slots__ = ("consumer",)
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
 
 
 @final

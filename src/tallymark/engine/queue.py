@@ -77,6 +77,7 @@ class Queue(Timed):
         "deferred_bytes",
         "deleted",
         "dirty",
+        "draining",
         "dropped",
         "durable",
         "entered",
@@ -104,6 +105,7 @@ class Queue(Timed):
         "retry_ms",
         "retry_wait_ms",
         "seen",
+        "seekers",
         "seen_ids",
         "settings",
         "settled",
@@ -212,6 +214,10 @@ class Queue(Timed):
 
         self.consumers: list[Consumer] = []
         """Highest priority first; among equals in order of arrival."""
+        self.seekers: list[Consumer] = []
+        """Those of the consumers that browse or filter."""
+        self.draining = 0
+        """How many of the consumers are to be drained."""
         self.active: Consumer | None = None
         """The only one that is served, where the queue has a single active consumer."""
         self.next_turn = 0
@@ -362,6 +368,12 @@ class Queue(Timed):
         self.loose += 1
 
     def _to_places(self, pieces: list[Slice]) -> None:
+        for consumer in self.seekers:
+            if not consumer.browses:  # it may want now what it did not get then
+                cursors = consumer.cursors
+                for piece in pieces:
+                    place = piece.first + piece.shift
+                    cursors[piece.priority] = min(cursors[piece.priority], place)
         if len(self.lanes) == 1:
             self.lanes[0].give_back(pieces)
             return
@@ -393,6 +405,19 @@ class Queue(Timed):
         lanes = self.lanes
         lane = lanes[0] if len(lanes) == 1 else self.lane()
         piece = lane.take(n)
+        size = piece.size()
+        self.ready -= n
+        self.ready_bytes -= size
+        self.acquired += n
+        self.acquired_bytes += size
+        if self.body_bytes >= 0:
+            self.body_bytes -= piece.body_bytes()
+        return piece
+
+    def pick(self, lane: Ready, place: int, n: int) -> Slice:
+        """Take the n messages at `place` and behind it, all of one slice, out of the lane's
+        `returned`: ready becomes acquired."""
+        piece = lane.pick(place, n)
         size = piece.size()
         self.ready -= n
         self.ready_bytes -= size
@@ -446,7 +471,7 @@ class Queue(Timed):
             return self.body_bytes - sum(letter.piece.body_bytes() for letter in self.letters)
         total = 0
         for lane in reversed(self.lanes):
-            for pieces in (lane.returned, lane.fresh):
+            for pieces in (lane.in_front(), lane.fresh):
                 for piece in pieces:
                     if n <= 0:
                         return total

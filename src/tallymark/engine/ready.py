@@ -28,16 +28,25 @@ def _place(piece: Slice) -> int:
 class Ready:
     """See the module's text. Counts nothing: that is the Queue's."""
 
-    __slots__ = ("fresh", "returned")
+    __slots__ = ("_gone", "fresh", "returned")
 
     def __init__(self) -> None:
         self.returned: list[Slice] = []
+        """Its first `_gone` entries were taken; empty as soon as all were."""
+        self._gone = 0
         self.fresh: deque[Slice] = deque()
+
+    def in_front(self) -> list[Slice]:
+        """What was returned, in order. Do not change it."""
+        if self._gone:
+            del self.returned[: self._gone]
+            self._gone = 0
+        return self.returned
 
     def head(self) -> Slice | None:
         """The slice that leaves next; its bytes may not be in memory."""
         if self.returned:
-            return self.returned[0]
+            return self.returned[self._gone]
         fresh = self.fresh
         if not fresh:
             return None
@@ -48,11 +57,15 @@ class Ready:
     def take(self, n: int) -> Slice:
         """Take n messages off the head slice (0 < n <= its length)."""
         returned = self.returned
-        piece = returned[0] if returned else self.fresh[0]
+        piece = returned[self._gone] if returned else self.fresh[0]
         if n < piece.hi - piece.lo:
             return piece.take(n)
         if returned:
-            del returned[0]
+            gone = self._gone + 1
+            if gone * 2 >= len(returned):
+                del returned[:gone]
+                gone = 0
+            self._gone = gone
         else:
             self.fresh.popleft()
         return piece
@@ -64,7 +77,7 @@ class Ready:
             for piece in pieces:
                 if fresh and fresh[0].first + fresh[0].shift < piece.first + piece.shift:
                     self._make_way(piece.first + piece.shift)
-        returned = self.returned
+        returned = self.in_front()
         if len(pieces) > FEW:
             together = returned + pieces
             together.sort(key=_place)
@@ -95,9 +108,48 @@ class Ready:
                 unpack_head(fresh)
             self.returned.append(fresh.popleft())
 
+    def at(self, place: int) -> Slice | None:
+        """The messages from `place` on, as far as one slice goes: its own part, not in the lane;
+        None: there is nothing at or behind it. What lies before the end of that slice counts as
+        returned from now on."""
+        returned = self.in_front()
+        at = bisect_left(returned, place + 1, key=_place)
+        if at > 0:
+            before = returned[at - 1]
+            skip = place - before.first - before.shift
+            if skip < len(before):
+                return before.part(skip, len(before))
+        if at < len(returned):
+            return returned[at].part(0, len(returned[at]))
+        fresh = self.fresh
+        while fresh:
+            if fresh[0].payload.pack is not None:
+                unpack_head(fresh)
+            piece = fresh.popleft()
+            returned.append(piece)
+            skip = max(0, place - piece.first - piece.shift)
+            if skip < len(piece):
+                return piece.part(skip, len(piece))
+        return None
+
+    def pick(self, place: int, n: int) -> Slice:
+        """Take n messages out that `at` gave: those from `place` on."""
+        returned = self.in_front()
+        at = bisect_left(returned, place + 1, key=_place) - 1
+        whole = returned[at]
+        skip = place - whole.first - whole.shift
+        piece = whole.part(skip, skip + n)
+        left = [
+            part
+            for part in (whole.part(0, skip), whole.part(skip + n, len(whole)))
+            if part.hi > part.lo
+        ]
+        returned[at : at + 1] = left
+        return piece
+
     def slices(self) -> list[Slice]:
         """Every slice, in order. The lane's own objects: do not change them."""
-        return [*self.returned, *self.fresh]
+        return [*self.in_front(), *self.fresh]
 
     def unpack(self) -> None:
         """Take every packed message out, for a reader of everything. O(messages)."""
@@ -107,5 +159,6 @@ class Ready:
         """Take everything out."""
         pieces = self.slices()
         self.returned = []
+        self._gone = 0
         self.fresh.clear()
         return pieces

@@ -25,7 +25,8 @@ SETTLED: Final = 4
 """Done with. owner as in ACQUIRED; reason = how (SETTLED_*)."""
 RETURNED: Final = 5
 """Given back by owner to their old positions; reason = why (RETURNED_*).
-flags & RETURNED_FAILED: counted as a failed delivery."""
+flags & RETURNED_FAILED: counted as a failed delivery. blob = annotations, where the consumer may
+have added to them."""
 DROPPED: Final = 6
 """Gone without success. reason = why (DROPPED_*)."""
 MARK: Final = 7
@@ -56,8 +57,8 @@ SEEN: Final = 16
 DEFERRED: Final = 17
 """Not ready until other (wall time, ms). owner = who gave them back, 0: they entered so; reason as
 in RETURNED. Flags: RETURNED_FAILED as in RETURNED; TO_TAIL: then at the tail, else at their old
-place. In a checkpoint it stands behind the LIVE record of the same messages. That they became ready
-is not recorded: it follows from the time."""
+place. blob as in RETURNED. In a checkpoint it stands behind the LIVE record of the same messages.
+That they became ready is not recorded: it follows from the time."""
 
 LIVE_ACQUIRED: Final = 1
 RETURNED_FAILED: Final = 1

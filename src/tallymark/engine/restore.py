@@ -42,6 +42,7 @@ class _QueueHistory:
         "known",
         "letters",
         "mark",
+        "noted",
         "queue",
         "released",
         "returns",
@@ -73,8 +74,29 @@ class _QueueHistory:
         """Given up by subscriptions that were dropped: a checkpoint names it only as leased."""
         self.deferrals = Deferrals()
         self.mark = 0
+        self.noted: dict[int, bytes] = {}
+        """By sequence: annotations to which consumers added something as they gave it back."""
         self.counted = 0
         """Sequences up to here are in the checkpoint's totals."""
+
+    def note(self, record: Record) -> None:
+        """A RETURNED or DEFERRED record, which may say what is known of the messages from then."""
+        if record.blob:
+            for sequence in range(record.first, record.first + record.count):
+                self.noted[sequence] = record.blob
+
+    def noted_parts(self, low: int, high: int) -> list[tuple[int, int, bytes]]:
+        """Sequences low..high-1 in stretches of which the same was noted; b"": nothing was."""
+        parts: list[tuple[int, int, bytes]] = []
+        begin = low
+        blob = self.noted.get(low, b"")
+        for at in range(low + 1, high):
+            now = self.noted.get(at, b"")
+            if now != blob:
+                parts.append((begin, at, blob))
+                begin, blob = at, now
+        parts.append((begin, high, blob))
+        return parts
 
 
 @final
@@ -130,6 +152,7 @@ class Restorer:
             history.finished.add(first, end)
             history.acquired.remove(first, end)
         elif kind == records.DEFERRED:
+            history.note(record)
             if record.owner:
                 history.acquired.remove(first, end)
                 history.returns.add(first, end)
@@ -152,6 +175,7 @@ class Restorer:
                 for subscription in queue.subscriptions:
                     subscription.lose(first, end)
         elif kind == records.RETURNED:
+            history.note(record)
             history.acquired.remove(first, end)
             history.returns.add(first, end)
             if record.flags & records.RETURNED_FAILED:
@@ -310,7 +334,14 @@ class Restorer:
             for low, high in gone.gaps(whole.first, whole.first + len(whole)):
                 if whole.annotations is None:
                     whole.annotations = self._read(history.known.get(whole.first, b""))
-                self._place(history, whole, low, high)
+                if not history.noted:
+                    self._place(history, whole, low, high)
+                    continue
+                for a, b, blob in history.noted_parts(low, high):
+                    part = whole.part(a - whole.first, b - whole.first)
+                    if blob:
+                        part.annotations = self._read(blob)
+                    self._place(history, part, a, b)
         for low, high in history.transient:
             for a, b in gone.gaps(low, high):
                 reason = records.DROPPED_TRANSIENT

@@ -15,6 +15,7 @@ from typing import Final, final
 
 from tallymark.engine.deadlines import Timed
 from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.filters import Filter
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 
@@ -34,6 +35,14 @@ FAILED: Final = 4
 """Outcome: given back, counted as a failure. [amqp-0.9.1 basic.reject, requeue=true]"""
 DISCARDED: Final = 5
 """Outcome: refused for good, not counted as a failure [DL-5]. [basic.nack, requeue=false]"""
+
+STOPS: Final = 0
+"""A consumer that holds a message for too long is stopped [LC-4]."""
+REQUEUES: Final = 1
+"""What it holds for too long goes to the tail, and it goes on [NQ-14]."""
+RELEASES: Final = 2
+"""What it holds for too long returns to its old position, and it gets nothing more until it has
+settled that in vain [FC-18, LC-4]."""
 
 
 @final
@@ -79,6 +88,7 @@ class InFlight:
         "done",
         "first",
         "given_ms",
+        "is_late",
         "last",
         "left",
         "queue",
@@ -108,7 +118,9 @@ class InFlight:
         self.since_ms = since_ms
         """From when their time counts: later than given_ms where they were touched [NQ-13]."""
         self.void = False
-        """They went back to their queue for having taken too long: settling them does nothing."""
+        """Their queue has them no longer in this session's hands: settling them does nothing."""
+        self.is_late = False
+        """They are void for having taken too long."""
         self.done: bytearray | None = None
         """One byte per tag from `first`, 1 = settled; None while none was out of order."""
         self.left = last - first + 1
@@ -122,6 +134,7 @@ class InFlight:
         part = InFlight(low, high, self.part(low, high), self.queue, self.consumer, self.since_ms)
         part.given_ms = self.given_ms
         part.void = self.void
+        part.is_late = self.is_late
         if self.done is not None:
             part.done = self.done[low - self.first : high - self.first + 1]
             part.left = part.done.count(0)
@@ -155,12 +168,18 @@ class Consumer:
 
     __slots__ = (
         "active",
+        "browses",
+        "by_link",
+        "cursors",
+        "draining",
         "exclusive",
+        "filter",
         "handle",
         "id",
-        "is_lenient",
         "limit",
         "no_ack",
+        "on_timeout",
+        "overdue",
         "priority",
         "queue",
         "session",
@@ -190,32 +209,54 @@ class Consumer:
         self.exclusive = exclusive
         self.priority = priority
         self.limit = limit
-        """How many unsettled messages it may hold. [amqp-0.9.1 basic.qos]"""
+        """How many unsettled messages it may hold [amqp-0.9.1 basic.qos]; `by_link`: how many it
+        may still be sent [amqp-1.0 §2.6.7]."""
         self.timeout_ms = timeout_ms
         """How long it may hold one; 0: without limit, OFF: what the queue says [LC-4]."""
-        self.is_lenient = False
-        """What it holds for too long goes to the tail and it goes on [NQ-14]; else it is stopped
-        [LC-4]."""
+        self.on_timeout = STOPS
+        """What happens when it holds a message for too long: STOPS, REQUEUES or RELEASES."""
+        self.overdue = 0
+        """How many messages were released from it and it has not settled since."""
+        self.by_link = False
+        """Its limit is spent on sending and granted anew by the client [LC-3]."""
+        self.draining = False
+        """What is left of its limit is void once nothing is there for it now [FC-5]."""
+        self.browses = False
+        """It is shown copies: each ready message once, and takes none."""
+        self.filter: Filter | None = None
+        """It wants only messages that match; None: all."""
+        self.cursors: list[int] = []
+        """Where it browses or filters: per lane, the place from which it has not looked yet. Empty:
+        it takes what is at the head."""
         self.unacked = 0
         self.active = True
         self.handle: object = None
         """The bridge's own."""
 
     def wanted(self) -> int:
-        """How many messages it is willing and able to take, as soon as the broker may send them."""
+        """How many messages it is willing and able to take, as soon as the broker may send them.
+        One that browses or filters may want none of those that are there."""
         session = self.session
-        if not session.flow or session.connection.paused:
+        if not session.flow or session.connection.paused or self.cursors:
             return 0
+        if self.by_link:
+            return 0 if self.overdue else self.limit
         if self.no_ack:
             return UNLIMITED
         return max(0, min(self.limit - self.unacked, session.limit - session.unacked))
 
     def credit(self) -> int:
+        """How many messages from the queue's head may be sent now."""
+        return 0 if self.cursors else self.room()
+
+    def room(self) -> int:
         """How many messages may be sent now."""
         session = self.session
         connection = session.connection
         if not session.flow or connection.paused or connection.gated or connection.room <= 0:
             return 0
+        if self.by_link:
+            return 0 if self.overdue else self.limit
         if self.no_ack:
             return UNLIMITED
         own = self.limit - self.unacked
@@ -274,6 +315,12 @@ class Session(Timed):
         self.next_tag = 1
         self.inflight: deque[InFlight] = deque()
         self.unacked = 0
+
+    def take_tag(self) -> int:
+        """A tag for a message that comes from no queue: nothing is held under it."""
+        tag = self.next_tag
+        self.next_tag = tag + 1
+        return tag
 
     def find(self, tag: int) -> int:
         """Index of the in-flight range that holds the tag.

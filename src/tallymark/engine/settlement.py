@@ -10,6 +10,7 @@ from collections import deque
 from typing import final
 
 from tallymark.engine import records
+from tallymark.engine.annotations import Notes, with_notes
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.errors import PreconditionFailed
@@ -21,6 +22,7 @@ from tallymark.engine.session import (
     DISCARDED,
     FAILED,
     REJECTED,
+    REQUEUES,
     UNLIMITED,
     Consumer,
     InFlight,
@@ -44,7 +46,9 @@ class Settlement:
         self.store = store
         self.records = records
 
-    def settle(self, session: Session, first: int, last: int, outcome: int) -> None:
+    def settle(
+        self, session: Session, first: int, last: int, outcome: int, notes: Notes = ()
+    ) -> None:
         """See Broker.settle."""
         tag = first
         while tag <= last:
@@ -55,7 +59,7 @@ class Settlement:
                 stop = entry.done.find(1, tag - entry.first, high - entry.first + 1)
                 if stop >= 0:
                     high = entry.first + stop - 1
-            self._finish(session, entry, tag, high, outcome)
+            self._finish(session, entry, tag, high, outcome, notes)
             session.forget(at, tag, high)
             tag = high + 1
 
@@ -70,6 +74,30 @@ class Settlement:
         self.free_credit(session, entry.consumer, 1)
         session.forget(at, tag, tag)
         return entry.queue, piece
+
+    def return_of(self, session: Session, consumer: Consumer, reason: int) -> None:
+        """Everything the session holds by one consumer goes back to its old position."""
+        kept: deque[InFlight] = deque()
+        pieces: list[Slice] = []
+        queue = consumer.queue
+        for entry in session.inflight:
+            if entry.consumer is not consumer:
+                kept.append(entry)
+                continue
+            for low, high in entry.pieces(entry.first, entry.last):
+                session.unacked -= high - low + 1
+                if entry.void:
+                    continue
+                if queue.deleted:
+                    self.store.finish(entry.slice.payload, high - low + 1)
+                else:
+                    pieces.append(entry.part(low, high))
+        session.inflight = kept
+        consumer.unacked = consumer.overdue = 0
+        if pieces:
+            self.give_back(queue, pieces, consumer.id, reason, False)
+        if session.limit != UNLIMITED:
+            self.dispatcher.mark_session(session)
 
     def settle_up_to(self, session: Session, last: int, outcome: int) -> None:
         """See Broker.settle_up_to."""
@@ -143,6 +171,7 @@ class Settlement:
                     Record(
                         records.RETURNED, queue.id, piece.first, len(piece),
                         self.dispatcher.clock.now_ms, owner=owner, reason=reason, flags=flags,
+                        blob=_noted(piece),
                     )
                 )  # fmt: skip
         if queue.body_bytes >= 0:
@@ -277,7 +306,7 @@ class Settlement:
                     kept.append(entry)
                     continue
                 consumer = entry.consumer
-                is_lenient = consumer is not None and consumer.is_lenient
+                is_lenient = consumer is not None and consumer.on_timeout == REQUEUES
                 for low, high in entry.pieces(entry.first, entry.last):
                     piece = entry.part(low, high)
                     queue.leave_acquired(piece)
@@ -289,17 +318,29 @@ class Settlement:
                     kept.append(entry)
             session.inflight = kept
 
-    def _finish(self, session: Session, entry: InFlight, low: int, high: int, outcome: int) -> None:
+    def _finish(
+        self,
+        session: Session,
+        entry: InFlight,
+        low: int,
+        high: int,
+        outcome: int,
+        notes: Notes = (),
+    ) -> None:
         """Tags low..high of one entry, all unsettled, end with an outcome. The caller forgets
         them in the session."""
         queue = entry.queue
         count = high - low + 1
+        if entry.is_late and entry.consumer is not None:
+            entry.consumer.overdue -= count
+            self.dispatcher.mark(queue)
         self.free_credit(session, entry.consumer, count)
         if entry.void:
             return
         if queue.deleted:
             self.store.finish(entry.slice.payload, count)
-        elif outcome == ACCEPTED:
+            return
+        if outcome == ACCEPTED:
             piece = entry.slice
             lo = piece.lo + low - entry.first
             consumer = entry.consumer
@@ -307,10 +348,13 @@ class Settlement:
             if queue.settle(piece, lo, lo + count, owner, records.SETTLED_BY_CLIENT):
                 self.store.settling.append(queue)
             self.store.finish(piece.payload, count)
-        elif outcome in (REJECTED, DISCARDED):
-            self._bury(queue, entry.part(low, high), records.DEAD_REJECTED, outcome == REJECTED)
+            return
+        part = entry.part(low, high)
+        if notes:
+            part.annotations = with_notes(part.annotations, notes)
+        if outcome in (REJECTED, DISCARDED):
+            self._bury(queue, part, records.DEAD_REJECTED, outcome == REJECTED)
         else:
-            part = entry.part(low, high)
             self.give_back(queue, [part], session.id, records.RETURNED_BY_CLIENT, outcome == FAILED)
 
     def free_credit(self, session: Session, consumer: Consumer | None, n: int) -> None:
@@ -318,10 +362,17 @@ class Settlement:
         session.unacked -= n
         if consumer is not None:
             consumer.unacked -= n
-            if consumer.active and consumer.queue.ready:
+            if consumer.active and consumer.queue.ready and not consumer.by_link:
                 self.dispatcher.mark(consumer.queue)
         if session.limit != UNLIMITED:
             self.dispatcher.mark_session(session)
+
+
+def _noted(piece: Slice) -> bytes:
+    """What a record says of messages that are given back: everything known of them, where a client
+    may just have added to it [FC-20]."""
+    known = piece.annotations
+    return known.to_bytes() if known is not None and known.notes else b""
 
 
 def deferred_record(
@@ -338,5 +389,5 @@ def deferred_record(
     flags = (records.RETURNED_FAILED if failed else 0) | (records.TO_TAIL if to_tail else 0)
     return Record(
         records.DEFERRED, queue.id, piece.first, len(piece), now_ms, None, 0, owner, due_ms, reason,
-        flags,
+        flags, _noted(piece),
     )  # fmt: skip

@@ -18,6 +18,8 @@ from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.message import Slice
 from tallymark.engine.session import (
     MERGE_MS,
+    RELEASES,
+    REQUEUES,
     Connection,
     Consumer,
     InFlight,
@@ -64,22 +66,24 @@ class Timeouts:
         if next_due < NEVER:
             self.deadlines.arm(session, max(next_due, now + len(session.inflight) // ENTRIES_A_MS))
         stopped: list[Consumer] = []
-        told: set[int] = set()
+        told: dict[int, TimedOut] = {}
         lenient: list[InFlight] = []
         for entry in late:
             consumer = entry.consumer
-            if consumer is not None and consumer.is_lenient:
+            if consumer is not None and consumer.on_timeout == REQUEUES:
                 lenient.append(entry)
                 continue
-            self._return(session, entry)
-            if consumer is not None and not consumer.active:
+            tags = self._return(session, entry)
+            releases = consumer is not None and consumer.on_timeout == RELEASES
+            if consumer is not None and not consumer.active and not releases:
                 continue  # it was told, or its client stopped it
             whose = 0 if consumer is None else consumer.id
             if whose not in told:
-                told.add(whose)
-                self.effects.append(TimedOut(session, consumer, timeout_of(consumer, entry.queue)))
-                if consumer is not None:
+                told[whose] = TimedOut(session, consumer, timeout_of(consumer, entry.queue))
+                self.effects.append(told[whose])
+                if consumer is not None and not releases:
                     stopped.append(consumer)
+            told[whose].tags += tags
         if lenient:
             self._requeue(session, lenient)
         return stopped
@@ -117,13 +121,19 @@ class Timeouts:
             if session.inflight:
                 self.deadlines.arm(session, self.clock.now_ms)
 
-    def _return(self, session: Session, entry: InFlight) -> None:
+    def _return(self, session: Session, entry: InFlight) -> list[tuple[int, int]]:
+        """Returns the tags whose messages went back."""
+        tags = entry.pieces(entry.first, entry.last)
         pieces: list[Slice] = []
-        for low, high in entry.pieces(entry.first, entry.last):
+        for low, high in tags:
             pieces.append(entry.part(low, high))
-        entry.void = True
-        owner = session.id if entry.consumer is None else entry.consumer.id
+        entry.void = entry.is_late = True
+        consumer = entry.consumer
+        owner = session.id if consumer is None else consumer.id
+        if consumer is not None:
+            consumer.overdue += entry.left
         self.settlement.give_back(entry.queue, pieces, owner, records.RETURNED_BY_TIMEOUT, False)
+        return tags
 
 
 def _due(entry: InFlight) -> int:

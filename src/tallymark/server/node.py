@@ -30,6 +30,7 @@ from tallymark.engine.effects import (
     CloseSession,
     Confirm,
     Deliver,
+    Drained,
     Durable,
     Effect,
     Refused,
@@ -313,6 +314,9 @@ class Node:
         elif isinstance(effect, Confirm):
             bridge = _bridge_of(effect.session)
             bridge.confirm(effect)
+        elif isinstance(effect, Drained):
+            bridge = _bridge_of(effect.consumer.session)
+            bridge.drained(effect)
         elif isinstance(effect, TimedOut):
             bridge = _bridge_of(effect.session)
             bridge.timed_out(effect)

@@ -1,0 +1,126 @@
+"""Consumers that do not take what is at the head: browsers and those with a filter.
+
+Each goes through the ready messages once, lane by lane, from its *cursors*: everything before a
+lane's cursor it has seen. A browser is sent copies and takes nothing. One with a filter takes what
+matches; what returns to a place before its cursor moves the cursor back. A queue has few of them,
+and one turn looks at LOOKS messages for each filter, so that a deep queue in which nothing matches
+holds nobody up.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from tallymark.engine.delivery import Dispatcher
+from tallymark.engine.effects import Deliver
+from tallymark.engine.message import Slice
+from tallymark.engine.queue import Queue
+from tallymark.engine.session import Consumer
+
+LOOKS: Final = 2048
+"""Messages that are looked at for one filter in one turn."""
+
+
+@final
+class Seeking:
+    """Shares its parts with the Broker."""
+
+    __slots__ = ("_dispatcher",)
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    def serve(self, queue: Queue) -> None:
+        """Give the queue's seekers what there is for them."""
+        for consumer in queue.seekers:
+            looks = LOOKS
+            for number in range(len(queue.lanes) - 1, -1, -1):
+                looks = self._serve_lane(queue, consumer, number, looks)
+                if consumer.room() <= 0 or looks <= 0:
+                    break
+            connection = consumer.session.connection
+            if looks <= 0 or (connection.room <= 0 and not (connection.paused or connection.gated)):
+                self._dispatcher.again.append(queue)
+
+    def has_seen(self, queue: Queue, consumer: Consumer) -> bool:
+        """Whether nothing is left that the consumer has not looked at."""
+        for number, lane in enumerate(queue.lanes):
+            if lane.at(consumer.cursors[number]) is not None:
+                return False
+        return True
+
+    def _serve_lane(self, queue: Queue, consumer: Consumer, number: int, looks: int) -> int:
+        """Returns how many messages may still be looked at in this turn."""
+        lane = queue.lanes[number]
+        store = self._dispatcher.store
+        while looks > 0:
+            most = consumer.room()
+            if most <= 0:
+                return looks
+            found = lane.at(consumer.cursors[number])
+            if found is None:
+                return looks
+            place = found.first + found.shift
+            store.load(found.payload)
+            skipped = 0
+            if consumer.filter is not None:
+                count = min(len(found), looks)
+                skipped, end = _matching(consumer, found, count, most)
+                looks -= end
+                if skipped == end:
+                    consumer.cursors[number] = place + end
+                    continue
+                found = found.part(skipped, end)
+            n = self._hand_over(queue, consumer, number, found, most)
+            consumer.cursors[number] = place + skipped + n
+            if n == 0:
+                return looks
+        return looks
+
+    def _hand_over(
+        self, queue: Queue, consumer: Consumer, number: int, found: Slice, most: int
+    ) -> int:
+        """Send the consumer what was found for it; returns how much of it could be sent."""
+        dispatcher = self._dispatcher
+        session = consumer.session
+        connection = session.connection
+        n = min(len(found), most)
+        size = cuts = 0
+        payload_cuts = found.payload.cuts
+        while cuts < n and size < connection.room:
+            size = payload_cuts[found.lo + cuts + 1] - payload_cuts[found.lo]
+            cuts += 1
+        n = cuts
+        if consumer.browses:
+            piece = found.part(0, n)
+            dispatcher.effects.append(Deliver(consumer, piece, session.next_tag))
+            session.next_tag += n
+        else:
+            if queue.stored and not dispatcher.cover(queue, found.first + n):
+                n = min(n, queue.mark_durable - found.first)
+                if n <= 0:
+                    return 0
+            piece = queue.pick(queue.lanes[number], found.first + found.shift, n)
+            dispatcher.effects.append(Deliver(consumer, piece, session.next_tag))
+            dispatcher.acquire(session, queue, piece, consumer, consumer.no_ack)
+        dispatcher.spend(connection, piece.size())
+        if consumer.by_link:
+            consumer.limit -= n
+        return n
+
+
+def _matching(consumer: Consumer, found: Slice, count: int, most: int) -> tuple[int, int]:
+    """The first stretch of messages that match, at most `most`, among the first `count`: where it
+    begins and ends. Nothing matches: both are `count`."""
+    filter = consumer.filter
+    assert filter is not None
+    payload, known = found.payload, found.annotations
+    begin = 0
+    while begin < count and not filter.matches(payload, found.lo + begin, known):
+        begin += 1
+    end = begin
+    while end < count and end - begin < most:
+        if end > begin and not filter.matches(payload, found.lo + end, known):
+            break
+        end += 1
+    return begin, end
