@@ -119,7 +119,8 @@ def table(rows: dict[tuple[str, str], list[dict[str, Any]]]) -> str:
         lines.append(
             f"| {scenario} | {protocol} | {median('msg_per_s'):,.0f} | {cpu:.2f} | {ratio} "
             f"| {median('broker_rss_peak_kb') / 1024:.0f} "
-            f"| {median('latency_us', 'p50') / 1e3:.2f} | {median('latency_us', 'p99') / 1e3:.1f} | {sum(r['duplicates'] for r in runs)} |"
+            f"| {median('latency_us', 'p50') / 1e3:.2f} "
+            f"| {median('latency_us', 'p99') / 1e3:.1f} | {sum(r['duplicates'] for r in runs)} |"
         )
     return "\n".join(lines)
 
