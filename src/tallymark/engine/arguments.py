@@ -4,16 +4,16 @@ A value is what a protocol's table can hold: None, bool, int, float, str, bytes,
 list and dict of these. Texts follow RabbitMQ, whose clients' tests compare them; types are named as
 in AMQP 0-9-1 tables.
 
-Acted upon: x-message-ttl, x-expires, x-max-length, x-max-length-bytes, x-overflow,
-x-dead-letter-exchange, x-dead-letter-routing-key, x-dead-letter-strategy, x-dead-letter-hop-limit,
-x-delivery-limit, x-acquired-limit, x-consumer-timeout, x-delayed-retry-type, x-delayed-retry-min,
-x-delayed-retry-max, x-message-deduplication, x-max-priority, x-single-active-consumer (see
-settings.py), on queues of both types; x-queue-type classic and
-quorum, which are one kind of queue with other defaults; of consumers x-priority and
-x-consumer-timeout. Accepted, compared, and without meaning here, on one node: x-queue-mode,
-x-queue-version, x-max-in-memory-length, x-max-in-memory-bytes, x-quorum-initial-group-size,
-x-queue-leader-locator, x-queue-master-locator. Refused: streams. Unknown arguments are kept and
-not compared.
+Acted upon: x-message-ttl, x-expires, x-max-length, x-max-length-bytes, x-overflow, x-dead-letter-
+exchange, x-dead-letter-routing-key, x-dead-letter-strategy, x-dead-letter-hop-limit, x-delivery-
+limit, x-acquired-limit, x-consumer-timeout, x-delayed-retry-type, x-delayed-retry-min, x-delayed-
+retry-max, x-message-deduplication, x-max-priority, x-single-active-consumer (see settings.py), on
+queues of both types; x-queue-type classic and quorum, which are one kind of queue with other
+defaults; of consumers x-priority and x-consumer-timeout; of streams (x-queue-type stream) x-max-
+length-bytes, x-max-age and x-stream-max-segment-size-bytes. Accepted, compared, and without meaning
+here, on one node: x-queue-mode, x-queue-version, x-max-in-memory-length, x-max-in-memory-bytes,
+x-quorum-initial-group-size, x-queue-leader-locator, x-queue-master-locator, x-stream-filter-size-
+bytes, x-initial-cluster-size. Unknown arguments are kept and not compared.
 """
 
 from __future__ import annotations
@@ -29,6 +29,13 @@ MAX_PRIORITY: Final = 255
 LONGEST_MS: Final = 315_360_000_000
 """Ten years: the longest time a queue or message may be given [rabbitmq MAX_EXPIRY_TIMER]."""
 MAX_HOPS: Final = 255
+STREAM: Final = "stream"
+"""The type of queue that keeps what it was given, for any number of readers."""
+AGE_UNITS: Final = {
+    "Y": 365 * 86_400_000, "M": 30 * 86_400_000, "D": 86_400_000, "h": 3_600_000, "m": 60_000,
+    "s": 1000,
+}  # fmt: skip
+"""Milliseconds in the unit that an age such as 7D ends with [rabbitmq x-max-age]."""
 RETRY_TYPES: Final = ("all", "failed", "returned", "disabled")
 """Which messages wait that are given back: all, those whose delivery failed, the others, none."""
 INTEGER_TYPES: Final = {
@@ -254,6 +261,21 @@ def _overflow(value: object) -> str:
     return _text(value) or "invalid_overflow"
 
 
+def age_ms(value: object) -> int:
+    """Milliseconds in an age such as 7D or 12h; -1: it is none."""
+    if not isinstance(value, str) or len(value) < 2:
+        return -1
+    unit = AGE_UNITS.get(value[-1])
+    digits = value[:-1]
+    if unit is None or not (digits.isascii() and digits.isdigit()):
+        return -1
+    return min(int(digits) * unit, LONGEST_MS)
+
+
+def _age(value: object) -> str:
+    return _text(value) or ("" if age_ms(value) >= 0 else "invalid_max_age")
+
+
 def _queue_mode(value: object) -> str:
     return "" if value in ("default", "lazy") else _text(value) or "invalid_queue_mode"
 
@@ -264,10 +286,8 @@ def _queue_version(value: object) -> str:
 
 
 def _queue_type(value: object) -> str:
-    if value in ("classic", "quorum"):
+    if value in ("classic", "quorum", STREAM):
         return ""
-    if value == "stream":
-        return "streams are not offered, expected classic or quorum"
     return _text(value) or f"\"unsupported queue type '{value}'\""
 
 
@@ -311,6 +331,10 @@ QUEUE_CHECKS: Final[dict[str, Callable[[object], str]]] = {
     "x-delayed-retry-min": _delay,
     "x-delayed-retry-max": _delay,
     "x-message-deduplication": _positive,
+    "x-max-age": _age,
+    "x-stream-max-segment-size-bytes": _positive,
+    "x-stream-filter-size-bytes": _positive,
+    "x-initial-cluster-size": _positive,
     "x-quorum-initial-group-size": _positive,
     "x-queue-leader-locator": _text,
     "x-queue-master-locator": _text,
@@ -325,6 +349,8 @@ QUEUE_WITHOUT_EFFECT: Final = (
     "x-quorum-initial-group-size",
     "x-queue-leader-locator",
     "x-queue-master-locator",
+    "x-stream-filter-size-bytes",
+    "x-initial-cluster-size",
 )
 """Of these, those that mean nothing here."""
 STREAM_ARGUMENTS: Final = (
@@ -333,6 +359,10 @@ STREAM_ARGUMENTS: Final = (
     "x-stream-filter-size-bytes",
     "x-initial-cluster-size",
 )
+OF_STREAMS: Final = frozenset(
+    ("x-queue-type", "x-max-length-bytes", "x-queue-leader-locator", *STREAM_ARGUMENTS)
+)
+"""Known arguments that a stream may have."""
 CONSUMER_CHECKS: Final[dict[str, Callable[[object], str]]] = {
     "x-priority": _integer,
     "x-consumer-timeout": _not_negative,
@@ -366,11 +396,14 @@ def check_queue_arguments(what: str, arguments: dict[str, object]) -> None:
     )
     if wrong:
         raise PreconditionFailed(f"invalid arg 'x-delayed-retry-max' for {what}: {wrong}")
-    for name in STREAM_ARGUMENTS:
-        if name in arguments:
-            raise PreconditionFailed(
-                f"invalid arg '{name}' for {what} of queue type rabbit_classic_queue"
-            )
+    if arguments.get("x-queue-type") == STREAM:
+        wrong_for = [n for n in QUEUE_ARGUMENTS if n in arguments and n not in OF_STREAMS]
+        kind = "rabbit_stream_queue"
+    else:
+        wrong_for = [name for name in STREAM_ARGUMENTS if name in arguments]
+        kind = "rabbit_classic_queue"
+    if wrong_for:
+        raise PreconditionFailed(f"invalid arg '{wrong_for[0]}' for {what} of queue type {kind}")
 
 
 def delays_out_of_order(least: object, most: object) -> str:
@@ -380,8 +413,9 @@ def delays_out_of_order(least: object, most: object) -> str:
     return ""
 
 
-def check_quorum_properties(what: str, durable: bool, exclusive: bool, auto_delete: bool) -> None:
-    """A queue that asks for type quorum must be one that lasts. Raises: PreconditionFailed."""
+def check_lasting(what: str, durable: bool, exclusive: bool, auto_delete: bool) -> None:
+    """A queue that asks for type quorum or stream must be one that lasts. Raises:
+    PreconditionFailed."""
     if not durable and not exclusive:
         raise PreconditionFailed(f"invalid property 'non-durable' for {what}")
     if exclusive:

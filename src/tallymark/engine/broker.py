@@ -20,7 +20,7 @@ from typing import Final, final
 
 from tallymark.engine import definitions, records
 from tallymark.engine.annotations import Annotations, Notes, deferred_until
-from tallymark.engine.arguments import consumer_timeout_ms
+from tallymark.engine.arguments import consumer_timeout_ms, named
 from tallymark.engine.backlogs import Backlogs
 from tallymark.engine.clock import Clock
 from tallymark.engine.deadletters import DeadLetters
@@ -29,7 +29,7 @@ from tallymark.engine.delivery import IN_A_TURN, TURN_BYTES, Dispatcher
 from tallymark.engine.durability import Durability
 from tallymark.engine.effects import Cancelled, Effect, Refused, Signal
 from tallymark.engine.entrance import Entrance
-from tallymark.engine.errors import AccessRefused, NotAllowed, NotFound
+from tallymark.engine.errors import AccessRefused, NotAllowed, NotFound, Unsupported
 from tallymark.engine.filters import Filter
 from tallymark.engine.formats import Format
 from tallymark.engine.leases import Leases
@@ -41,6 +41,7 @@ from tallymark.engine.seeking import Seeking
 from tallymark.engine.session import UNLIMITED, Connection, Consumer, Session
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.store import Store
+from tallymark.engine.streams import Start
 from tallymark.engine.subscription import Subscription
 from tallymark.engine.timeouts import Timeouts
 from tallymark.engine.upkeep import Upkeep
@@ -248,7 +249,12 @@ class Broker:
 
     def purge(self, queue: Queue) -> int:
         """Drop everything ready, deferred, and letters that wait there; returns how many these
-        were. Unsettled and leased messages stay."""
+        were. Unsettled and leased messages stay.
+
+        Raises: Unsupported (a stream).
+        """
+        if queue.settings.is_stream:
+            raise Unsupported(f"{named('queue', queue.name, queue.vhost)} is a stream, not purged")
         self._use_head(queue)
         return self._drop_ready(queue, records.DROPPED_PURGED)
 
@@ -544,6 +550,8 @@ class Broker:
             active.
             AccessRefused: exclusive use, by this or by another consumer.
         """
+        if queue.settings.is_stream:
+            raise NotAllowed(f"{named('queue', queue.name, queue.vhost)} is a stream: it is read")
         if filter is not None and queue.settings.single_active:
             raise NotAllowed(
                 f"filter on queue '{queue.name}' in vhost '{queue.vhost}', which has a single "
@@ -570,6 +578,31 @@ class Broker:
         consumer.browses = True
         consumer.filter = filter
         self._seek(consumer)
+        return consumer
+
+    def read(
+        self,
+        session: Session,
+        queue: Queue,
+        tag: str,
+        start: Start,
+        no_ack: bool,
+        filter: Filter | None = None,
+    ) -> Consumer:
+        """Start a reader of a stream. Every reader is shown everything from `start` on; to settle
+        it gives credit back, whatever the outcome, and changes nothing in the stream [DL-17].
+
+        no_ack: nothing has to be settled.
+
+        Raises: NotAllowed (no stream, or a tag in use).
+        """
+        if not queue.settings.is_stream:
+            raise NotAllowed(f"{named('queue', queue.name, queue.vhost)} is no stream")
+        consumer = self._new_consumer(session, queue, tag, no_ack, False, 0, 0)
+        consumer.browses = True
+        consumer.filter = filter
+        self._seek(consumer)
+        consumer.cursors = [start.place(queue, self.clock.now_ms)]
         return consumer
 
     def _seek(self, consumer: Consumer) -> None:
@@ -696,7 +729,11 @@ class Broker:
 
         It may leave for the client only when `await_durable` says so if `get_must_wait` is true:
         the queue's mark does not yet cover it.
+
+        Raises: Unsupported (a stream).
         """
+        if queue.settings.is_stream:
+            raise Unsupported(f"basic.get on {named('queue', queue.name, queue.vhost)}, a stream")
         self._use_head(queue)
         head = queue.head()
         if head is None:

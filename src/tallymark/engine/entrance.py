@@ -82,6 +82,9 @@ class Entrance:
         kept: the journal has or gets the bytes. source, source_first: of a letter, the queue it
         died in and its first sequence there.
         """
+        if queue.settings.is_stream:
+            self._append(queue, payload, lo, hi, annotations, source, source_first)
+            return
         if queue.body_bytes >= 0:
             self.weigh(payload)
         if annotations is not None and annotations.due_ms > self.clock.now_ms:
@@ -105,6 +108,25 @@ class Entrance:
                 at = end
         if annotations is not None and annotations.ttl_ms >= 0:
             queue.own_ttl = queue.watched = True
+        if queue.loose > self.backlogs.packing.look_after:
+            self.backlogs.note(queue)
+        if queue.consumers or queue.watched:
+            self.dispatcher.mark(queue)
+
+    def _append(
+        self,
+        queue: Queue,
+        payload: Payload,
+        lo: int,
+        hi: int,
+        annotations: Annotations | None,
+        source: int,
+        source_first: int,
+    ) -> None:
+        """A stream keeps what it is given, whatever its publisher said of that."""
+        self.keep(payload)
+        payload.persistent = True
+        self._enter_run(queue, payload, lo, hi, 0, annotations, True, source, source_first)
         if queue.loose > self.backlogs.packing.look_after:
             self.backlogs.note(queue)
         if queue.consumers or queue.watched:

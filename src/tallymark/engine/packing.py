@@ -147,6 +147,23 @@ def _alike(last: Slice, piece: Slice) -> bool:
     )
 
 
+def view(piece: Slice, start: int) -> Slice:
+    """What lies in a slice from its message `start` on: a part of it, or of a packed one a single
+    message as a payload of its own, which stays in the packed one."""
+    pack = piece.payload.pack
+    if pack is None:
+        return piece.part(start, len(piece))
+    i = piece.lo + start
+    blobs = pack.blobs(i, i + 1)
+    known = piece.annotations
+    if blobs and blobs[0]:
+        known = Annotations.from_bytes(blobs[0])
+    return Slice(
+        piece.payload.single(i), 0, 1, piece.first + start, piece.acquired, 0, piece.priority,
+        known, piece.shift,
+    )  # fmt: skip
+
+
 def unpack_head(fresh: deque[Slice]) -> None:
     """The first slice is packed: put up to UNPACK of its messages before it, each as a slice."""
     piece = fresh[0]

@@ -252,6 +252,8 @@ class Queue(Timed):
         settings = self.settings
         self.watched = (
             settings.bounded
+            or settings.retain_bytes >= 0
+            or settings.max_age_ms >= 0
             or self.own_ttl
             or self.pending > 0
             or self.deferred > 0
@@ -425,6 +427,14 @@ class Queue(Timed):
         self.acquired_bytes += size
         if self.body_bytes >= 0:
             self.body_bytes -= piece.body_bytes()
+        return piece
+
+    def let_go(self, n: int) -> Slice:
+        """Of a stream: take up to n of the oldest messages out for good; the caller counts their
+        end."""
+        piece = self.lanes[0].drop_oldest(n)
+        self.ready -= len(piece)
+        self.ready_bytes -= piece.size()
         return piece
 
     def remove(self, lane: Ready, n: int) -> Slice:

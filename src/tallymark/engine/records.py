@@ -106,6 +106,8 @@ DROPPED_HOP_LIMIT: Final = 11
 DROPPED_REFUSED: Final = 12
 """Dead letters that every target was too full for."""
 DROPPED_DUPLICATE: Final = 13
+DROPPED_RETENTION: Final = 15
+"""A stream kept them as long as it was told to."""
 DROP_REASONS: Final = {
     DROPPED_REJECTED: "rejected",
     DROPPED_PURGED: "purged",
@@ -120,6 +122,7 @@ DROP_REASONS: Final = {
     DROPPED_HOP_LIMIT: "dead_letter_hop_limit",
     DROPPED_REFUSED: "dead_letter_refused",
     DROPPED_DUPLICATE: "duplicate",
+    DROPPED_RETENTION: "retention",
 }
 
 

@@ -44,6 +44,9 @@ class Targets:
                 self.durable = True
             if settings.guarded:
                 self.guarded = True
+            if settings.is_stream:
+                self.durable = True
+                self.plain = False
             if settings.guarded or settings.max_priority > 0 or settings.max_bytes >= 0:
                 self.plain = False
 

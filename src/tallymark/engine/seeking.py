@@ -1,4 +1,5 @@
-"""Consumers that do not take what is at the head: browsers and those with a filter.
+"""Consumers that do not take what is at the head: browsers, readers of streams, and those with a
+filter.
 
 Each goes through the ready messages once, lane by lane, from its *cursors*: everything before a
 lane's cursor it has seen. A browser is sent copies and takes nothing. One with a filter takes what
@@ -15,7 +16,7 @@ from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.effects import Deliver
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import Consumer
+from tallymark.engine.session import Consumer, InFlight
 
 LOOKS: Final = 2048
 """Messages that are looked at for one filter in one turn."""
@@ -44,6 +45,8 @@ class Seeking:
 
     def has_seen(self, queue: Queue, consumer: Consumer) -> bool:
         """Whether nothing is left that the consumer has not looked at."""
+        if queue.settings.is_stream:
+            return queue.lanes[0].peek(consumer.cursors[0]) is None
         for number, lane in enumerate(queue.lanes):
             if lane.at(consumer.cursors[number]) is not None:
                 return False
@@ -57,11 +60,17 @@ class Seeking:
             most = consumer.room()
             if most <= 0:
                 return looks
-            found = lane.at(consumer.cursors[number])
+            if queue.settings.is_stream:
+                found = lane.peek(consumer.cursors[number])
+            else:
+                found = lane.at(consumer.cursors[number])
             if found is None:
                 return looks
             place = found.first + found.shift
-            store.load(found.payload)
+            if found.payload.live:
+                store.load(found.payload)
+            else:
+                store.lend(found.payload)
             skipped = 0
             if consumer.filter is not None:
                 count = min(len(found), looks)
@@ -94,7 +103,10 @@ class Seeking:
         if consumer.browses:
             piece = found.part(0, n)
             dispatcher.effects.append(Deliver(consumer, piece, session.next_tag))
-            session.next_tag += n
+            if consumer.no_ack:
+                session.next_tag += n
+            else:
+                _lend(consumer, piece, dispatcher.clock.now_ms)
         else:
             if queue.stored and not dispatcher.cover(queue, found.first + n):
                 n = min(n, queue.mark_durable - found.first)
@@ -107,6 +119,33 @@ class Seeking:
         if consumer.by_link:
             consumer.limit -= n
         return n
+
+
+def _lend(consumer: Consumer, piece: Slice, now_ms: int) -> None:
+    """The reader of a stream settles what it is shown: that gives its credit back, and no more."""
+    session = consumer.session
+    n = len(piece)
+    tag = session.next_tag
+    session.next_tag = tag + n
+    session.unacked += n
+    consumer.unacked += n
+    inflight = session.inflight
+    if inflight:
+        last = inflight[-1]
+        if (
+            last.consumer is consumer
+            and last.done is None
+            and last.last + 1 == tag
+            and last.slice.followed_by(piece)
+        ):
+            last.slice = last.slice.part(0, len(last.slice))
+            last.slice.hi = piece.hi
+            last.last += n
+            last.left += n
+            return
+    entry = InFlight(tag, tag + n - 1, piece, consumer.queue, consumer, now_ms)
+    entry.void = True
+    inflight.append(entry)
 
 
 def _matching(consumer: Consumer, found: Slice, count: int, most: int) -> tuple[int, int]:

@@ -70,6 +70,12 @@ class Store:
             self.resident_bytes += payload.size
             self._residents.append(payload)
 
+    def lend(self, payload: Payload) -> None:
+        """As load, for a payload that only looks at bytes which another one answers for: they are
+        nobody's, and gone with it."""
+        if payload.raw is None:
+            payload.raw = self._fetch(payload)
+
     def finish(self, payload: Payload, n: int) -> None:
         """n (queue, message) pairs need the payload no longer. Its bytes stay until `sweep`."""
         payload.live -= n

@@ -1,0 +1,73 @@
+"""Where a reader of a stream begins [rabbitmq x-stream-offset].
+
+A message's *offset* is its sequence number less one: the first that ever entered has offset 0. It
+never changes, and never is another message's.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from tallymark.engine.arguments import age_ms
+from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.queue import Queue
+
+FIRST: Final = "first"
+LAST: Final = "last"
+NEXT: Final = "next"
+OFFSET: Final = "offset"
+TIME: Final = "time"
+AGO: Final = "ago"
+
+
+@final
+class Start:
+    """A place in a stream, as its reader names it."""
+
+    __slots__ = ("kind", "value")
+
+    def __init__(self, kind: str, value: int = 0) -> None:
+        """kind: FIRST (what is oldest), LAST (what was stored last, together), NEXT (what is to
+        come), OFFSET (value, or the first that is there behind it), TIME (arrived at value or
+        later; wall time, ms) or AGO (the same, value ms before now)."""
+        self.kind = kind
+        self.value = value
+
+    def place(self, queue: Queue, now_ms: int) -> int:
+        """The first sequence number of the stream that its reader is to see."""
+        lane = queue.lanes[0]
+        if self.kind == OFFSET:
+            return self.value + 1
+        if self.kind == NEXT or not lane.fresh:
+            return queue.entered + 1 if self.kind != FIRST else 1
+        if self.kind == LAST:
+            newest = lane.fresh[-1]
+            return newest.first + (len(newest) - 1 if newest.payload.pack is not None else 0)
+        if self.kind == TIME:
+            return lane.since(self.value)
+        if self.kind == AGO:
+            return lane.since(now_ms - self.value)
+        return 1
+
+
+def start_of(value: object) -> Start:
+    """What `x-stream-offset` says; a time stands in seconds there, as AMQP 0-9-1 has it, and is
+    given as Start(TIME, ms) by bridges whose protocol says it otherwise. None: next.
+
+    Raises:
+        PreconditionFailed: it says nothing that has a meaning.
+    """
+    if value is None:
+        return Start(NEXT)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return Start(OFFSET, value)
+    if isinstance(value, str):
+        if value in (FIRST, LAST, NEXT):
+            return Start(value)
+        ago = age_ms(value)
+        if ago >= 0:
+            return Start(AGO, ago)
+    raise PreconditionFailed(
+        f"x-stream-offset {value!r}, expected first, last, next, an offset from 0, a timestamp, or "
+        "an interval such as 5m"
+    )
