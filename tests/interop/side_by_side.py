@@ -185,12 +185,12 @@ class Stage:
         self.queues: list[str] = []
         self.exchanges: list[str] = []
         self.dead_letter_exchanges: dict[str, str] = {}
-        self._port = port
+        self.port = port
         self._began = time.time()
         self._inboxes: dict[str, str] = {}
 
     def __enter__(self) -> Stage:
-        self.connection = connect(self._port)
+        self.connection = connect(self.port)
         self.channel = self.connection.channel()
         self.channel.confirm_delivery()
         return self
@@ -203,7 +203,7 @@ class Stage:
     ) -> None:
         if self.connection.is_open:
             self.connection.close()
-        cleaner = connect(self._port)
+        cleaner = connect(self.port)
         channel = cleaner.channel()
         for queue in (*self.queues, CLOCK, CLOCK_LETTERS):
             channel.queue_delete(queue)
@@ -385,9 +385,13 @@ class Stage:
             self.connection.process_data_events(POLL_S)
         self.note(depths=found)
 
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait; nothing is noted."""
+        wait_until(self.connection, condition)
+
     def wait_for_depth(self, queue: str, depth: int) -> None:
         """Wait; nothing is noted."""
-        wait_until(self.connection, lambda: self._depth(queue) == depth)
+        wait_until(self.connection, lambda: self.depth(queue) == depth)
 
     def wait_until_gone(self, queue: str) -> None:
         """Until the queue does not exist any more, then note how a client is told."""
@@ -420,9 +424,9 @@ class Stage:
             self.note(refusal=what, code=None, text="")
 
     def _depths(self) -> dict[str, int]:
-        return {queue: self._depth(queue) for queue in self.queues}
+        return {queue: self.depth(queue) for queue in self.queues}
 
-    def _depth(self, queue: str) -> int:
+    def depth(self, queue: str) -> int:
         return int(self.channel.queue_declare(queue, passive=True).method.message_count)
 
     def _plain(self, value: object) -> object:

@@ -1,4 +1,4 @@
-"""Dead letters and queue settings beside RabbitMQ 3.10: same topology and traffic, same letters.
+"""Dead letters, settings and streams beside RabbitMQ 3.10: same topology and traffic, same letters.
 
 Skipped where RabbitMQ is not installed. Where ours differs on purpose the topology says so, with
 the rule; everything else has to be the same, headers and their types included.
@@ -17,6 +17,7 @@ from tests.interop import (
     dead_letter_topologies,
     queue_life_topologies,
     queue_setting_topologies,
+    stream_topologies,
 )
 from tests.interop.side_by_side import Difference, Notes, Topology, as_ours, observe
 from tests.support.process import BrokerProcess
@@ -27,6 +28,7 @@ TOPOLOGIES = [
     *cycle_topologies.TOPOLOGIES,
     *queue_life_topologies.TOPOLOGIES,
     *queue_setting_topologies.TOPOLOGIES,
+    *stream_topologies.TOPOLOGIES,
 ]
 
 pytestmark = pytest.mark.skipif("INTEROP_PORT" in os.environ, reason="starts both brokers itself")

@@ -29,6 +29,7 @@ from tallymark.bridge.amqp091_login import (
     server_properties,
     shares_prefetch,
 )
+from tallymark.bridge.amqp091_streams import StreamRecipient
 from tallymark.bridge.bridge import Bridge
 from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.bridge.permissions import Access, Permissions
@@ -310,6 +311,9 @@ class Amqp091(Bridge):
         if consumer.session.closed:
             return
         recipient = consumer.handle
+        if isinstance(recipient, StreamRecipient):
+            self.wire.out.append(recipient.encode(effect.slice, effect.first_tag))
+            return
         assert isinstance(recipient, Recipient)
         self.wire.out.append(
             recipient.encode(effect.slice, effect.first_tag, consumer.queue.shows_counts)

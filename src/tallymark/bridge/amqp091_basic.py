@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from tallymark.bridge.amqp091_channel import Channel
 from tallymark.bridge.amqp091_content import Recipient, send_got
+from tallymark.bridge.amqp091_streams import read_stream
 from tallymark.bridge.direct_reply import PSEUDO_QUEUE, ReplyConsumer
 from tallymark.bridge.permissions import QUEUE, READ
-from tallymark.engine.arguments import check_consumer_arguments, consumer_priority, named
+from tallymark.engine.arguments import (
+    check_consumer_arguments,
+    check_consumer_suits,
+    consumer_priority,
+    named,
+)
 from tallymark.engine.errors import InvalidCommand, NotAllowed, PreconditionFailed, Unsupported
 from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED
 from tallymark.wire.amqp091.events import AckRange
@@ -86,7 +92,12 @@ def consume(channel: Channel, method: BasicConsume) -> None:
         raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
     client.access.check(QUEUE, name, READ)
     queue = client.vhost.queue(name, client.connection.id)
-    check_consumer_arguments(named(QUEUE, name, client.vhost.name), method.arguments)
+    what = named(QUEUE, name, client.vhost.name)
+    check_consumer_suits(what, method.arguments, queue.arguments)
+    check_consumer_arguments(what, method.arguments)
+    if queue.settings.is_stream:
+        read_stream(channel, method, queue, tag)
+        return
     consumer = client.broker.consume(
         channel.session,
         queue,

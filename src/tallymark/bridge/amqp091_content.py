@@ -86,8 +86,7 @@ class Recipient:
     def encode(self, piece: Slice, first_tag: int, shows_counts: bool) -> bytes:
         """A slice whose bytes are in memory, as frames of this channel. shows_counts: whether its
         queue tells how often messages were delivered."""
-        if piece.payload.format == NSQ:
-            piece = as_amqp091(piece)
+        piece = published(piece)
         if piece.annotations is not None or (shows_counts and piece.acquired > 0):
             additions = additions_to(piece, shows_counts, self._additions)
             if additions is not None:
@@ -177,6 +176,11 @@ class Recipient:
         return b"".join(out)
 
 
+def published(piece: Slice) -> Slice:
+    """Messages that came by another protocol as if they had come by this one."""
+    return as_amqp091(piece) if piece.payload.format == NSQ else piece
+
+
 def channel_of(raw: bytes, at: int) -> int:
     """Of the frame that begins at `at`; all frames of a payload are of one channel."""
     return raw[at + 1] << 8 | raw[at + 2]
@@ -207,8 +211,7 @@ def content_for(channel: Channel, message: bytes, size: int, largest_frame: int)
 def send_got(channel: Channel, piece: Slice, tag: int, left: int, shows_counts: bool) -> None:
     """Answer basic.get with a slice of one message; `left`: how many are ready behind it.
     shows_counts: as for Recipient.encode."""
-    if piece.payload.format == NSQ:
-        piece = as_amqp091(piece)
+    piece = published(piece)
     payload = piece.payload
     raw = payload.raw
     assert raw is not None, payload.position

@@ -36,6 +36,10 @@ AGE_UNITS: Final = {
     "s": 1000,
 }  # fmt: skip
 """Milliseconds in the unit that an age such as 7D ends with [rabbitmq x-max-age]."""
+MOST_DIGITS: Final = 18
+"""Of the number in an age."""
+LARGEST_SEGMENT: Final = 3_000_000_000
+"""Bytes a stream may be told to let go of at a time [rabbitmq]."""
 RETRY_TYPES: Final = ("all", "failed", "returned", "disabled")
 """Which messages wait that are given back: all, those whose delivery failed, the others, none."""
 INTEGER_TYPES: Final = {
@@ -262,14 +266,14 @@ def _overflow(value: object) -> str:
 
 
 def age_ms(value: object) -> int:
-    """Milliseconds in an age such as 7D or 12h; -1: it is none."""
+    """Milliseconds in an age such as 7D or 12h; -1: it is none, or it is 0."""
     if not isinstance(value, str) or len(value) < 2:
         return -1
     unit = AGE_UNITS.get(value[-1])
     digits = value[:-1]
-    if unit is None or not (digits.isascii() and digits.isdigit()):
+    if unit is None or not (digits.isascii() and digits.isdigit()) or len(digits) > MOST_DIGITS:
         return -1
-    return min(int(digits) * unit, LONGEST_MS)
+    return min(int(digits) * unit, LONGEST_MS) or -1
 
 
 def _age(value: object) -> str:
@@ -332,8 +336,8 @@ QUEUE_CHECKS: Final[dict[str, Callable[[object], str]]] = {
     "x-delayed-retry-max": _delay,
     "x-message-deduplication": _positive,
     "x-max-age": _age,
-    "x-stream-max-segment-size-bytes": _positive,
-    "x-stream-filter-size-bytes": _positive,
+    "x-stream-max-segment-size-bytes": _not_negative,
+    "x-stream-filter-size-bytes": _not_negative,
     "x-initial-cluster-size": _positive,
     "x-quorum-initial-group-size": _positive,
     "x-queue-leader-locator": _text,
@@ -363,6 +367,10 @@ OF_STREAMS: Final = frozenset(
     ("x-queue-type", "x-max-length-bytes", "x-queue-leader-locator", *STREAM_ARGUMENTS)
 )
 """Known arguments that a stream may have."""
+READ_ARGUMENTS: Final = ("x-stream-offset",)
+"""Of consumers: for streams only."""
+NOT_FOR_READERS: Final = ("x-priority", "x-cancel-on-ha-failover")
+"""Of consumers: for other queues only."""
 CONSUMER_CHECKS: Final[dict[str, Callable[[object], str]]] = {
     "x-priority": _integer,
     "x-consumer-timeout": _not_negative,
@@ -398,12 +406,23 @@ def check_queue_arguments(what: str, arguments: dict[str, object]) -> None:
         raise PreconditionFailed(f"invalid arg 'x-delayed-retry-max' for {what}: {wrong}")
     if arguments.get("x-queue-type") == STREAM:
         wrong_for = [n for n in QUEUE_ARGUMENTS if n in arguments and n not in OF_STREAMS]
-        kind = "rabbit_stream_queue"
     else:
         wrong_for = [name for name in STREAM_ARGUMENTS if name in arguments]
-        kind = "rabbit_classic_queue"
     if wrong_for:
-        raise PreconditionFailed(f"invalid arg '{wrong_for[0]}' for {what} of queue type {kind}")
+        raise _wrong_type(wrong_for[0], what, _kind(arguments))
+    segment = arguments.get("x-stream-max-segment-size-bytes")
+    if isinstance(segment, int) and segment > LARGEST_SEGMENT:
+        raise PreconditionFailed("Exceeded max value for x-stream-max-segment-size-bytes")
+
+
+def _kind(arguments: dict[str, object]) -> str:
+    """What RabbitMQ calls the type of a queue of these arguments."""
+    type = arguments.get("x-queue-type", "classic")
+    return f"rabbit_{type}_queue"
+
+
+def _wrong_type(name: str, what: str, kind: str) -> PreconditionFailed:
+    return PreconditionFailed(f"invalid arg '{name}' for {what} of queue type {kind}")
 
 
 def delays_out_of_order(least: object, most: object) -> str:
@@ -413,9 +432,13 @@ def delays_out_of_order(least: object, most: object) -> str:
     return ""
 
 
-def check_lasting(what: str, durable: bool, exclusive: bool, auto_delete: bool) -> None:
+def check_lasting(
+    what: str, arguments: dict[str, object], durable: bool, exclusive: bool, auto_delete: bool
+) -> None:
     """A queue that asks for type quorum or stream must be one that lasts. Raises:
     PreconditionFailed."""
+    if arguments.get("x-queue-type") not in ("quorum", STREAM):
+        return
     if not durable and not exclusive:
         raise PreconditionFailed(f"invalid property 'non-durable' for {what}")
     if exclusive:
@@ -424,9 +447,27 @@ def check_lasting(what: str, durable: bool, exclusive: bool, auto_delete: bool) 
         raise PreconditionFailed(f"invalid property 'auto-delete' for {what}")
 
 
+def check_named(name: str, arguments: dict[str, object]) -> None:
+    """Only a queue of type classic may be given its name by the broker. Raises:
+    PreconditionFailed."""
+    if not name and arguments.get("x-queue-type") in ("quorum", STREAM):
+        raise PreconditionFailed(f"Cannot declare a server-named queue for type {_kind(arguments)}")
+
+
 def check_consumer_arguments(what: str, arguments: dict[str, object]) -> None:
     """Type of every known argument of a consumer. Raises: PreconditionFailed."""
     _check(CONSUMER_CHECKS, what, arguments)
+
+
+def check_consumer_suits(
+    what: str, arguments: dict[str, object], of_queue: dict[str, object]
+) -> None:
+    """Whether a consumer's arguments suit a queue with the arguments `of_queue`. Raises:
+    PreconditionFailed."""
+    is_stream = of_queue.get("x-queue-type") == STREAM
+    for name in NOT_FOR_READERS if is_stream else READ_ARGUMENTS:
+        if name in arguments:
+            raise _wrong_type(name, what, _kind(of_queue))
 
 
 def consumer_priority(arguments: dict[str, object]) -> int:

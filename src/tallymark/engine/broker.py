@@ -254,7 +254,7 @@ class Broker:
         Raises: Unsupported (a stream).
         """
         if queue.settings.is_stream:
-            raise Unsupported(f"{named('queue', queue.name, queue.vhost)} is a stream, not purged")
+            raise _not_of_streams("queue.purge", queue)
         self._use_head(queue)
         return self._drop_ready(queue, records.DROPPED_PURGED)
 
@@ -733,7 +733,7 @@ class Broker:
         Raises: Unsupported (a stream).
         """
         if queue.settings.is_stream:
-            raise Unsupported(f"basic.get on {named('queue', queue.name, queue.vhost)}, a stream")
+            raise _not_of_streams("basic.get", queue)
         self._use_head(queue)
         head = queue.head()
         if head is None:
@@ -935,3 +935,9 @@ class Broker:
             leased = sum(len(x.slice) for s in queue.subscriptions for x in s.leases)
             assert leased == queue.leased, (queue.name, leased, queue.leased)
             assert queue.acquired == held.get(queue.id, 0) + leased, (queue.name, queue.acquired)
+
+
+def _not_of_streams(what: str, queue: Queue) -> Unsupported:
+    """As RabbitMQ words it."""
+    where = named("queue", queue.name, queue.vhost)
+    return Unsupported(f"{what} not supported by stream queues {where}")

@@ -127,9 +127,10 @@ class Entrance:
         self.keep(payload)
         payload.persistent = True
         self._enter_run(queue, payload, lo, hi, 0, annotations, True, source, source_first)
+        self.dispatcher.note_append(queue)
         if queue.loose > self.backlogs.packing.look_after:
             self.backlogs.note(queue)
-        if queue.consumers or queue.watched:
+        if queue.watched:
             self.dispatcher.mark(queue)
 
     def _enter_deferred(

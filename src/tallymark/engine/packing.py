@@ -24,6 +24,8 @@ FASTEST: Final = 1
 """Level of compression."""
 UNPACK: Final = PART
 """Messages taken out of a packed slice at a time."""
+VIEWED: Final = 256
+"""Messages that a reader of a packed slice is shown at a time."""
 
 
 def is_packable(piece: Slice, written: int) -> bool:
@@ -148,18 +150,22 @@ def _alike(last: Slice, piece: Slice) -> bool:
 
 
 def view(piece: Slice, start: int) -> Slice:
-    """What lies in a slice from its message `start` on: a part of it, or of a packed one a single
-    message as a payload of its own, which stays in the packed one."""
-    pack = piece.payload.pack
+    """What lies in a slice from its message `start` on: a part of it, or of a packed one those
+    messages whose bytes follow each other, as a payload of its own: they stay in the packed one."""
+    whole = piece.payload
+    pack = whole.pack
     if pack is None:
         return piece.part(start, len(piece))
     i = piece.lo + start
-    blobs = pack.blobs(i, i + 1)
     known = piece.annotations
-    if blobs and blobs[0]:
-        known = Annotations.from_bytes(blobs[0])
+    if pack.annotations:
+        blob = pack.blobs(i, i + 1)[0]
+        known = Annotations.from_bytes(blob) if blob else None
+        end = i + 1
+    else:
+        end = pack.together(whole, i, min(piece.hi, i + VIEWED))
     return Slice(
-        piece.payload.single(i), 0, 1, piece.first + start, piece.acquired, 0, piece.priority,
+        whole.stretch(i, end), 0, end - i, piece.first + start, piece.acquired, 0, piece.priority,
         known, piece.shift,
     )  # fmt: skip
 

@@ -65,6 +65,7 @@ class Queue(Timed):
         "acquired",
         "acquired_bytes",
         "active",
+        "appended",
         "arguments",
         "auto_delete",
         "body_bytes",
@@ -146,6 +147,8 @@ class Queue(Timed):
         self.deleted = False
         self.dirty = False
         """Whether the Broker has it on its list of queues to pump."""
+        self.appended = False
+        """Of a stream: whether it is on the list of those that something entered in this turn."""
 
         self.settings = Settings(arguments, {})
         """What arguments and policies come to; change it by `follow`."""
@@ -227,8 +230,9 @@ class Queue(Timed):
 
         self.mark = 0
         """Sequences below it may have been handed out, as far as the journal was told."""
-        self.mark_durable = 0
-        """The same, as far as the disk is known to say so. Nothing at or above it is handed out."""
+        self.mark_durable = 1 if self.settings.is_stream else 0
+        """The same, as far as the disk is known to say so. Nothing at or above it is handed out. Of
+        a stream: what lies below it is on disk, and shown to readers."""
         self.reserve = 0
         """How far ahead the present mark was set."""
         self.follow(self.settings)
@@ -530,6 +534,10 @@ class Queue(Timed):
         else:
             ranges.append(SettledRange(low, low + count, owner, reason))
         return False
+
+    def end(self) -> int:
+        """Of a stream: the sequence number behind the last message that readers may see."""
+        return self.mark_durable
 
     def leave_acquired(self, piece: Slice) -> None:
         """Acquired messages end without success; the caller counts how."""

@@ -365,6 +365,8 @@ class Restorer:
                     )
                 )
         queue.mark = queue.mark_durable = history.mark
+        if queue.settings.is_stream:
+            queue.mark_durable = queue.entered + 1  # what was read is on disk
         broker.revive(queue)
         ended = queue.settled + queue.dead_lettered + sum(queue.dropped.values())
         if queue.entered > queue.ready + queue.acquired + queue.deferred + queue.pending + ended:

@@ -10,16 +10,19 @@ holds nobody up.
 
 from __future__ import annotations
 
+from array import array
 from typing import Final, final
 
 from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.effects import Deliver
-from tallymark.engine.message import Slice
+from tallymark.engine.message import Payload, Route, Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Consumer, InFlight
 
 LOOKS: Final = 2048
 """Messages that are looked at for one filter in one turn."""
+_NOTHING: Final = Payload(0, b"", array("I", (0,)), Route("", ""), None, 0, 0, False, 0)
+"""Stands for what readers of streams hold."""
 
 
 @final
@@ -46,7 +49,7 @@ class Seeking:
     def has_seen(self, queue: Queue, consumer: Consumer) -> bool:
         """Whether nothing is left that the consumer has not looked at."""
         if queue.settings.is_stream:
-            return queue.lanes[0].peek(consumer.cursors[0]) is None
+            return shown(queue, consumer.cursors[0]) is None
         for number, lane in enumerate(queue.lanes):
             if lane.at(consumer.cursors[number]) is not None:
                 return False
@@ -61,7 +64,7 @@ class Seeking:
             if most <= 0:
                 return looks
             if queue.settings.is_stream:
-                found = lane.peek(consumer.cursors[number])
+                found = shown(queue, consumer.cursors[number])
             else:
                 found = lane.at(consumer.cursors[number])
             if found is None:
@@ -106,7 +109,7 @@ class Seeking:
             if consumer.no_ack:
                 session.next_tag += n
             else:
-                _lend(consumer, piece, dispatcher.clock.now_ms)
+                _lend(consumer, n, dispatcher.clock.now_ms)
         else:
             if queue.stored and not dispatcher.cover(queue, found.first + n):
                 n = min(n, queue.mark_durable - found.first)
@@ -121,10 +124,20 @@ class Seeking:
         return n
 
 
-def _lend(consumer: Consumer, piece: Slice, now_ms: int) -> None:
-    """The reader of a stream settles what it is shown: that gives its credit back, and no more."""
+def shown(queue: Queue, place: int) -> Slice | None:
+    """Of a stream: what its readers may see from sequence number `place` on, as far as one slice
+    goes; None: nothing yet."""
+    found = queue.lanes[0].peek(place)
+    end = queue.end()
+    if found is None or found.first >= end:
+        return None
+    return found if found.first + len(found) <= end else found.part(0, end - found.first)
+
+
+def _lend(consumer: Consumer, n: int, now_ms: int) -> None:
+    """The reader of a stream settles what it is shown: that gives its credit back, and no more. So
+    nothing but the tags is kept: bytes that are only lent must not stay in memory for it."""
     session = consumer.session
-    n = len(piece)
     tag = session.next_tag
     session.next_tag = tag + n
     session.unacked += n
@@ -132,17 +145,12 @@ def _lend(consumer: Consumer, piece: Slice, now_ms: int) -> None:
     inflight = session.inflight
     if inflight:
         last = inflight[-1]
-        if (
-            last.consumer is consumer
-            and last.done is None
-            and last.last + 1 == tag
-            and last.slice.followed_by(piece)
-        ):
-            last.slice = last.slice.part(0, len(last.slice))
-            last.slice.hi = piece.hi
+        if last.consumer is consumer and last.done is None and last.last + 1 == tag and last.void:
+            last.slice.hi += n
             last.last += n
             last.left += n
             return
+    piece = Slice(_NOTHING, 0, n, 1, 0)
     entry = InFlight(tag, tag + n - 1, piece, consumer.queue, consumer, now_ms)
     entry.void = True
     inflight.append(entry)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.engine.arguments import age_ms
+from tallymark.engine.arguments import age_ms, erlang_term, type_name
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.queue import Queue
 
@@ -50,24 +50,26 @@ class Start:
         return 1
 
 
-def start_of(value: object) -> Start:
-    """What `x-stream-offset` says; a time stands in seconds there, as AMQP 0-9-1 has it, and is
-    given as Start(TIME, ms) by bridges whose protocol says it otherwise. None: next.
+def start_of(value: object, what: str) -> Start:
+    """What `x-stream-offset` says: first, last, next (None says that too), an offset, of which a
+    negative one is the first, or an interval such as 5m. Of a time every protocol has a type of its
+    own: its bridge makes a Start(TIME, ms) of it. `what`: names the queue.
 
     Raises:
-        PreconditionFailed: it says nothing that has a meaning.
+        PreconditionFailed: it says nothing that has a meaning [rabbitmq].
     """
     if value is None:
         return Start(NEXT)
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return Start(OFFSET, value)
-    if isinstance(value, str):
-        if value in (FIRST, LAST, NEXT):
-            return Start(value)
-        ago = age_ms(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Start(OFFSET, max(0, value))
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    if isinstance(text, str):
+        if text in (FIRST, LAST, NEXT):
+            return Start(text)
+        ago = age_ms(text)
         if ago >= 0:
             return Start(AGO, ago)
     raise PreconditionFailed(
-        f"x-stream-offset {value!r}, expected first, last, next, an offset from 0, a timestamp, or "
-        "an interval such as 5m"
+        f"invalid arg 'x-stream-offset' for {what}: {{invalid_stream_offset_arg,"
+        f"{{{type_name(value)},{erlang_term(value)}}}}}"
     )

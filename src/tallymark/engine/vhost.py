@@ -17,8 +17,8 @@ from typing import Final, final
 from tallymark.engine import definitions, records
 from tallymark.engine.arguments import (
     QUEUE_ARGUMENTS,
-    STREAM,
     check_lasting,
+    check_named,
     check_queue_arguments,
     check_same_arguments,
     check_same_flag,
@@ -281,8 +281,8 @@ class VirtualHost:
         refuse_reserved("queue", name)
         what = self._queue_text(name)
         check_queue_arguments(what, arguments)
-        if arguments.get("x-queue-type") in ("quorum", STREAM):
-            check_lasting(what, durable, exclusive, auto_delete)
+        check_named(name, arguments)
+        check_lasting(what, arguments, durable, exclusive, auto_delete)
         id = self.next_queue_id()
         queue = Queue(
             id,

@@ -17,8 +17,8 @@ import msgspec
 from tallymark.engine.arguments import (
     QUEUE_ARGUMENTS,
     QUEUE_WITHOUT_EFFECT,
+    check_lasting,
     check_queue_arguments,
-    check_quorum_properties,
     check_same_arguments,
     check_same_flag,
     named,
@@ -305,15 +305,11 @@ class _Reader:
             check_same_flag("durable", what, queue.durable, there.durable)
             check_same_flag("auto_delete", what, queue.auto_delete, there.auto_delete)
             check_same_arguments(QUEUE_ARGUMENTS, what, arguments, there.arguments)
-        elif arguments.get("x-queue-type") == "stream":
-            self._skip("queue", vhost, name, "streams are not offered")
-            return
         elif name.startswith("amq."):
             self._skip("queue", vhost, name, "names with amq. are given by the broker")
             return
         check_queue_arguments(what, arguments)
-        if arguments.get("x-queue-type") == "quorum":
-            check_quorum_properties(what, queue.durable, False, queue.auto_delete)
+        check_lasting(what, arguments, queue.durable, False, queue.auto_delete)
         planned = self.plan.queues.setdefault((vhost, name), queue)
         if planned is not queue:
             if planned != queue:
