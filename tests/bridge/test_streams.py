@@ -329,3 +329,16 @@ def test_whatever_was_published_is_read_back_with_its_offset(
         headers.pop("x-stream-offset", None)
         said.headers = {**headers, "x-stream-offset": offset}
         assert (content.body, content.properties) == (body, said)
+
+
+def test_a_declaration_without_a_type_follows_the_virtual_host() -> None:
+    rig = Rig()
+    peer = rig.connect()
+    rig.broker.set_default_queue_type(rig.broker.vhost("/"), "stream")
+    for _ in range(2):
+        assert peer.ask(QueueDeclare("s", durable=True)) == [(1, QueueDeclareOk("s", 0, 0))]
+    assert rig.broker.vhost("/").queues["s"].settings.is_stream
+    rig.broker.set_default_queue_type(rig.broker.vhost("/"), "quorum")
+    assert peer.ask(QueueDeclare("s", durable=True)) == [(1, QueueDeclareOk("s", 0, 0))]
+    rig.broker.set_default_queue_type(rig.broker.vhost("/"), "")
+    assert closed(peer.ask(QueueDeclare("s", durable=True)))[1] == 406

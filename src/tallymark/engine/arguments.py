@@ -29,6 +29,7 @@ MAX_PRIORITY: Final = 255
 LONGEST_MS: Final = 315_360_000_000
 """Ten years: the longest time a queue or message may be given [rabbitmq MAX_EXPIRY_TIMER]."""
 MAX_HOPS: Final = 255
+QUEUE_TYPES: Final = ("classic", "quorum", "stream")
 STREAM: Final = "stream"
 """The type of queue that keeps what it was given, for any number of readers."""
 AGE_UNITS: Final = {
@@ -290,7 +291,7 @@ def _queue_version(value: object) -> str:
 
 
 def _queue_type(value: object) -> str:
-    if value in ("classic", "quorum", STREAM):
+    if value in QUEUE_TYPES:
         return ""
     return _text(value) or f"\"unsupported queue type '{value}'\""
 
@@ -452,6 +453,14 @@ def check_named(name: str, arguments: dict[str, object]) -> None:
     PreconditionFailed."""
     if not name and arguments.get("x-queue-type") in ("quorum", STREAM):
         raise PreconditionFailed(f"Cannot declare a server-named queue for type {_kind(arguments)}")
+
+
+def check_default_type(type: str) -> None:
+    """Of a virtual host; "": none. Raises: PreconditionFailed."""
+    if type and type not in QUEUE_TYPES:
+        raise PreconditionFailed(
+            f"unsupported queue type '{type}', expected one of {', '.join(QUEUE_TYPES)}"
+        )
 
 
 def check_consumer_arguments(what: str, arguments: dict[str, object]) -> None:

@@ -20,7 +20,7 @@ from typing import Final, final
 
 from tallymark.engine import definitions, records
 from tallymark.engine.annotations import Annotations, Notes, deferred_until
-from tallymark.engine.arguments import consumer_timeout_ms, named
+from tallymark.engine.arguments import check_default_type, consumer_timeout_ms, named
 from tallymark.engine.backlogs import Backlogs
 from tallymark.engine.clock import Clock
 from tallymark.engine.deadletters import DeadLetters
@@ -144,6 +144,17 @@ class Broker:
         vhost = VirtualHost(name, self.clock, self.records, self.queue_ids)
         self.vhosts[name] = vhost
         return vhost
+
+    def set_default_queue_type(self, vhost: VirtualHost, type: str) -> None:
+        """The type of queues whose declaration says none, from now on; "": classic.
+
+        Raises: PreconditionFailed.
+        """
+        check_default_type(type)
+        if vhost.default_queue_type != type:
+            vhost.default_queue_type = type
+            blob = definitions.vhost_definition(vhost.name, type)
+            self.records.append(Record(records.DEFINITION, 0, 0, 0, self.clock.now_ms, blob=blob))
 
     def vhost(self, name: str) -> VirtualHost:
         """Raises NotFound when there is none of that name."""

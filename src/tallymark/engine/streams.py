@@ -6,11 +6,14 @@ never changes, and never is another message's.
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from tallymark.engine.arguments import age_ms, erlang_term, type_name
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.queue import Queue
+
+if TYPE_CHECKING:
+    from tallymark.engine.session import Consumer
 
 FIRST: Final = "first"
 LAST: Final = "last"
@@ -73,3 +76,14 @@ def start_of(value: object, what: str) -> Start:
         f"invalid arg 'x-stream-offset' for {what}: {{invalid_stream_offset_arg,"
         f"{{{type_name(value)},{erlang_term(value)}}}}}"
     )
+
+
+def first_offset(queue: Queue) -> int:
+    """Of the oldest message that a stream keeps; of the next one where it keeps none."""
+    fresh = queue.lanes[0].fresh
+    return fresh[0].first - 1 if fresh else queue.entered
+
+
+def offset_of(consumer: Consumer) -> int:
+    """Where the reader of a stream has come to: of the message that it is shown next."""
+    return consumer.cursors[0] - 1

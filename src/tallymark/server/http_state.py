@@ -11,6 +11,7 @@ from tallymark import __version__, is_compiled
 from tallymark.engine.arguments import wire_bytes
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import DROP_REASONS
+from tallymark.engine.streams import first_offset, offset_of
 from tallymark.server import logs
 from tallymark.server.clock import wall_ms
 from tallymark.server.config import nearest
@@ -199,6 +200,17 @@ def queue_row(queue: Queue) -> dict[str, Any]:
         "leased": queue.leased,
         "consumers": len(queue.consumers),
         "subscriptions": len(queue.subscriptions),
+        **(stream_row(queue) if queue.settings.is_stream else {}),
+    }
+
+
+def stream_row(queue: Queue) -> dict[str, Any]:
+    """What a stream has besides: the offset of the oldest message that is kept, the one that
+    readers will see next, and who reads where."""
+    return {
+        "first_offset": first_offset(queue),
+        "next_offset": queue.end() - 1,
+        "reader_offsets": [offset_of(consumer) for consumer in queue.consumers],
     }
 
 

@@ -21,9 +21,10 @@ from tallymark.engine.exchange import Binding, Exchange
 from tallymark.engine.policies import merged
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import UNLIMITED, Consumer
+from tallymark.engine.streams import offset_of
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.amqp import AmqpClient
-from tallymark.server.http_state import plain
+from tallymark.server.http_state import plain, stream_row
 from tallymark.server.local import LocalClient
 from tallymark.server.node import Node
 
@@ -48,6 +49,13 @@ def counted(counts: dict[str, int]) -> dict[str, Any]:
 # -- queues
 
 
+def type_of(queue: Queue) -> str:
+    settings = queue.settings
+    if settings.is_stream:
+        return "stream"
+    return "quorum" if settings.is_quorum else "classic"
+
+
 def queue_counts(queue: Queue) -> dict[str, int]:
     """Messages: ready, handed out, and all, with those that are deferred and dead letters that wait
     for a way out."""
@@ -68,7 +76,7 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
     row: dict[str, Any] = {
         "name": queue.name,
         "vhost": queue.vhost,
-        "type": "quorum" if queue.settings.is_quorum else "classic",
+        "type": type_of(queue),
         "node": node_name(),
         "state": "running",
         "durable": queue.durable,
@@ -89,8 +97,12 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
     }
     if queue.deferrals:
         row["next_delayed_at"] = queue.deferrals[0][0]
-    if queue.settings.is_quorum:
+    if queue.settings.is_quorum or queue.settings.is_stream:
         row |= {"leader": node_name(), "members": [node_name()], "online": [node_name()]}
+    if queue.settings.is_stream:
+        row |= {"readers": {node_name(): len(queue.consumers)}, **stream_row(queue)}
+        if queue.end() > 1:
+            row["committed_offset"] = queue.end() - 2
     if queue.entered:
         row["message_stats"] = counted({"publish": queue.entered, "ack": queue.settled})
     owner = node.broker.connections.get(queue.exclusive_owner)
@@ -124,6 +136,7 @@ def consumer_row(consumer: Consumer) -> dict[str, Any]:
         if consumer.queue.settings.single_active and consumer.queue.active is consumer
         else "up",
         "arguments": {"x-priority": consumer.priority} if consumer.priority else {},
+        **({"offset": offset_of(consumer)} if consumer.queue.settings.is_stream else {}),
         "channel_details": {
             "name": channel_name(connection.name, number),
             "number": number,

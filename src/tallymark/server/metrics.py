@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from tallymark.engine.deadletters import AT_LEAST_ONCE, AT_MOST_ONCE, CONFIRMED, DISABLED
 from tallymark.engine.records import DEATHS, DROP_REASONS
+from tallymark.engine.streams import first_offset, offset_of
 
 if TYPE_CHECKING:
     from tallymark.server.node import Node
@@ -125,5 +126,27 @@ class _NodeCollector(Collector):
             dead_lettered.add_metric(of, queue.dead_lettered)
             for reason, count in queue.dropped.items():
                 dropped.add_metric([*of, DROP_REASONS[reason]], count)
+        yield from self._streams()
         yield from gauges.values()
         yield from (entered, settled, dead_lettered, dropped)
+
+    def _streams(self) -> Iterator[Metric]:
+        labels = ["vhost", "queue"]
+        gauges = [
+            GaugeMetricFamily(f"tallymark_stream_{name}", text, labels=labels)
+            for name, text in (
+                ("first_offset", "Offset of the oldest message that is kept."),
+                ("next_offset", "Offset that the next message will be read at."),
+                ("readers", "Consumers that read."),
+                ("reader_lag", "Messages that the reader furthest behind has not been shown."),
+            )
+        ]
+        for queue in self._node.broker.queues.values():
+            if not queue.settings.is_stream:
+                continue
+            first, end = first_offset(queue), queue.end() - 1
+            places = [max(first, offset_of(consumer)) for consumer in queue.consumers]
+            lag = max(0, end - min(places, default=end))
+            for gauge, value in zip(gauges, (first, end, len(places), lag), strict=True):
+                gauge.add_metric([queue.vhost, queue.name], value)
+        yield from gauges
