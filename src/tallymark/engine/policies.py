@@ -11,9 +11,10 @@ and digits in it are those of ASCII. What PCRE knows and Python's `re` does not 
 are POSIX classes, which `re` would read as something else.
 
 The keys of a definition are the names of queue arguments without `x-`, `alternate-exchange` for
-exchanges, and `default-queue-type`, which is the type of queues whose declaration says none. Keys that have a meaning in RabbitMQ and none here are accepted, kept, and named by
-`without_effect`, for whoever sets the policy to tell; any other key is refused. A routing key
-without an exchange is no error here as it is in a declaration: the exchange may be an argument's.
+exchanges, and `default-queue-type`, the type of queues whose declaration says none. Keys that have
+a meaning in RabbitMQ and none here are accepted, kept, and named by `without_effect`, for whoever
+sets the policy to tell; any other key is refused. A routing key without an exchange is no error
+here as it is in a declaration: the exchange may be an argument's.
 Texts of refusals begin with RabbitMQ's words.
 """
 
