@@ -97,6 +97,7 @@ class Queue(Timed):
         "paused",
         "pending",
         "pending_bytes",
+        "publishers",
         "ready",
         "ready_bytes",
         "requeued",
@@ -201,6 +202,10 @@ class Queue(Timed):
         self.settled_ranges: list[SettledRange] = []
         self.seen_ids: dict[str, int] = {}
         """Publisher-given ids of the deduplication window, oldest first: when each was taken."""
+
+        self.publishers: dict[str, int] = {}
+        """Of a stream: the highest number that each named publisher gave a message, by when each
+        published last."""
 
         self.own_ttl = False
         """Whether messages with a time to live of their own may be among the ready."""

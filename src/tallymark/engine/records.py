@@ -59,6 +59,9 @@ DEFERRED: Final = 17
 in RETURNED. Flags: RETURNED_FAILED as in RETURNED; TO_TAIL: then at the tail, else at their old
 place. blob as in RETURNED. In a checkpoint it stands behind the LIVE record of the same messages.
 That they became ready is not recorded: it follows from the time."""
+PUBLISHERS: Final = 23
+"""Of a stream: the highest numbers that publishers gave messages it took. blob = JSON object,
+number by name of publisher."""
 
 LIVE_ACQUIRED: Final = 1
 RETURNED_FAILED: Final = 1

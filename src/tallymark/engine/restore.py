@@ -141,6 +141,11 @@ class Restorer:
                 queue.seen_ids.pop(id, None)  # taken anew: behind those taken before
                 queue.seen_ids[id] = record.time_ms
             return
+        if kind == records.PUBLISHERS:
+            for name, number in json.loads(record.blob).items():
+                queue.publishers.pop(name, None)
+                queue.publishers[name] = number
+            return
         if kind != records.MARK and end > queue.entered:
             queue.entered = end - 1  # also where the block that says so was lost
         if kind == records.ENTERED or kind == records.LIVE:

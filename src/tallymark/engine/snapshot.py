@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tallymark.engine import records
 from tallymark.engine.broker import Broker
-from tallymark.engine.entrance import forget_ids
+from tallymark.engine.entrance import forget_ids, publishers_record
 from tallymark.engine.message import Pack, Payload, Slice
 from tallymark.engine.pending import pending_record
 from tallymark.engine.queue import Queue
@@ -76,6 +76,8 @@ def _snapshot_queue(
         if record.payload is not None:
             record.payload = _add_payload(record.payload, placed, out, now_ms)
         out.append(record)
+    if queue.publishers:
+        out.append(publishers_record(queue, queue.publishers, now_ms))
     forget_ids(queue, now_ms)
     for time_ms, ids in _ids_by_time(queue):
         blob = json.dumps(ids, separators=(",", ":")).encode()
