@@ -39,6 +39,10 @@ class Unsupported(BrokerError):
     """A legal request for something that is not offered."""
 
 
+class Gone(BrokerError):
+    """What was asked for was there and is not kept any more."""
+
+
 class ResourceExhausted(BrokerError):
     """A configured limit was reached; the text names the limit."""
 

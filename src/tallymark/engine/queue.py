@@ -23,6 +23,7 @@ from tallymark.engine.settings import OFF, Settings
 
 if TYPE_CHECKING:
     from tallymark.engine.session import Consumer
+    from tallymark.engine.stream_ranges import Pin
     from tallymark.engine.subscription import Subscription
 
 
@@ -85,6 +86,7 @@ class Queue(Timed):
         "exclusive_owner",
         "had_consumer",
         "id",
+        "kept_from",
         "lanes",
         "leased",
         "letters",
@@ -97,6 +99,7 @@ class Queue(Timed):
         "paused",
         "pending",
         "pending_bytes",
+        "pins",
         "publishers",
         "ready",
         "ready_bytes",
@@ -203,6 +206,10 @@ class Queue(Timed):
         self.seen_ids: dict[str, int] = {}
         """Publisher-given ids of the deduplication window, oldest first: when each was taken."""
 
+        self.kept_from = 1
+        """Of a stream: what lies below it was let go of."""
+        self.pins: list[Pin] = []
+        """Of a stream: ranges that somebody wants to read whatever retention does."""
         self.publishers: dict[str, int] = {}
         """Of a stream: the highest number that each named publisher gave a message, by when each
         published last."""
@@ -444,6 +451,7 @@ class Queue(Timed):
         piece = self.lanes[0].drop_oldest(n)
         self.ready -= len(piece)
         self.ready_bytes -= piece.size()
+        self.kept_from = piece.first + len(piece)
         return piece
 
     def remove(self, lane: Ready, n: int) -> Slice:
@@ -572,6 +580,9 @@ class Queue(Timed):
 
     def counters(self) -> dict[str, object]:
         """The account as plain values: what COUNTERS records, the HTTP API and Spark show."""
+        of_streams: dict[str, object] = {}
+        if self.settings.is_stream:
+            of_streams["kept_from"] = self.kept_from
         return {
             "entered": self.entered,
             "ready": self.ready,
@@ -583,6 +594,7 @@ class Queue(Timed):
             "settled": self.settled,
             "dead_lettered": self.dead_lettered,
             "dropped": {records.DROP_REASONS[k]: n for k, n in sorted(self.dropped.items())},
+            **of_streams,
         }
 
     def check(self) -> None:

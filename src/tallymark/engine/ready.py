@@ -24,7 +24,7 @@ def _place(piece: Slice) -> int:
     return piece.first + piece.shift
 
 
-def _last_ms(piece: Slice) -> int:
+def last_ms(piece: Slice) -> int:
     """When its newest message arrived; wall time, ms."""
     pack = piece.payload.pack
     return piece.entered_ms() if pack is None else pack.arrivals[piece.hi - 1]
@@ -114,26 +114,47 @@ class Ready:
                 unpack_head(fresh)
             self.returned.append(fresh.popleft())
 
-    def peek(self, place: int) -> Slice | None:
-        """As `at`, for a stream: nothing is moved or taken apart, and of what is packed a single
-        message is shown. O(log slices) where the end is not what is asked for."""
+    def index_of(self, place: int) -> int:
+        """Of a stream: which slice the message at `place` is in, or the first one behind it; as
+        many as there are slices: none is. O(log slices) where the end is not what is asked for."""
         fresh = self.fresh
         if not fresh:
-            return None
+            return 0
+        last = fresh[-1]
+        if place >= last.first:
+            return len(fresh) if place >= last.first + len(last) else len(fresh) - 1
         low, high = 0, len(fresh)
-        if place >= fresh[-1].first:
-            low = high - 1
-        while high - low > 1:
+        while low + 1 < high:  # fresh[low] is the last one that begins at `place` or before
             middle = (low + high) >> 1
             if fresh[middle].first <= place:
                 low = middle
             else:
                 high = middle
-        piece = fresh[low]
-        start = max(0, place - piece.first)
-        if start < len(piece):
-            return view(piece, start)
-        return view(fresh[low + 1], 0) if low + 1 < len(fresh) else None
+        return low if place < fresh[low].first + len(fresh[low]) else low + 1
+
+    def peek(self, place: int) -> Slice | None:
+        """As `at`, for a stream: nothing is moved or taken apart, and of what is packed those
+        messages are shown whose bytes follow each other."""
+        index = self.index_of(place)
+        if index == len(self.fresh):
+            return None
+        piece = self.fresh[index]
+        return view(piece, max(0, place - piece.first))
+
+    def between(self, low: int, high: int) -> list[Slice]:
+        """Of a stream: what lies at places low..high-1, packed as it may be, as parts of their own.
+        O(slices) of that."""
+        fresh = self.fresh
+        index = self.index_of(low)
+        found: list[Slice] = []
+        while index < len(fresh):
+            piece = fresh[index]
+            if piece.first >= high:
+                break
+            start = max(0, low - piece.first)
+            found.append(piece.part(start, min(len(piece), high - piece.first)))
+            index += 1
+        return found
 
     def since(self, time_ms: int) -> int:
         """Of a stream: the place of the first message that arrived then or later; behind the last
@@ -142,7 +163,7 @@ class Ready:
         low, high = 0, len(fresh)
         while low < high:  # the first slice whose last message is not too old
             middle = (low + high) >> 1
-            if _last_ms(fresh[middle]) < time_ms:
+            if last_ms(fresh[middle]) < time_ms:
                 low = middle + 1
             else:
                 high = middle

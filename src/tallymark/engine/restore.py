@@ -176,6 +176,8 @@ class Restorer:
             queue.dropped[record.reason] = queue.dropped.get(record.reason, 0) + record.count
             history.finished.add(first, end)
             history.acquired.remove(first, end)
+            if record.reason == records.DROPPED_RETENTION:
+                queue.kept_from = max(queue.kept_from, end)
             if record.reason == records.DROPPED_LOST:
                 for subscription in queue.subscriptions:
                     subscription.lose(first, end)
@@ -514,6 +516,9 @@ def _set_counters(queue: Queue, counters: dict[str, object]) -> None:
         value = counters[name]
         assert isinstance(value, int), (name, value)
         setattr(queue, name, value)
+    kept_from = counters.get("kept_from", 1)
+    assert isinstance(kept_from, int), kept_from
+    queue.kept_from = kept_from
     dropped = counters["dropped"]
     assert isinstance(dropped, dict), dropped
     queue.dropped = {_REASONS[reason]: count for reason, count in dropped.items()}

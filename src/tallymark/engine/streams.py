@@ -79,9 +79,8 @@ def start_of(value: object, what: str) -> Start:
 
 
 def first_offset(queue: Queue) -> int:
-    """Of the oldest message that a stream keeps; of the next one where it keeps none."""
-    fresh = queue.lanes[0].fresh
-    return fresh[0].first - 1 if fresh else queue.entered
+    """From which on a stream keeps its messages."""
+    return queue.kept_from - 1
 
 
 def offset_of(consumer: Consumer) -> int:

@@ -162,6 +162,8 @@ class Upkeep:
             self.room -= 1
             piece = queue.let_go(n)
             excess -= piece.size()
+            for pin in queue.pins:
+                pin.keep(piece, self.entrance.store)
             self.letters.drop(queue, piece, records.DROPPED_RETENTION)
         return True
 

@@ -410,6 +410,24 @@ class Journal:
         self._open_files[number] = fd
         return fd
 
+    def file_of(self, position: int) -> int:
+        """A descriptor, the caller's to close, of the file in which a written position lies.
+        What is read through it stays what it was, whatever becomes of the file.
+
+        Raises BytesLost when there is none any more, OSError.
+        """
+        fd = self._opened(position >> 32)
+        if fd < 0:
+            raise BytesLost(f"the segment of position {position:#x} is gone")
+        return os.dup(fd)
+
+    def path_of(self, position: int) -> Path:
+        """Where that file is. Raises BytesLost."""
+        name = self._stock.name_of(position >> 32)
+        if not name:
+            raise BytesLost(f"the segment of position {position:#x} is gone")
+        return self._folder / name
+
     def _forget_file(self, number: int) -> None:
         fd = self._open_files.pop(number, -1)
         if fd >= 0:

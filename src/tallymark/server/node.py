@@ -41,6 +41,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.session import Session
 from tallymark.journal.journal import Journal
 from tallymark.server.amqp import AmqpClient
+from tallymark.server.appends import Appends
 from tallymark.server.client import Client
 from tallymark.server.clock import now_ms, wall_ms
 from tallymark.server.config import Config
@@ -110,6 +111,7 @@ class Node:
         self._most_bytes = min(TURN_BYTES, config.segment_size // 4)
         self._at_commit: list[tuple[Callable[[int], None], asyncio.Future[int]]] = []
         self._ready_waiters: list[tuple[Queue, asyncio.Future[None]]] = []
+        self.appends = Appends(loop)
 
     # -- clients
 
@@ -232,6 +234,8 @@ class Node:
         self.housekeeping.after_turn(now)
         if self._ready_waiters:
             self._wake_readers()
+        if self.appends.waiting:
+            self.appends.wake()
         dispatcher = broker.dispatcher
         if dispatcher.changed or dispatcher.again or (broker.records and self._lingering is None):
             self.schedule()

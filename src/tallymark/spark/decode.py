@@ -114,6 +114,7 @@ def _find_messages(block: Block) -> tuple[_Places, letters.Table | None]:
     if len(bound) and max(int(bound.max()) + 1, int(route_bound.max())) >= len(block.bounds):
         raise layout.LayoutError(f"a payload's bounds lie outside the block's {len(block.bounds)}")
     bounds = block.bounds.astype(np.int64)
+    message_id, arrived_ms = _by_columns(bounds, payload, message)
     start = payload["at"].astype(np.int64) + block.header.at
     leased = row["kind"] == LEASED
     times = row["other"] & 0xFFFF_FFFF
@@ -122,8 +123,8 @@ def _find_messages(block: Block) -> tuple[_Places, letters.Table | None]:
     places = _Places(
         sequence=row["first"] + step,
         lease=np.where(leased, row["other"] + step, -1),
-        message_id=payload["first"] + message,
-        arrived_ms=payload["time"],
+        message_id=message_id,
+        arrived_ms=arrived_ms,
         redelivered=handed_out > 0,
         route=np.where(own_route, bounds[route_bound], payload["owner"]),
         format=payload["reason"].astype(np.int64),
@@ -141,6 +142,23 @@ def _find_messages(block: Block) -> tuple[_Places, letters.Table | None]:
     ):
         raise layout.LayoutError(f"a message lies outside its block of {block.header.length}")
     return places, None if said is None else said[0]
+
+
+def _by_columns(bounds: Ints, payload: Any, message: Ints) -> tuple[Ints, Ints]:
+    """Message ids and arrivals: one after the other and all together, but where messages arrived
+    one by one and the payload has columns of its own."""
+    ids, arrivals = payload["first"] + message, payload["time"].astype(np.int64)
+    own = payload["flags"] & layout.COLUMNS != 0
+    if own.any():
+        count = payload["count"].astype(np.int64)[own]
+        routes = np.where(payload["flags"][own] & layout.ROUTE_COLUMN != 0, count, 0)
+        at = payload["lo"].astype(np.int64)[own] + count + 1 + routes + 2 * message[own]
+        if int(at.max() + 2 * count.max()) + 1 >= len(bounds):
+            raise layout.LayoutError(f"columns of a payload lie outside the {len(bounds)} bounds")
+        ids[own] = bounds[at] | bounds[at + 1] << 32
+        at += 2 * count
+        arrivals[own] = bounds[at] | bounds[at + 1] << 32
+    return ids, arrivals
 
 
 def _columns(
