@@ -369,7 +369,7 @@ def idle_keys(definition: dict[str, object], apply_to: str) -> list[str]:
         if apply_to == STREAMS:
             elsewhere = key not in OF_STREAMS
         elif apply_to in (CLASSIC_QUEUES, QUORUM_QUEUES):
-            elsewhere = elsewhere or key in (*ONLY_STREAMS, DEFAULT_TYPE)
+            elsewhere = elsewhere or key in ONLY_STREAMS or key == DEFAULT_TYPE
         if elsewhere or key not in KEYS:
             idle.append(key)
     return idle

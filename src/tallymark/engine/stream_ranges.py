@@ -146,8 +146,7 @@ def batch(queue: Queue, low: int, most: int, most_bytes: int) -> Batch:
         n = min(stop - start, most - found.messages)
         room = cuts[lo] + most_bytes - found.bytes
         fitting = bisect_left(cuts, room + 1, lo, lo + n + 1) - 1 - lo
-        if not found.messages:
-            fitting = max(1, fitting)
+        fitting = max(fitting, 0 if found.messages else 1)
         taken = min(n, fitting)
         found.messages += taken
         found.bytes += cuts[lo + taken] - cuts[lo]

@@ -581,6 +581,11 @@ def _decoded_array(data: bytes) -> array[int]:
     return numbers
 
 
+def rows_in(rows: bytes) -> list[tuple[int, ...]]:
+    """The fields of each row of a rows column, as ROW_DTYPE has them."""
+    return list(_ROW.iter_unpack(rows))
+
+
 def unpack(block: bytes) -> list[Record]:
     """The records of one or more blocks end to end, payloads with their bytes.
 
