@@ -40,7 +40,7 @@ from tallymark.server.http import (
 )
 from tallymark.server.http_extents import Extents, send_apart
 
-ANSWER_BYTES: Final = 8 << 20
+ANSWER_BYTES: Final = 16 << 20
 """Raw bytes of an answer where the reader does not say."""
 MOST_ANSWER_BYTES: Final = 64 << 20
 MOST: Final = (1 << 62) - 1
