@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tallymark.engine import stream_ranges
+from tallymark.engine import store, stream_ranges
 from tallymark.engine.errors import Fenced, Gone, PreconditionFailed
 from tallymark.engine.message import Slice
 from tallymark.engine.packing import Packing
@@ -228,3 +228,28 @@ def test_ranges_of_packed_and_other_slices_agree_with_a_list(seed: int) -> None:
     rig.settle_down()
     rig.turn()
     assert sum(size for _, size in rig.released) == sent * SIZE, seed
+
+
+def test_what_a_deep_stream_lets_go_of_goes_some_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store, "SWEPT", 20)
+    rig = manual()
+    rig.broker.backlogs.packing = Packing(after=10, group=16, fresh=2)
+    rig.declare("s", STREAM)
+    for n in range(1, 301):
+        rig.send("s", n)
+        rig.settle_down(0)
+    rig.set_policy("s", {"max-length-bytes": 0})
+    rig.turn(0)
+    assert rig.ready("s") == []
+    most = turns = 0
+    while not turns or rig.broker.has_work():
+        before = len(rig.released)
+        rig.turn(0)
+        most = max(most, len(rig.released) - before)
+        turns += 1
+    assert sum(size for _, size in rig.released) == 300 * SIZE
+    assert most <= 20 + 16
+    assert turns >= 8
+    assert len(set(rig.released)) == len(rig.released)

@@ -29,7 +29,7 @@ from tallymark.engine.effects import (
     TimedOut,
 )
 from tallymark.engine.formats import Format
-from tallymark.engine.message import Payload, Route, Slice
+from tallymark.engine.message import PACKED, Pack, Payload, Route, Slice
 from tallymark.engine.policies import QUEUES, Policy
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record, expanded
@@ -246,6 +246,10 @@ class Rig:
                         old.largest_frame,
                     )
                     new.position = position
+                    if old.pack is not None:
+                        of = old.pack
+                        new.position = PACKED
+                        new.pack = Pack(of.positions[:], of.ids[:], of.arrivals[:], [])
                     made[id(old)] = new
             out.append(
                 Record(

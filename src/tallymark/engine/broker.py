@@ -839,7 +839,10 @@ class Broker:
 
     def has_work(self) -> bool:
         """Whether a turn would do something that no later command announces."""
-        return bool(self.dispatcher.changed or self.dispatcher.again or self.records)
+        dispatcher = self.dispatcher
+        return bool(
+            dispatcher.changed or dispatcher.again or self.records or self.store.is_behind
+        )
 
     def turn(self, now_ms: int) -> list[Effect]:
         """Deliver what can be delivered; returns the effects since the last turn, in order."""

@@ -156,6 +156,26 @@ class Payload:
         """Set when this stands for many single messages of a deep backlog (packing.py): it has no
         raw and no position of its own, and its messages are taken out as `single` ones."""
 
+    def window(self, lo: int, hi: int) -> Payload:
+        """Messages lo..hi-1 as a payload of their own, bytes in the journal; packed where this one
+        is, but for their annotations."""
+        pack = self.pack
+        if lo == 0 and hi == self.count and (pack is None or not pack.annotations):
+            return self
+        cuts = self.cuts
+        base = cuts[lo]
+        part = Payload(
+            self.format, None, array("I", [cut - base for cut in cuts[lo : hi + 1]]), self.route,
+            self.routes[lo:hi] if self.routes is not None else None, self.first_id + lo,
+            self.arrived_ms, self.persistent, self.largest_frame,
+        )  # fmt: skip
+        if pack is None:
+            part.position = self.position + base
+        else:
+            part.position = PACKED
+            part.pack = Pack(pack.positions[lo:hi], pack.ids[lo:hi], pack.arrivals[lo:hi], [])
+        return part
+
     def single(self, i: int) -> Payload:
         """Message i of a packed payload as a payload of its own, bytes in the journal."""
         return self.stretch(i, i + 1)

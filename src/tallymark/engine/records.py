@@ -64,6 +64,8 @@ PUBLISHERS: Final = 23
 number by name of publisher."""
 
 LIVE_ACQUIRED: Final = 1
+LIVE_PACKED: Final = 2
+"""Flag of LIVE, of streams: the payload stays packed in the checkpoint as well."""
 RETURNED_FAILED: Final = 1
 TO_TAIL: Final = 2
 """Flag of DEFERRED and RETURNED."""
@@ -181,11 +183,19 @@ class Record:
 
 def expanded(records: Iterable[Record]) -> Iterator[Record]:
     """The records of a checkpoint as they are stored: a LIVE record of a packed payload becomes a
-    PAYLOAD and a LIVE record for each of its messages."""
+    PAYLOAD and a LIVE record for each of its messages, or, with LIVE_PACKED, for all of them."""
     for record in records:
         payload = record.payload
         if payload is None or payload.pack is None:
             yield record
+            continue
+        if record.flags & LIVE_PACKED:
+            part = payload.window(record.lo, record.lo + record.count)
+            yield Record(PAYLOAD, 0, part.first_id, part.count, record.time_ms, part)
+            yield Record(
+                LIVE, record.queue, record.first, record.count, record.time_ms, part, 0,
+                record.owner, record.other, record.reason, record.flags, record.blob,
+            )  # fmt: skip
             continue
         blobs = payload.pack.blobs(record.lo, record.lo + record.count)
         for i in range(record.count):

@@ -428,6 +428,9 @@ class Restorer:
         pieces += [(a, b, 0) for a, b in held.gaps(low, high)]
         for a, b, more in sorted(pieces):
             piece = whole.part(a - low, b - low)
+            if piece.payload.pack is not None:  # of what is not there any more, nothing is known
+                piece.payload = piece.payload.window(piece.lo, piece.hi)
+                piece.lo, piece.hi = 0, piece.payload.count
             piece.acquired += more
             piece.priority = min(piece.priority, len(queue.lanes) - 1)
             piece.payload.live += b - a
@@ -522,6 +525,24 @@ def _set_counters(queue: Queue, counters: dict[str, object]) -> None:
     dropped = counters["dropped"]
     assert isinstance(dropped, dict), dropped
     queue.dropped = {_REASONS[reason]: count for reason, count in dropped.items()}
+
+
+def take_apart(broker: Broker, positions: set[int]) -> list[Payload]:
+    """After a restore: single payloads in place of the packed ones that hold messages at these
+    positions; returns the payloads of those messages."""
+    found: list[Payload] = []
+    for queue in broker.queues.values():
+        for lane in queue.lanes:
+            for piece in list(lane.fresh):
+                pack = piece.payload.pack
+                if pack is not None and not positions.isdisjoint(pack.positions):
+                    queue.unpack()
+                    break
+            for piece in lane.fresh:
+                payload = piece.payload
+                if payload.pack is None and payload.position in positions:
+                    found.append(payload)
+    return found
 
 
 def drop_lost(broker: Broker, lost: list[Payload]) -> int:

@@ -140,8 +140,12 @@ def _add_live(
     now_ms: int,
 ) -> None:
     payload: Payload | None = None
-    if piece.payload.pack is not None:
+    flags = records.LIVE_ACQUIRED if acquired else 0
+    pack = piece.payload.pack
+    if pack is not None:
         payload = piece.payload
+        if queue.settings.is_stream and not pack.annotations:
+            flags |= records.LIVE_PACKED
     elif piece.payload.persistent and piece.payload.position >= 0:
         payload = _add_payload(piece.payload, placed, out, now_ms)
     out.append(
@@ -156,7 +160,7 @@ def _add_live(
             owner,
             piece.acquired | piece.failed << 32,
             piece.priority,
-            records.LIVE_ACQUIRED if acquired else 0,
+            flags,
             _stored(piece),
         )
     )
@@ -192,7 +196,8 @@ def _definition(definition: dict[str, object], now_ms: int) -> Record:
 
 
 def live_payloads(broker: Broker) -> list[Payload]:
-    """Every payload that some queue still needs, each once; packed ones excepted."""
+    """Every payload that some queue still needs, each once; packed ones excepted: see
+    `packed_payloads`."""
     found: dict[int, Payload] = {}
     for queue in broker.queues.values():
         for piece in [
@@ -208,6 +213,17 @@ def live_payloads(broker: Broker) -> list[Payload]:
     for entry in _in_flight(broker):
         found[id(entry.slice.payload)] = entry.slice.payload
     return list(found.values())
+
+
+def packed_payloads(broker: Broker) -> list[Payload]:
+    """Every packed payload that some queue still needs."""
+    return [
+        piece.payload
+        for queue in broker.queues.values()
+        for lane in queue.lanes
+        for piece in lane.fresh
+        if piece.payload.pack is not None
+    ]
 
 
 def packed_in(broker: Broker, segments: set[int]) -> Iterator[tuple[Pack, int, Payload]]:

@@ -197,6 +197,15 @@ class Journal:
         self._recovery.missing(f"{size} bytes at position {position:#x} are gone")
         return False
 
+    def retain_packed(self, payload: Payload) -> list[int]:
+        """The same for each message of a packed payload; returns the positions of those gone."""
+        pack = payload.pack
+        assert pack is not None
+        gone = self._stock.retain_all(pack.positions, payload.cuts)
+        for position in gone:
+            self._recovery.missing(f"a message's bytes at position {position:#x} are gone")
+        return gone
+
     def start(self) -> None:
         """Repair what a crash left, make a new segment, start the threads.
 

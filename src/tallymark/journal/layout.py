@@ -55,7 +55,8 @@ All numbers are little-endian; a block begins at a multiple of 8 and is a multip
               payload's own raw; the bounds of an undivided payload begin with 0.
               COLUMNS: messages that arrived one by one. Behind the bounds (and, with ROUTE_COLUMN,
               the route numbers) stand for each its message id and its arrival, and with ELSEWHERE
-              its position: count u64 each, the lower half of one first. Only in READ answers.
+              its position: count u64 each, the lower half of one first. In READ answers and
+              checkpoints.
     route ends  2 x routes + 1 u32, the first 0; absent when there is no route. With the text they
               are a string column: cell 2i is the exchange of route i, cell 2i + 1 its key (UTF-8,
               bytes that are not UTF-8 as they came). Offsets count from the start of the text.
@@ -85,7 +86,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import Final, final
 
-from tallymark.engine.message import Payload, Route
+from tallymark.engine.message import PACKED, Pack, Payload, Route
 from tallymark.engine.records import MOVED, PAYLOAD, Record
 from tallymark.journal.block import ALIGN as ALIGN
 from tallymark.journal.block import APART as APART
@@ -320,6 +321,8 @@ class Packer:
             if payload is not None:
                 if self._mode in (STANDALONE, DETACHED):
                     position = self._places.get(id(payload), -1)
+                elif payload.pack is not None:
+                    position = payload.pack.positions[0]
                 else:
                     position = payload.position
             if kind == PAYLOAD:
@@ -358,8 +361,6 @@ class Packer:
         if p.pack is not None:
             flags |= COLUMNS
             first, arrived = p.pack.ids[0], p.pack.arrivals[0]
-            if self._mode == REFERENCED:
-                position = p.pack.positions[0]
         if self._mode == REFERENCED:
             flags |= ELSEWHERE
             at = 0
@@ -445,7 +446,7 @@ def pack_places(records: list[Record]) -> bytes:
 class Unpacker:
     """Turns blocks back into records. Remembers the last route table: neighbours mostly agree."""
 
-    __slots__ = ("_older", "_routes", "_table", "payloads", "with_raw")
+    __slots__ = ("_older", "_routes", "_table", "moved", "packed", "payloads", "with_raw")
 
     def __init__(
         self,
@@ -458,6 +459,10 @@ class Unpacker:
         self.with_raw = with_raw
         self._older = older
         """Asked for a payload that is not among them, by its position."""
+        self.packed: list[Payload] = []
+        """Payloads with positions of their own for each message, and..."""
+        self.moved: dict[int, int] = {}
+        """...where messages were moved since, by their old positions: see `settle_moves`."""
         self._table = b""
         self._routes: list[Route] = []
 
@@ -484,7 +489,7 @@ class Unpacker:
                 payload = self._payload(
                     data, header, flags, reason, first, time_ms, count, lo, owner, other, at, size
                 )
-                payload.position = position
+                payload.position = position if payload.pack is None else PACKED
                 payloads[position] = payload
                 if flags & RELOCATED:
                     continue
@@ -513,10 +518,29 @@ class Unpacker:
         return found
 
     def _moved(self, position: int, old: int) -> None:
-        payload = self.payloads.pop(old, None)
-        if payload is not None:
+        self.moved[old] = position
+        payload = self.payloads.get(old)
+        if payload is not None and payload.pack is None:
+            del self.payloads[old]
             payload.position = position
             self.payloads[position] = payload
+
+    def settle_moves(self) -> None:
+        """All blocks were read: packed messages are where they were moved to."""
+        moved = self.moved
+        segments = {old >> 32 for old in moved}
+        for payload in self.packed:
+            pack = payload.pack
+            assert pack is not None
+            if moved:
+                positions = pack.positions
+                for i in range(payload.count):
+                    at = positions[i]
+                    while at >> 32 in segments and at in moved:
+                        at = moved[at]
+                    positions[i] = at
+        moved.clear()
+        self.packed.clear()
 
     def _payload(
         self, data: bytes, header: Header, flags: int, format: int, first: int, time_ms: int,
@@ -540,9 +564,28 @@ class Unpacker:
             if at + size > header.length:
                 raise LayoutError(f"raw ends at {at + size}, the block at {header.length}")
             raw = data[header.at + at : header.at + at + size]
-        return Payload(
+        found = Payload(
             format, raw, cuts, route, own, first, time_ms, flags & PERSISTENT != 0, largest_frame
         )
+        if flags & COLUMNS and flags & ELSEWHERE:
+            at = bound + count + 1 + (count if own is not None else 0)
+            ids = self._column(data, header, at, count)
+            arrivals = self._column(data, header, at + 2 * count, count)
+            positions = self._column(data, header, at + 4 * count, count)
+            found.pack = Pack(positions, ids, arrivals, [])
+            self.packed.append(found)
+        return found
+
+    def _column(self, data: bytes, header: Header, index: int, count: int) -> array[int]:
+        """Numbers of 64 bits, each in two bounds."""
+        if index < 0 or index + 2 * count > header.bounds:
+            raise LayoutError(f"bounds {index} to {index + 2 * count} of {header.bounds}")
+        start = header.at + header.bounds_at + 4 * index
+        numbers = array("Q")
+        numbers.frombytes(data[start : start + 8 * count])
+        if not _LITTLE:
+            numbers.byteswap()
+        return numbers
 
     def _numbers(self, data: bytes, header: Header, index: int, count: int) -> array[int]:
         if index < 0 or index + count > header.bounds:

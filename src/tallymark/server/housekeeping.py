@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from tallymark.engine.records import Record
+from tallymark.engine.records import LIVE_PACKED, Record
 from tallymark.engine.snapshot import live_payloads, packed_in, snapshot
 from tallymark.server.client import Client
 from tallymark.server.clock import wall_ms
@@ -40,6 +40,8 @@ RELOCATE_BYTES: Final = 32 * MIB
 
 ROW_BYTES: Final = 72
 """What a row of a checkpoint costs, its part of the bounds included."""
+COLUMNS_BYTES: Final = 28
+"""The same of a packed message of a stream."""
 SIZE_SHARE: Final = 4
 """Growth before the next checkpoint, in sizes of the last: deep backlogs make large ones."""
 
@@ -289,9 +291,15 @@ class Housekeeping:
 
 
 def _stored_rows(taken: list[Record]) -> int:
-    """Rows a checkpoint of these records has: two for each packed message."""
+    """Rows a checkpoint of these records has, or as many as are as large as it: two for each packed
+    message that is written out."""
     rows = 0
     for record in taken:
         payload = record.payload
-        rows += 1 if payload is None or payload.pack is None else 2 * record.count
+        if payload is None or payload.pack is None:
+            rows += 1
+        elif record.flags & LIVE_PACKED:
+            rows += 2 + record.count * COLUMNS_BYTES // ROW_BYTES
+        else:
+            rows += 2 * record.count
     return rows

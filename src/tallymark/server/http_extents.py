@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from array import array
 from bisect import bisect_left
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,7 +18,7 @@ from typing import Final
 
 from aiohttp import web
 
-from tallymark.engine.message import Pack, Payload, Slice
+from tallymark.engine.message import Payload, Slice
 from tallymark.engine.records import DROPPED, LIVE, PAYLOAD, Record
 from tallymark.journal.journal import Journal
 from tallymark.server.config import is_loopback
@@ -84,7 +83,7 @@ class Extents:
             piece = piece.part(0, hi - lo)
             if hi == lo:
                 return piece
-        part = _window(payload, lo, hi)
+        part = payload.window(lo, hi)
         self.records.append(Record(PAYLOAD, 0, part.first_id, part.count, part.arrived_ms, part))
         self._add_rows(piece, part)
         self._add_spans(part)
@@ -137,30 +136,6 @@ class Extents:
             spans[-1].size += size
         else:
             spans.append(Span(position, size))
-
-
-def _window(payload: Payload, lo: int, hi: int) -> Payload:
-    """Messages lo..hi-1 as a payload of their own, without bytes."""
-    pack = payload.pack
-    if lo == 0 and hi == payload.count and pack is None:
-        return payload
-    cuts = payload.cuts
-    base = cuts[lo]
-    part = Payload(
-        payload.format,
-        None,
-        array("I", [cut - base for cut in cuts[lo : hi + 1]]),
-        payload.route,
-        payload.routes[lo:hi] if payload.routes is not None else None,
-        payload.first_id + lo,
-        payload.arrived_ms,
-        payload.persistent,
-        payload.largest_frame,
-    )
-    part.position = payload.position + base
-    if pack is not None:
-        part.pack = Pack(pack.positions[lo:hi], pack.ids[lo:hi], pack.arrivals[lo:hi], [])
-    return part
 
 
 # -- sending ------------------------------------------------------------------------------------

@@ -237,7 +237,12 @@ class Node:
         if self.appends.waiting:
             self.appends.wake()
         dispatcher = broker.dispatcher
-        if dispatcher.changed or dispatcher.again or (broker.records and self._lingering is None):
+        if (
+            dispatcher.changed
+            or dispatcher.again
+            or broker.store.is_behind
+            or (broker.records and self._lingering is None)
+        ):
             self.schedule()
         else:
             self._set_alarm(broker.next_due())

@@ -32,8 +32,8 @@ from tallymark.bridge.amqp091_publish import FORMAT
 from tallymark.bridge.nsq_format import NsqFormat
 from tallymark.engine.broker import Broker
 from tallymark.engine.policies import without_effect
-from tallymark.engine.restore import Restorer, drop_lost
-from tallymark.engine.snapshot import live_payloads
+from tallymark.engine.restore import Restorer, drop_lost, take_apart
+from tallymark.engine.snapshot import live_payloads, packed_payloads
 from tallymark.journal.journal import Journal
 from tallymark.journal.lock import FolderInUse, FolderLock
 from tallymark.journal.recovery import JournalCorrupt
@@ -364,7 +364,13 @@ def _restore(broker: Broker, journal: Journal) -> None:
     """Replay the journal. The collector rests meanwhile: everything made here stays."""
     gc.disable()
     Restorer(broker).run(journal.recovered())
+    gone: set[int] = set()
+    packed = packed_payloads(broker)
     lost = [p for p in live_payloads(broker) if not journal.retain(p.position, p.size)]
+    for payload in packed:
+        gone.update(journal.retain_packed(payload))
+    if gone:
+        lost += take_apart(broker, gone)
     if lost:
         log.error("messages.lost", count=drop_lost(broker, lost))
     broker.pack_all(1 << 62)
