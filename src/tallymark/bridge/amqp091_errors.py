@@ -8,6 +8,7 @@ from tallymark.engine.errors import (
     AccessRefused,
     BrokerError,
     Fenced,
+    Gone,
     InvalidCommand,
     NotAllowed,
     NotFound,
@@ -22,6 +23,7 @@ from tallymark.wire.amqp091.errors import WireError
 REPLY_CODES: Final[dict[type[BrokerError], int]] = {
     AccessRefused: wire_errors.ACCESS_REFUSED,
     NotFound: wire_errors.NOT_FOUND,
+    Gone: wire_errors.NOT_FOUND,
     ResourceLocked: wire_errors.RESOURCE_LOCKED,
     PreconditionFailed: wire_errors.PRECONDITION_FAILED,
     Fenced: wire_errors.PRECONDITION_FAILED,
