@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, final
 
 from tallymark.bridge.amqp091_gate import OutputGate
-from tallymark.bridge.direct_reply import DirectReplies, ReplyConsumer
+from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.bridge.permissions import Access
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker
@@ -19,6 +19,7 @@ from tallymark.wire.amqp091.connection import Connection as WireConnection
 from tallymark.wire.amqp091.methods import Method
 
 if TYPE_CHECKING:
+    from tallymark.bridge.amqp091_content import ReplyRecipient
     from tallymark.bridge.amqp091_publish import Publish
 
 ROUTES_KEPT: Final = 4096
@@ -144,7 +145,7 @@ class Channel:
         """Messages sent back as unroutable."""
         self.prefetch = 0
         self.prefetch_shared = 0
-        self.reply_consumer: ReplyConsumer | None = None
+        self.reply_consumer: ReplyRecipient | None = None
         session.handle = self
 
     def send(self, method: Method) -> None:

@@ -13,7 +13,7 @@ from array import array
 from typing import Final, final
 
 from tallymark.bridge.amqp091_channel import Channel, Client
-from tallymark.bridge.amqp091_content import deliver_reply, return_messages
+from tallymark.bridge.amqp091_content import return_messages
 from tallymark.bridge.amqp091_special import Special, examine, headers_of, with_section
 from tallymark.bridge.direct_reply import PREFIX
 from tallymark.bridge.permissions import EXCHANGE, WRITE
@@ -312,13 +312,8 @@ def _answer(channel: Channel, stretch: Stretch, k: int, key: str) -> None:
         return
     known = stretch.publishes[k]
     for i in range(stretch.bounds[k], stretch.bounds[k + 1]):
-        deliver_reply(
-            consumer,
-            known.route,
-            stretch.raw[stretch.cuts[i] : stretch.cuts[i + 1]],
-            known.size,
-            stretch.largest_frame,
-        )
+        message = stretch.raw[stretch.cuts[i] : stretch.cuts[i + 1]]
+        consumer.answer(FORMAT, message, known.route, known.size, stretch.largest_frame)
 
 
 def _enter(channel: Channel, stretch: Stretch) -> None:
