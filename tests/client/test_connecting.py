@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import ssl
 
 import pytest
 
@@ -310,6 +311,8 @@ def test_addresses() -> None:
 def test_options_are_checked_before_anything_happens() -> None:
     with pytest.raises(ValueError, match="sasl='MD5', expected 'PLAIN'"):
         connect("amqp://h", sasl="MD5")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="ssl for amqp://h:5672, expected an amqps:// address"):
+        connect("amqp://h", ssl=ssl.create_default_context())
     from tallymark.client.options import ReceiverOptions, SenderOptions
 
     good = ReceiverOptions(address="q", name="n")

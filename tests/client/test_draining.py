@@ -196,3 +196,28 @@ async def test_drain_and_issue_are_credit_events() -> None:
             (Decision.DRAIN, 3, 0),
             (Decision.DRAINED, 0, 3),
         ]
+
+
+@virtual
+async def test_fc_24_a_peer_that_does_not_answer_a_drain_is_waited_for_once() -> None:
+    """Proton's example broker is one. Its credit is taken back then; what was on its way is kept
+    for the next batch."""
+    peer = Peer()
+    peer.answers = undrained
+    async with receiver_of(peer, credit_mode="manual") as receiver:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        assert await receiver.receive_batch(10, timeout=1) == []
+        assert loop.time() - began == pytest.approx(6, abs=0.1)
+        await quiet()
+        assert peer.flows()[-3:] == [(0, 10), (0, 10), (0, 0)]
+        began = loop.time()
+        assert await receiver.receive_batch(10, timeout=1) == []
+        assert loop.time() - began == pytest.approx(1, abs=0.1)
+        peer.say(
+            Transfer(handle=0, delivery_id=0, delivery_tag=b"0", message_format=0, settled=False),
+            payload=b"\0Su\xa0\1x",
+        )
+        await quiet()
+        (message,) = await receiver.receive_batch(1, timeout=1)
+        await message.accept()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
@@ -577,7 +578,8 @@ async def test_fc_9_a_mode_that_was_asked_for_and_not_granted_fails_the_attach()
 @virtual
 async def test_fc_a8_few_session_flows_for_many_transfers() -> None:
     peer = Peer()
-    count, window = 20_000, 500
+    count = 1_000_000 if os.environ.get("TALLYMARK_NIGHTLY") else 20_000
+    window = 500
     peer.put("q", *[b"x"] * count)
     async with session_of(peer, session_window=window) as session:
         async with session.receiver("q", credit=count) as receiver:

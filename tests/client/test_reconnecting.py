@@ -24,7 +24,13 @@ from tallymark.client import (
 )
 from tallymark.client.events import ConnectionChange, ConnectionChanged, SettlementFailed
 from tallymark.client.uri import Endpoint
-from tallymark.wire.amqp10.events import Event, LinkRequested, SessionRequested
+from tallymark.wire.amqp10.events import (
+    Event,
+    LinkDetached,
+    LinkRequested,
+    SessionEnded,
+    SessionRequested,
+)
 from tallymark.wire.amqp10.outcomes import Error
 from tallymark.wire.amqp10.performatives import Attach, Transfer
 from tests.support.amqp10_client import Events, connected, outcome_of, receiver_of, session_of
@@ -444,3 +450,26 @@ async def test_cut_at_any_moment_nothing_is_lost_and_nothing_settled_comes_again
         await pulling
     assert seen == set(range(300))
     assert doubles <= 31
+
+
+@virtual
+async def test_a_close_that_waits_for_its_answer_when_the_connection_breaks_is_done() -> None:
+    for what in ("receiver", "sender", "session"):
+        peer = Peer()
+        peer.answers = lambda event: isinstance(event, (LinkDetached, SessionEnded))
+        async with connected(peer, reconnect=SOON) as connection:
+            session = await connection.session()
+            parts = {
+                "receiver": await session.receiver("q"),
+                "sender": await session.sender("q"),
+                "session": session,
+            }
+            closing = asyncio.create_task(parts[what].close())
+            await quiet()
+            assert not closing.done()
+            peer.answers = lambda event: False
+            cut(peer)
+            async with asyncio.timeout(1):
+                await closing
+            await asyncio.sleep(5)
+            assert parts[what].is_closed

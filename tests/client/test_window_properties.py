@@ -32,7 +32,7 @@ from tallymark.wire.amqp10.outcomes import Modified, Released
 from tallymark.wire.amqp10.sections import encode_message
 from tests.support.amqp10_client import Cancelled, Events, cancelled_at, connected, receiver_of
 from tests.support.amqp10_peer import Node, Peer, bytewise
-from tests.support.virtual_loop import VirtualLoop, run, virtual
+from tests.support.virtual_loop import VirtualLoop, quiet, run, virtual
 
 SEEDS = 4000 if os.environ.get("TALLYMARK_NIGHTLY") else 120
 COUNT = 60
@@ -88,6 +88,7 @@ class Broker(Peer):
             return
         if isinstance(state, (Released, Modified)):
             self.nodes["q"].messages.appendleft(message)
+            asyncio.get_running_loop().call_soon(self._more, self.sending("q"))
         else:
             self.done.append(message)
 
@@ -119,9 +120,9 @@ class Application:
 
     async def deal_with(self, message: ReceivedMessage) -> None:
         chance = self.chance
-        await self.pause()
         choice = chance.random()
         try:
+            await self.pause()
             if choice < 0.4:
                 await message.accept()
             elif choice < 0.5:
@@ -146,10 +147,11 @@ class Application:
         await self.deal_with(await self.receiver.receive(timeout=self.chance.choice((0, 0.1, 5))))
 
     async def some(self) -> None:
-        async for message in self.receiver:
-            await self.deal_with(message)
-            if self.chance.random() < 0.2:
-                break
+        async with asyncio.timeout(10):
+            async for message in self.receiver:
+                await self.deal_with(message)
+                if self.chance.random() < 0.2:
+                    break
 
     async def batch(self) -> None:
         n = self.chance.randint(1, self.receiver.window)
@@ -299,7 +301,8 @@ async def handle_many(receiver: Receiver) -> None:
     async def handler(message: ReceivedMessage) -> None:
         await asyncio.sleep(0.01)
 
-    await receiver.run(handler, concurrency=3)
+    async with asyncio.timeout(1):  # it waits for its tasks, and seldom
+        await receiver.run(handler, concurrency=3)
 
 
 @pytest.mark.parametrize("mode", ["first", "second"])
@@ -311,13 +314,14 @@ def test_cancelled_at_each_await_every_slot_comes_back(name: str, mode: str) -> 
     async def story() -> None:
         for number in range(1, 25):
             chance = random.Random(number)
-            broker = Broker(3, 20, chance)
+            broker = Broker(3, COUNT, chance)
             async with receiver_of(broker, credit=3, rcv_mode=mode) as receiver:
-                with suppress(Cancelled, TimedOut):
+                with suppress(Cancelled, TimeoutError):
                     await cancelled_at(number, CALLS[name](receiver))  # type: ignore[arg-type]
-                while len(broker.done) < 20:
+                while len(broker.done) < COUNT:
                     async with await receiver.receive(timeout=10):
                         pass
+                    await quiet()
                 await asyncio.sleep(1)
                 assert (receiver.unsettled, receiver.buffered) == (0, 0)
                 assert receiver.credit >= 2

@@ -23,8 +23,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+LONGEST_S = 100_000.0
+"""A day and more: something beats on and on, and the test waits for what will not come."""
+
+
 class Stuck(Exception):
-    """All tasks wait, and there is no timer."""
+    """All tasks wait, and there is no timer; or no end is in sight."""
 
 
 class LeftBehind(Exception):
@@ -37,11 +41,14 @@ class _Clock(selectors._BaseSelectorImpl):  # type: ignore[name-defined,misc]
     def __init__(self) -> None:
         super().__init__()
         self.now = 1000.0
+        self.longest = LONGEST_S
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if timeout is None:
             raise Stuck("all tasks wait, and there is no timer")
         self.now += max(0.0, timeout)
+        if self.now > self.longest:
+            raise Stuck(f"still not done at {self.now} s")
         return []
 
 
@@ -53,6 +60,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.errors: list[dict[str, Any]] = []
         self.set_exception_handler(lambda _, context: self.errors.append(context))
         self._random = None if seed is None else random.Random(seed)
+        self.failure: BaseException | None = None
         self.after_each: Callable[[], None] | None = None
         """Called after each turn of the loop: for what must hold at every moment."""
 
@@ -68,27 +76,41 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._ready = deque(ready)
         super()._run_once()  # type: ignore[misc]
         if self.after_each is not None:
-            self.after_each()
+            try:
+                self.after_each()
+            except BaseException as error:
+                self.failure = error
+                self.after_each = None
+                self.stop()
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]], seed: int | None = None) -> T:
     """Run to the end, and look at what it left behind."""
     loop = VirtualLoop(seed)
     asyncio.set_event_loop(loop)
+    task = loop.create_task(main())
     try:
-        result = loop.run_until_complete(main())
+        try:
+            result = loop.run_until_complete(task)
+        except RuntimeError:
+            if loop.failure is not None:
+                raise loop.failure from None
+            raise
         loop.run_until_complete(_settle())
-        left = [task for task in asyncio.all_tasks(loop) if not task.done()]
+        left = [one for one in asyncio.all_tasks(loop) if not one.done()]
         gc.collect()  # what was never retrieved says so now
         loop.run_until_complete(_settle())
         if left or loop.errors:
             raise LeftBehind(f"tasks {left}, errors {loop.errors}")
         return result
     finally:
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        if asyncio.all_tasks(loop):
-            loop.run_until_complete(_settle())
+        loop.after_each = None
+        loop.clock.longest *= 2
+        left = list(asyncio.all_tasks(loop))
+        for one in left:
+            one.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left, timeout=1000))
         asyncio.set_event_loop(None)
         loop.close()
 

@@ -171,7 +171,9 @@ def _find_target(session: Session, where: Target) -> Queue | None:
             raise NotFound(f"no {named(QUEUE, where.key, client.vhost.name)}")
         return None
     if where.is_queue:
-        return _find_queue(session, where.key)
+        # Another connection's own as well: that is where answers are sent, as over AMQP 0-9-1.
+        found = client.vhost.queues.get(where.key)
+        return found if found is not None else _find_queue(session, where.key)
     exchange = client.vhost.exchange(where.exchange)
     if exchange.internal:
         raise AccessRefused(

@@ -74,7 +74,8 @@ class OutgoingLink(LinkEnd):
                 locked_until_ms = broker.clock.now_ms + lock_ms
         tag = effect.first_tag
         for run in self._outgoing.runs(piece, queue.shows_counts, locked_until_ms):
-            if link.max_message_size:
+            size = run.cuts[run.hi] - run.cuts[run.lo] + len(run.front)
+            if 0 < link.max_message_size < size:  # all of them together
                 self._send_fitting(run, tag)
             else:
                 number = link.send_run(

@@ -53,6 +53,10 @@ class ReceiverPort(ABC):
         none, and nothing follows."""
 
     @abstractmethod
+    def revoke(self) -> None:
+        """Take the credit back, and call off a drain. What is on its way comes all the same."""
+
+    @abstractmethod
     def settle(self, first: int, last: int, outcome: Outcome) -> None:
         """Settle in two steps (mode second); Consumer.answered follows [FC-12]."""
 

@@ -308,7 +308,9 @@ class Amqp10(Adapter):
             source = event.attach.source
             mode = "second" if event.link.rcv_settle_mode == RCV_SECOND else "first"
             address = None if source is None else source.address
-            port.consumer.attached(port, address or "", mode)
+            filters = {} if source is None else source.filter or {}
+            named = {str(name): value for name, value in filters.items()}
+            port.consumer.attached(port, address or "", mode, named)
         elif isinstance(port, _SenderPort):
             target = event.attach.target
             address = target.address if isinstance(target, Target) else None
@@ -508,6 +510,9 @@ class _ReceiverPort(ReceiverPort):
 
     def drain(self) -> bool:
         return self.link.drain()
+
+    def revoke(self) -> None:
+        self.link.flow(0)
 
     def settle(self, first: int, last: int, outcome: Outcome) -> None:
         self.link.settle(first & MASK, last & MASK, outcome)

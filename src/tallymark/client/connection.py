@@ -439,12 +439,15 @@ def connect(
     urls = [url] if isinstance(url, str) else list(url)
     if not urls:
         raise ValueError("no url, expected at least one")
+    endpoints = tuple(parse(one) for one in urls)
+    if ssl is not None and not any(endpoint.is_tls for endpoint in endpoints):
+        raise ValueError(f"ssl for {endpoints[0]}, expected an amqps:// address")
     if sasl not in (None, "PLAIN", "ANONYMOUS", "EXTERNAL", "none"):
         raise ValueError(
             f"sasl={sasl!r}, expected 'PLAIN', 'ANONYMOUS', 'EXTERNAL', 'none' or None"
         )
     options = ConnectionOptions(
-        endpoints=tuple(parse(one) for one in urls),
+        endpoints=endpoints,
         sasl=sasl,
         ssl=ssl,
         timeout_s=timeout,

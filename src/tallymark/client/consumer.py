@@ -13,10 +13,11 @@ nobody holds one across an await, or when cancelled [TX-18, TX-21].
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 from tallymark.client.credit import NOTHING, Window
 from tallymark.client.errors import ClientError, NotPossible, SettlementRefused, TimedOut
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
     StateCallback = Callable[[ReceivedMessage, Outcome | None], None]
 
 
+DRAIN_S: Final = 5.0
+"""How long a batch waits for its drain to be answered; seconds."""
+
+
 @final
 class Consumer:
     """Of one receiver, for as long as that lives; the link behind it may be replaced."""
@@ -61,6 +66,7 @@ class Consumer:
         "dropped",
         "ending",
         "error",
+        "filter",
         "held",
         "is_manual",
         "last_tag",
@@ -70,6 +76,7 @@ class Consumer:
         "on_state_changed",
         "opening",
         "options",
+        "peer_drains",
         "port",
         "settled_total",
         "settling",
@@ -90,6 +97,8 @@ class Consumer:
         self.opening: ReceiverPort | None = None
         """The same, while it is being attached, and after."""
         self.address = options.address or ""
+        self.filter: Mapping[str, object] = {}
+        """Source filters in effect."""
         self.mode = "first"
         """rcv-settle-mode in effect."""
         self.buffer: deque[ReceivedMessage] = deque()
@@ -113,6 +122,8 @@ class Consumer:
         self.last_tag = b""
         self.settled_total = 0
         self.was_attached = False
+        self.peer_drains = True
+        """As far as we know."""
         self.on_state_changed: StateCallback | None = None
         self.leaks = LeakWatch(self)
         self._is_touched = False
@@ -123,8 +134,11 @@ class Consumer:
 
     # Called by the adapter
 
-    def attached(self, port: ReceiverPort, address: str, mode: str) -> None:
+    def attached(
+        self, port: ReceiverPort, address: str, mode: str, filter: Mapping[str, object]
+    ) -> None:
         self.port = port
+        self.filter = filter
         self.address = address
         self.mode = mode
         self.was_attached = True
@@ -216,13 +230,27 @@ class Consumer:
                 self.issue(missing)
         await self._gathered(n, until)
         if self.is_manual and self.port is not None and len(self.buffer) < n:
-            await self.drain()
+            await self._end_of_batch(self.port)
         batch: list[ReceivedMessage] = []
         while len(batch) < n and self.buffer and (message := self.take()) is not None:
             batch.append(message)
         if not batch and self.error is not None:
             raise self.error.again()
         return batch
+
+    async def _end_of_batch(self, port: ReceiverPort) -> None:
+        """Nothing more shall come. A peer that does not answer a drain, as the standard wants it
+        to, is waited for once; then its credit is taken back."""
+        if self.peer_drains:
+            try:
+                async with asyncio.timeout(DRAIN_S):
+                    await self.drain()
+            except TimeoutError:
+                self.peer_drains = False
+                self._draining = None
+        if not self.peer_drains and self.port is port:
+            port.revoke()
+            self.dispatcher.turn.request()
 
     async def _gathered(self, n: int, until: float | None) -> None:
         """Until n messages are in the buffer, nothing more will come, or it is `until`."""
@@ -246,10 +274,14 @@ class Consumer:
         except BaseException:
             if waiter.done() and not waiter.cancelled():
                 self.wake(1)  # it was woken and cannot look: somebody else shall
-            else:
-                self.waiters.remove(waiter)
+            self._forget(waiter)
             raise
         if result is TIME_IS_UP:
+            self._forget(waiter)
+
+    def _forget(self, waiter: Waiter) -> None:
+        """It waits no more; `wake` may have met it already."""
+        if waiter in self.waiters:
             self.waiters.remove(waiter)
 
     def wake(self, count: int) -> None:
@@ -446,6 +478,9 @@ class Consumer:
     def suspend(self, error: ClientError) -> None:
         """The connection broke and is made again: what was not settled comes again, so what is
         buffered must not be shown; readers wait on [FC-19, TX-22]."""
+        if self.ending is not None:
+            self.close(self.ending)
+            return
         self._lose_buffered(error)
         if self.is_manual:
             self._credit_lost = len(self.buffer) + (0 if self.port is None else self.port.credit)

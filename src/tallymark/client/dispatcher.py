@@ -375,6 +375,7 @@ class Dispatcher:
     def suspend(self, error: ClientError) -> None:
         """The connection broke and is made again: begin and attach follow."""
         if self.state is State.CLOSED:
+            self.ended()
             return
         self.port = None
         self._settlements.take()

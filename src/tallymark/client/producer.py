@@ -270,6 +270,9 @@ class Producer:
 
     def suspend(self, error: ClientError) -> None:
         """The connection broke and is made again: what has not left waits on."""
+        if self.ending is not None:
+            self.close(self.ending)
+            return
         self._let_go(error)
 
     def _let_go(self, error: ClientError) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, final
 
@@ -61,6 +61,8 @@ class Receiver:
 
         With credit_mode="manual" it asks for them itself: issues credit for what is not buffered
         yet, and drains the rest when time is up, so that nothing comes behind its back [FC-24].
+        (From a peer that does not answer a drain within 5 s the credit is taken back instead; what
+        was on its way is in the next batch.)
         With credit_mode="auto" it reads what the window brings, so n is at most its size.
 
         Raises Closed when there is nothing to return; NotPossible while another batch is awaited. A
@@ -196,6 +198,11 @@ class Receiver:
     def settle_mode(self) -> str:
         """rcv-settle-mode in effect: "first" or "second"."""
         return self._consumer.mode
+
+    @property
+    def filter(self) -> Mapping[str, object]:
+        """Source filters in effect: a broker leaves out those that it does not know."""
+        return self._consumer.filter
 
     @property
     def credit(self) -> int:

@@ -83,7 +83,7 @@ class Session:
         browse: look at messages without taking them (distribution-mode copy).
         dynamic: the broker makes a node with an address of its own: `receiver.address`.
         durable: the source outlives the link, where the broker has that.
-        filter: source filters, by name; values are `Described`, or what the broker expects.
+        filter: source filters, see `tallymark.client.filters`; several are joined with `|`.
         max_unsettled_age: how long a message may stay unsettled, in milliseconds, or "lock": as
             long as the broker holds its lock (x-opt-locked-until). At 80 % of it a warning names
             the message; then (of a lock: at 90 %) it is released, unless release_overdue=False.

@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from tallymark.bridge.amqp10 import Amqp10
 from tallymark.bridge.bridge import Bridge
 from tallymark.bridge.nsq import Settings
 from tallymark.bridge.nsq_topics import Topics
@@ -153,7 +154,7 @@ class NsqService:
                             queue=queue,
                             client_id=consumer.tag,
                             hostname=peer.rpartition(":")[0],
-                            version="0-9-1",
+                            version="1.0" if isinstance(bridge, Amqp10) else "0-9-1",
                             remote_address=peer,
                             ready_count=min(consumer.limit, self.limits.max_rdy_count),
                             in_flight_count=consumer.unacked,

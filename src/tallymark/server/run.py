@@ -418,9 +418,11 @@ def _settings(node: Node) -> Settings:
 async def _listen(
     node: Node, settings: Settings, bound: socket.socket, tls: ssl.SSLContext | None
 ) -> asyncio.Server:
+    timeout_s = None if tls is None else node.config.handshake_timeout_ms / 1000
     return await node.loop.create_server(
-        lambda: AmqpClient(node, settings), sock=bound, backlog=1024, ssl=tls
-    )
+        lambda: AmqpClient(node, settings), sock=bound, backlog=1024, ssl=tls,
+        ssl_handshake_timeout=timeout_s,
+    )  # fmt: skip
 
 
 async def _take_definitions(node: Node, file: Path) -> None:

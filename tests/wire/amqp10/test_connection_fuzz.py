@@ -401,7 +401,7 @@ def check(owner: Owner, received: int, limits: Limits) -> None:
     for link in owner.links:
         if link not in links:
             assert link.state is LinkState.DETACHED
-    _check_written(bytes(owner.written))
+    _check_written(bytes(owner.written), connection.max_frame_size)
 
 
 def _check_session(session: Session) -> None:
@@ -423,7 +423,7 @@ def _check_session(session: Session) -> None:
     assert session._incoming_left >= 0
 
 
-def _check_written(raw: bytes) -> None:
+def _check_written(raw: bytes, most: int) -> None:
     """Every frame is whole, small enough, and where it may be."""
     while raw.startswith(b"AMQP"):
         raw = raw[8:]
@@ -445,7 +445,7 @@ def _check_written(raw: bytes) -> None:
             is_open = True
             continue
         assert is_open
-        assert len(whole) <= 600
+        assert len(whole) <= most
         if isinstance(one, Close):
             is_open = False
         elif isinstance(one, Begin):

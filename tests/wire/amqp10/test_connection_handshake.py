@@ -357,6 +357,11 @@ def test_a_broken_transport_ends_it_at_once() -> None:
     server.connection.receive_broken("connection reset")
     server.read()
     assert server.one(Ended).reason == "connection reset"
+    server.connection.receive_broken("again")
+    server.connection.close()
+    server.connection.tick(99_999)
+    server.read()
+    assert len(server.of(Ended)) == 1
 
 
 def test_a_peer_that_does_not_answer_close_is_left_alone_after_a_while() -> None:

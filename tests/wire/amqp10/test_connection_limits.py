@@ -245,6 +245,9 @@ def test_the_handshake_has_its_time() -> None:
     ended = connection.next_event()
     assert isinstance(ended, Ended)
     assert "500 ms" in ended.reason
+    connection.open(Open("too late"))
+    connection.close()
+    assert connection.take_output(600) == [AMQP_HEADER]
 
 
 def test_behind_a_fatal_error_there_is_nothing_but_the_end() -> None:

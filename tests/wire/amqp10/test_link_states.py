@@ -16,7 +16,7 @@ from tallymark.wire.amqp10.events import (
 from tallymark.wire.amqp10.frames import frame
 from tallymark.wire.amqp10.limits import Limits
 from tallymark.wire.amqp10.link import Link, ReceiverLink, SenderLink
-from tallymark.wire.amqp10.outcomes import Accepted, Error
+from tallymark.wire.amqp10.outcomes import Accepted, Error, Rejected
 from tallymark.wire.amqp10.performatives import (
     RECEIVER,
     SENDER,
@@ -470,4 +470,49 @@ def test_begin_is_needed_before_attach() -> None:
     link = server.one(LinkRequested).link
     link.session.begin()
     link.answer(Attach(source=Source(), target=Target()))
+    assert link.state is LinkState.ATTACHED
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_an_attach_that_does_not_fit_its_fields_changes_nothing(sends: bool) -> None:
+    server = Server()
+    session = server.begin()
+    bad = Attach("x", source=Source(address="q"), target=Target(timeout=-1))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="-1"):
+            _ = session.attach_sender(bad) if sends else session.attach_receiver(bad)
+    assert session.links == []
+    link = session.attach_sender(Attach("x", source=Source(), target=Target()))
+    assert link.handle == 0
+    server.answers = False
+    server.say(Attach("y", 0, RECEIVER, source=Source(), target=Target()))
+    asked = server.last(LinkRequested).link
+    with pytest.raises(ValueError, match="-1"):
+        asked.answer(Attach(source=Source(timeout=-1), target=Target()))
+    assert asked.state is LinkState.ATTACH_RCVD
+    asked.answer(Attach(source=Source(), target=Target()))
+    assert asked.handle == 1
+    server.take(0)
+    assert len(server.sent(Attach)) == 2
+
+
+def test_a_settlement_that_does_not_fit_its_fields_changes_nothing() -> None:
+    server = Server()
+    session = server.begin()
+    link = session.attach_receiver(Attach("x", source=Source(), target=Target()), None, SECOND)
+    server.say(Attach("x", 0, SENDER, None, SECOND, Source(), Target(), initial_delivery_count=0))
+    link.flow(1)
+    server.say(transfer(0), payload=BODY)
+    server.forget()
+    with pytest.raises(ValueError, match="ascii"):
+        link.settle(0, 0, Rejected(Error("nicht möglich")))
+    with pytest.raises(ValueError, match="ascii"):
+        link.detach(Error("nicht möglich"))
+    with pytest.raises(ValueError, match="ascii"):
+        session.end(Error("nicht möglich"))
+    with pytest.raises(ValueError, match="ascii"):
+        server.connection.close(Error("nicht möglich"))
+    server.take(0)
+    assert server.frames == []
+    assert link.in_flight() == []
     assert link.state is LinkState.ATTACHED

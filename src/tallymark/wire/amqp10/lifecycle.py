@@ -101,8 +101,9 @@ class Lifecycle:
         open.max_frame_size = limits.max_frame_size
         open.channel_max = limits.channel_max
         open.idle_time_out = limits.idle_time_out_ms or None
+        raw = frame(0, open.encode())
         self._send_moves(Input.OPEN)
-        self.out.append(frame(0, open.encode()))
+        self.out.append(raw)
         if self.state is State.OPENED:
             self._run()
 
@@ -160,10 +161,10 @@ class Lifecycle:
             self.open(Open(""))
         if self.state not in CAN_CLOSE:
             return False
+        raw = frame(0, Close(error).encode())
         after = SENDING[self.state, Input.CLOSE if error is None else Input.CLOSE_ERROR]
         if after is not State.END:  # that is for _end
             self.state = after
-        raw = frame(0, Close(error).encode())
         if error is not None and len(raw) > self.max_frame_size:
             raw = frame(0, Close(Error(error.condition)).encode())
         self.out.append(raw)

@@ -103,15 +103,16 @@ class Link:
         state = LINK_SENDING.get((self.state, Input.ATTACH))
         if state is None:
             raise ValueError(f"attach of a link in state {self.state.value}")
-        self.handle = self.session.take_handle(self)
-        self.state = state
         attach.name = self.name
-        attach.handle = self.handle
+        attach.handle = self.session.free_handle()
         attach.role = SENDER if self.is_sender else RECEIVER
         attach.snd_settle_mode = self.snd_settle_mode
         attach.rcv_settle_mode = self.rcv_settle_mode
         self._fill(attach)
-        self.session.write(attach)
+        body = attach.encode()  # whatever does not fit its field: nothing has happened
+        self.handle = self.session.take_handle()
+        self.state = state
+        self.session.write(body)
 
     def _fill(self, attach: Attach) -> None:
         """The fields that only one of the ends has."""
@@ -176,11 +177,12 @@ class Link:
         state = LINK_SENDING.get((self.state, moved))
         if state is None:
             return
+        body = Detach(self.handle, self._closes if closed is None else closed, error).encode()
         self._let_go()
         if state is not LinkState.DETACH_SENT:
             self._drop()
         self.state = state
-        self.session.write(Detach(self.handle, self._closes if closed is None else closed, error))
+        self.session.write(body)
         if state is LinkState.DETACHED:
             self.session.forget_link(self)
 

@@ -1,4 +1,4 @@
-"""The hot loops for what goes out: transfers in runs, and dispositions [amqp-1.0 §2.7.5, §2.7.6]."""
+"""The hot loops for what goes out: transfers in runs, dispositions [amqp-1.0 §2.7.5, §2.7.6]."""
 
 from __future__ import annotations
 

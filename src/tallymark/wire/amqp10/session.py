@@ -158,15 +158,17 @@ class Session:
             raise ValueError(f"begin of a session in state {self.state.value}")
         if begin is None:
             begin = Begin()
-        self.state = after
-        self._has_begun = True
         limits = self.connection.limits
         begin.remote_channel = None if self.remote_channel < 0 else self.remote_channel
-        begin.incoming_window = self._incoming_left = self.incoming_window
+        begin.incoming_window = self.incoming_window
         begin.outgoing_window = limits.outgoing_window
         begin.handle_max = limits.handle_max
+        body = begin.encode()
+        self.state = after
+        self._has_begun = True
+        self._incoming_left = self.incoming_window
         self.outbox.start_ids(begin.next_outgoing_id)
-        self.write(begin)
+        self.write(body)
 
     def end(self, error: Error | None = None) -> None:
         """Begin or answer the end: its links are gone. Does nothing if we have ended it."""
@@ -178,9 +180,10 @@ class Session:
         after = SESSION_SENDING.get((self.state, moved))
         if after is None:
             return
+        body = End(error).encode()
         self.drop()
         self.state = after
-        self.write(End(error))
+        self.write(body)
         if after is SessionState.UNMAPPED:
             self.connection.forget_session(self)
 
@@ -252,14 +255,23 @@ class Session:
             raise ValueError(f"{len(self._links)} links, the peer takes no more")
         self._links.append(link)
         self._attaching[key] = link
-        link.attach(attach, snd, rcv)
+        try:
+            link.attach(attach, snd, rcv)
+        except (ValueError, TypeError):  # something in it does not fit its field
+            self._links.remove(link)
+            del self._attaching[key]
+            raise
 
     def _has_room(self) -> bool:
         most = None if self.remote_begin is None else self.remote_begin.handle_max
         return most is None or len(self._links) <= most
 
-    def take_handle(self, link: Link) -> int:
+    def free_handle(self) -> int:
         """The lowest handle that is free."""
+        return self._free_handles[0] if self._free_handles else self._next_handle
+
+    def take_handle(self) -> int:
+        """The same, and it is not free any more."""
         if self._free_handles:
             return heappop(self._free_handles)
         self._next_handle += 1
@@ -368,9 +380,9 @@ class Session:
             self.connection.forget_session(self)
         self.emit(SessionEnded(self, end.error))
 
-    def write(self, performative: Performative) -> None:
+    def write(self, body: bytes) -> None:
         """A frame on the session's channel, now."""
-        self.connection.write_frame(frame(self.channel, performative.encode()))
+        self.connection.write_frame(frame(self.channel, body))
 
     def emit(self, event: Event) -> None:
         self.connection.emit(event)
@@ -415,7 +427,7 @@ class Session:
         flow.incoming_window = self._incoming_left
         flow.next_outgoing_id = self.outbox.next_id
         flow.outgoing_window = self.connection.limits.outgoing_window
-        self.write(flow)
+        self.write(flow.encode())
 
     def hold_window(self, is_held: bool) -> None:
         """Do not open the incoming window again, until told otherwise: then the peer has to stop
@@ -502,38 +514,37 @@ class Session:
         """A disposition about what we sent, by numbers; behind the last of it where that has not
         left yet. With settled=False the receiver learns that it does not hold them any more, and
         answers [FC-18]."""
+        encoded = encoded_state(state)
         if self.outbox.has_left(last):
-            self.write_settled(first, last, state, settled)
+            self.write_settled(first, last, encoded, settled)
         else:
-            self.outbox.dispatch(Settled(first, last, state, settled))
+            self.outbox.dispatch(Settled(first, last, encoded, settled))
 
     def settle_received(self, first: int, last: int, state: DeliveryState | None) -> None:
         """Settle what we received, on whatever links [FC-11]."""
-        self._write_disposition(RECEIVER, first, last, True, state)
+        self._write_disposition(RECEIVER, first, last, True, encoded_state(state))
 
     def settle_second(
         self, link: ReceiverLink, first: int, last: int, state: DeliveryState | None
     ) -> None:
         """For ReceiverLink.settle. In flight before a byte of it is written [FC-12]."""
+        encoded = encoded_state(state)
         if self.state is SessionState.MAPPED:
             self.in_flight.add(first, last, link)
-            self._write_disposition(RECEIVER, first, last, False, state)
+            self._write_disposition(RECEIVER, first, last, False, encoded)
 
-    def write_settled(
-        self, first: int, last: int, state: DeliveryState | None, settled: bool
-    ) -> None:
+    def write_settled(self, first: int, last: int, state: bytes, settled: bool) -> None:
         """Of numbers that have left."""
         ids = self.outbox.numbers.ids_of(first, last)
         if ids is not None:
             self._write_disposition(SENDER, ids[0], ids[1], settled, state)
 
     def _write_disposition(
-        self, role: bool, first: int, last: int, settled: bool, state: DeliveryState | None
+        self, role: bool, first: int, last: int, settled: bool, state: bytes
     ) -> None:
         if self.state is SessionState.MAPPED:
-            encoded = encoded_state(state)
             self.connection.write_frame(
-                disposition_frame(self.channel, role, first, last, settled, encoded)
+                disposition_frame(self.channel, role, first, last, settled, state)
             )
 
     def receive_disposition(

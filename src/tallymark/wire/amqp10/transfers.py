@@ -238,7 +238,7 @@ class Settled(Waiting):
 
     __slots__ = ("first", "last", "settled", "state")
 
-    def __init__(self, first: int, last: int, state: DeliveryState | None, settled: bool) -> None:
+    def __init__(self, first: int, last: int, state: bytes, settled: bool) -> None:
         self.first = first
         self.last = last
         self.settled = settled
