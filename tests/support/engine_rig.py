@@ -27,6 +27,7 @@ from tallymark.engine.effects import (
     Refused,
     Signal,
     TimedOut,
+    TransactionExpired,
 )
 from tallymark.engine.formats import Format
 from tallymark.engine.message import Payload, Route, Slice
@@ -214,6 +215,8 @@ class Rig:
         """Consumers that were too slow: when that was told, who, and the limit."""
         self.released_tags: list[tuple[int, int]] = []
         """Of those: which tags, where the consumer goes on."""
+        self.expired: list[int] = []
+        """Ids of transactions that took too long."""
         self.drained: list[str] = []
         """Consumers that got all there was for them."""
         self.given: list[Held] = []
@@ -437,6 +440,8 @@ class Rig:
             elif isinstance(effect, TimedOut):
                 self.timed_out.append((self.now_ms, effect.consumer, effect.timeout_ms))
                 self.released_tags += effect.tags
+            elif isinstance(effect, TransactionExpired):
+                self.expired.append(effect.transaction.id)
             elif isinstance(effect, Drained):
                 self.drained.append(effect.consumer.tag)
             elif isinstance(effect, Signal):

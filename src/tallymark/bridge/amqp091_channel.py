@@ -12,10 +12,13 @@ from tallymark.bridge.permissions import Access
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import NotFound
+from tallymark.engine.message import Route
 from tallymark.engine.session import Connection as EngineConnection
 from tallymark.engine.session import Session
+from tallymark.engine.staging import Transaction
 from tallymark.engine.vhost import VirtualHost
 from tallymark.wire.amqp091.connection import Connection as WireConnection
+from tallymark.wire.amqp091.errors import CHANNEL_ERROR, WireError
 from tallymark.wire.amqp091.methods import Method
 
 if TYPE_CHECKING:
@@ -24,7 +27,8 @@ if TYPE_CHECKING:
 ROUTES_KEPT: Final = 4096
 """Publish method frames remembered per connection."""
 REPLIES_HELD: Final = 16 << 20
-"""Bytes of direct replies written to a connection whose socket is full; more are dropped."""
+"""Bytes of direct replies written to a connection whose socket is full, or kept for a channel that
+wants no deliveries; more are dropped."""
 
 
 @final
@@ -114,13 +118,32 @@ class Client:
 
 
 @final
+class HeldReply:
+    """A direct reply for a channel that wants no deliveries now; as deliver_reply takes it."""
+
+    __slots__ = ("consumer", "largest_frame", "message", "route", "size")
+
+    def __init__(
+        self, consumer: ReplyConsumer, route: Route, message: bytes, size: int, largest_frame: int
+    ) -> None:
+        self.consumer = consumer
+        self.route = route
+        self.message = message
+        self.size = size
+        self.largest_frame = largest_frame
+
+
+@final
 class Channel:
     """One open channel: the engine's session and what only AMQP 0-9-1 knows."""
 
     __slots__ = (
         "client",
+        "committing",
         "confirmed",
         "current_queue",
+        "_held_bytes",
+        "_held_replies",
         "number",
         "prefetch",
         "prefetch_shared",
@@ -128,6 +151,7 @@ class Channel:
         "reply_consumer",
         "returned",
         "session",
+        "transaction",
     )
 
     def __init__(self, client: Client, number: int, session: Session) -> None:
@@ -145,10 +169,35 @@ class Channel:
         self.prefetch = 0
         self.prefetch_shared = 0
         self.reply_consumer: ReplyConsumer | None = None
+        self._held_replies: list[HeldReply] = []
+        """Direct replies that came while the client wanted no deliveries [TX-10]."""
+        self._held_bytes = 0
+        self.transaction: Transaction | None = None
+        """Under which everything is published and settled; None: at once [TX-1]."""
+        self.committing = False
+        """The answer to tx.commit waits for the disk: the client has to wait for it [TX-5]."""
         session.handle = self
 
     def send(self, method: Method) -> None:
         self.client.wire.send_method(self.number, method)
+
+    def hold_reply(self, reply: HeldReply) -> None:
+        """Keep a direct reply until the client wants deliveries; too many are dropped."""
+        if self._held_bytes + len(reply.message) <= REPLIES_HELD:
+            self._held_bytes += len(reply.message)
+            self._held_replies.append(reply)
+
+    def take_held_replies(self) -> list[HeldReply]:
+        """Those kept so far, in order."""
+        found, self._held_replies = self._held_replies, []
+        self._held_bytes = 0
+        return found
+
+    def check_idle(self, class_id: int, method_id: int) -> None:
+        """Raises WireError while tx.commit is being carried out [TX-5]."""
+        if self.committing:
+            text = "unexpected command while processing 'tx.commit'"
+            raise WireError(CHANNEL_ERROR, text, class_id, method_id)
 
     def queue_name(self, given: str) -> str:
         """The name given, or the queue declared last on this channel.

@@ -11,7 +11,7 @@ from array import array
 from typing import Final, final
 
 from tallymark.bridge.amqp091_annotated import Additions, additions_to
-from tallymark.bridge.amqp091_channel import Channel
+from tallymark.bridge.amqp091_channel import Channel, HeldReply
 from tallymark.bridge.direct_reply import ReplyConsumer
 from tallymark.bridge.nsq_format import as_amqp091
 from tallymark.engine.message import Payload, Route, Slice
@@ -252,6 +252,9 @@ def deliver_reply(
     being nothing to acknowledge [rabbitmq direct reply-to]."""
     channel = consumer.channel
     client = channel.client
+    if not channel.session.flow:  # they wait with everything else [TX-10]
+        channel.hold_reply(HeldReply(consumer, route, message, size, largest_frame))
+        return
     if not client.takes_reply(len(message)):
         return
     template = Template(channel.number, consumer.tag.encode(), route)
@@ -260,3 +263,10 @@ def deliver_reply(
         + content_for(channel, message, size, largest_frame)
     )  # fmt: skip
     client.replies.written.append(client.owner)
+
+
+def deliver_held_replies(channel: Channel) -> None:
+    """The channel takes deliveries again: replies that came meanwhile, in their order."""
+    for one in channel.take_held_replies():
+        if channel.reply_consumer is one.consumer:
+            deliver_reply(one.consumer, one.route, one.message, one.size, one.largest_frame)

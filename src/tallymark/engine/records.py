@@ -59,6 +59,14 @@ DEFERRED: Final = 17
 in RETURNED. Flags: RETURNED_FAILED as in RETURNED; TO_TAIL: then at the tail, else at their old
 place. blob as in RETURNED. In a checkpoint it stands behind the LIVE record of the same messages.
 That they became ready is not recorded: it follows from the time."""
+STAGED: Final = 18
+"""Acquired messages were settled in transaction `owner`, which has not ended [TX-4]. reason = how,
+as a session's outcome. Left out where the transaction ended in the same turn."""
+UNSTAGED: Final = 19
+"""Transaction `owner` was rolled back: its STAGED messages are acquired as before [TX-6]."""
+COMMITTED: Final = 20
+"""Transaction `owner` of session `first` was committed: all rows of it are in this block. count =
+messages published, other = deliveries settled."""
 
 LIVE_ACQUIRED: Final = 1
 RETURNED_FAILED: Final = 1
