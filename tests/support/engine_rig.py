@@ -37,6 +37,7 @@ from tallymark.engine.records import Record, expanded
 from tallymark.engine.restore import Restorer
 from tallymark.engine.session import Connection, Consumer, Session
 from tallymark.engine.snapshot import snapshot
+from tallymark.engine.staging import Transaction
 from tallymark.wire.amqp091.properties import Properties, decode_properties
 from tests.support import amqp091
 
@@ -338,6 +339,23 @@ class Rig:
         targets = self.vhost.route(exchange, [key, *cc, *bcc], headers)
         payload = self.payload(key, list(messages), persistent, exchange)
         self.broker.publish(session or self.session(), targets, payload, annotations)
+
+    def stage(
+        self,
+        transaction: Transaction,
+        key: str,
+        *messages: int,
+        exchange: str = "",
+        session: Session | None = None,
+        annotations: Annotations | None = None,
+        handle: object = None,
+        persistent: bool = True,
+    ) -> None:
+        """One run of messages under a transaction."""
+        targets = self.vhost.route(exchange, [key], None)
+        payload = self.payload(key, list(messages), persistent, exchange)
+        publisher = session or transaction.session
+        self.broker.stage(transaction, publisher, targets, payload, annotations, handle)
 
     def publish_parts(
         self,

@@ -13,7 +13,7 @@ from typing import Final, final
 
 from tallymark.engine.annotations import Annotations, Notes, keys_of
 from tallymark.engine.deadlines import Timed
-from tallymark.engine.errors import ResourceExhausted
+from tallymark.engine.errors import PreconditionFailed, ResourceExhausted
 from tallymark.engine.message import Payload, Route
 from tallymark.engine.routing import Targets
 from tallymark.engine.session import InFlight, Session
@@ -275,6 +275,11 @@ class Transaction(Timed):
     @property
     def is_empty(self) -> bool:
         return not self.runs and not self.settlements
+
+    def check_open(self) -> None:
+        """Raises PreconditionFailed once it has ended."""
+        if self.ended:
+            raise PreconditionFailed(f"transaction {self.id} has ended")
 
     def fits(self, weight: int) -> None:
         """Raises ResourceExhausted where it would hold more than it may."""

@@ -34,7 +34,7 @@ from tallymark.engine.clock import Clock
 from tallymark.engine.deadlines import Deadlines
 from tallymark.engine.effects import Effect, TransactionExpired
 from tallymark.engine.entrance import Entrance
-from tallymark.engine.errors import PreconditionFailed, RolledBack
+from tallymark.engine.errors import RolledBack
 from tallymark.engine.message import NOWHERE, Payload
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
@@ -148,7 +148,9 @@ class Transactions:
 
         Raises:
             ResourceExhausted: it holds as much as it may; the messages are not held.
+            PreconditionFailed: it has ended.
         """
+        transaction.check_open()
         if not targets.queues and handle is None and payload.route.exchange != "":
             return
         vhost = self._vhosts[session.connection.vhost]
@@ -181,8 +183,10 @@ class Transactions:
 
         Raises:
             PreconditionFailed: at the first tag that is not outstanding; those before it are held.
+            It has ended.
             ResourceExhausted: it holds as much as it may.
         """
+        transaction.check_open()
         tag = first
         while tag <= last:
             at = session.find(tag)
@@ -208,6 +212,7 @@ class Transactions:
 
         Raises: as settle, but `last` not outstanding changes nothing.
         """
+        transaction.check_open()
         inflight = session.inflight
         if last == 0:
             if not inflight:
@@ -292,7 +297,9 @@ class Transactions:
         Raises:
             RolledBack: a queue has no room for all of it, or it was marked: nothing came into
             effect, and it is rolled back.
+            PreconditionFailed: it has ended.
         """
+        transaction.check_open()
         if not transaction.failure:
             for run in transaction.runs:
                 self._seal(transaction, run)
@@ -407,7 +414,9 @@ class Transactions:
         is given back to its queue. `reopened` and `released` of the transaction say which.
 
         lost: the client vanished: what is given back for that counts as failed [FC-19].
+        Raises PreconditionFailed: it has ended.
         """
+        transaction.check_open()
         self._end(transaction)
         if not transaction.is_empty:
             self.rolled_back += 1
@@ -474,8 +483,6 @@ class Transactions:
             self._give_back(session, taken, False)
 
     def _end(self, transaction: Transaction) -> None:
-        if transaction.ended:
-            raise PreconditionFailed(f"transaction {transaction.id} has ended")
         transaction.ended = True
         del self.open[transaction.id]
         others = self._of_session[transaction.session.id]
