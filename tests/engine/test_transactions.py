@@ -13,6 +13,7 @@ from tallymark.engine.annotations import Annotations
 from tallymark.engine.errors import PreconditionFailed, ResourceExhausted, RolledBack
 from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED, Session
 from tallymark.engine.staging import MOST_WEIGHT, RUN_BYTES, Transaction
+from tallymark.engine.transactions import AHEAD_BYTES
 from tests.support.engine_rig import Rig, Said
 from tests.support.engine_steps import manual
 
@@ -620,6 +621,25 @@ def test_tx_5_room_is_what_consumers_leave_and_ids_count_once() -> None:
         rig.broker.transactions.commit(transaction)
 
 
+def test_tx_5_what_consumers_await_counts_once() -> None:
+    rig = Rig()
+    rig.declare("q", {"max-length-bytes": 20, "overflow": "reject-publish"})
+    for number in range(3):
+        rig.says[number] = Said(body=20)
+    rig.consume(rig.session(), "q", "c", prefetch=1)
+    rig.settle_down()
+    session, transaction = begun(rig)
+    for number in range(3):
+        rig.stage(transaction, "q", number)
+    with pytest.raises(RolledBack):
+        rig.broker.transactions.commit(transaction)
+    transaction = rig.broker.transactions.begin(session)
+    for number in range(2):
+        rig.stage(transaction, "q", number)
+    commit(rig, transaction)
+    assert ([h.number for h in rig.given], rig.ready("q")) == ([0], [1])
+
+
 def test_tx_13_a_marked_transaction_can_only_be_rolled_back() -> None:
     rig = Rig()
     queue = rig.queue("q")
@@ -711,6 +731,25 @@ def test_large_transactions_are_written_ahead() -> None:
         if end == "commit":
             rig = Rig()
             rig.queue("q")
+
+
+def test_what_goes_beyond_a_mebibyte_is_written_as_it_comes() -> None:
+    """However much memory there is: a commit's block is small. Of what no restart would keep
+    nothing is."""
+    rig = Rig()
+    rig.queue("q")
+    rig.queue("r", durable=False)
+    run = list(range(RUN_BYTES // 8))
+    _, transaction = begun(rig)
+    for _ in range(40):
+        rig.stage(transaction, "q", *run)
+        rig.stage(transaction, "q", *run, persistent=False)
+        rig.stage(transaction, "r", *run)
+    rig.turn()
+    assert rig.log.stored_bytes == 40 * RUN_BYTES - AHEAD_BYTES
+    rig.broker.transactions.commit(transaction)
+    rig.turn()
+    assert rig.log.stored_bytes == 40 * RUN_BYTES
 
 
 def test_what_was_written_ahead_outlives_a_checkpoint() -> None:

@@ -190,6 +190,8 @@ def test_bodies_written_ahead_are_found_by_a_later_commit(tmp_path: Path) -> Non
     assert sum(p.count for p in staged) == 6
     assert all(p.raw is None for p in staged)
     old = {p.position >> 32 for p in staged}
+    named = [r.first for r in snapshot(house.broker, False) if r.kind == records.PAYLOAD]
+    assert {p.first_id for p in staged} <= set(named)
     for number in range(60):
         house.publish(session, "other", number)
         house.stage(undone, "q", 100 + number, 500)
