@@ -87,6 +87,7 @@ class State:
                     "written": journal.written,
                     "synced": journal.synced,
                     "durable": journal.durable,
+                    "syncs": journal.syncs,
                     "pending_bytes": journal.pending_bytes,
                     "free_bytes": journal.free_bytes(),
                     "checkpoints": node.housekeeping.checkpoints,
