@@ -19,18 +19,18 @@ from tallymark.bridge import amqp091_basic as basic
 from tallymark.bridge import amqp091_publish as publishing
 from tallymark.bridge import amqp091_topology as topology
 from tallymark.bridge import amqp091_tx as tx
+from tallymark.bridge.amqp import AmqpBridge
 from tallymark.bridge.amqp091_channel import Channel, Client
 from tallymark.bridge.amqp091_content import Recipient
 from tallymark.bridge.amqp091_errors import wire_error
 from tallymark.bridge.amqp091_gate import Gate, OutputGate
 from tallymark.bridge.amqp091_login import (
-    MECHANISMS,
     client_capabilities,
     credentials,
+    mechanisms,
     server_properties,
     shares_prefetch,
 )
-from tallymark.bridge.bridge import Bridge
 from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.bridge.permissions import Access, Permissions
 from tallymark.engine.broker import Broker
@@ -162,7 +162,7 @@ class Settings:
 
 
 @final
-class Amqp091(Bridge):
+class Amqp091(AmqpBridge):
     """See the module's text."""
 
     __slots__ = (
@@ -175,25 +175,24 @@ class Amqp091(Bridge):
         "broker",
         "client",
         "client_properties",
-        "peer",
-        "pending_login",
+        "external_user",
         "publishing",
         "settings",
         "wire",
     )
 
-    def __init__(self, broker: Broker, settings: Settings, peer: str) -> None:
-        super().__init__()
+    def __init__(
+        self, broker: Broker, settings: Settings, peer: str, external_user: str = ""
+    ) -> None:
+        super().__init__(peer)
         self.broker = broker
         self.settings = settings
-        self.peer = peer
-        """Names the connection in logs and lists, such as "127.0.0.1:50000 -> 127.0.0.1:5672"."""
+        self.external_user = external_user
+        """Who TLS says the client is; empty: it says nothing."""
         self.wire = WireConnection(settings.limits)
         self.client: Client | None = None
         """Set once it has entered a virtual host."""
         self.client_properties: dict[str, object] = {}
-        self.pending_login: tuple[str, str, str] | None = None
-        """(mechanism, user, password) to be checked."""
         self.publishing = False
         """Whether it has published anything."""
         self._login_mechanism = ""
@@ -214,6 +213,11 @@ class Amqp091(Bridge):
     def connection(self) -> EngineConnection | None:
         """The engine's side, once the client has entered a virtual host."""
         return None if self.client is None else self.client.connection
+
+    @property
+    def entered(self) -> EngineConnection | None:
+        client = self.client
+        return None if client is None or client.closed else client.connection
 
     def receive(self, data: bytes, now_ms: int, wall_ms: int) -> None:
         """Take what was read. now_ms: monotonic; wall_ms: since 1970, the messages' arrival."""
@@ -421,7 +425,8 @@ class Amqp091(Bridge):
 
     def _other_event(self, event: Event) -> None:
         if isinstance(event, Opening):
-            self.wire.send_start(server_properties(self.settings.platform), MECHANISMS)
+            offered = mechanisms(self.external_user)
+            self.wire.send_start(server_properties(self.settings.platform), offered)
         elif isinstance(event, ProtocolFailure):
             self._fail(event.channel, event.error)
         elif isinstance(event, PeerClosed):
@@ -493,7 +498,7 @@ class Amqp091(Bridge):
         self.client_properties = method.client_properties
         self._capabilities = client_capabilities(method.client_properties)
         self._login_mechanism = method.mechanism
-        found = credentials(method.mechanism, method.response)
+        found = credentials(method.mechanism, method.response, self.external_user)
         if found is None:
             # As RabbitMQ: somebody we do not know and cannot understand gets no answer.
             self.reason = f"no credentials in a response of mechanism {method.mechanism[:40]!r}"

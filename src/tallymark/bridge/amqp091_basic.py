@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tallymark.bridge import amqp091_tx as tx
 from tallymark.bridge.amqp091_channel import Channel
-from tallymark.bridge.amqp091_content import Recipient, deliver_held_replies, send_got
-from tallymark.bridge.direct_reply import PSEUDO_QUEUE, ReplyConsumer
+from tallymark.bridge.amqp091_content import Recipient, ReplyRecipient, send_got
+from tallymark.bridge.direct_reply import PSEUDO_QUEUE
 from tallymark.bridge.permissions import QUEUE, READ
 from tallymark.engine.arguments import check_consumer_arguments, consumer_priority, named
 from tallymark.engine.errors import InvalidCommand, NotAllowed, PreconditionFailed, Unsupported
@@ -39,8 +39,8 @@ def flow(channel: Channel, method: ChannelFlow) -> None:
     """Once flow-ok(active=false) is written no delivery follows until active=true [TX-10]."""
     channel.client.broker.set_flow(channel.session, method.active)
     channel.send(ChannelFlowOk(method.active))
-    if method.active:
-        deliver_held_replies(channel)
+    if method.active and channel.reply_consumer is not None:
+        channel.reply_consumer.go_on()
 
 
 def confirm_flow(channel: Channel, method: ChannelFlowOk) -> None:
@@ -110,7 +110,7 @@ def _consume_replies(channel: Channel, method: BasicConsume, tag: str) -> None:
     if channel.reply_consumer is not None:
         raise PreconditionFailed("reply consumer already set")
     client = channel.client
-    channel.reply_consumer = ReplyConsumer(channel, tag, client.random_name())
+    channel.reply_consumer = ReplyRecipient(channel, tag, client.random_name())
     client.replies.add(channel.reply_consumer)
     if not method.no_wait:
         channel.send(BasicConsumeOk(tag))

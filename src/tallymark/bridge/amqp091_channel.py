@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, final
 
 from tallymark.bridge.amqp091_gate import OutputGate
-from tallymark.bridge.direct_reply import DirectReplies, ReplyConsumer
+from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.bridge.permissions import Access
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import NotFound
-from tallymark.engine.message import Route
 from tallymark.engine.session import Connection as EngineConnection
 from tallymark.engine.session import Session
 from tallymark.engine.staging import Transaction
@@ -22,6 +21,7 @@ from tallymark.wire.amqp091.errors import CHANNEL_ERROR, WireError
 from tallymark.wire.amqp091.methods import Method
 
 if TYPE_CHECKING:
+    from tallymark.bridge.amqp091_content import ReplyRecipient
     from tallymark.bridge.amqp091_publish import Publish
 
 ROUTES_KEPT: Final = 4096
@@ -118,22 +118,6 @@ class Client:
 
 
 @final
-class HeldReply:
-    """A direct reply for a channel that wants no deliveries now; as deliver_reply takes it."""
-
-    __slots__ = ("consumer", "largest_frame", "message", "route", "size")
-
-    def __init__(
-        self, consumer: ReplyConsumer, route: Route, message: bytes, size: int, largest_frame: int
-    ) -> None:
-        self.consumer = consumer
-        self.route = route
-        self.message = message
-        self.size = size
-        self.largest_frame = largest_frame
-
-
-@final
 class Channel:
     """One open channel: the engine's session and what only AMQP 0-9-1 knows."""
 
@@ -142,8 +126,6 @@ class Channel:
         "committing",
         "confirmed",
         "current_queue",
-        "_held_bytes",
-        "_held_replies",
         "number",
         "prefetch",
         "prefetch_shared",
@@ -168,10 +150,7 @@ class Channel:
         """Messages sent back as unroutable."""
         self.prefetch = 0
         self.prefetch_shared = 0
-        self.reply_consumer: ReplyConsumer | None = None
-        self._held_replies: list[HeldReply] = []
-        """Direct replies that came while the client wanted no deliveries [TX-10]."""
-        self._held_bytes = 0
+        self.reply_consumer: ReplyRecipient | None = None
         self.transaction: Transaction | None = None
         """Under which everything is published and settled; None: at once [TX-1]."""
         self.committing = False
@@ -180,18 +159,6 @@ class Channel:
 
     def send(self, method: Method) -> None:
         self.client.wire.send_method(self.number, method)
-
-    def hold_reply(self, reply: HeldReply) -> None:
-        """Keep a direct reply until the client wants deliveries; too many are dropped."""
-        if self._held_bytes + len(reply.message) <= REPLIES_HELD:
-            self._held_bytes += len(reply.message)
-            self._held_replies.append(reply)
-
-    def take_held_replies(self) -> list[HeldReply]:
-        """Those kept so far, in order."""
-        found, self._held_replies = self._held_replies, []
-        self._held_bytes = 0
-        return found
 
     def check_idle(self, class_id: int, method_id: int) -> None:
         """Raises WireError while tx.commit is being carried out [TX-5]."""

@@ -13,7 +13,7 @@ from array import array
 from typing import Final, final
 
 from tallymark.bridge.amqp091_channel import Channel, Client
-from tallymark.bridge.amqp091_content import deliver_reply, return_messages
+from tallymark.bridge.amqp091_content import return_messages
 from tallymark.bridge.amqp091_special import Special, examine, headers_of, with_section
 from tallymark.bridge.direct_reply import PREFIX
 from tallymark.bridge.permissions import EXCHANGE, WRITE
@@ -335,7 +335,7 @@ def answer(
         return
     for i in range(lo, hi):
         message = raw[cuts[i] : cuts[i + 1]]
-        deliver_reply(consumer, known.route, message, known.size, largest_frame)
+        consumer.answer(FORMAT, message, known.route, known.size, largest_frame)
 
 
 def _enter(channel: Channel, stretch: Stretch) -> None:

@@ -40,6 +40,12 @@ class Bridge:
         """The engine's side, once there is one. Its `handle` is this bridge."""
         raise NotImplementedError
 
+    @property
+    def holds_itself(self) -> bool:
+        """Whether a client that keeps to its protocol stops publishing when it is told to (`block`)
+        and goes on consuming; one that does not is not read meanwhile."""
+        return False
+
     def receive(self, data: bytes, now_ms: int, wall_ms: int) -> None:
         """Take what was read. now_ms: monotonic; wall_ms: since 1970."""
         raise NotImplementedError

@@ -737,17 +737,25 @@ class Broker:
     # -- settling
 
     def settle(
-        self, session: Session, first: int, last: int, outcome: int, notes: Notes = ()
+        self,
+        session: Session,
+        first: int,
+        last: int,
+        outcome: int,
+        notes: Notes = (),
+        due_ms: int = 0,
     ) -> None:
         """Settle tags first..last one after the other with one outcome.
 
         notes: what the consumer adds to the messages, where they are given back or refused [FC-20].
+        due_ms: what is given back is not ready before then (wall time) and keeps its place [LC-1];
+        0: at once.
 
         Raises:
             PreconditionFailed: at the first tag that is unknown or settled; those before it are
             settled, it and those after it are not.
         """
-        self.settlement.settle(session, first, last, outcome, notes)
+        self.settlement.settle(session, first, last, outcome, notes, due_ms)
 
     def requeue(self, session: Session, tag: int, delay_ms: int) -> None:
         """One delivery goes to the tail of its queue, now or in `delay_ms` [NQ-12].

@@ -44,6 +44,7 @@ APPLY_TO: Final = (QUEUES, CLASSIC_QUEUES, QUORUM_QUEUES, EXCHANGES, ALL)
 LARGEST: Final = (1 << 63) - 1
 """Of numbers: what an argument's longest integer can say too."""
 ALTERNATE_EXCHANGE: Final = "alternate-exchange"
+AUTO_CREATE: Final = "auto-create"
 RETRY_TYPE: Final = "delayed-retry-type"
 RETRY_MIN: Final = "delayed-retry-min"
 RETRY_MAX: Final = "delayed-retry-max"
@@ -71,6 +72,10 @@ def _hops(value: object) -> bool:
 
 def _text(value: object) -> bool:
     return isinstance(value, str)
+
+
+def _truth(value: object) -> bool:
+    return isinstance(value, bool)
 
 
 def _overflow(value: object) -> bool:
@@ -141,6 +146,7 @@ KEYS: Final[dict[str, Key]] = {
     "message-deduplication": Key(
         _positive, "deduplication window", "1 or more milliseconds"
     ),
+    AUTO_CREATE: Key(_truth, "auto-create", "true or false"),
     ALTERNATE_EXCHANGE: Key(_text, "alternate exchange name", "text"),
 }  # fmt: skip
 """Keys that are acted upon."""

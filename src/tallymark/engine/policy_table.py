@@ -14,6 +14,7 @@ from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.exchange import ALTERNATE, Exchange
 from tallymark.engine.policies import (
     ALTERNATE_EXCHANGE,
+    AUTO_CREATE,
     CLASSIC_QUEUES,
     EXCHANGES,
     QUORUM_QUEUES,
@@ -59,6 +60,11 @@ class PolicyTable:
     def of_exchange(self, exchange: Exchange) -> Policy | None:
         """The policy in effect for an exchange; operator policies say nothing of exchanges."""
         return in_effect(self.user, EXCHANGES, exchange.name)
+
+    def creates(self, name: str) -> bool:
+        """Whether a queue of that name is to be made when somebody wants to use it."""
+        policy = in_effect(self.user, CLASSIC_QUEUES, name)
+        return policy is not None and policy.definition.get(AUTO_CREATE) is True
 
     def settle_queue(self, queue: Queue) -> bool:
         """Put its settings together; False when that changes none."""

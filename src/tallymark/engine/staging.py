@@ -112,12 +112,16 @@ def _joined(parts: list[Payload], first_id: int) -> Payload:
 class StagedSettlement:
     """What a client said of deliveries, to be done at the commit."""
 
-    __slots__ = ("entries", "is_final", "notes", "outcome", "session")
+    __slots__ = ("due_ms", "entries", "is_final", "notes", "outcome", "session")
 
-    def __init__(self, session: Session, outcome: int, notes: Notes, is_final: bool) -> None:
+    def __init__(
+        self, session: Session, outcome: int, notes: Notes, due_ms: int, is_final: bool
+    ) -> None:
         self.session = session
         self.outcome = outcome
         self.notes = notes
+        self.due_ms = due_ms
+        """Not ready again before then; 0: at once."""
         self.is_final = is_final
         """The client is through with them whatever becomes of the transaction: after a rollback
         they are given back; else they are in its hands again [TX-15]."""
@@ -340,7 +344,7 @@ class Transaction(Timed):
     # -- settlements
 
     def settlement_for(
-        self, session: Session, outcome: int, notes: Notes, is_final: bool
+        self, session: Session, outcome: int, notes: Notes, due_ms: int, is_final: bool
     ) -> StagedSettlement:
         """The one that comes last, if it is like this; else a new one."""
         if len(self.settlements) > self._told_of:
@@ -349,10 +353,11 @@ class Transaction(Timed):
                 last.session is session
                 and last.outcome == outcome
                 and last.notes == notes
+                and last.due_ms == due_ms
                 and last.is_final == is_final
             ):
                 return last
-        made = StagedSettlement(session, outcome, notes, is_final)
+        made = StagedSettlement(session, outcome, notes, due_ms, is_final)
         self.settlements.append(made)
         return made
 

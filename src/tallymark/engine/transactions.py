@@ -173,10 +173,11 @@ class Transactions:
         last: int,
         outcome: int,
         notes: Notes = (),
+        due_ms: int = 0,
         is_final: bool = False,
     ) -> None:
         """Hold the settlement of tags first..last: they are outstanding no longer, their messages
-        stay where they are [TX-4, TX-15].
+        stay where they are [TX-4, TX-15]. outcome, notes, due_ms: as Broker.settle.
 
         is_final: the client forgets them whatever becomes of the transaction: its rollback gives
         the messages back.
@@ -189,6 +190,7 @@ class Transactions:
         transaction.check_open()
         tag = first
         while tag <= last:
+            transaction.fits(ENTRY_WEIGHT)
             at = session.find(tag)
             entry = session.inflight[at]
             high = min(last, entry.last)
@@ -196,7 +198,8 @@ class Transactions:
                 stop = entry.done.find(1, tag - entry.first, high - entry.first + 1)
                 if stop >= 0:
                     high = entry.first + stop - 1
-            self._park(transaction, session, at, tag, high, outcome, notes, is_final)
+            into = transaction.settlement_for(session, outcome, notes, due_ms, is_final)
+            self._park(transaction, into, at, tag, high)
             tag = high + 1
 
     def settle_up_to(
@@ -206,6 +209,7 @@ class Transactions:
         last: int,
         outcome: int,
         notes: Notes = (),
+        due_ms: int = 0,
         is_final: bool = False,
     ) -> None:
         """As settle, for every outstanding tag up to `last`, or all when it is 0.
@@ -221,28 +225,20 @@ class Transactions:
         else:
             session.find(last)
         while inflight and inflight[0].first <= last:
+            transaction.fits(ENTRY_WEIGHT)
             entry = inflight[0]
             high = min(last, entry.last)
-            self._park(transaction, session, 0, entry.first, high, outcome, notes, is_final)
+            into = transaction.settlement_for(session, outcome, notes, due_ms, is_final)
+            self._park(transaction, into, 0, entry.first, high)
 
     def _park(
-        self,
-        transaction: Transaction,
-        session: Session,
-        at: int,
-        low: int,
-        high: int,
-        outcome: int,
-        notes: Notes,
-        is_final: bool,
+        self, transaction: Transaction, into: StagedSettlement, at: int, low: int, high: int
     ) -> None:
-        """Outstanding tags among low..high, all of the range at index `at`."""
-        transaction.fits(ENTRY_WEIGHT)
-        entry = take_out(session, at, low, high)
+        """Outstanding tags among low..high, all of the range at index `at` of the session."""
+        entry = take_out(into.session, at, low, high)
         if not entry.void and not entry.queue.deleted:
             for a, b in entry.pieces(entry.first, entry.last):
                 entry.queue.stage(entry.part(a, b))
-        into = transaction.settlement_for(session, outcome, notes, is_final)
         transaction.park(into, entry)
         if not transaction.untold:
             transaction.untold = True
@@ -405,7 +401,9 @@ class Transactions:
             for low, high in entry.pieces(entry.first, entry.last):
                 if not entry.void and not queue.deleted:
                     queue.unstage(entry.part(low, high))
-                self._settlement.finish(session, entry, low, high, outcome, settlement.notes)
+                self._settlement.finish(
+                    session, entry, low, high, outcome, settlement.notes, settlement.due_ms
+                )
         return stored
 
     def rollback(self, transaction: Transaction, lost: bool = False) -> None:

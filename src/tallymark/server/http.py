@@ -100,6 +100,8 @@ class HttpServer:
         self.node = node
         self.amqp: list[tuple[str, int]] = []
         """Where AMQP clients connect, for lists."""
+        self.amqps: list[tuple[str, int]] = []
+        """The same inside TLS."""
         self.addresses: list[tuple[str, int]] = []
         """Where this listens."""
         app = web.Application(

@@ -127,8 +127,7 @@ class State:
         require_administrator(request)
         rows = []
         for client in self._node.amqp_clients():
-            entered = client.bridge.client
-            connection = entered.connection if entered is not None else None
+            connection = client.bridge.entered
             sessions = connection.sessions if connection is not None else []
             state = "opening" if connection is None else "running"
             if client.blocked_reason is not None:

@@ -41,10 +41,9 @@ class Connections(Routes):
         vhost = self.vhost(request).name if "vhost" in request.match_info else None
         user = request[USER]
         for client in self.node.amqp_clients():
-            entered = client.bridge.client
-            if entered is None or entered.closed:
+            connection = client.bridge.entered
+            if connection is None:
                 continue
-            connection = entered.connection
             if vhost not in (None, connection.vhost):
                 continue
             if sees_everything(user) or connection.user == user.name:
@@ -70,11 +69,11 @@ class Connections(Routes):
         Who is no administrator may close the own connections.
         """
         client = self._found(request)
-        user, entered = request[USER], client.bridge.client
+        user, entered = request[USER], client.bridge.entered
         assert entered is not None, client.peer
-        if not user.administrator and entered.connection.user != user.name:
+        if not user.administrator and entered.user != user.name:
             raise AccessRefused(
-                f"connection '{client.peer}' is of user '{entered.connection.user}', and user "
+                f"connection '{client.peer}' is of user '{entered.user}', and user "
                 f"'{user.name}' is not an administrator"
             )
         reason = request.headers.get("X-Reason", REASON)

@@ -14,7 +14,8 @@ from tallymark.server.clock import wall_ms
 from tallymark.server.definitions import RABBITMQ_VERSION
 from tallymark.server.http import answer
 from tallymark.server.management_requests import Routes, listed, shown
-from tallymark.server.management_rows import counted, node_name, queue_counts
+from tallymark.server.management_rows import counted, queue_counts
+from tallymark.server.node import node_name
 
 EMPTY: Final = (
     "topic-permissions", "parameters", "parameters/{component}", "parameters/{component}/{vhost}",
@@ -49,6 +50,7 @@ class Overview(Routes):
     def _listeners(self) -> list[tuple[str, str, int]]:
         """Protocol, address, port."""
         found = [("amqp", host, port) for host, port in self.http.amqp]
+        found += [("amqp/ssl", host, port) for host, port in self.http.amqps]
         return found + [("http", host, port) for host, port in self.http.addresses]
 
     async def _overview(self, request: web.Request) -> web.Response:

@@ -8,7 +8,6 @@ are counts, because rates are not measured.
 from __future__ import annotations
 
 import hashlib
-import platform
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any, Final
 from urllib.parse import quote_plus
 
 from tallymark.bridge.amqp091_channel import Channel
+from tallymark.bridge.amqp10_client import Session
 from tallymark.engine.definitions import canonical
 from tallymark.engine.exchange import Binding, Exchange
 from tallymark.engine.policies import merged
@@ -25,15 +25,11 @@ from tallymark.engine.vhost import VirtualHost
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.http_state import plain
 from tallymark.server.local import LocalClient
-from tallymark.server.node import Node
+from tallymark.server.node import Node, node_name
 
 NO_ARGUMENTS: Final = "~"
 """The properties key of a binding that has neither key nor arguments."""
 PEER: Final = re.compile(r"\[?(.*?)\]?:(\d+) -> \[?(.*?)\]?:(\d+)")
-
-
-def node_name() -> str:
-    return f"tallymark@{platform.node() or 'localhost'}"
 
 
 def counted(counts: dict[str, int]) -> dict[str, Any]:
@@ -113,7 +109,8 @@ def queue_details(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any
 def consumer_row(consumer: Consumer) -> dict[str, Any]:
     session = consumer.session
     connection = session.connection
-    number = session.handle.number if isinstance(session.handle, Channel) else 0
+    handle = session.handle
+    number = handle.number if isinstance(handle, Channel | Session) else 0
     return {
         "consumer_tag": consumer.tag,
         "queue": {"name": consumer.queue.name, "vhost": consumer.queue.vhost},
@@ -234,11 +231,14 @@ def connection_row(client: AmqpClient) -> dict[str, Any]:
         "frame_max": about["frame_max"],
         "client_properties": plain(properties),
         "connected_at": client.since_ms,
-        "ssl": False,
+        "ssl": client.is_encrypted,
         **counted({"recv_oct": client.received_bytes, "send_oct": client.sent_bytes}),
     }
     if found is not None:
         row |= {"host": found[3], "port": int(found[4])}
+    container = about.get("container_id")
+    if container is not None:
+        row |= {"container_id": container, "user_provided_name": container}
     if isinstance(properties.get("connection_name"), str):
         row["user_provided_name"] = properties["connection_name"]
     return row
