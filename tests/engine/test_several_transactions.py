@@ -83,6 +83,26 @@ def test_tx_15_modified_under_a_transaction_keeps_its_notes() -> None:
     assert (held.failed, held.annotations and held.annotations.notes) == (1, (("x-k", b"\x43"),))
 
 
+def test_lc_1_what_is_put_off_under_a_transaction_is_due_when_it_said() -> None:
+    rig = manual()
+    session, consumer = delivered(rig, 1, 2)
+    rig.broker.grant(consumer, 0, False)
+    transactions = rig.broker.transactions
+    transaction = transactions.begin(session)
+    due_ms = rig.now_ms + 1000
+    transactions.settle(transaction, session, 1, 1, FAILED, due_ms=due_ms)
+    transactions.settle(transaction, session, 2, 2, FAILED)
+    queue = rig.vhost.queues["q"]
+    assert (queue.staged, queue.deferred) == (2, 0)
+    rig.advance(400)
+    transactions.commit(transaction)
+    rig.advance(599)
+    rig.broker.check()
+    assert (rig.ready("q"), queue.deferred) == ([2], 1)
+    rig.advance(1)
+    assert [(h.number, h.failed) for h in rig.holds("q")] == [(1, 1), (2, 1)]
+
+
 def test_tx_16_what_was_acquired_under_it_goes_back_at_a_rollback() -> None:
     rig = Rig()
     session, consumer = delivered(rig, *range(6))
