@@ -226,7 +226,7 @@ def test_tx_16_a_transaction_that_takes_too_long_is_rolled_back() -> None:
 def test_fc_18_late_deliveries_settled_under_a_transaction() -> None:
     """They were released for having taken too long. Settling them is in vain, and lets the consumer
     go on: with the commit, as everything else."""
-    for is_committed in (True, False):
+    for is_committed, is_final in ((True, False), (False, False), (False, True)):
         rig = manual()
         session, consumer = delivered(rig, 1, 2)
         consumer.on_timeout = RELEASES
@@ -236,7 +236,7 @@ def test_fc_18_late_deliveries_settled_under_a_transaction() -> None:
         assert (consumer.overdue, rig.ready("q")) == (2, [1, 2])
         transactions = rig.broker.transactions
         transaction = transactions.begin(session)
-        transactions.settle(transaction, session, 1, 2, ACCEPTED)
+        transactions.settle(transaction, session, 1, 2, ACCEPTED, is_final=is_final)
         rig.broker.check()
         assert rig.settle_down() == []
         if is_committed:
@@ -244,8 +244,9 @@ def test_fc_18_late_deliveries_settled_under_a_transaction() -> None:
             assert [d.number for d in rig.settle_down()] == [1, 2]
         else:
             transactions.rollback(transaction)
-            assert rig.settle_down() == []
-            rig.broker.settle(session, 1, 2, ACCEPTED)
+            if not is_final:
+                assert rig.settle_down() == []
+                rig.broker.settle(session, 1, 2, ACCEPTED)
             assert [d.number for d in rig.settle_down()] == [1, 2]
         rig.broker.check()
         assert (consumer.overdue, rig.vhost.queues["q"].settled) == (0, 0)

@@ -63,6 +63,7 @@ class Transactions:
 
     __slots__ = (
         "_entrance",
+        "_gathering",
         "_of_session",
         "_settlement",
         "_vhosts",
@@ -112,6 +113,8 @@ class Transactions:
         """A commit failed half-way, which no client can cause: no turn may write it."""
         self.untold: list[Transaction] = []
         """With staged deliveries that the ledger does not know of."""
+        self._gathering: dict[int, Transaction] = {}
+        """By id: those with runs that may be added to."""
         self._of_session: dict[int, list[Transaction]] = {}
 
     # -- beginning
@@ -163,6 +166,7 @@ class Transactions:
         run.count += payload.count
         run.size += payload.size
         transaction.published += payload.count
+        self._gathering[transaction.id] = transaction
         self.store.hold(payload.size)
 
     def settle(
@@ -262,9 +266,10 @@ class Transactions:
 
     def press(self) -> None:
         """Memory is short: let whatever can leave it do so."""
-        for transaction in self.open.values():
+        for transaction in self._gathering.values():
             for run in transaction.close_runs():
                 self._seal(transaction, run)
+        self._gathering.clear()
 
     def _seal(self, transaction: Transaction, run: StagedRun) -> None:
         """One payload for the run's messages, which the transaction keeps alive."""
@@ -457,6 +462,7 @@ class Transactions:
         self._settlement.free_credit(session, entry.consumer, entry.left)
         if entry.is_late and entry.consumer is not None:
             entry.consumer.overdue -= entry.left
+            self._settlement.dispatcher.mark(queue)
         if entry.void:
             return
         pieces = [entry.part(low, high) for low, high in entry.pieces(entry.first, entry.last)]
@@ -483,6 +489,7 @@ class Transactions:
     def _end(self, transaction: Transaction) -> None:
         transaction.ended = True
         del self.open[transaction.id]
+        self._gathering.pop(transaction.id, None)
         others = self._of_session[transaction.session.id]
         others.remove(transaction)
         if not others:
