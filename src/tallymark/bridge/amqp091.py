@@ -564,7 +564,7 @@ class Amqp091(AmqpBridge):
 
 def _described(channel: Channel) -> dict[str, object]:
     session = channel.session
-    transaction = channel.transaction
+    transactions = channel.client.broker.transactions.of(session)
     return {
         "number": channel.number,
         "consumers": len(session.consumers),
@@ -572,9 +572,9 @@ def _described(channel: Channel) -> dict[str, object]:
         "prefetch_shared": channel.prefetch_shared,
         "unacked": session.unacked,
         "confirms": session.confirming,
-        "transactional": transaction is not None,
-        "uncommitted": 0 if transaction is None else transaction.published,
-        "acks_uncommitted": 0 if transaction is None else transaction.settled,
+        "transactional": bool(transactions),
+        "uncommitted": sum([one.published for one in transactions]),
+        "acks_uncommitted": sum([one.settled for one in transactions]),
         "published": session.published,
         "unconfirmed": channel.unanswered(),
         "returned": channel.returned,

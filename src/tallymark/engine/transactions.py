@@ -499,7 +499,7 @@ class Transactions:
     def close_session(self, session: Session, lost: bool) -> None:
         """The session ends, before it gives back what it holds: its transactions are rolled back
         [TX-7, TX-16]."""
-        for transaction in list(self._of_session.get(session.id, ())):
+        for transaction in self.of(session):
             self.rollback(transaction, lost)
 
     def look_at(self, transaction: Transaction) -> None:
@@ -509,6 +509,10 @@ class Transactions:
             self.effects.append(TransactionExpired(transaction))
 
     # -- what others need to know
+
+    def of(self, session: Session) -> list[Transaction]:
+        """Those that belong to a session, in the order they began."""
+        return list(self._of_session.get(session.id, ()))
 
     def parked(self) -> list[InFlight]:
         """Everything staged whose queue still counts it."""
