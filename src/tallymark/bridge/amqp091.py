@@ -18,6 +18,7 @@ from typing import Any, Final, final
 from tallymark.bridge import amqp091_basic as basic
 from tallymark.bridge import amqp091_publish as publishing
 from tallymark.bridge import amqp091_topology as topology
+from tallymark.bridge import amqp091_tx as tx
 from tallymark.bridge.amqp import AmqpBridge
 from tallymark.bridge.amqp091_channel import Channel, Client
 from tallymark.bridge.amqp091_content import Recipient
@@ -132,9 +133,9 @@ HANDLERS: Final[dict[type[Method], Handler]] = {
     QueueDelete: topology.delete_queue,
     QueuePurge: topology.purge_queue,
     QueueUnbind: topology.unbind_queue,
-    TxCommit: basic.end_transaction,
-    TxRollback: basic.end_transaction,
-    TxSelect: basic.select_transactions,
+    TxCommit: tx.commit,
+    TxRollback: tx.rollback,
+    TxSelect: tx.select,
 }
 """Methods on an open channel; open, close and close-ok are the connection's own."""
 
@@ -381,6 +382,9 @@ class Amqp091(AmqpBridge):
     def durable(self, effect: Durable) -> None:
         """What an answer waited for is on disk: it leaves with the next take_output."""
         gate = effect.waiter
+        if isinstance(gate, tx.CommitWait):
+            gate.done()
+            return
         assert isinstance(gate, Gate)
         assert gate.owner is self
         self._gate.release(gate)
@@ -396,7 +400,10 @@ class Amqp091(AmqpBridge):
                 if channel is not None:
                     self.publishing = True
                     try:
-                        publishing.publish(channel, event)
+                        if channel.transaction is None:
+                            publishing.publish(channel, event)
+                        else:
+                            tx.publish(channel, event)
                     except BrokerError as error:
                         self._refuse(channel.number, error, 60, 40)
                     except WireError as fault:  # mypyc: a name has one type per function
@@ -408,6 +415,8 @@ class Amqp091(AmqpBridge):
                         basic.acked(channel, event)
                     except BrokerError as error:
                         self._refuse(channel.number, error, 60, 80)
+                    except WireError as fault:
+                        self._fail(channel.number, fault)
             elif isinstance(event, MethodReceived):
                 self._method(event.channel, event.method)
             else:
@@ -454,6 +463,9 @@ class Amqp091(AmqpBridge):
                 channel.close(False)
             self.wire.send_method(number, ChannelCloseOk())
         elif channel is not None:
+            if channel.committing:
+                layout = layout_of(method)
+                channel.check_idle(layout.class_id, layout.method_id)
             HANDLERS[type(method)](channel, method)
 
     def _open_channel(self, client: Client, number: int) -> None:
@@ -552,6 +564,7 @@ class Amqp091(AmqpBridge):
 
 def _described(channel: Channel) -> dict[str, object]:
     session = channel.session
+    transactions = channel.client.broker.transactions.of(session)
     return {
         "number": channel.number,
         "consumers": len(session.consumers),
@@ -559,6 +572,9 @@ def _described(channel: Channel) -> dict[str, object]:
         "prefetch_shared": channel.prefetch_shared,
         "unacked": session.unacked,
         "confirms": session.confirming,
+        "transactional": bool(transactions),
+        "uncommitted": sum([one.published for one in transactions]),
+        "acks_uncommitted": sum([one.settled for one in transactions]),
         "published": session.published,
         "unconfirmed": channel.unanswered(),
         "returned": channel.returned,

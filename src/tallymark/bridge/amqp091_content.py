@@ -11,7 +11,7 @@ from array import array
 from typing import Final, final
 
 from tallymark.bridge.amqp091_annotated import Additions, additions_to
-from tallymark.bridge.amqp091_channel import Channel
+from tallymark.bridge.amqp091_channel import REPLIES_HELD, Channel
 from tallymark.bridge.convert_amqp10_to_amqp091 import Converter, frames_of
 from tallymark.bridge.convert_cells import AMQP091
 from tallymark.bridge.convert_nsq_to_amqp091 import as_amqp091
@@ -257,12 +257,15 @@ def return_messages(
 class ReplyRecipient(ReplyConsumer):
     """A channel that waits for answers."""
 
-    __slots__ = ("channel", "tag")
+    __slots__ = ("_held", "_held_bytes", "channel", "tag")
 
     def __init__(self, channel: Channel, tag: str, token: str) -> None:
         super().__init__(token)
         self.channel = channel
         self.tag = tag
+        self._held: list[tuple[bytes, Route, int, int]] = []
+        """What came while the client wanted no deliveries [TX-10]."""
+        self._held_bytes = 0
 
     def answer(
         self, format: int, message: bytes, route: Route, method_size: int, largest_frame: int
@@ -271,6 +274,20 @@ class ReplyRecipient(ReplyConsumer):
         if format != AMQP091:
             message, method_size = frames_of(message, route)
             largest_frame = len(message)
+        if self.channel.session.flow:
+            self._deliver(message, route, method_size, largest_frame)
+        elif self._held_bytes + len(message) <= REPLIES_HELD:
+            self._held_bytes += len(message)
+            self._held.append((message, route, method_size, largest_frame))
+
+    def go_on(self) -> None:
+        """The client wants deliveries again."""
+        held, self._held = self._held, []
+        self._held_bytes = 0
+        for message, route, size, largest_frame in held:
+            self._deliver(message, route, size, largest_frame)
+
+    def _deliver(self, message: bytes, route: Route, method_size: int, largest_frame: int) -> None:
         channel = self.channel
         client = channel.client
         if not client.takes_reply(len(message)):

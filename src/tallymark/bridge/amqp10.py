@@ -502,6 +502,7 @@ def _reason(begin: str, error: Error | None) -> str:
 
 def _described(session: Session) -> dict[str, object]:
     engine = session.engine
+    transactions = session.client.broker.transactions.of(engine)
     return {
         "number": session.number,
         "consumers": len(engine.consumers),
@@ -509,6 +510,9 @@ def _described(session: Session) -> dict[str, object]:
         "prefetch_shared": 0,
         "unacked": engine.unacked,
         "confirms": True,
+        "transactional": bool(transactions),
+        "uncommitted": sum([one.published for one in transactions]),
+        "acks_uncommitted": sum([one.settled for one in transactions]),
         "published": engine.published,
         "unconfirmed": session.confirms.count(),
         "returned": 0,

@@ -16,6 +16,7 @@ from tallymark.engine.effects import (
     Durable,
     Refused,
     TimedOut,
+    TransactionExpired,
 )
 from tallymark.engine.session import Connection
 
@@ -93,6 +94,9 @@ class Bridge:
         pass
 
     def timed_out(self, effect: TimedOut) -> None:
+        pass
+
+    def transaction_expired(self, effect: TransactionExpired) -> None:
         pass
 
     def close_session(self, effect: CloseSession) -> None:

@@ -65,7 +65,7 @@ class Settlement:
                 stop = entry.done.find(1, tag - entry.first, high - entry.first + 1)
                 if stop >= 0:
                     high = entry.first + stop - 1
-            self._finish(session, entry, tag, high, outcome, notes, due_ms)
+            self.finish(session, entry, tag, high, outcome, notes, due_ms)
             session.forget(at, tag, high)
             tag = high + 1
 
@@ -118,7 +118,7 @@ class Settlement:
             entry = inflight[0]
             high = min(last, entry.last)
             for a, b in entry.pieces(entry.first, high):
-                self._finish(session, entry, a, b, outcome)
+                self.finish(session, entry, a, b, outcome)
                 entry.left -= b - a + 1
             if entry.left == 0:
                 inflight.popleft()
@@ -333,7 +333,7 @@ class Settlement:
                     kept.append(entry)
             session.inflight = kept
 
-    def _finish(
+    def finish(
         self,
         session: Session,
         entry: InFlight,
@@ -344,7 +344,7 @@ class Settlement:
         due_ms: int = 0,
     ) -> None:
         """Tags low..high of one entry, all unsettled, end with an outcome. The caller forgets
-        them in the session."""
+        them in the session, or took them out of it before."""
         queue = entry.queue
         count = high - low + 1
         if entry.is_late and entry.consumer is not None:

@@ -55,6 +55,8 @@ class State:
                 "ready": sum(queue.ready for queue in queues),
                 "acquired": sum(queue.acquired for queue in queues),
                 "deferred": sum(queue.deferred for queue in queues),
+                "staged": sum(queue.staged for queue in queues),
+                "transactions": len(broker.transactions.open),
                 "settled": sum(queue.settled for queue in queues),
             }
         )
@@ -85,6 +87,7 @@ class State:
                     "written": journal.written,
                     "synced": journal.synced,
                     "durable": journal.durable,
+                    "syncs": journal.syncs,
                     "pending_bytes": journal.pending_bytes,
                     "free_bytes": journal.free_bytes(),
                     "checkpoints": node.housekeeping.checkpoints,
@@ -194,6 +197,7 @@ def queue_row(queue: Queue) -> dict[str, Any]:
         "ready_bytes": queue.ready_bytes,
         "acquired_bytes": queue.acquired_bytes,
         "deferred_bytes": queue.deferred_bytes,
+        "staged_bytes": queue.staged_bytes,
         "next_due_ms": queue.deferrals[0][0] if queue.deferrals else None,
         "leased": queue.leased,
         "consumers": len(queue.consumers),
@@ -202,7 +206,7 @@ def queue_row(queue: Queue) -> dict[str, Any]:
 
 
 def account_row(queue: Queue) -> dict[str, Any]:
-    """The equation of one queue [LC-5]. What no protocol can cause yet is 0."""
+    """The equation of one queue [LC-5]."""
     return {
         "id": queue.id,
         "vhost": queue.vhost,
@@ -211,7 +215,7 @@ def account_row(queue: Queue) -> dict[str, Any]:
         "ready": queue.ready,
         "acquired": queue.acquired,
         "deferred": queue.deferred,
-        "staged": 0,
+        "staged": queue.staged,
         "dead_letter_pending": queue.pending,
         "settled": queue.settled,
         "dead_lettered": queue.dead_lettered,

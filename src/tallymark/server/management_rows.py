@@ -45,15 +45,15 @@ def counted(counts: dict[str, int]) -> dict[str, Any]:
 
 
 def queue_counts(queue: Queue) -> dict[str, int]:
-    """Messages: ready, handed out, and all, with those that are deferred and dead letters that wait
-    for a way out."""
+    """Messages: ready, handed out (settled in a transaction or not), and all, with those that are
+    deferred and dead letters that wait for a way out."""
     account = queue.counters()
     waiting = account["dead_letter_pending"]
     assert isinstance(waiting, int)
     return {
-        "messages": queue.ready + queue.acquired + queue.deferred + waiting,
+        "messages": queue.ready + queue.acquired + queue.staged + queue.deferred + waiting,
         "messages_ready": queue.ready,
-        "messages_unacknowledged": queue.acquired,
+        "messages_unacknowledged": queue.acquired + queue.staged,
     }
 
 
@@ -61,6 +61,7 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
     policy, operator = vhost.policy_of(queue), vhost.operator_policy_of(queue)
     exclusive = [consumer.tag for consumer in queue.consumers if consumer.exclusive]
     active = queue.active if queue.settings.single_active else None
+    held_bytes = queue.acquired_bytes + queue.staged_bytes
     row: dict[str, Any] = {
         "name": queue.name,
         "vhost": queue.vhost,
@@ -79,9 +80,9 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
         "single_active_consumer_tag": None if active is None else active.tag,
         **counted(queue_counts(queue)),
         "messages_delayed": queue.deferred,
-        "message_bytes": queue.ready_bytes + queue.acquired_bytes + queue.deferred_bytes,
+        "message_bytes": queue.ready_bytes + held_bytes + queue.deferred_bytes,
         "message_bytes_ready": queue.ready_bytes,
-        "message_bytes_unacknowledged": queue.acquired_bytes,
+        "message_bytes_unacknowledged": held_bytes,
     }
     if queue.deferrals:
         row["next_delayed_at"] = queue.deferrals[0][0]
@@ -260,12 +261,12 @@ def channel_rows(client: AmqpClient) -> list[dict[str, Any]]:
             "consumer_count": one["consumers"],
             "prefetch_count": one["prefetch"],
             "global_prefetch_count": one["prefetch_shared"],
-            "messages_unacknowledged": one["unacked"],
+            "messages_unacknowledged": one["unacked"] - one["acks_uncommitted"],
             "messages_unconfirmed": one["unconfirmed"],
-            "messages_uncommitted": 0,
-            "acks_uncommitted": 0,
+            "messages_uncommitted": one["uncommitted"],
+            "acks_uncommitted": one["acks_uncommitted"],
             "confirm": one["confirms"],
-            "transactional": False,
+            "transactional": one["transactional"],
         }
         for one in channels
     ]

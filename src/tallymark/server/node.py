@@ -38,6 +38,7 @@ from tallymark.engine.effects import (
     Refused,
     Signal,
     TimedOut,
+    TransactionExpired,
 )
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Session
@@ -351,6 +352,9 @@ class Node:
         elif isinstance(effect, Cancelled):
             bridge = _bridge_of(effect.consumer.session)
             bridge.cancelled(effect)
+        elif isinstance(effect, TransactionExpired):
+            bridge = _bridge_of(effect.transaction.session)
+            bridge.transaction_expired(effect)
         elif isinstance(effect, CloseSession):
             bridge = _bridge_of(effect.session)
             bridge.close_session(effect)
