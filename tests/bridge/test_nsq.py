@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine.queue import Queue
+from tallymark.engine.records import ENTERED, PAYLOAD, SETTLED
 from tallymark.wire.nsq.frames import ERROR, MESSAGE, RESPONSE
 from tallymark.wire.nsq.limits import Limits
 from tests.bridge.nsq_rig import OK, NsqRig, dpub, mpub, pub
@@ -53,6 +54,19 @@ def test_a_fatal_error_is_told_behind_the_answers_before_it_and_ends_the_connect
     assert topic.message_count == 1
 
 
+def test_an_ok_leaves_also_when_the_client_says_no_more() -> None:
+    rig = NsqRig()
+    peer = rig.client()
+    rig.hold_disk = True
+    assert peer.ask(pub(b"1")) == []
+    peer.bridge.eof()
+    assert not peer.bridge.closing
+    rig.hold_disk = False
+    assert peer.hear() == [OK]
+    assert peer.bridge.closing
+    assert peer.bridge.reason == "closed by the peer"
+
+
 def test_pubs_of_a_stretch_are_one_run() -> None:
     rig = NsqRig()
     rig.topics.channel("t", "c")
@@ -62,12 +76,25 @@ def test_pubs_of_a_stretch_are_one_run() -> None:
     assert rig.queue().ready == 100
 
 
-def test_an_mpub_is_one_run_and_one_answer() -> None:
+def test_an_mpub_of_100_is_one_run_from_the_socket_to_the_fins() -> None:
+    """One slice, one record of each kind in the journal, one entry of what the subscriber holds."""
     rig = NsqRig()
-    rig.topics.channel("t", "c")
-    assert rig.client().ask(mpub(*[b"%d" % n for n in range(100)])) == [OK]
-    assert len(rig.queue().slices()) == 1
-    assert rig.queue().ready == 100
+    taker = rig.consumer(ready=2500)
+    taker.hear()
+    queue, producer = rig.queue(), rig.client()
+    rig.turn()
+    producer.send(mpub(*[b"%d" % n for n in range(100)]))
+    assert [(one.kind, one.count) for one in rig.broker.records] == [(PAYLOAD, 100), (ENTERED, 100)]
+    assert len(queue.slices()) == 1
+    assert producer.hear() == [OK]
+    assert taker.bridge.consumer is not None
+    assert len(taker.bridge.consumer.session.inflight) == 1
+    got = taker.messages()
+    assert [one.body for one in got] == [b"%d" % n for n in range(100)]
+    taker.send(*[one.fin() for one in got])
+    rig.broker.turn(rig.now_ms)
+    assert [(one.kind, one.count) for one in rig.broker.records] == [(SETTLED, 100)]
+    assert (queue.settled, taker.in_flight) == (100, 0)
 
 
 def test_nq_d5_an_mpub_is_taken_whole_or_not_at_all() -> None:

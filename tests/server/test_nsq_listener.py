@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import ssl
 import struct
@@ -160,6 +161,65 @@ def test_pipelined_pubs_are_all_answered(broker: BrokerProcess) -> None:
     client = Nsq(broker.nsq_port)
     client.send(b"".join(pub(b"%d" % n, "pipelined") for n in range(5000)))
     assert [client.frame() for _ in range(5000)] == [OK] * 5000
+
+
+@pytest.mark.parametrize("layer", ["", "snappy"])
+def test_nq_1_who_says_no_more_is_still_answered(broker: BrokerProcess, layer: str) -> None:
+    """As `printf ... | nc`: commands, and the end of what the client says."""
+    client = Nsq(broker.nsq_port)
+    client.identify(**({layer: True} if layer else {}))
+    client.send(pub(b"1", "half") + pub(b"2", "half"))
+    client.socket.shutdown(socket.SHUT_WR)
+    assert [client.frame() for _ in range(2)] == [OK, OK]
+    began = time.monotonic()
+    assert client.is_closed()
+    assert time.monotonic() - began < 2, "it is closed when all is said"
+
+
+def test_nq_7_a_subscriber_that_takes_nothing_is_dropped(broker: BrokerProcess) -> None:
+    """Although it says NOP, so that its silence is not what ends it."""
+    big = b"x" * 1_000_000
+    stuck, other = Nsq(broker.nsq_port), Nsq(broker.nsq_port)
+    stuck.identify(heartbeat_interval=1000)
+    for client in (stuck, other):
+        assert client.ask(b"SUB stuck c\n") == OK
+    stuck.send(b"RDY 100\n")
+    for _ in range(20):
+        assert other.ask(pub(big, "stuck")) == OK
+    began = time.monotonic()
+    other.send(b"RDY 100\n")
+    other.socket.settimeout(0.2)
+    again = False
+    while not again:
+        assert time.monotonic() - began < 10, "it is still there"
+        try:
+            kind, content = other.frame()
+        except TimeoutError:
+            stuck.send(b"NOP\n")
+            continue
+        assert (kind, content[26:]) == (MESSAGE, big)
+        again = content[8:10] == b"\0\2"
+    assert "took nothing for 1000 ms" in broker.log()
+
+
+def test_nq_7_a_subscriber_that_takes_a_little_at_a_time_is_not_dropped(tmp_path: Path) -> None:
+    size = 10_000_000
+    with BrokerProcess(tmp_path / "data", nsq_max_msg_size="16MiB") as broker:
+        slow, other = Nsq(broker.nsq_port), Nsq(broker.nsq_port)
+        slow.identify(heartbeat_interval=1000)
+        assert slow.ask(b"SUB slow c\nRDY 1\n") == OK
+        assert other.ask(pub(b"x" * size, "slow")) == OK
+        began = time.monotonic()
+        taken = 0
+        while taken < size:
+            if taken > (time.monotonic() - began) * 2_500_000:
+                slow.send(b"NOP\n")
+                select.select([], [], [], 0.02)
+                continue
+            piece = slow.socket.recv(65_536)
+            assert piece, f"dropped after {time.monotonic() - began:.1f} s and {taken} bytes"
+            taken += len(piece)
+        assert time.monotonic() - began > 3, "too fast to be slow"
 
 
 def test_nq_d2_a_cut_connection_gives_its_messages_back_at_once(broker: BrokerProcess) -> None:
