@@ -77,6 +77,11 @@ class NsqClient(Client):
     def has_entered(self) -> bool:
         return self.bridge.consumer is not None or bool(self.bridge.published)
 
+    @property
+    def vhost(self) -> str:
+        """Name of the virtual host that topics and channels are in."""
+        return self._settings.topics.vhost
+
     # -- reading
 
     def data_received(self, data: bytes) -> None:
