@@ -173,6 +173,9 @@ class NsqHttp:
         router.add_get("/config/{option}", self._show_option)
         router.add_put("/config/{option}", self._set_option)
         router.add_put("/debug/freememory", self._free_memory)
+        router.add_put("/debug/setblockrate", self._go_only)
+        router.add_get("/debug/pprof{profile:(/.*)?}", self._go_only)
+        router.add_post("/debug/pprof{profile:(/.*)?}", self._go_only)
         return app
 
     async def start(
@@ -468,6 +471,10 @@ class NsqHttp:
         else:
             raise Refused(400, "INVALID_OPTION")
         return self._option(name)
+
+    async def _go_only(self, request: web.Request) -> web.Response:
+        """Profiles of Go's runtime: known here, and not to be had."""
+        raise Refused(501, "NOT_IMPLEMENTED")
 
     async def _free_memory(self, request: web.Request) -> web.Response:
         gc.collect()
