@@ -16,10 +16,9 @@ import pytest
 
 from tallymark.server.layers import Compression, compression
 from tallymark.wire.nsq.frames import ERROR, MESSAGE, RESPONSE
+from tests.support.certificates import Authority
 from tests.support.process import BrokerDied, BrokerProcess
 
-TLS = Path(__file__).parents[1] / "support" / "tls"
-CERTIFICATE = {"nsq_tls_cert": str(TLS / "cert.pem"), "nsq_tls_key": str(TLS / "key.pem")}
 OK = (RESPONSE, b"OK")
 Frame = tuple[int, bytes]
 
@@ -40,15 +39,17 @@ class Nsq:
     def send(self, data: bytes) -> None:
         self.socket.sendall(data if self._inner is None else self._inner.encode(data))
 
-    def identify(self, **fields: Any) -> dict[str, Any]:
-        """What is agreed on; the layers that follow from it are in place."""
+    def identify(self, authority: Authority | None = None, **fields: Any) -> dict[str, Any]:
+        """What is agreed on; the layers that follow from it are in place. authority: whose
+        certificates are good."""
         raw = json.dumps({"feature_negotiation": True, **fields}).encode()
         self.send(b"IDENTIFY\n" + struct.pack(">I", len(raw)) + raw)
         kind, content = self.frame()
         assert kind == RESPONSE, content
         agreed: dict[str, Any] = json.loads(content)
         if agreed["tls_v1"]:
-            context = ssl.create_default_context(cafile=str(TLS / "cert.pem"))
+            assert authority is not None
+            context = ssl.create_default_context(cafile=str(authority.own.cert))
             self.socket = context.wrap_socket(self.socket, server_hostname="localhost")
             assert self.frame() == OK
         for name in ("snappy", "deflate"):
@@ -100,18 +101,34 @@ class Nsq:
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("nsq") / "data", **CERTIFICATE) as running:
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def certificate(authority: Authority) -> dict[str, str]:
+    """The broker's, as its settings."""
+    made = authority.sign("localhost")
+    return {"nsq_tls_cert": str(made.cert), "nsq_tls_key": str(made.key)}
+
+
+@pytest.fixture(scope="module")
+def broker(
+    tmp_path_factory: pytest.TempPathFactory, certificate: dict[str, str]
+) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("nsq") / "data", **certificate) as running:
         yield running
 
 
 @pytest.mark.parametrize("inner", ["", "snappy", "deflate"])
 @pytest.mark.parametrize("tls", [False, True])
-def test_nq_6_layers_stack(broker: BrokerProcess, tls: bool, inner: str) -> None:
+def test_nq_6_layers_stack(
+    broker: BrokerProcess, authority: Authority, tls: bool, inner: str
+) -> None:
     topic = f"layers-{tls}-{inner}"
     asked = {"tls_v1": tls, **({inner: True} if inner else {})}
     client = Nsq(broker.nsq_port)
-    agreed = client.identify(**asked)
+    agreed = client.identify(authority, **asked)
     assert agreed["tls_v1"] is tls
     assert (agreed["snappy"], agreed["deflate"]) == (inner == "snappy", inner == "deflate")
     bodies = [b"x" * 500_000, b"y", bytes(range(256)) * 100]
@@ -263,14 +280,16 @@ def heard(client: Nsq, seconds: float) -> str:
     return found.decode("latin-1")
 
 
-def test_tls_can_be_required(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path / "data", nsq_tls_required="true", **CERTIFICATE) as broker:
+def test_tls_can_be_required(
+    tmp_path: Path, authority: Authority, certificate: dict[str, str]
+) -> None:
+    with BrokerProcess(tmp_path / "data", nsq_tls_required="true", **certificate) as broker:
         plain = Nsq(broker.nsq_port)
         assert plain.ask(pub(b"x")) == (
             ERROR, b"E_INVALID cannot PUB in current state (TLS required)",
         )  # fmt: skip
         inside = Nsq(broker.nsq_port)
-        assert inside.identify(tls_v1=True)["tls_v1"] is True
+        assert inside.identify(authority, tls_v1=True)["tls_v1"] is True
         assert inside.ask(pub(b"x")) == OK
 
 
