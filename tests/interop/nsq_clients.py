@@ -67,7 +67,13 @@ class Reader(nsq.Reader):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, trace: Seen | None = None, **options: Any) -> None:
         self.trace = trace or Seen()
+        self.subscribed = Seen()
+        """Ids of connections."""
         super().__init__(*arguments, **options)
+
+    def _on_connection_ready(self, conn: Any, **rest: Any) -> None:
+        super()._on_connection_ready(conn, **rest)
+        self.subscribed.add(conn.id)
 
     def _send_rdy(self, conn: Any, value: int) -> None:
         super()._send_rdy(conn, value)
@@ -75,7 +81,7 @@ class Reader(nsq.Reader):  # type: ignore[misc]
 
     async def has_subscribed(self, count: int = 1) -> None:
         """With so many brokers."""
-        await self.trace.until(lambda _: len(self.conns) == count)
+        await self.subscribed.count(count)
 
 
 class Pynsq:
