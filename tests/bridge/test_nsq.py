@@ -415,7 +415,7 @@ def test_nq_a13_a_client_that_answers_no_heartbeat_is_dead_after_two_intervals()
     assert rig.consumer().message().attempts == 2
 
 
-def test_cls_ends_deliveries_and_lets_the_client_finish() -> None:
+def test_nq_25_cls_ends_deliveries_and_lets_the_client_finish() -> None:
     rig = NsqRig()
     peer = rig.consumer(ready=1)
     rig.client().ask(pub(b"1"), pub(b"2"))
@@ -424,6 +424,24 @@ def test_cls_ends_deliveries_and_lets_the_client_finish() -> None:
     assert peer.ask(b"RDY 5\n", message.fin()) == []
     assert (rig.queue().settled, rig.queue().ready) == (1, 1)
     assert not peer.bridge.closing
+
+
+def test_nq_25_after_cls_what_is_given_back_goes_to_others_and_answering_twice_does_no_harm() -> (
+    None
+):
+    rig = NsqRig()
+    peer = rig.consumer(ready=2)
+    rig.client().ask(pub(b"1"), pub(b"2"))
+    kept, given = peer.messages()
+    assert peer.ask(b"CLS\n", given.req(0)) == [CLOSE_WAIT]
+    other = rig.consumer(ready=1)
+    assert other.message().body == given.body
+    for late in (given.req(0), given.fin()):
+        assert peer.error(late).startswith(f"E_{late[:3].decode()}_FAILED ")
+    assert peer.ask(kept.fin()) == []
+    assert not peer.bridge.closing
+    peer.leave()
+    assert (rig.queue().settled, rig.queue().ready, other.in_flight) == (1, 0, 1)
 
 
 def test_a_stop_answers_what_was_published_and_gives_back_what_was_held() -> None:
@@ -535,6 +553,20 @@ def test_messages_leave_at_once_for_who_does_not_ask_otherwise(identify: dict[st
 
 
 # -- ids
+
+
+def test_nq_d8_a_clock_that_steps_back_stops_nothing() -> None:
+    rig = NsqRig()
+    peer = rig.consumer(ready=9)
+    peer.ask(pub(b"1"))
+    rig.now_ms -= 500_000
+    producer = rig.client()
+    assert producer.ask(pub(b"2"), mpub(b"3", b"4")) == [OK, OK]
+    got = peer.messages()
+    assert [one.body for one in got] == [b"2", b"3", b"4"]
+    assert peer.ask(*[one.fin() for one in got]) == []
+    again = [int(one.id, 16) for one in got]
+    assert again == sorted(set(again))
 
 
 def test_a_message_id_counts_up_within_a_run() -> None:

@@ -179,7 +179,7 @@ def test_a_configuration_file_of_nsqd_is_read_below_the_flags(tmp_path: Path) ->
         configured(["-config", str(file)])
 
 
-def test_data_of_nsqd_is_noticed(tmp_path: Path) -> None:
+def test_nq_18_data_of_nsqd_is_noticed_and_not_taken_over(tmp_path: Path) -> None:
     (tmp_path / "nsqd.dat").write_text("{}")
     _, notes = configured(["-data-path", str(tmp_path)])
     assert len(notes) == 1
