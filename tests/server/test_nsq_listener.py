@@ -350,3 +350,24 @@ def test_an_ok_outlives_kill_9(tmp_path: Path) -> None:
             assert kind == MESSAGE
             bodies.append(content[26:])
         assert bodies == [b"%d" % n for n in range(answered)]
+
+
+def test_nq_d11_an_acknowledged_fin_outlives_kill_9(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path / "data").start()
+    client = Nsq(broker.nsq_port)
+    assert client.identify(fin_ack=True)["fin_ack"] is True
+    assert client.ask(b"SUB t c\n") == OK
+    for n in range(20):
+        assert client.ask(pub(b"%d" % n)) == OK
+    client.send(b"RDY 20\n")
+    got = [client.frame()[1] for _ in range(20)]
+    client.send(b"".join(b"FIN " + content[10:26] + b"\n" for content in got[:10]))
+    assert [client.frame() for _ in range(10)] == [OK] * 10
+    broker.kill()
+    with broker:
+        client = Nsq(broker.nsq_port)
+        assert client.ask(b"SUB t c\n") == OK
+        client.send(b"RDY 20\n")
+        again = [client.frame()[1][26:] for _ in range(10)]
+        assert again == [b"%d" % n for n in range(10, 20)]
+        assert broker.queues()["t:c"]["ready"] == 0
