@@ -244,6 +244,21 @@ def test_nq_d10_a_policy_limits_attempts_and_keeps_what_passed_them(broker: Brok
     assert broker.queues()["dead"]["ready"] == 1
 
 
+def test_a_channel_that_refuses_what_it_has_no_room_for_is_told_over_http(
+    broker: BrokerProcess,
+) -> None:
+    url = broker.nsq_http_url
+    definition = {"max-length": 1, "overflow": "reject-publish"}
+    policy = {"pattern": "^narrow:c$", "definition": definition}
+    assert broker.http("PUT", "/api/policies/%2F/narrow", policy)[0] == 201
+    post(url, "/topic/create?topic=narrow")
+    post(url, "/channel/create?topic=narrow&channel=c")
+    assert post(url, "/pub?topic=narrow", b"1") == b"OK"
+    assert refused(url, "/pub?topic=narrow", b"2") == (503, "BLOCKED")
+    assert refused(url, "/mpub?topic=narrow", b"2\n3") == (503, "BLOCKED")
+    assert channel(url, "narrow", "c")["depth"] == 1
+
+
 # -- nsqlookupd
 
 

@@ -25,7 +25,7 @@ from aiohttp.typedefs import Handler
 
 from tallymark import __version__
 from tallymark.bridge.nsq_topics import Topic, Topics
-from tallymark.engine.errors import BrokerError, NotFound
+from tallymark.engine.errors import BrokerError, NotFound, ResourceExhausted
 from tallymark.server import logs
 from tallymark.server.clock import wall_ms
 from tallymark.server.logs import log_of
@@ -209,6 +209,9 @@ class NsqHttp:
             return self._refuse(request, error.status, str(error))
         except NotFound:  # it went between our look and our step
             return self._refuse(request, 404, "TOPIC_NOT_FOUND")
+        except ResourceExhausted as error:
+            log.info("publish.refused", path=request.path, error=str(error))
+            return self._refuse(request, 503, "BLOCKED")
         except BrokerError as error:
             # A name that is a topic's for NSQ, but not for what AMQP clients declared.
             log.info("request.refused", path=request.path, error=str(error))
