@@ -445,8 +445,21 @@ class Nsq(Bridge):
         if in_flight is not None:
             failed = in_flight.finish(ids)
             self.finish_count += len(ids) - len(failed)
-            if failed:
-                self._tell_failed("FIN", failed)
+            if self.wire.identify.fin_ack:
+                self._acknowledge(ids, failed)
+            elif failed:
+                self._tell_failed("FIN", [ids[at] for at in failed])
+
+    def _acknowledge(self, ids: array[int], failed: list[int]) -> None:
+        """Answer each FIN in its turn: OK when it is on disk, or its error [NQ-D11]."""
+        answered = 0
+        for at in failed:
+            if at > answered:
+                self._answers.ok_durable(at - answered)
+            self._tell_failed("FIN", [ids[at]])
+            answered = at + 1
+        if answered < len(ids):
+            self._answers.ok_durable(len(ids) - answered)
 
     def _requeue(self, ids: array[int], delay_ms: int) -> None:
         in_flight = self._in_flight

@@ -122,10 +122,10 @@ def connections(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None
     if json:
         return show_json(rows)
     columns = (
-        "id", "peer", "user", "vhost", "channels", "consumers", "received_bytes", "sent_bytes",
-        "state",
+        "id", "peer", "protocol", "user", "vhost", "channels", "consumers", "received_bytes",
+        "sent_bytes", "state",
     )  # fmt: skip
-    spare = ("sent_bytes", "received_bytes", "consumers", "vhost", "channels")
+    spare = ("sent_bytes", "received_bytes", "consumers", "vhost", "channels", "protocol")
     return show_table(rows, columns, "no connections", spare)
 
 

@@ -237,6 +237,11 @@ class Entrance:
                 )
         return _stretches(refused, REFUSED, lo) if any_refused else []
 
+    def refuses(self, queue: Queue, payload: Payload) -> bool:
+        """Whether the queue would refuse any of these messages now, which have no ids of their
+        publisher's. O(messages); changes nothing."""
+        return self._verdicts(queue, payload, 0, payload.count, False).find(REFUSED) >= 0
+
     def transfer(self, queue: Queue, piece: Slice, kept: bool, source: int) -> None:
         """Messages of the queue with id `source` enter this one. Publishers were told long ago
         that they are taken: only a queue that drops in silence takes fewer."""

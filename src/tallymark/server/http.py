@@ -102,6 +102,8 @@ class HttpServer:
         """Where AMQP clients connect, for lists."""
         self.amqps: list[tuple[str, int]] = []
         """The same inside TLS."""
+        self.nsq: dict[str, list[tuple[str, int]]] = {}
+        """Where NSQ's do, by protocol."""
         self.addresses: list[tuple[str, int]] = []
         """Where this listens."""
         app = web.Application(

@@ -16,6 +16,7 @@ from tallymark.server.clock import wall_ms
 from tallymark.server.config import nearest
 from tallymark.server.http import USER, HttpServer, Refused, answer, body_of, require_administrator
 from tallymark.server.logs import CATEGORIES, LEVELS
+from tallymark.server.places import place_of
 from tallymark.server.users import permission_in
 
 
@@ -126,20 +127,23 @@ class State:
     async def _connections(self, request: web.Request) -> web.Response:
         require_administrator(request)
         rows = []
-        for client in self._node.amqp_clients():
-            connection = client.bridge.entered
+        for client in self._node.clients.values():
+            connection = client.bridge.connection
             sessions = connection.sessions if connection is not None else []
-            state = "opening" if connection is None else "running"
+            place = (connection.vhost, connection.user) if connection else place_of(client)
+            state = "opening" if place is None else "running"
             if client.blocked_reason is not None:
                 state = "blocked"
             elif connection is not None and connection.paused:
                 state = "slow"
+            vhost, user = place or ("", "")
             rows.append(
                 {
                     "id": client.id,
                     "peer": client.peer,
-                    "user": connection.user if connection is not None else "",
-                    "vhost": connection.vhost if connection is not None else "",
+                    "protocol": client.category,
+                    "user": user,
+                    "vhost": vhost,
                     "channels": len(sessions),
                     "consumers": sum(len(session.consumers) for session in sessions),
                     "unacked": sum(session.unacked for session in sessions),

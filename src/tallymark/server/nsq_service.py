@@ -99,6 +99,13 @@ class NsqService:
         self.http_addresses = web.addresses
         self.https_addresses = web.tls_addresses
 
+    def listening(self) -> dict[str, list[tuple[str, int]]]:
+        """Addresses by protocol, as the ready line and lists name it."""
+        found = {"nsq": self.addresses, "nsq_http": self.http_addresses}
+        if self.https_addresses:
+            found["nsq_https"] = self.https_addresses
+        return found
+
     def close_listeners(self) -> None:
         """No new clients."""
         for listener in self._listeners:

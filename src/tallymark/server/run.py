@@ -298,6 +298,7 @@ async def _run(node: Node, stop: asyncio.Future[int], bound: Bound, tls: Tls) ->
         addresses = await http.start(bound.http)
         if service is not None:
             await service.start(bound.nsq, bound.nsq_http, bound.nsq_https)
+            http.nsq = service.listening()
         _announce(listeners, encrypted, addresses, service)
         gc.collect()
         gc.freeze()
@@ -447,9 +448,7 @@ def _announce(
     if encrypted:
         open_["amqps"] = _addresses(encrypted)
     if service is not None:
-        open_ |= {"nsq": service.addresses, "nsq_http": service.http_addresses}
-        if service.https_addresses:
-            open_["nsq_https"] = service.https_addresses
+        open_ |= service.listening()
     ready = {
         "ready": True,
         "pid": os.getpid(),
