@@ -1,4 +1,4 @@
-"""AMQP 1.0 clients that do anything at any time: whatever they do and however their bytes come, each
+"""AMQP 1.0 clients that do anything at any time: whatever they do, however their bytes come, each
 message is in one place, and what clients know of their messages is what the queues know.
 """
 

@@ -126,11 +126,15 @@ def test_an_address_that_stands_for_nothing_refuses_the_link(
     assert peer.sender(session, "/queues/q").credit == 170  # the session goes on
 
 
-def test_a_queue_of_another_connection_is_locked(rig: Rig) -> None:
-    rig.broker.declare_queue(rig.owner, "own", False, True, False, {}, False)
+def test_a_queue_of_another_connection_is_there_to_publish_to(rig: Rig) -> None:
+    """Its own is where a client of another connection is answered; only reading it is locked."""
+    own = rig.broker.declare_queue(rig.owner, "own", False, True, False, {}, False)
     peer = rig.connect10()
-    error = peer.refused(peer.session(), Attach(target=Target(address="own")), True)
+    session = peer.session()
+    error = peer.refused(session, Attach(source=Source(address="own")), False)
     assert error.condition == "amqp:resource-locked"
+    assert peer.states(peer.send(peer.sender(session, "own"), "an answer")) == [ACCEPTED]
+    assert own.ready == 1
 
 
 def test_permission_to_write_is_the_exchanges(rig: Rig) -> None:

@@ -251,6 +251,35 @@ async def test_browsing_takes_nothing(broker: BrokerProcess, queue: str) -> None
 
 
 @over_sockets
+async def test_another_virtual_host(broker: BrokerProcess) -> None:
+    broker.http("PUT", "/api/vhosts/else%2Fwhere")
+    rights = {"configure": ".*", "write": ".*", "read": ".*"}
+    broker.http("PUT", "/api/permissions/else%2Fwhere/guest", rights)
+    broker.http("PUT", "/api/queues/else%2Fwhere/only-here", {"durable": True})
+    url = f"amqp://guest:guest@127.0.0.1:{broker.amqp_port}"
+    async with connect(f"{url}/else%2Fwhere") as connection, connection.session() as session:
+        async with session.sender("only-here") as sender:
+            await sender.send("x")
+    async with connect(url) as connection, connection.session() as session:
+        with pytest.raises(LinkRefused, match="no queue 'only-here' in vhost '/'"):
+            await session.sender("only-here")
+    with pytest.raises(ConnectFailed, match="nowhere"):
+        await connect(f"{url}/nowhere")
+
+
+@over_sockets
+async def test_messages_are_durable_unless_they_say_otherwise(
+    broker: BrokerProcess, queue: str
+) -> None:
+    async with session_on(broker) as session:
+        async with session.sender(queue) as sender:
+            await sender.send(Message("kept"))
+            await sender.send(Message("not kept", durable=False))
+        async with session.receiver(queue, credit=2, browse=True) as receiver:
+            assert [(await receiver.receive(timeout=10)).durable for _ in range(2)] == [True, False]
+
+
+@over_sockets
 async def test_filters(broker: BrokerProcess) -> None:
     queue = declare(broker)
     async with session_on(broker) as session:

@@ -150,6 +150,7 @@ GOOD: list[tuple[str, object]] = [
     ("acquired-limit", 0), ("consumer-timeout", 0), ("message-deduplication", 1),
     ("alternate-exchange", ""), ("max-length", (1 << 63) - 1), ("delayed-retry-type", "disabled"),
     ("delayed-retry-min", 1), ("delayed-retry-max", 1), ("delayed-retry-max", 315_360_000_000),
+    ("auto-create", True), ("auto-create", False),
 ]  # fmt: skip
 
 
@@ -190,6 +191,7 @@ def test_the_ends_of_every_range_are_accepted(key: str, value: object) -> None:
         ("delayed-retry-min", 0, "0 is not a valid delayed retry minimum delay"),
         ("delayed-retry-min", True, "true is not a valid delayed retry minimum delay"),
         ("delayed-retry-max", -1, "-1 is not a valid delayed retry maximum delay"),
+        ("auto-create", 1, "1 is not a valid auto-create"),
         ("delayed-retry-max", 315_360_000_001,
          "315360000001 is not a valid delayed retry maximum delay"),
     ],

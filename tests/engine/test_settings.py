@@ -240,7 +240,8 @@ def test_settings_differ_by_strategy_kind_priority_and_single_active_too() -> No
 
 
 def test_every_key_of_a_policy_is_an_argument_too() -> None:
-    queue_keys = {"x-" + key for key in KEYS} - {"x-alternate-exchange"}
+    of_others = {"x-alternate-exchange", "x-auto-create"}
+    queue_keys = {"x-" + key for key in KEYS} - of_others
     assert queue_keys <= set(QUEUE_CHECKS)
     others = {"x-dead-letter-strategy", "x-delayed-retry-type"}
     assert {"x-" + key for key in EXAMPLES} | others == queue_keys

@@ -235,7 +235,9 @@ def _attach_queue(
         if attach.properties and name in attach.properties:
             arguments[argument] = attach.properties[name]
     check_consumer_arguments(named(QUEUE, queue.name, queue.vhost), arguments)
-    tag = link.name if link.name not in session.engine.consumers else f"{link.name} {link.handle}"
+    tag = link.name
+    if tag in session.engine.consumers:
+        tag = f"{tag} ({link.remote_handle})"
     browses = source.distribution_mode == amqp.COPY
     settled = attach.snd_settle_mode == amqp.SND_SETTLED
     if browses:
