@@ -118,6 +118,13 @@ def test_what_was_not_said_has_its_default() -> None:
     assert Message(b"x").durable  # what we send, is durable unless we say otherwise
 
 
+def test_a_transient_message_says_so() -> None:
+    """Brokers take a header without the field for durable."""
+    assert Message(b"x", durable=False).encode().startswith(b"\0Sp\xc0\x05\3BP\4@")
+    message = again(Message(b"x", durable=False, ttl_ms=300, priority=0))
+    assert (message.durable, message.ttl_ms, message.priority) == (False, 300, 0)
+
+
 def test_replace_makes_another_message() -> None:
     old = Message("b", expires_at=NOON, **FULL)
     new = again(again(old).replace(subject="t", application_properties={"n": 2}))

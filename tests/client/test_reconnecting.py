@@ -25,6 +25,7 @@ from tallymark.client import (
 from tallymark.client.events import ConnectionChange, ConnectionChanged, SettlementFailed
 from tallymark.client.uri import Endpoint
 from tallymark.wire.amqp10.events import (
+    CreditReceived,
     Event,
     LinkDetached,
     LinkRequested,
@@ -473,3 +474,34 @@ async def test_a_close_that_waits_for_its_answer_when_the_connection_breaks_is_d
                 await closing
             await asyncio.sleep(5)
             assert parts[what].is_closed
+
+
+@virtual
+async def test_a_batch_that_is_gathered_or_drained_when_the_connection_breaks() -> None:
+    """Gathering goes on behind the break; a drain is over with it. Either way nothing comes
+    unasked afterwards."""
+    for moment in ("gathering", "draining", "away at the end"):
+        peer = Peer()
+        peer.put("q", b"0", b"1")
+        async with receiver_of(peer, credit_mode="manual", reconnect=SOON) as receiver:
+            if moment == "draining":
+                peer.answers = lambda event: isinstance(event, CreditReceived) and event.drain
+            call = asyncio.create_task(receiver.receive_batch(10, timeout=5))
+            await asyncio.sleep({"gathering": 1, "draining": 5.5, "away at the end": 4.5}[moment])
+            if moment == "away at the end":
+                peer.refusing = OSError("away")
+            cut(peer)
+            await quiet()
+            peer.nodes["q"].messages.clear()
+            peer.put("q", b"again 0", b"again 1")
+            batch = await call
+            assert len(batch) == (2 if moment == "gathering" else 0)
+            peer.answers = lambda event: False
+            peer.refusing = None
+            await asyncio.sleep(10)
+            if batch:
+                assert [message.body for message in batch] == [b"again 0", b"again 1"]
+            assert (receiver.credit, receiver.buffered) == (0, 0)
+            rest = await receiver.receive_batch(2 - len(batch) or 1, timeout=5)
+            assert len(rest) == 2 - len(batch)
+            await receiver.settle_many(batch + rest, Accepted())

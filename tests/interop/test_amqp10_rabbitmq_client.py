@@ -6,6 +6,7 @@ Its errors derive from BaseException, and a handler stops `run` by raising.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -17,6 +18,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 client: Any = pytest.importorskip("rabbitmq_amqp_python_client")
 utils: Any = pytest.importorskip("rabbitmq_amqp_python_client.qpid.proton.utils")
+Symbol: Any = pytest.importorskip("rabbitmq_amqp_python_client.qpid.proton._data").symbol
 SendException, LinkDetached = utils.SendException, utils.LinkDetached
 
 SECONDS = 20.0
@@ -80,10 +82,15 @@ def message(body: bytes, **fields: Any) -> Any:
 
 
 def consumed(
-    connection: Any, queue: str, count: int, settle: str = "accept", options: Any = None
-) -> Collector:
-    """The first `count` messages."""
-    handler = Collector(count, settle)
+    connection: Any,
+    queue: str,
+    count: int,
+    settle: str = "accept",
+    options: Any = None,
+    handler: Any = None,
+) -> Any:
+    """The collector of the first `count` messages."""
+    handler = handler or Collector(count, settle)
     address = ADDRESS.queue_address(queue)
     consumer = connection.consumer(address, message_handler=handler, consumer_options=options)
     clock = threading.Timer(SECONDS, consumer.stop)
@@ -235,6 +242,152 @@ def test_outcomes(connection: Any, management: Any, queue: str) -> None:
     assert management.queue_info(queue).message_count == 1
     assert consumed(connection, queue, 1, "discard").bodies() == [b"again"]
     assert management.queue_info(queue).message_count == 0
+
+
+class Annotating(Collector):
+    """Requeues or discards each message with annotations."""
+
+    def on_amqp_message(self, event: Any) -> None:
+        self.messages.append(event.message)
+        getattr(self.delivery_context, self.settle)(
+            event, {Symbol("x-opt-why"): "busy", Symbol("x-opt-n"): 7}
+        )
+        if len(self.messages) == self.count:
+            raise Enough
+
+
+def settled_with_annotations(connection: Any, queue: str, settle: str) -> Any:
+    """The message that it was."""
+    (only,) = consumed(connection, queue, 1, handler=Annotating(1, settle)).messages
+    return only
+
+
+def test_requeue_with_annotations(connection: Any, management: Any, queue: str) -> None:
+    """FC-20: modified, not failed. RabbitMQ counts no delivery then, and shows the annotations."""
+    publish(connection, ADDRESS.queue_address(queue), message(b"again"))
+    first = settled_with_annotations(connection, queue, "requeue_with_annotations")
+    assert "x-opt-why" not in first.annotations
+    assert management.queue_info(queue).message_count == 1
+    (again,) = consumed(connection, queue, 1).messages
+    assert (again.annotations["x-opt-why"], again.annotations["x-opt-n"]) == ("busy", 7)
+    assert (again.delivery_count, again.first_acquirer) == (0, False)
+
+
+def test_discard_with_annotations(connection: Any, management: Any, name: str) -> None:
+    """FC-20: modified, failed and undeliverable here. The dead letter has the annotations."""
+    letters = f"{name}-letters"
+    management.declare_queue(client.QuorumQueueSpecification(name=letters))
+    management.declare_queue(
+        client.QuorumQueueSpecification(
+            name=name, dead_letter_exchange="", dead_letter_routing_key=letters
+        )
+    )
+    publish(connection, ADDRESS.queue_address(name), message(b"bad"))
+    settled_with_annotations(connection, name, "discard_with_annotations")
+    assert management.queue_info(name).message_count == 0
+    (letter,) = consumed(connection, letters, 1).messages
+    assert letter.annotations["x-opt-why"] == "busy"
+    assert letter.annotations["x-first-death-reason"] == "rejected"
+    assert letter.annotations["x-opt-deaths"].elements[0]["queue"] == name
+    management.delete_queue(name)
+    management.delete_queue(letters)
+
+
+def test_many_are_settled_in_any_order(connection: Any, management: Any, queue: str) -> None:
+    class Backwards(Collector):
+        def on_amqp_message(self, event: Any) -> None:
+            self.messages.append(event.message)
+            held.append(event.delivery)
+            if len(held) == 10:
+                for delivery in reversed(held):
+                    delivery.update(client.Disposition.ACCEPTED)
+                    delivery.settle()
+                raise Enough
+
+    held: list[Any] = []
+    publish(connection, ADDRESS.queue_address(queue), *[message(b"%d" % i) for i in range(12)])
+    consumed(connection, queue, 10, handler=Backwards(10))
+    assert management.queue_info(queue).message_count == 2
+    assert consumed(connection, queue, 2).bodies() == [b"10", b"11"]
+
+
+def test_pre_settled_deliveries(connection: Any, management: Any, queue: str) -> None:
+    class Taking(Collector):
+        def on_amqp_message(self, event: Any) -> None:
+            assert event.delivery.settled
+            self.messages.append(event.message)
+            if len(self.messages) == self.count:
+                raise Enough
+
+    publish(connection, ADDRESS.queue_address(queue), *[message(b"%d" % i) for i in range(5)])
+    options = client.ConsumerOptions(settle_strategy=client.ConsumerSettleStrategy.PreSettled)
+    found = consumed(connection, queue, 5, handler=Taking(5), options=options)
+    assert found.bodies() == [b"0", b"1", b"2", b"3", b"4"]
+    assert management.queue_info(queue).message_count == 0
+
+
+def test_direct_reply_to(connection: Any, port: int, management: Any, queue: str) -> None:
+    class Answers(Collector):
+        def on_amqp_message(self, event: Any) -> None:
+            self.messages.append(event.message)
+            raise Enough
+
+    answers = Answers(1)
+    strategy = client.ConsumerSettleStrategy.DirectReplyTo
+    consumer = connection.consumer(
+        message_handler=answers, consumer_options=client.ConsumerOptions(settle_strategy=strategy)
+    )
+    assert consumer.address.startswith("/queues/amq.rabbitmq.reply-to.")
+    other = dialled(port)
+    # It is the same connection, so its credit for answers is out as well.
+    publish(connection, ADDRESS.queue_address(queue), message(b"?", reply_to=consumer.address))
+    (request,) = consumed(other, queue, 1).messages
+    publish(other, request.reply_to, message(b"!"))
+    other.close()
+    clock = threading.Timer(SECONDS, consumer.stop)
+    clock.start()
+    with pytest.raises(Enough):
+        consumer.run()
+    clock.cancel()
+    assert answers.bodies() == [b"!"]
+    consumer.close()
+
+
+def test_the_asyncio_api(port: int, name: str) -> None:
+    async def story() -> list[bytes]:
+        environment = client.AsyncEnvironment(uri=f"amqp://guest:guest@127.0.0.1:{port}/")
+        async with environment, await environment.connection() as opened:
+            async with await opened.management() as management:
+                await management.declare_queue(client.QuorumQueueSpecification(name=name))
+                async with await opened.publisher(ADDRESS.queue_address(name)) as publisher:
+                    for i in range(5):
+                        status = await publisher.publish(message(b"%d" % i))
+                        assert status.remote_state == client.Disposition.ACCEPTED
+                handler = Stopping(5)
+                async with await opened.consumer(
+                    ADDRESS.queue_address(name), message_handler=handler
+                ) as consumer:
+                    running = asyncio.create_task(consumer.run())
+                    await asyncio.to_thread(handler.done.wait, SECONDS)
+                    await consumer.stop_processing()
+                    await running
+                info = await management.queue_info(name)
+                assert info.message_count == 0
+                await management.delete_queue(name)
+        return handler.bodies()
+
+    class Stopping(Collector):
+        def __init__(self, count: int) -> None:
+            super().__init__(count)
+            self.done = threading.Event()
+
+        def on_amqp_message(self, event: Any) -> None:
+            self.messages.append(event.message)
+            self.delivery_context.accept(event)
+            if len(self.messages) == self.count:
+                self.done.set()
+
+    assert asyncio.run(story()) == [b"0", b"1", b"2", b"3", b"4"]
 
 
 # -- filters, on an ordinary queue

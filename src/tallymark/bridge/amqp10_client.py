@@ -181,7 +181,8 @@ class Session:
         """The link is no more, by whoever's will."""
         end = link.context
         link.context = None
-        if isinstance(end, LinkEnd) and self.ends.pop(end, self) is None:
+        if isinstance(end, LinkEnd) and end in self.ends:
+            del self.ends[end]
             end.gone(False)
 
     def close(self, lost: bool) -> None:

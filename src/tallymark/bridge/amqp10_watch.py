@@ -32,6 +32,6 @@ class Watch:
 
     def observe(self, queue: Queue, made: bool) -> None:
         """A queue is made, or gone."""
-        if not made and queue.id in self._links:
-            for link in list(self._links[queue.id]):
+        if not made:
+            for link in list(self._links.pop(queue.id, {})):
                 link.queue_deleted()

@@ -163,6 +163,7 @@ class Amqp10(Adapter):
         self._work()
 
     def take_output(self, now_ms: int) -> list[bytes]:
+        self._work()  # what came of our own calls, as of withdrawing a message
         return self._wire.take_output(now_ms)
 
     def tick(self, now_ms: int) -> None:
@@ -346,7 +347,7 @@ class Amqp10(Adapter):
 
     def _unblocked(self, event: SessionUnblocked) -> None:
         port = event.session.context
-        if isinstance(port, _SessionPort):
+        if isinstance(port, _SessionPort) and not event.session.is_blocked:  # and not again since
             for producer in port.dispatcher.producers:
                 producer.unblocked()
 

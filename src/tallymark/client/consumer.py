@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, final
 
 from tallymark.client.credit import NOTHING, Window
-from tallymark.client.errors import ClientError, NotPossible, SettlementRefused, TimedOut
+from tallymark.client.errors import ClientError, Closed, NotPossible, SettlementRefused, TimedOut
 from tallymark.client.events import CreditDecided, Decision, Event
 from tallymark.client.leaks import LeakWatch
 from tallymark.client.outcomes import Modified, Outcome, Rejected, Released
@@ -142,6 +142,7 @@ class Consumer:
         self.address = address
         self.mode = mode
         self.was_attached = True
+        self.peer_drains = True
         self._was_paused = True
         if self._credit_lost:  # by hand: what was issued on the link before
             port.grant(self._credit_lost)
@@ -229,8 +230,8 @@ class Consumer:
             if missing > 0:
                 self.issue(missing)
         await self._gathered(n, until)
-        if self.is_manual and self.port is not None and len(self.buffer) < n:
-            await self._end_of_batch(self.port)
+        if self.is_manual and len(self.buffer) < n:
+            await self._end_of_batch()
         batch: list[ReceivedMessage] = []
         while len(batch) < n and self.buffer and (message := self.take()) is not None:
             batch.append(message)
@@ -238,17 +239,22 @@ class Consumer:
             raise self.error.again()
         return batch
 
-    async def _end_of_batch(self, port: ReceiverPort) -> None:
+    async def _end_of_batch(self) -> None:
         """Nothing more shall come. A peer that does not answer a drain, as the standard wants it
         to, is waited for once; then its credit is taken back."""
-        if self.peer_drains:
+        port = self.port
+        if port is not None and self.peer_drains:
             try:
                 async with asyncio.timeout(DRAIN_S):
                     await self.drain()
             except TimeoutError:
                 self.peer_drains = False
                 self._draining = None
-        if not self.peer_drains and self.port is port:
+            except Closed:
+                port = None  # it broke meanwhile: nothing comes of that credit
+        if port is None or port is not self.port:
+            self._credit_lost = 0
+        elif not self.peer_drains:
             port.revoke()
             self.dispatcher.turn.request()
 
@@ -482,8 +488,9 @@ class Consumer:
             self.close(self.ending)
             return
         self._lose_buffered(error)
-        if self.is_manual:
-            self._credit_lost = len(self.buffer) + (0 if self.port is None else self.port.credit)
+        if self.is_manual and self.port is not None:
+            drains = self._draining is not None  # the rest of the credit is given up
+            self._credit_lost = len(self.buffer) + (0 if drains else self.port.credit)
         self.buffer.clear()
         self.window.buffered = 0
         self._let_go(error)

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, TypeAlias, final
 from uuid import UUID
 
 from tallymark.client.errors import ClientError
+from tallymark.wire.amqp10.codec import encode
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.sections import (
     Data,
@@ -23,7 +24,7 @@ from tallymark.wire.amqp10.sections import (
     Value,
     encode_message,
 )
-from tallymark.wire.amqp10.types import Symbol, Timestamp, ULong
+from tallymark.wire.amqp10.types import Described, Symbol, Timestamp, UByte, UInt, ULong
 
 BodyKind: TypeAlias = Literal["data", "value", "sequence"]
 MessageId: TypeAlias = ULong | UUID | bytes | str
@@ -370,8 +371,12 @@ def _encode(content: _Content) -> bytes:
     else:
         carrier = Value(body)
     properties = content.properties
-    return encode_message(
-        header=content.header,
+    front = b""
+    header: Header | None = content.header
+    if not content.header.durable:
+        front, header = _transient(content.header), None
+    return front + encode_message(
+        header=header,
         delivery_annotations=content.delivery_annotations or None,
         message_annotations=content.annotations or None,
         properties=None if properties == _NO_PROPERTIES else properties,
@@ -379,6 +384,13 @@ def _encode(content: _Content) -> bytes:
         body=carrier,
         footer=content.footer or None,
     )
+
+
+def _transient(header: Header) -> bytes:
+    """The header section with durable=false spelt out: brokers take a header that does not say for
+    durable, though the standard's default is false [rabbitmq]."""
+    ttl = None if header.ttl is None else UInt(header.ttl)
+    return encode(Described(ULong(0x70), [False, UByte(header.priority), ttl]))
 
 
 _NO_PROPERTIES: Final = Properties()

@@ -30,6 +30,7 @@ def limits_of(config: Config) -> Limits:
         idle_time_out_ms=config.heartbeat_s * 1000,
         max_message_size=config.max_message_size,
         handshake_timeout_ms=config.handshake_timeout_ms,
+        incoming_window=2 * config.link_credit,
     )
 
 

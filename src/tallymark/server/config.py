@@ -159,7 +159,7 @@ class Config:
         "is not there; empty: none.",
     )
     link_credit: int = setting(
-        170,
+        1000,
         integer(2, 100_000),
         "Messages that an AMQP 1.0 client may publish on a link before the broker grants more.",
     )
