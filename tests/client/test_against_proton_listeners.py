@@ -64,9 +64,7 @@ async def test_direct_recv(examples: ProtonExamples) -> None:
         (line,) = listener.lines(1)
         async with connect(f"amqp://127.0.0.1:{port_of(line)}") as connection:
             async with connection.session() as session, session.sender("examples") as sender:
-                sends = [
-                    sender.send(Message({"sequence": i}, message_id=i)) for i in range(1, 30)
-                ]
+                sends = [sender.send(Message({"sequence": i}, message_id=i)) for i in range(1, 30)]
                 assert await asyncio.gather(*sends) == [Accepted()] * 29
         assert await asyncio.to_thread(listener.lines, 29) == [
             f'{{"sequence"={i}}}' for i in range(1, 30)
@@ -198,6 +196,8 @@ async def test_outcomes_of_sends(listener: Listener) -> None:
             assert rejected.value.condition == "app:no"
             with pytest.raises(MessageModified) as modified:
                 await sender.send("text")
-            assert modified.value.outcome == Modified(delivery_failed=True)
+            assert modified.value.outcome == Modified(
+                delivery_failed=True, undeliverable_here=False
+            )
             results = [await outcome_of(sender.send(i)) for i in range(10)]
             assert {type(result) for result in results} == {MessageRejected}

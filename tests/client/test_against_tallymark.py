@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from tallymark.client import (
     ACCEPTED,
@@ -114,6 +115,21 @@ async def test_messages_go_round(broker: BrokerProcess, queue: str) -> None:
                 assert message.expires_at is not None
                 assert (message.durable, message.delivery_count) == (True, 0)
             await (await receiver.receive(timeout=10)).accept()
+    assert depth(broker, queue) == (0, 0)
+
+
+def test_messages_go_round_under_uvloop(broker: BrokerProcess) -> None:
+    queue = declare(broker)
+
+    async def story() -> None:
+        async with asyncio.timeout(PATIENCE_S), session_on(broker) as session:
+            await fill(session, queue, 2000)
+            async with session.receiver(queue, credit=100) as receiver:
+                for i in range(2000):
+                    async with await receiver.receive(timeout=10) as message:
+                        assert message.body == b"%d" % i
+
+    uvloop.run(story())
     assert depth(broker, queue) == (0, 0)
 
 

@@ -1,4 +1,4 @@
-"""A story told by python-qpid-proton's reactive API: a handler, run until it says that it is done."""
+"""Stories told by python-qpid-proton's reactive API: handlers, run until they say they are done."""
 
 from __future__ import annotations
 

@@ -356,24 +356,27 @@ def test_direct_reply_to(connection: Any, port: int, management: Any, queue: str
 def test_the_asyncio_api(port: int, name: str) -> None:
     async def story() -> list[bytes]:
         environment = client.AsyncEnvironment(uri=f"amqp://guest:guest@127.0.0.1:{port}/")
-        async with environment, await environment.connection() as opened:
-            async with await opened.management() as management:
-                await management.declare_queue(client.QuorumQueueSpecification(name=name))
-                async with await opened.publisher(ADDRESS.queue_address(name)) as publisher:
-                    for i in range(5):
-                        status = await publisher.publish(message(b"%d" % i))
-                        assert status.remote_state == client.Disposition.ACCEPTED
-                handler = Stopping(5)
-                async with await opened.consumer(
-                    ADDRESS.queue_address(name), message_handler=handler
-                ) as consumer:
-                    running = asyncio.create_task(consumer.run())
-                    await asyncio.to_thread(handler.done.wait, SECONDS)
-                    await consumer.stop_processing()
-                    await running
-                info = await management.queue_info(name)
-                assert info.message_count == 0
-                await management.delete_queue(name)
+        async with (
+            environment,
+            await environment.connection() as opened,
+            await opened.management() as management,
+        ):
+            await management.declare_queue(client.QuorumQueueSpecification(name=name))
+            async with await opened.publisher(ADDRESS.queue_address(name)) as publisher:
+                for i in range(5):
+                    status = await publisher.publish(message(b"%d" % i))
+                    assert status.remote_state == client.Disposition.ACCEPTED
+            handler = Stopping(5)
+            async with await opened.consumer(
+                ADDRESS.queue_address(name), message_handler=handler
+            ) as consumer:
+                running = asyncio.create_task(consumer.run())
+                await asyncio.to_thread(handler.done.wait, SECONDS)
+                await consumer.stop_processing()
+                await running
+            info = await management.queue_info(name)
+            assert info.message_count == 0
+            await management.delete_queue(name)
         return handler.bodies()
 
     class Stopping(Collector):

@@ -1,8 +1,7 @@
 """rhea, the AMQP 1.0 client of Node.js, unchanged, against the broker over sockets.
 
-It is found where `npm install --global rhea` puts it, or in the node_modules that NODE_PATH names
-(`npm install --prefix FOLDER rhea`, NODE_PATH=FOLDER/node_modules); elsewhere the tests are skipped.
-What it does is in rhea_client.js.
+It is found where `npm install --prefix .venv rhea` puts it, or `npm install --global rhea`, or in
+what NODE_PATH names; elsewhere the tests are skipped. What it does is in rhea_client.js.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,9 @@ def environment() -> dict[str, str]:
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None:
         pytest.skip("node is not here")
-    paths = [os.environ["NODE_PATH"]] if os.environ.get("NODE_PATH") else []
+    paths = [str(Path(sys.prefix) / "node_modules")]
+    if os.environ.get("NODE_PATH"):
+        paths.append(os.environ["NODE_PATH"])
     if npm is not None:
         paths.append(output_of(npm, "root", "--global").strip())
     environment = {**os.environ, "NODE_PATH": os.pathsep.join(paths)}

@@ -79,7 +79,10 @@ def queue_of(address: str) -> str:
             if address.startswith(prefix):
                 name = address[len(prefix) :]
     if not name:
-        raise BadAddress(f"bad address '{address}': expected {QUEUES}:queue, percent-encoded")
+        raise BadAddress(
+            f"bad address '{address}': expected {QUEUES}:queue, or where to publish to "
+            f"{EXCHANGES}:exchange/:key, percent-encoded"
+        )
     return name
 
 

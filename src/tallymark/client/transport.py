@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, cast, final
 
 from tallymark.client.adapter import Adapter, Peer
 from tallymark.client.errors import ClientError, ConnectionLost
@@ -44,8 +44,7 @@ class Line(asyncio.Protocol, Peer):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
         self._turn.is_paused = False
         self._turn.write = self._write
         self.adapter.start(self._turn.now_ms())
