@@ -9,13 +9,17 @@ and persistent, and a commit follows the answer to the one before it.
     confirms   no transaction: publishes with confirms, acknowledged when all are confirmed: what
                it costs without the guarantee
 
+    large      one transaction of many publishes: what it holds in memory before the commit, and how
+               long the commit takes
+
 One client shows what a commit costs by itself, ten that transactions share the sync of a block
 (group commit). CPU is the broker's own, descendants included. Syncs (fsync, fdatasync) are counted
 by strace in a pass of its own, which is slower and not timed. At the end every message must be in
 its second queue, once.
 
-    transactions.py [--scenarios tx,tx-each,confirms] [--clients 1,10] [--commits 3000]
-                    [--runs 3] [--size 1024] [--no-rabbitmq] [--no-strace] [-- FLAGS of tallymark]
+    transactions.py [--scenarios tx,tx-each,confirms,large] [--clients 1,10] [--commits 3000]
+                    [--messages 300000] [--runs 3] [--size 1024] [--no-rabbitmq] [--no-strace]
+                    [-- FLAGS of tallymark serve]
 """
 
 from __future__ import annotations
@@ -35,7 +39,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.brokers import Running, cpu_s, family, rabbitmq, rabbitmq_installed, scratch, tallymark
+from bench.brokers import (
+    Running,
+    cpu_s,
+    family,
+    memory_mib,
+    rabbitmq,
+    rabbitmq_installed,
+    scratch,
+    tallymark,
+)
 from bench.lean import ACK, DELIVER, PERSISTENT, Link, method, publish, settle, short
 
 EACH = 10
@@ -217,6 +230,35 @@ class Run:
         return {"lost": self.commits * EACH - moved, "left": stayed}
 
 
+def large(broker: Running, messages: int, size: int) -> dict[str, object]:
+    """One transaction with so many publishes."""
+    link = Link(broker.port)
+    link.socket.settimeout(STALL_S)
+    link.open_channel(1)
+    link.declare_queue("large")
+    link.call(1, SELECT)
+    before, cpu = memory_mib(broker.pid, "VmRSS"), cpu_s(broker.pid)
+    chunk = b"".join([publish(1, "", "large", PERSISTENT, bytes(size))] * 100)
+    for _ in range(messages // 100):
+        link.socket.sendall(chunk)
+    assert ready(link, "large") == 0
+    held = memory_mib(broker.pid, "VmRSS")
+    began = time.monotonic()
+    link.call(1, COMMIT)
+    seconds = time.monotonic() - began
+    lost = messages // 100 * 100 - ready(link, "large")
+    row: dict[str, object] = {
+        "scenario": "large", "clients": 1, "broker": f"{broker.name} ({broker.note})",
+        "messages": messages, "held_mib": round(held - before), "commit_s": round(seconds, 3),
+        "cpu_us_per_message": round((cpu_s(broker.pid) - cpu) / messages * 1e6, 2), "lost": lost,
+        "left": 0,
+    }  # fmt: skip
+    link.call(1, (50, 40), b"\0\0" + short("large") + b"\0")
+    link.close()
+    print(json.dumps(row), flush=True)
+    return row
+
+
 def pinned(text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
 
@@ -226,9 +268,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--scenarios", default="tx,tx-each,confirms")
+    parser.add_argument("--scenarios", default="tx,tx-each,confirms,large")
     parser.add_argument("--clients", type=pinned, default=[1, 10])
     parser.add_argument("--commits", type=int, default=3000)
+    parser.add_argument("--messages", type=int, default=300_000, help="of the large transaction")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--size", type=int, default=1024)
     parser.add_argument("--no-rabbitmq", action="store_true")
@@ -241,9 +284,12 @@ def main() -> int:
         if not args.no_rabbitmq and rabbitmq_installed():
             brokers.append(stack.enter_context(rabbitmq(folder / "r")))
         for scenario in args.scenarios.split(","):
-            for clients in args.clients:
+            for clients in args.clients if scenario != "large" else [1]:
                 for broker in brokers:
-                    rows.append(_row(broker, scenario, clients, args, folder))
+                    if scenario == "large":
+                        rows.append(large(broker, args.messages, args.size))
+                    else:
+                        rows.append(_row(broker, scenario, clients, args, folder))
     print(_table(rows))
     return 1 if any(row["lost"] or row["left"] for row in rows) else 0
 

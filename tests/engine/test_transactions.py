@@ -143,6 +143,19 @@ def test_tx_3_a_queue_deleted_before_the_commit_takes_nothing() -> None:
     assert rig.broker.store.resident_bytes == 0
 
 
+def test_tx_3_a_queue_that_expired_before_the_commit_takes_nothing() -> None:
+    rig = manual()
+    rig.declare("q", {"expires": 100})
+    _, transaction = begun(rig)
+    rig.stage(transaction, "q", 1, handle="h")
+    rig.advance(100)
+    assert "q" not in rig.vhost.queues
+    (run,) = rig.broker.transactions.commit(transaction)
+    assert (run.handle, run.reached) == ("h", False)
+    rig.settle_down()
+    rig.broker.check()
+
+
 def test_tx_3_a_queue_of_the_same_name_takes_its_place() -> None:
     rig = Rig()
     rig.queue("a")
