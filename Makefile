@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS ?= 2
+WORKERS ?= 3
 # Layers that are compiled: their tests run twice, interpreted from src and as installed.
 COMPILED := $(wildcard tests/wire tests/engine tests/bridge tests/journal)
 SOURCES := $(shell find src -name '*.py' -o -name 'py.typed') pyproject.toml setup.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 from uuid import UUID
 
@@ -22,6 +23,11 @@ from tests.support.amqp091 import publish
 ROUTE = Route("ex", "rk")
 SOME_UUID = UUID("550e8400-e29b-41d4-a716-446655440000")
 URN = f"urn:uuid:{SOME_UUID}"
+
+
+def facts(properties: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name; a compiled one has no __dict__."""
+    return {field.name: getattr(properties, field.name) for field in fields(properties)}
 
 
 def payload(

@@ -22,7 +22,7 @@ from tallymark.wire.amqp10.sections import Header, Properties, Value, encode_mes
 from tallymark.wire.amqp10.types import Symbol, Timestamp, UInt, ULong
 from tallymark.wire.nsq.frames import MESSAGE, decode_message
 from tests.bridge import rig10
-from tests.bridge.conversion import URN, header, only, same, values
+from tests.bridge.conversion import URN, facts, header, only, same, values
 from tests.bridge.nsq_rig import NsqRig, mpub, pub
 from tests.bridge.rig import Content
 from tests.bridge.rig import Peer as Peer091
@@ -33,7 +33,7 @@ BODY = bytes(range(256)) * 3
 def published(rig: rig10.Rig, properties: BasicProperties, body: bytes = BODY) -> Peer091:
     """By an AMQP 0-9-1 client to the queue q."""
     peer = rig.connect()
-    peer.ask(peer.publish(body, "q", **vars(properties)))
+    peer.ask(peer.publish(body, "q", **facts(properties)))
     return peer
 
 
@@ -137,7 +137,7 @@ def test_from_0_9_1_through_a_1_0_client_back_to_0_9_1(given: dict[str, object])
     original.delivery_mode = original.delivery_mode or 1
     for each in (original, back.properties):
         each.headers = sorted_table(each.headers)
-    assert same(vars(back.properties), vars(original))
+    assert same(facts(back.properties), facts(original))
 
 
 @pytest.mark.parametrize("frame_max", [4096, 131_072])
@@ -171,8 +171,8 @@ def test_from_1_0_to_0_9_1_by_push_and_by_get(frame_max: int) -> None:
     assert [each.body for each in found] == row + row
     for each in found:
         assert same(
-            {**vars(each.properties), "headers": sorted_table(each.properties.headers)},
-            {**vars(expected), "headers": sorted_table(headers)},
+            {**facts(each.properties), "headers": sorted_table(each.properties.headers)},
+            {**facts(expected), "headers": sorted_table(headers)},
         )
 
 

@@ -14,6 +14,7 @@ from tallymark.wire.amqp091.properties import Properties as BasicProperties
 from tallymark.wire.amqp10.sections import Properties, encode_message
 from tallymark.wire.amqp10.types import Symbol, ULong
 from tests.bridge.conversion import (
+    facts,
     in_amqp091,
     in_amqp10,
     message,
@@ -171,8 +172,8 @@ def test_the_properties_of_1_0_come_back_from_0_9_1(original: Properties, conten
         expected.message_id = found.properties and found.properties.message_id
     assert (found.properties or Properties()) == expected
     assert same(
-        [type(value) for value in vars(found.properties or Properties()).values()],
-        [type(value) for value in vars(expected).values()],
+        [type(value) for value in facts(found.properties or Properties()).values()],
+        [type(value) for value in facts(expected).values()],
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from contextlib import suppress
 from hashlib import sha256
+from operator import index
 from typing import Final, final
 
 from tallymark.bridge import convert_names as names
@@ -164,7 +165,7 @@ def _id(raw: bytes, start: int, end: int, front: Front) -> str:
     if isinstance(value, float):
         return str(float(value))
     if isinstance(value, int) and not isinstance(value, bool):
-        return str(int(value))
+        return str(index(value))
     return _id_text(_properties(raw, start, end)[0])
 
 

@@ -15,12 +15,14 @@ decimal that does not fit becomes text. Times lose what is below a second. Times
 the other side become plain integers: a ulong of seconds, an `l` of milliseconds. docs/conversion.md
 has the same for users.
 
-Types are told apart by `type`, as every kind of integer is an int.
+Types are told apart by `type`, as every kind of integer is an int; `index` makes a bare number of
+one, which `int` does not where it is compiled.
 """
 
 from __future__ import annotations
 
 from decimal import Decimal
+from operator import index
 from typing import Final, cast
 from uuid import UUID
 
@@ -49,10 +51,12 @@ def to_amqp10(value: object) -> object:
     if kind is fields.WireInt:
         return _integer(cast(fields.WireInt, value))
     if kind is fields.Timestamp:
-        return time_to_amqp10(int(cast(int, value)))
+        return time_to_amqp10(index(value))
     if kind is int:
-        number = int(cast(int, value))
-        return types.Int(number) if -0x8000_0000 <= number < 0x8000_0000 else number
+        number = index(value)
+        if -0x8000_0000 <= number < 0x8000_0000:
+            return types.Int(number)  # a statement of its own: compiled, an expression is an int
+        return number
     if kind is fields.Float32:
         return types.Float(cast(float, value))
     if kind is Decimal:
@@ -90,7 +94,7 @@ def time_to_amqp10(seconds: int) -> object:
 
 def _integer(value: fields.WireInt) -> object:
     tag = value.tag
-    number = int(value)
+    number = index(value)
     if tag == "I":
         return types.Int(number)
     if tag == "i":
@@ -138,7 +142,7 @@ def to_field(value: object, depth: int = 0) -> object:
     if kind is types.Described:
         return to_field(cast(types.Described, value).value, depth)
     if kind is types.Timestamp:
-        return time_to_field(int(cast(int, value)))
+        return time_to_field(index(value))
     if kind is UUID:
         return f"urn:uuid:{value}"
     if kind is types.Float:
@@ -174,7 +178,7 @@ def _to_field_integer(value: object) -> object:
         tag = "s"
     if not tag:
         return None
-    number = int(cast(int, value))
+    number = index(value)
     if number >= 1 << 63:
         return str(number)
     if tag == "I" or (tag == "l" and not -0x8000_0000 <= number < 0x8000_0000):
