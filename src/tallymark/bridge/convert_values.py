@@ -51,9 +51,9 @@ def to_amqp10(value: object) -> object:
     if kind is fields.WireInt:
         return _integer(cast(fields.WireInt, value))
     if kind is fields.Timestamp:
-        return time_to_amqp10(index(value))
+        return time_to_amqp10(index(cast(int, value)))
     if kind is int:
-        number = index(value)
+        number = index(cast(int, value))
         if -0x8000_0000 <= number < 0x8000_0000:
             return types.Int(number)  # a statement of its own: compiled, an expression is an int
         return number
@@ -94,7 +94,7 @@ def time_to_amqp10(seconds: int) -> object:
 
 def _integer(value: fields.WireInt) -> object:
     tag = value.tag
-    number = index(value)
+    number = index(cast(int, value))
     if tag == "I":
         return types.Int(number)
     if tag == "i":
@@ -142,7 +142,7 @@ def to_field(value: object, depth: int = 0) -> object:
     if kind is types.Described:
         return to_field(cast(types.Described, value).value, depth)
     if kind is types.Timestamp:
-        return time_to_field(index(value))
+        return time_to_field(index(cast(int, value)))
     if kind is UUID:
         return f"urn:uuid:{value}"
     if kind is types.Float:
@@ -178,7 +178,7 @@ def _to_field_integer(value: object) -> object:
         tag = "s"
     if not tag:
         return None
-    number = index(value)
+    number = index(cast(int, value))
     if number >= 1 << 63:
         return str(number)
     if tag == "I" or (tag == "l" and not -0x8000_0000 <= number < 0x8000_0000):
