@@ -122,7 +122,7 @@ def test_fc_7_an_amqp_10_client_stops_publishing_and_goes_on_consuming(
 ) -> None:
     """On one connection: windows close, and it is read on, so it can make the room that lacks."""
     with BrokerProcess(
-        tmp_path / "data", env=shim.env, max_memory="16MiB", max_pending="4GiB", link_credit=170
+        tmp_path / "data", env=shim.env, max_memory="16MiB", max_pending="4GiB", link_credit="170"
     ) as broker:
         declare(broker, "q", durable=False)
         raw = socket.create_connection(("127.0.0.1", broker.amqp_port), 20)
