@@ -154,6 +154,7 @@ GOOD: list[tuple[str, object]] = [
     ("max-age", "1s"), ("max-age", "99999999Y"), ("stream-max-segment-size-bytes", 0),
     ("stream-max-segment-size-bytes", 3_000_000_000), ("default-queue-type", "classic"),
     ("default-queue-type", "quorum"), ("default-queue-type", "stream"),
+    ("auto-create", True), ("auto-create", False),
 ]  # fmt: skip
 
 
@@ -194,6 +195,7 @@ def test_the_ends_of_every_range_are_accepted(key: str, value: object) -> None:
         ("delayed-retry-min", 0, "0 is not a valid delayed retry minimum delay"),
         ("delayed-retry-min", True, "true is not a valid delayed retry minimum delay"),
         ("delayed-retry-max", -1, "-1 is not a valid delayed retry maximum delay"),
+        ("auto-create", 1, "1 is not a valid auto-create"),
         ("delayed-retry-max", 315_360_000_001,
          "315360000001 is not a valid delayed retry maximum delay"),
         ("max-age", "7", '<<"7">> is not a valid max age'),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import TracebackType
@@ -92,6 +93,18 @@ def observe(topology: Topology, port: int) -> Notes:
     with Stage(port) as stage:
         topology.run(stage)
         return Notes(stage.seen, stage.dead_letter_exchanges)
+
+
+def compare(topology: Topology, ours: int, theirs: int) -> None:
+    """Run it on both, by their ports, at the same time: ours must show what RabbitMQ does."""
+    with ThreadPoolExecutor(1) as other:
+        running = other.submit(observe, topology, theirs)
+        seen = observe(topology, ours).seen
+        expected = as_ours(topology, running.result())
+    assert expected
+    for number, (note, wanted) in enumerate(zip(seen, expected, strict=False)):
+        assert note == wanted, f"note {number} of {len(expected)}"
+    assert len(seen) == len(expected)
 
 
 def as_ours(topology: Topology, theirs: Notes) -> list[Note]:

@@ -27,6 +27,7 @@ from tallymark.engine.effects import (
     Refused,
     Signal,
     TimedOut,
+    TransactionExpired,
 )
 from tallymark.engine.formats import Format
 from tallymark.engine.message import PACKED, Pack, Payload, Route, Slice
@@ -36,6 +37,7 @@ from tallymark.engine.records import Record, expanded
 from tallymark.engine.restore import Restorer
 from tallymark.engine.session import Connection, Consumer, Session
 from tallymark.engine.snapshot import snapshot
+from tallymark.engine.staging import Transaction
 from tallymark.wire.amqp091.properties import Properties, decode_properties
 from tests.support import amqp091
 
@@ -214,6 +216,8 @@ class Rig:
         """Consumers that were too slow: when that was told, who, and the limit."""
         self.released_tags: list[tuple[int, int]] = []
         """Of those: which tags, where the consumer goes on."""
+        self.expired: list[int] = []
+        """Ids of transactions that took too long."""
         self.drained: list[str] = []
         """Consumers that got all there was for them."""
         self.given: list[Held] = []
@@ -340,6 +344,23 @@ class Rig:
         payload = self.payload(key, list(messages), persistent, exchange)
         self.broker.publish(session or self.session(), targets, payload, annotations)
 
+    def stage(
+        self,
+        transaction: Transaction,
+        key: str,
+        *messages: int,
+        exchange: str = "",
+        session: Session | None = None,
+        annotations: Annotations | None = None,
+        handle: object = None,
+        persistent: bool = True,
+    ) -> None:
+        """One run of messages under a transaction."""
+        targets = self.vhost.route(exchange, [key], None)
+        payload = self.payload(key, list(messages), persistent, exchange)
+        publisher = session or transaction.session
+        self.broker.stage(transaction, publisher, targets, payload, annotations, handle)
+
     def publish_parts(
         self,
         session: Session,
@@ -441,6 +462,8 @@ class Rig:
             elif isinstance(effect, TimedOut):
                 self.timed_out.append((self.now_ms, effect.consumer, effect.timeout_ms))
                 self.released_tags += effect.tags
+            elif isinstance(effect, TransactionExpired):
+                self.expired.append(effect.transaction.id)
             elif isinstance(effect, Drained):
                 self.drained.append(effect.consumer.tag)
             elif isinstance(effect, Signal):

@@ -1,7 +1,8 @@
 """Messages as their readers see them once the broker knows more of them than their bytes say.
 
 A dead letter carries its history as headers [DL-12, DL-14] and has lost its expiration [DL-11];
-a message handed out before carries its counts [DL-5]. Header frames are patched: everything else in
+a message handed out before carries its counts [DL-5]; what consumers noted by AMQP 1.0's outcome
+`modified` are headers as well [FC-20]. Header frames are patched: everything else in
 them stays byte for byte as the publisher sent it, and so do the body frames.
 
     section   flags | content-type | content-encoding | headers | ... | expiration | message-id ...
@@ -18,10 +19,14 @@ from __future__ import annotations
 from typing import Final, final
 
 from tallymark.bridge.amqp091_format import expiration_at, table_at
+from tallymark.bridge.convert_names import BASIC, OURS, is_short
+from tallymark.bridge.convert_values import to_field
 from tallymark.engine.annotations import Annotations, Death, death_headers
 from tallymark.engine.message import Slice
 from tallymark.wire.amqp091.errors import WireError
-from tallymark.wire.amqp091.fields import Reader
+from tallymark.wire.amqp091.fields import Reader, write_short_string, write_value
+from tallymark.wire.amqp10.codec import decode
+from tallymark.wire.amqp10.errors import DecodeError
 
 DELIVERY_COUNT: Final = "x-delivery-count"
 ACQUIRED_COUNT: Final = "x-acquired-count"
@@ -82,6 +87,9 @@ class Additions:
         if acquired:
             self._replace(ACQUIRED_COUNT)
             _add_count(headers, ACQUIRED_COUNT, acquired)
+        if annotations is not None:
+            for key, value in annotations.notes:
+                self._note(headers, key, value)
         if has_offset:  # the last entry: see `_new_front` and `before_offset`
             self._replace(STREAM_OFFSET)
             _add_count(headers, STREAM_OFFSET, 0)
@@ -89,6 +97,20 @@ class Additions:
         self._front = b""
         """Of the section seen last, and what it becomes; see _learn."""
         self._new_front = b""
+
+    def _note(self, headers: bytearray, key: str, value: bytes) -> None:
+        """What a consumer noted, unless the broker says something under that name."""
+        if key in self._replaced or key in OURS or key.startswith(BASIC) or not is_short(key):
+            return
+        try:
+            found = decode(value, 0, len(value))[0]
+        except DecodeError:
+            return
+        entry = bytearray()
+        write_short_string(entry, key)
+        write_value(entry, to_field(found))
+        self._replace(key)
+        headers += entry
 
     def _replace(self, name: str) -> None:
         self._replaced.add(name)
@@ -189,7 +211,7 @@ def additions_to(
         if not (shows_counts or known.failed or known.acquired):
             failed = acquired = 0
         is_dead = known.route is not None or len(known.deaths) > 0
-        if not is_dead and not failed and not acquired and not has_offset:
+        if not is_dead and not failed and not acquired and not has_offset and not known.notes:
             return None
     if last is not None and last.of(known, failed, acquired):
         return last

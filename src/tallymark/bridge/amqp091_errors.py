@@ -15,6 +15,7 @@ from tallymark.engine.errors import (
     PreconditionFailed,
     ResourceExhausted,
     ResourceLocked,
+    RolledBack,
     Unsupported,
 )
 from tallymark.wire.amqp091 import errors as wire_errors
@@ -31,6 +32,7 @@ REPLY_CODES: Final[dict[type[BrokerError], int]] = {
     NotAllowed: wire_errors.NOT_ALLOWED,
     Unsupported: wire_errors.NOT_IMPLEMENTED,
     ResourceExhausted: wire_errors.RESOURCE_ERROR,
+    RolledBack: wire_errors.PRECONDITION_FAILED,
 }
 """Whether a code closes the channel or the connection is the protocol's: wire errors.REPLIES.
 

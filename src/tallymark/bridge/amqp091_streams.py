@@ -22,6 +22,7 @@ from tallymark.bridge.amqp091_content import (
     published,
     shown_route,
 )
+from tallymark.bridge.convert_amqp10_to_amqp091 import Converter
 from tallymark.engine.arguments import named
 from tallymark.engine.errors import PreconditionFailed, Unsupported
 from tallymark.engine.message import Route, Slice
@@ -66,17 +67,18 @@ def _start(value: object, what: str) -> Start:
 class StreamRecipient:
     """Where a reader's deliveries go: Consumer.handle."""
 
-    __slots__ = ("_additions", "_channel", "_recipient")
+    __slots__ = ("_additions", "_channel", "_converter", "_recipient")
 
     def __init__(self, channel: Channel, tag: str) -> None:
         self._channel = channel
         self._recipient = Recipient(channel, tag)
         self._additions: Additions | None = None
         """Those shown last."""
+        self._converter = Converter()
 
     def encode(self, piece: Slice, first_tag: int) -> bytes:
         """A slice whose bytes are in memory, as frames of this channel."""
-        piece = published(piece)
+        piece = published(piece, self._converter)
         additions = additions_to(piece, False, self._additions, True)
         assert additions is not None, piece.first
         self._additions = additions

@@ -40,10 +40,12 @@ from tallymark.engine.records import Record
 from tallymark.engine.seeking import Seeking
 from tallymark.engine.session import UNLIMITED, Connection, Consumer, Session
 from tallymark.engine.settlement import Settlement
+from tallymark.engine.staging import Transaction
 from tallymark.engine.store import Store
 from tallymark.engine.streams import Start
 from tallymark.engine.subscription import Subscription
 from tallymark.engine.timeouts import Timeouts
+from tallymark.engine.transactions import Transactions
 from tallymark.engine.upkeep import Upkeep
 from tallymark.engine.vhost import Targets, VirtualHost
 
@@ -117,8 +119,13 @@ class Broker:
         self.durability = Durability(self.dispatcher)
         self.queue_ids = Counter()
         self.owner_ids = Counter()
-        """Consumers, sessions and connections share one series of ids."""
+        """Consumers, sessions, connections and transactions share one series of ids."""
         self.message_ids = Counter()
+        self.transactions = Transactions(
+            self.clock, self.deadlines, self.entrance, self.settlement, self.store, self.vhosts,
+            self.records, self.effects, self.owner_ids, self.new_message_ids,
+        )  # fmt: skip
+        """Begin, settle under, commit and roll back; publish under one by `stage`."""
         self.queues: dict[int, Queue] = {}
         """Every queue by id."""
         self.connections: dict[int, Connection] = {}
@@ -275,6 +282,8 @@ class Broker:
         self.purge(queue)
         sessions = [s for c in self.connections.values() for s in c.sessions]
         self.settlement.empty_in_flight(sessions, queue, records.DROPPED_PURGED)
+        if queue.staged:
+            self.transactions.drop(queue, records.DROPPED_PURGED, True)
 
     def pause(self, queue: Queue, paused: bool) -> None:
         """Stop or resume deliveries from a queue, for all its consumers; outlives a restart where
@@ -334,6 +343,8 @@ class Broker:
         if queue.acquired:
             sessions = [s for c in self.connections.values() for s in c.sessions]
             self.settlement.drop_in_flight(sessions, queue, reason)
+        if queue.staged:
+            self.transactions.drop(queue, reason, False)
         queue.deleted = True
         self.deadlines.forget(queue)
         del self.queues[queue.id]
@@ -371,7 +382,8 @@ class Broker:
         return session
 
     def close_session(self, session: Session, lost: bool) -> None:
-        """End a session: consumers go, unsettled messages return to their old positions.
+        """End a session: consumers go, its transactions are rolled back, unsettled messages return
+        to their old positions.
 
         lost: the peer vanished without a closing handshake. Repeating is no error.
         """
@@ -384,6 +396,7 @@ class Broker:
         for consumer in consumers:
             self._forget_consumer(consumer)
         reason = records.RETURNED_BY_LOSS if lost else records.RETURNED_BY_CLOSE
+        self.transactions.close_session(session, lost)
         self.settlement.return_all(session, reason)
         for consumer in consumers:
             self._maybe_unused(consumer.queue)
@@ -538,6 +551,19 @@ class Broker:
         self.published += count
         if session.confirming:
             self.durability.published(session, count)
+
+    def stage(
+        self,
+        transaction: Transaction,
+        session: Session,
+        targets: Targets,
+        payload: Payload,
+        annotations: Annotations | None = None,
+        handle: object = None,
+    ) -> None:
+        """As publish, when and if the transaction is committed: see Transactions.publish."""
+        self.published += payload.count
+        self.transactions.publish(transaction, session, targets, payload, annotations, handle)
 
     # -- consuming
 
@@ -759,17 +785,25 @@ class Broker:
     # -- settling
 
     def settle(
-        self, session: Session, first: int, last: int, outcome: int, notes: Notes = ()
+        self,
+        session: Session,
+        first: int,
+        last: int,
+        outcome: int,
+        notes: Notes = (),
+        due_ms: int = 0,
     ) -> None:
         """Settle tags first..last one after the other with one outcome.
 
         notes: what the consumer adds to the messages, where they are given back or refused [FC-20].
+        due_ms: what is given back is not ready before then (wall time) and keeps its place [LC-1];
+        0: at once.
 
         Raises:
             PreconditionFailed: at the first tag that is unknown or settled; those before it are
             settled, it and those after it are not.
         """
-        self.settlement.settle(session, first, last, outcome, notes)
+        self.settlement.settle(session, first, last, outcome, notes, due_ms)
 
     def requeue(self, session: Session, tag: int, delay_ms: int) -> None:
         """One delivery goes to the tail of its queue, now or in `delay_ms` [NQ-12].
@@ -840,19 +874,20 @@ class Broker:
     def has_work(self) -> bool:
         """Whether a turn would do something that no later command announces."""
         dispatcher = self.dispatcher
-        return bool(
-            dispatcher.changed or dispatcher.again or self.records or self.store.is_behind
-        )
+        return bool(dispatcher.changed or dispatcher.again or self.records or self.store.is_behind)
 
     def turn(self, now_ms: int) -> list[Effect]:
         """Deliver what can be delivered; returns the effects since the last turn, in order."""
         self.clock.tell(now_ms)
         self.store.sweep()
+        assert not self.transactions.torn, "a transaction was carried out in part"
         for thing in self.deadlines.take_due(now_ms):
             self._look_at(thing)
         if self.dead_letters.pending.waiting:
             self.dead_letters.pending.look_at_topology()
         self.dispatcher.pump()
+        if self.transactions.untold:
+            self.transactions.tell()
         settling = self.store.settling
         if settling:
             for queue in settling:
@@ -872,6 +907,9 @@ class Broker:
         if isinstance(thing, Session):
             for consumer in self.timeouts.look_at(thing):
                 self.cancel(consumer)
+            return
+        if isinstance(thing, Transaction):
+            self.transactions.look_at(thing)
             return
         assert isinstance(thing, Queue), thing
         if thing.deleted:
@@ -922,6 +960,8 @@ class Broker:
     def spill(self, budget: int, written: int) -> None:
         """Keep at most `budget` bytes of payloads in memory where that can be done: those in the
         journal below `written` need no memory. Call when the turn's effects are carried out."""
+        if self.transactions.open and self.store.resident_bytes > budget:
+            self.transactions.press()
         self.store.spill(budget, written, self.records, self.clock.now_ms)
         self.backlogs.pack(written)
 
@@ -934,6 +974,7 @@ class Broker:
     def check(self) -> None:
         """Assert the account of every queue against itself and against the sessions [LC-5]."""
         held: dict[int, int] = {}
+        staged, staged_of = self.transactions.check()
         for connection in self.connections.values():
             for session in connection.sessions:
                 unacked = 0
@@ -943,12 +984,14 @@ class Broker:
                     unacked += n
                     if not entry.queue.deleted and not entry.void:
                         held[entry.queue.id] = held.get(entry.queue.id, 0) + n
+                unacked += staged_of.get(session.id, 0)
                 assert unacked == session.unacked, (unacked, session.unacked)
         for queue in self.queues.values():
             queue.check()
             leased = sum(len(x.slice) for s in queue.subscriptions for x in s.leases)
             assert leased == queue.leased, (queue.name, leased, queue.leased)
             assert queue.acquired == held.get(queue.id, 0) + leased, (queue.name, queue.acquired)
+            assert queue.staged == staged.get(queue.id, 0), (queue.name, queue.staged)
 
 
 def _not_of_streams(what: str, queue: Queue) -> Unsupported:

@@ -12,6 +12,7 @@ from array import array
 from typing import TYPE_CHECKING, Final, final
 
 from tallymark.engine import records
+from tallymark.engine.admission import Seat
 from tallymark.engine.backlogs import Backlogs
 from tallymark.engine.clock import Clock
 from tallymark.engine.delivery import Dispatcher
@@ -323,6 +324,11 @@ class Entrance:
                 )
         return _stretches(refused, REFUSED, lo) if any_refused else []
 
+    def refuses(self, queue: Queue, payload: Payload) -> bool:
+        """Whether the queue would refuse any of these messages now, which have no ids of their
+        publisher's. O(messages); changes nothing."""
+        return self._verdicts(queue, payload, 0, payload.count, False).find(REFUSED) >= 0
+
     def transfer(self, queue: Queue, piece: Slice, kept: bool, source: int) -> None:
         """Messages of the queue with id `source` enter this one. Publishers were told long ago
         that they are taken: only a queue that drops in silence takes fewer."""
@@ -387,23 +393,29 @@ class Entrance:
             self.weigh_queue(queue)
         return limit - queue.body_bytes + queue.leading_bytes(self.dispatcher.demand(queue))
 
+    def seat(self, queue: Queue) -> Seat:
+        """Room for what comes next, where the queue is one that refuses."""
+        if queue.settings.overflow == DROP_HEAD:
+            return Seat(1 << 62, 1 << 62, 0)
+        room, room_bytes = self.room(queue), self.room_bytes(queue)
+        return Seat(room, room_bytes, self.awaited(queue) if queue.settings.max_bytes >= 0 else 0)
+
+    def ids_of(self, queue: Queue, payload: Payload, lo: int, hi: int) -> list[str]:
+        """The publisher-given ids that a deduplicating queue looks at, and no list for others."""
+        if queue.settings.dedup_ms <= 0:
+            return []
+        forget_ids(queue, self.clock.now_ms)
+        self.store.load(payload)
+        return self.formats[payload.format].ids(payload, lo, hi)
+
     def _verdicts(self, queue: Queue, payload: Payload, lo: int, hi: int, kept: bool) -> bytearray:
         """As _judge gives them, message by message; ids of those that enter are taken."""
-        settings = queue.settings
         now = self.clock.now_ms
-        ids: list[str] = []
-        if settings.dedup_ms > 0:
-            forget_ids(queue, now)
-            self.store.load(payload)
-            ids = self.formats[payload.format].ids(payload, lo, hi)
-        room = room_bytes = 1 << 62
-        if settings.overflow != DROP_HEAD:
-            room, room_bytes = self.room(queue), self.room_bytes(queue)
-        by_bytes = settings.max_bytes >= 0
-        awaited = 0
+        ids = self.ids_of(queue, payload, lo, hi)
+        seat = self.seat(queue)
+        by_bytes = queue.settings.max_bytes >= 0
         if by_bytes:
             self.weigh(payload)
-            awaited = self.awaited(queue)
         bodies = payload.bodies
         seen = queue.seen_ids
         taken: list[str] = []
@@ -417,14 +429,9 @@ class Entrance:
             if by_bytes:
                 assert bodies is not None
                 size = bodies[i + 1] - bodies[i]
-            if room <= 0 or (size > room_bytes and awaited <= 0):
+            if not seat.take(size):
                 verdict[i - lo] = REFUSED
                 continue
-            room -= 1
-            if awaited > 0:
-                awaited -= 1
-            else:
-                room_bytes -= size
             if id:
                 seen[id] = now
                 taken.append(id)

@@ -49,3 +49,7 @@ class ResourceExhausted(BrokerError):
 
 class Fenced(BrokerError):
     """The subscription was attached elsewhere, or the offset belongs to another incarnation."""
+
+
+class RolledBack(BrokerError):
+    """The transaction could not be committed as a whole, so nothing of it was."""

@@ -50,6 +50,7 @@ LARGEST: Final = (1 << 63) - 1
 """Of numbers: what an argument's longest integer can say too."""
 ALTERNATE_EXCHANGE: Final = "alternate-exchange"
 DEFAULT_TYPE: Final = "default-queue-type"
+AUTO_CREATE: Final = "auto-create"
 RETRY_TYPE: Final = "delayed-retry-type"
 RETRY_MIN: Final = "delayed-retry-min"
 RETRY_MAX: Final = "delayed-retry-max"
@@ -77,6 +78,10 @@ def _hops(value: object) -> bool:
 
 def _text(value: object) -> bool:
     return isinstance(value, str)
+
+
+def _truth(value: object) -> bool:
+    return isinstance(value, bool)
 
 
 def _overflow(value: object) -> bool:
@@ -164,6 +169,7 @@ KEYS: Final[dict[str, Key]] = {
     "message-deduplication": Key(
         _positive, "deduplication window", "1 or more milliseconds"
     ),
+    AUTO_CREATE: Key(_truth, "auto-create", "true or false"),
     ALTERNATE_EXCHANGE: Key(_text, "alternate exchange name", "text"),
 }  # fmt: skip
 """Keys that are acted upon."""

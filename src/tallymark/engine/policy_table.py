@@ -14,6 +14,7 @@ from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.exchange import ALTERNATE, Exchange
 from tallymark.engine.policies import (
     ALTERNATE_EXCHANGE,
+    AUTO_CREATE,
     CLASSIC_QUEUES,
     DEFAULT_TYPE,
     EXCHANGES,
@@ -72,6 +73,11 @@ class PolicyTable:
         policy = in_effect(self.user, QUEUES, name)
         found = None if policy is None else policy.definition.get(DEFAULT_TYPE)
         return found if isinstance(found, str) else ""
+
+    def creates(self, name: str) -> bool:
+        """Whether a queue of that name is to be made when somebody wants to use it."""
+        policy = in_effect(self.user, CLASSIC_QUEUES, name)
+        return policy is not None and policy.definition.get(AUTO_CREATE) is True
 
     def settle_queue(self, queue: Queue) -> bool:
         """Put its settings together; False when that changes none."""

@@ -3,9 +3,10 @@
 Ready messages lie in lanes, one per priority; order within a lane is ready.py's.
 
 Conservation, at any quiescent moment [LC-5]:
-    entered = ready + acquired + deferred + dead_letter_pending
+    entered = ready + acquired + deferred + staged + dead_letter_pending
               + settled + dead_lettered + dropped(by reason)
-where acquired includes what durable subscriptions hold on lease.
+where acquired includes what durable subscriptions hold on lease, and staged is what was acquired
+and is settled in transactions that have not ended.
 """
 
 from __future__ import annotations
@@ -117,6 +118,8 @@ class Queue(Timed):
         "settled_ranges",
         "shift",
         "shows_counts",
+        "staged",
+        "staged_bytes",
         "stored",
         "subscriptions",
         "timed_out",
@@ -170,6 +173,9 @@ class Queue(Timed):
         self.acquired_bytes = 0
         self.leased = 0
         """Of the acquired: how many are leased to durable subscriptions."""
+        self.staged = 0
+        """Handed out, and settled in a transaction that has not ended [TX-4]."""
+        self.staged_bytes = 0
         self.deferrals: list[tuple[int, int, bool, Slice]] = []
         """A heap: when due (wall ms), a number that keeps equal ones in order, whether to the tail,
         the messages."""
@@ -557,6 +563,23 @@ class Queue(Timed):
         self.acquired -= piece.hi - piece.lo
         self.acquired_bytes -= piece.size()
 
+    def stage(self, piece: Slice) -> None:
+        """Acquired messages are settled in a transaction: they wait for its end [TX-4]."""
+        self.leave_acquired(piece)
+        self.staged += piece.hi - piece.lo
+        self.staged_bytes += piece.size()
+
+    def unstage(self, piece: Slice) -> None:
+        """Their transaction ends: they are acquired again, and what follows is the caller's."""
+        self.leave_staged(piece)
+        self.acquired += piece.hi - piece.lo
+        self.acquired_bytes += piece.size()
+
+    def leave_staged(self, piece: Slice) -> None:
+        """Staged messages end before their transaction does; the caller counts how."""
+        self.staged -= piece.hi - piece.lo
+        self.staged_bytes -= piece.size()
+
     def drop(self, count: int, reason: int) -> None:
         """Messages, no longer ready or acquired, ended without success."""
         self.dropped[reason] = self.dropped.get(reason, 0) + count
@@ -589,7 +612,7 @@ class Queue(Timed):
             "acquired": self.acquired,
             "leased": self.leased,
             "deferred": self.deferred,
-            "staged": 0,
+            "staged": self.staged,
             "dead_letter_pending": self.pending,
             "settled": self.settled,
             "dead_lettered": self.dead_lettered,
@@ -620,10 +643,10 @@ class Queue(Timed):
             bodies = sum(p.body_bytes() for p in pieces) + sum(p.body_bytes() for p in held)
             assert self.body_bytes == bodies, (self.name, self.body_bytes, bodies)
         gone = self.settled + self.dead_lettered + sum(self.dropped.values())
-        here = self.ready + self.acquired + self.deferred + self.pending
+        here = self.ready + self.acquired + self.deferred + self.staged + self.pending
         assert self.entered == here + gone, (self.name, self.counters())
-        assert min(self.ready, self.acquired, self.leased, self.ready_bytes) >= 0
-        assert self.acquired_bytes >= 0
+        assert min(self.ready, self.acquired, self.leased, self.staged, self.ready_bytes) >= 0
+        assert min(self.acquired_bytes, self.staged_bytes) >= 0
         assert self.leased <= self.acquired
 
 

@@ -59,6 +59,14 @@ DEFERRED: Final = 17
 in RETURNED. Flags: RETURNED_FAILED as in RETURNED; TO_TAIL: then at the tail, else at their old
 place. blob as in RETURNED. In a checkpoint it stands behind the LIVE record of the same messages.
 That they became ready is not recorded: it follows from the time."""
+STAGED: Final = 18
+"""Acquired messages were settled in transaction `owner`, which has not ended [TX-4]. reason = how
+(STAGED_*). Left out where the transaction ended in the same turn."""
+UNSTAGED: Final = 19
+"""Transaction `owner` was rolled back: its STAGED messages are acquired as before [TX-6]."""
+COMMITTED: Final = 20
+"""Transaction `owner` of session `first` was committed: all rows of it are in this block. count =
+messages published, other = deliveries settled."""
 PUBLISHERS: Final = 23
 """Of a stream: the highest numbers that publishers gave messages it took. blob = JSON object,
 number by name of publisher."""
@@ -83,6 +91,19 @@ RETURNED_BY_CLOSE: Final = 2
 RETURNED_BY_LOSS: Final = 3
 RETURNED_BY_RELEASE: Final = 4
 RETURNED_BY_TIMEOUT: Final = 5
+STAGED_ACCEPTED: Final = 1
+STAGED_REJECTED: Final = 2
+STAGED_RETURNED: Final = 3
+STAGED_FAILED: Final = 4
+STAGED_DISCARDED: Final = 5
+OUTCOMES: Final = {
+    STAGED_ACCEPTED: "accepted",
+    STAGED_REJECTED: "rejected",
+    STAGED_RETURNED: "returned",
+    STAGED_FAILED: "failed",
+    STAGED_DISCARDED: "discarded",
+}
+"""As the outcomes of a session, which have the same numbers."""
 DEAD_REJECTED: Final = 1
 DEAD_EXPIRED: Final = 2
 DEAD_MAXLEN: Final = 3

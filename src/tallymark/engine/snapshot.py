@@ -17,13 +17,15 @@ from tallymark.engine.settlement import deferred_record
 
 
 def _in_flight(broker: Broker) -> list[InFlight]:
-    return [
+    """What sessions hold, and what is settled in transactions that have not ended."""
+    held = [
         entry
         for connection in broker.connections.values()
         for session in connection.sessions
         for entry in session.inflight
         if not entry.queue.deleted and not entry.void
     ]
+    return held + broker.transactions.parked()
 
 
 def snapshot(broker: Broker, clean: bool) -> list[Record]:
@@ -55,6 +57,8 @@ def snapshot(broker: Broker, clean: bool) -> list[Record]:
             for low, high in entry.pieces(entry.first, entry.last):
                 owner = entry.consumer.id if entry.consumer is not None else 0
                 _add_live(entry.queue, entry.part(low, high), owner, True, placed, out, now_ms)
+    for payload in broker.transactions.payloads():
+        _add_payload(payload, placed, out, now_ms)  # a commit may name what no queue has now
     return out
 
 
@@ -196,8 +200,7 @@ def _definition(definition: dict[str, object], now_ms: int) -> Record:
 
 
 def live_payloads(broker: Broker) -> list[Payload]:
-    """Every payload that some queue still needs, each once; packed ones excepted: see
-    `packed_payloads`."""
+    """Every payload that some queue or transaction still needs, each once; packed ones excepted."""
     found: dict[int, Payload] = {}
     for queue in broker.queues.values():
         for piece in [
@@ -212,6 +215,8 @@ def live_payloads(broker: Broker) -> list[Payload]:
                 found[id(lease.slice.payload)] = lease.slice.payload
     for entry in _in_flight(broker):
         found[id(entry.slice.payload)] = entry.slice.payload
+    for payload in broker.transactions.payloads():
+        found[id(payload)] = payload
     return list(found.values())
 
 

@@ -67,6 +67,11 @@ class Store:
         self.resident_bytes += payload.size
         self._residents.append(payload)
 
+    def hold(self, size: int) -> None:
+        """So many bytes are in memory that belong to no payload yet; negative: to one now, or no
+        more."""
+        self.resident_bytes += size
+
     def use(self, payload: Payload, n: int) -> None:
         """n more (queue, message) pairs need the payload, which is alive."""
         payload.live += n

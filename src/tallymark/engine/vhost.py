@@ -525,6 +525,11 @@ class VirtualHost:
         """The policy in effect for an exchange. O(policies)."""
         return self._policies.of_exchange(exchange)
 
+    def creates_queue(self, name: str) -> bool:
+        """Whether policy has a queue of that name made when an AMQP 1.0 client attaches to it.
+        O(policies)."""
+        return self._policies.creates(name)
+
     def _policies_changed(self) -> None:
         self.resettled.extend(self._policies.settle_all())
         self._changed()

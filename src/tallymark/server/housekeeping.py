@@ -35,6 +35,8 @@ IDLE_STEPS: Final = 4
 """Steps without effect after which cleaning rests: one that was begun ends within."""
 CHECKPOINT_STEPS: Final = 120
 """The same while a checkpoint is being written, or failed and may be begun again."""
+EXCESS: Final = 16 * MIB
+"""What publishers may send, all together, after they were told to stop: it was on its way."""
 RELOCATE_BYTES: Final = 32 * MIB
 """Live bytes moved out of sparse segments at a time."""
 
@@ -59,6 +61,9 @@ class Housekeeping:
         self._checkpoint_begun = self._checkpoint_done = node.journal.checkpoint_position
         self.wants_checkpoint = False
         """At the next commit, however little the journal has grown."""
+        self._excess_bytes = 0
+        """Read from publishers that were told to stop and are still read, since all were."""
+        self._most_excess = min(EXCESS, node.config.segment_size // 4)
         self._behind = False
         """The disk is too far behind: publishers rest without being told."""
         self._grown_checkpoint = 0
@@ -233,9 +238,20 @@ class Housekeeping:
         """Whether publishers are held back now."""
         return self._behind or bool(self.alarms)
 
-    def hold(self, client: Client) -> None:
-        """Hold a client back that has just published."""
-        self._apply_to(client)
+    def hold(self, client: Client, size: int) -> None:
+        """Hold a client back that has just published; size: bytes that were read."""
+        was_patient = self._is_patient
+        if client.bridge.holds_itself:
+            self._excess_bytes += size
+        if was_patient and not self._is_patient:
+            self._apply()
+        else:
+            self._apply_to(client)
+
+    @property
+    def _is_patient(self) -> bool:
+        """Whether clients that stop by themselves are read meanwhile [FC-7]."""
+        return not self._behind and self._excess_bytes <= self._most_excess
 
     def _check_disk(self) -> None:
         node = self._node
@@ -274,6 +290,8 @@ class Housekeeping:
         self._clean_soon()
 
     def _apply(self) -> None:
+        if not self.is_holding:
+            self._excess_bytes = 0
         for client in self._node.clients.values():
             if client.publishing:
                 self._apply_to(client)
@@ -287,7 +305,7 @@ class Housekeeping:
             else:
                 client.bridge.unblock()
             self._node.touch(client)
-        client.rest(self.is_holding)
+        client.rest(self.is_holding and not (client.bridge.holds_itself and self._is_patient))
 
 
 def _stored_rows(taken: list[Record]) -> int:

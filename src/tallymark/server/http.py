@@ -103,6 +103,10 @@ class HttpServer:
         self.node = node
         self.amqp: list[tuple[str, int]] = []
         """Where AMQP clients connect, for lists."""
+        self.amqps: list[tuple[str, int]] = []
+        """The same inside TLS."""
+        self.nsq: dict[str, list[tuple[str, int]]] = {}
+        """Where NSQ's do, by protocol."""
         self.addresses: list[tuple[str, int]] = []
         """Where this listens."""
         app = web.Application(

@@ -17,8 +17,8 @@ from tallymark.engine.records import Record
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.http import USER, Refused, require_administrator
 from tallymark.server.management_requests import Routes, fields_of, listed, shown
-from tallymark.server.management_rows import counted, node_name, queue_counts
-from tallymark.server.node import Node
+from tallymark.server.management_rows import counted, queue_counts
+from tallymark.server.node import Node, node_name
 from tallymark.server.users import Permission, User, UsersError, permission_in
 
 DEFAULT_TYPE: Final = ("default_queue_type", "defaultqueuetype")
@@ -41,8 +41,8 @@ def delete_vhost(node: Node, name: str) -> None:
     broker = node.broker
     vhost = broker.vhost(name)
     for client in node.amqp_clients():
-        entered = client.bridge.client
-        if entered is not None and entered.connection.vhost == name:
+        entered = client.bridge.entered
+        if entered is not None and entered.vhost == name:
             client.bridge.shutdown(f"vhost '{name}' is deleted")
             node.touch(client)
     deleter = broker.open_connection(name, "", "")

@@ -53,6 +53,10 @@ class _NodeCollector(Collector):
         clients = node.clients.values()
         for name, text, count in (
             ("published", "Messages published.", broker.published),
+            ("transactions_committed", "Transactions that held something, committed.",
+             broker.transactions.committed),
+            ("transactions_rolled_back", "The same, rolled back.",
+             broker.transactions.rolled_back),
             ("turns", "Loop turns.", node.turns),
             ("received_bytes", "Read from open connections of clients.",
              sum(client.received_bytes for client in clients)),
@@ -64,6 +68,7 @@ class _NodeCollector(Collector):
             ("connections", "Open connections of clients, AMQP and NSQ.", len(clients)),
             ("queues", "Queues.", len(broker.queues)),
             ("subscriptions", "Durable subscriptions.", len(broker.leases.subscriptions)),
+            ("transactions", "Transactions that have not ended.", len(broker.transactions.open)),
             ("bodies_bytes", "Message bytes in memory.", broker.store.resident_bytes),
             ("journal_pending_bytes", "Bytes waiting for the disk.", journal.pending_bytes),
             ("journal_free_bytes", "Free space on the journal's disk.", journal.free_bytes()),
@@ -96,6 +101,7 @@ class _NodeCollector(Collector):
                 ("ready", "Messages ready."),
                 ("acquired", "Messages handed out or leased, not settled."),
                 ("deferred", "Messages that are not ready before a time of their own."),
+                ("staged", "Messages handed out and settled in transactions that have not ended."),
                 ("ready_bytes", "Bytes ready."),
                 ("consumers", "Consumers."),
                 ("dead_letter_pending", "Dead letters that nothing takes for now."),
@@ -118,6 +124,7 @@ class _NodeCollector(Collector):
             gauges["ready"].add_metric(of, queue.ready)
             gauges["acquired"].add_metric(of, queue.acquired)
             gauges["deferred"].add_metric(of, queue.deferred)
+            gauges["staged"].add_metric(of, queue.staged)
             gauges["ready_bytes"].add_metric(of, queue.ready_bytes)
             gauges["consumers"].add_metric(of, len(queue.consumers))
             gauges["dead_letter_pending"].add_metric(of, queue.pending)

@@ -17,10 +17,12 @@ do there is no turn.
 from __future__ import annotations
 
 import asyncio
+import platform
 import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
+from tallymark.bridge.amqp10_watch import Watch
 from tallymark.bridge.bridge import Bridge, Waiter
 from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.engine.broker import Broker
@@ -36,6 +38,7 @@ from tallymark.engine.effects import (
     Refused,
     Signal,
     TimedOut,
+    TransactionExpired,
 )
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Session
@@ -67,6 +70,11 @@ log = log_of("server")
 engine_log = log_of("engine")
 
 
+def node_name() -> str:
+    """What clients and lists are told that this broker is called."""
+    return f"tallymark@{platform.node() or 'localhost'}"
+
+
 class JournalFailed(Exception):
     """The broker is stopping because its journal failed: nothing more can be promised."""
 
@@ -90,6 +98,8 @@ class Node:
         self.users = Users(config.data_dir)
         self.clients: dict[Bridge, Client] = {}
         self.replies = DirectReplies()
+        self.watch = Watch()
+        broker.observers.append(self.watch.observe)
         self.failed: asyncio.Future[OSError | RuntimeError] = loop.create_future()
         """Resolved when the broker cannot go on; says why."""
         self.started_ms = wall_ms()
@@ -140,10 +150,17 @@ class Node:
         if self.broker.published != published:
             client.publishing = True
             if self.housekeeping.is_holding:
-                self.housekeeping.hold(client)
+                self.housekeeping.hold(client, len(data))
         self.touch(client)
         if self._read_bytes > self._most_bytes:
             self._turn()
+
+    def speaks_otherwise(self, client: Client, bridge: Bridge) -> None:
+        """The client speaks another protocol than it was taken for; it has said nothing yet."""
+        del self.clients[client.bridge]
+        client.bridge = bridge
+        self.clients[bridge] = client
+        self.deadlines.arm(client, bridge.next_deadline())
 
     def lost(self, client: Client, error: Exception | None) -> None:
         """The client's transport is gone."""
@@ -344,6 +361,9 @@ class Node:
         elif isinstance(effect, Cancelled):
             bridge = _bridge_of(effect.consumer.session)
             bridge.cancelled(effect)
+        elif isinstance(effect, TransactionExpired):
+            bridge = _bridge_of(effect.transaction.session)
+            bridge.transaction_expired(effect)
         elif isinstance(effect, CloseSession):
             bridge = _bridge_of(effect.session)
             bridge.close_session(effect)

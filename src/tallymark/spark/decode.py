@@ -18,6 +18,7 @@ import pyarrow as pa
 from tallymark.engine.records import ENTERED, LEASED, LIVE, PAYLOAD
 from tallymark.journal import layout
 from tallymark.spark import extents, letters, schema
+from tallymark.spark.amqp10_cells import decode_amqp10_cells
 from tallymark.spark.blocks import Block, blocks, spread
 from tallymark.spark.cells import decode_cells
 from tallymark.spark.extents import Ints
@@ -30,6 +31,8 @@ FORMAT_AMQP_091: Final = 1
 """Payload.format of AMQP 0-9-1 publish frames."""
 FORMAT_NSQ: Final = 2
 """Payload.format of NSQ commands."""
+FORMAT_AMQP_10: Final = 3
+"""Payload.format of AMQP 1.0 sections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +232,8 @@ def _of_format(
 ) -> dict[str, pa.Array]:
     if format == FORMAT_AMQP_091:
         return decode_cells(raw, starts, ends, wanted)
+    if format == FORMAT_AMQP_10:
+        return decode_amqp10_cells(raw, starts, ends, wanted)
     columns = decode_nsq_cells(raw, starts, ends, wanted)
     if format != FORMAT_NSQ:
         # A format that this version of the connector does not know: said, not guessed at.

@@ -83,6 +83,9 @@ KINDS: Final = {
     records.PENDING: "pending",
     records.SEEN: "seen",
     records.DEFERRED: "deferred",
+    records.STAGED: "staged",
+    records.UNSTAGED: "unstaged",
+    records.COMMITTED: "committed",
 }
 _RETURNED: Final = {
     records.RETURNED_BY_CLIENT: "client",
@@ -103,6 +106,7 @@ REASONS: Final = {
     records.DROPPED: records.DROP_REASONS,
     records.DEAD_LETTERED: records.DEATHS,
     records.PENDING: records.DEATHS,
+    records.STAGED: records.OUTCOMES,
 }
 WITH_PRIORITY: Final = (records.ENTERED, records.LEASED, records.LIVE)
 """Kinds whose `reason` is a priority."""

@@ -1,4 +1,4 @@
-"""Bytes received and not looked at yet."""
+"""Bytes received and not looked at yet, of a protocol whose frames say how long they are."""
 
 from __future__ import annotations
 
