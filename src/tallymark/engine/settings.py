@@ -62,6 +62,7 @@ class Settings:
         "segment_bytes",
         "single_active",
         "ttl_ms",
+        "type",
     )
 
     def __init__(self, arguments: dict[str, object], policy: dict[str, object]) -> None:
@@ -112,6 +113,7 @@ class Settings:
         self.dedup_ms = _smaller(arguments, policy, "message-deduplication")
         """Window in which a publisher-given id is taken once; OFF: any number of times."""
         self.is_stream = arguments.get("x-queue-type") == STREAM
+        self.type = STREAM if self.is_stream else "quorum" if self.is_quorum else "classic"
         """Whether it keeps what it was given, for any number of readers. Nothing above but this is
         meant for streams, and none of it is in effect there."""
         self.retain_bytes = OFF
