@@ -18,7 +18,12 @@ from typing import Final, final
 
 from tallymark.bridge.amqp091_annotated import ACQUIRED_COUNT, DEATH_HEADERS
 from tallymark.bridge.amqp10_front import Entry, Front
-from tallymark.bridge.convert_names import (
+from tallymark.engine.annotations import Annotations, Death, death_headers
+from tallymark.engine.message import Route
+from tallymark.wire.amqp10 import types
+from tallymark.wire.amqp10.codec import encode
+from tallymark.wire.amqp10.writer import encode_value
+from tallymark.wire.conversion.names import (
     BASIC_EXPIRATION,
     DEATHS,
     EXCHANGE,
@@ -26,11 +31,6 @@ from tallymark.bridge.convert_names import (
     OURS,
     ROUTING_KEY,
 )
-from tallymark.engine.annotations import Annotations, Death, death_headers
-from tallymark.engine.message import Route
-from tallymark.wire.amqp10 import types
-from tallymark.wire.amqp10.codec import encode
-from tallymark.wire.amqp10.writer import encode_value
 
 LONGEST_TTL_MS: Final = (1 << 32) - 1
 """What a header's ttl can say."""

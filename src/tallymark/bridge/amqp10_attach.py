@@ -12,14 +12,6 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.bridge.amqp10_addresses import (
-    MANAGEMENT,
-    BadAddress,
-    Target,
-    queue_address,
-    queue_of,
-    target_of,
-)
 from tallymark.bridge.amqp10_client import Delayed, Session
 from tallymark.bridge.amqp10_consume import OutgoingLink
 from tallymark.bridge.amqp10_dispositions import outcome_of
@@ -46,6 +38,14 @@ from tallymark.wire.amqp10.link import Link, ReceiverLink, SenderLink
 from tallymark.wire.amqp10.outcomes import Error, Released
 from tallymark.wire.amqp10.performatives import Attach, Coordinator, Source
 from tallymark.wire.amqp10.states import LinkState
+from tallymark.wire.conversion.addresses import (
+    MANAGEMENT,
+    BadAddress,
+    Target,
+    queue_address,
+    queue_of,
+    target_of,
+)
 
 OUTCOMES: Final = (
     "amqp:accepted:list",
