@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pika
@@ -462,7 +462,7 @@ def test_a_filter_that_makes_no_sense_is_refused(
     ("start", "expected"),
     [
         (client.OffsetSpecification.first, [0, 1, 2, 3]), (2, [2, 3]),
-        (datetime.now() - timedelta(hours=1), [0, 1, 2, 3]),
+        (datetime.now(UTC) - timedelta(hours=1), [0, 1, 2, 3]),
     ],
 )  # fmt: skip
 def test_a_stream_from_an_offset(
