@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.bridge.amqp10_addresses import BadAddress, Target, target_of
 from tallymark.bridge.amqp10_client import LinkEnd, Session
 from tallymark.bridge.amqp10_confirms import FIRST, NEVER, SECOND
 from tallymark.bridge.amqp10_errors import error_of
@@ -36,6 +35,7 @@ from tallymark.wire.amqp10.outcomes import (
     TransactionalState,
 )
 from tallymark.wire.amqp10.serial import add, count
+from tallymark.wire.conversion.addresses import BadAddress, Target, target_of
 
 REASON: Final = "reason"
 MAXLEN: Final = "maxlen"
