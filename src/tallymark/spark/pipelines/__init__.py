@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from tallymark.spark.land import follow, land, read_queue
     from tallymark.spark.reconcile import read_ledger, reconcile
+    from tallymark.spark.report import report
+    from tallymark.spark.transitions import transitions
 
-__all__ = ["follow", "land", "read_ledger", "read_queue", "reconcile"]
+__all__ = ["follow", "land", "read_ledger", "read_queue", "reconcile", "report", "transitions"]
 
 _FROM: Final = {
     "tallymark.spark.land": ("follow", "land", "read_queue"),
     "tallymark.spark.reconcile": ("read_ledger", "reconcile"),
+    "tallymark.spark.report": ("report",),
+    "tallymark.spark.transitions": ("transitions",),
 }
 """Names by the module they come from."""
 
