@@ -606,6 +606,7 @@ class Broker:
             session.consumer_limit,
             timeout_ms,
         )
+        consumer.since_ms = self.clock.now_ms
         session.consumers[tag] = consumer
         at = len(consumers)
         while at > 0 and consumers[at - 1].priority < priority:

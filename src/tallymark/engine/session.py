@@ -171,11 +171,13 @@ class Consumer:
         "browses",
         "by_link",
         "cursors",
+        "delivered",
         "draining",
         "exclusive",
         "filter",
         "handle",
         "id",
+        "last_ms",
         "limit",
         "no_ack",
         "on_timeout",
@@ -183,6 +185,8 @@ class Consumer:
         "priority",
         "queue",
         "session",
+        "settled",
+        "since_ms",
         "tag",
         "timeout_ms",
         "unacked",
@@ -229,6 +233,14 @@ class Consumer:
         """Where it browses or filters: per lane, the place from which it has not looked yet. Empty:
         it takes what is at the head."""
         self.unacked = 0
+        self.delivered = 0
+        """Messages it was sent."""
+        self.settled = 0
+        """Messages it said anything of, whatever it said."""
+        self.since_ms = 0
+        """When it began; wall time, milliseconds."""
+        self.last_ms = 0
+        """When it was last sent something; 0: never."""
         self.active = True
         self.handle: object = None
         """The bridge's own."""

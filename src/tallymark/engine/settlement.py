@@ -331,9 +331,11 @@ class Settlement:
         them in the session."""
         queue = entry.queue
         count = high - low + 1
-        if entry.is_late and entry.consumer is not None:
-            entry.consumer.overdue -= count
-            self.dispatcher.mark(queue)
+        if entry.consumer is not None:
+            entry.consumer.settled += count
+            if entry.is_late:
+                entry.consumer.overdue -= count
+                self.dispatcher.mark(queue)
         self.free_credit(session, entry.consumer, count)
         if entry.void:
             return
