@@ -14,6 +14,7 @@ from tallymark.engine.errors import (
     PreconditionFailed,
     ResourceExhausted,
     ResourceLocked,
+    TooSlow,
     Unsupported,
 )
 from tallymark.wire.amqp091 import errors as wire_errors
@@ -39,5 +40,10 @@ Never sent, here as by RabbitMQ: 311 (a body above the limit is 406), 313 (immed
 
 def wire_error(error: BrokerError, class_id: int, method_id: int) -> WireError:
     """What the client is told when the method with these ids was refused."""
+    if isinstance(error, TooSlow):
+        # A hard error by the specification; but what is too slow is a subscription [SC-9].
+        return WireError(
+            wire_errors.RESOURCE_ERROR, str(error), class_id, method_id, wire_errors.CHANNEL, True
+        )
     code = REPLY_CODES.get(type(error), wire_errors.INTERNAL_ERROR)
     return WireError(code, str(error), class_id, method_id)

@@ -252,10 +252,7 @@ class Dispatcher:
         self.spend(connection, piece.size())
         self.effects.append(Deliver(consumer, piece, session.next_tag))
         self.acquire(session, queue, piece, consumer, consumer.no_ack)
-        consumer.delivered += n
-        consumer.last_ms = self.clock.now_ms
-        if consumer.by_link:
-            consumer.limit -= n
+        consumer.sent(n, self.clock.now_ms)
         return n
 
     def acquire(

@@ -33,6 +33,7 @@ from tallymark.engine.arguments import (
 )
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.settings import shorter_timeout
+from tallymark.engine.slow_rules import AGE, COUNT, DEPTH, POLICY_PREFIX, RATE
 
 ALL: Final = "all"
 QUEUES: Final = "queues"
@@ -47,6 +48,8 @@ ALTERNATE_EXCHANGE: Final = "alternate-exchange"
 RETRY_TYPE: Final = "delayed-retry-type"
 RETRY_MIN: Final = "delayed-retry-min"
 RETRY_MAX: Final = "delayed-retry-max"
+SLOW_POLICY: Final = POLICY_PREFIX + "policy"
+SLOW_OPTIONS: Final = POLICY_PREFIX + "options"
 
 
 def _integer(value: object) -> bool:
@@ -83,6 +86,20 @@ def _retry_type(value: object) -> bool:
 
 def _delay(value: object) -> bool:
     return _positive(value) and isinstance(value, int) and value <= LONGEST_MS
+
+
+def _slowness(value: object) -> bool:
+    if isinstance(value, float):
+        return 0.0 <= value < float("inf")
+    return _not_negative(value)
+
+
+def _name(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _options(value: object) -> bool:
+    return isinstance(value, dict)
 
 
 def _strategy(value: object) -> bool:
@@ -141,6 +158,14 @@ KEYS: Final[dict[str, Key]] = {
     "message-deduplication": Key(
         _positive, "deduplication window", "1 or more milliseconds"
     ),
+    POLICY_PREFIX + DEPTH: Key(_not_negative, "slow consumer depth", "0 or more bytes"),
+    POLICY_PREFIX + AGE: Key(_not_negative, "slow consumer age", "0 or more milliseconds"),
+    POLICY_PREFIX + COUNT: Key(_not_negative, "slow consumer count", "0 or more messages"),
+    POLICY_PREFIX + RATE: Key(
+        _slowness, "slow consumer rate", "0 or more messages per second"
+    ),
+    SLOW_POLICY: Key(_name, "slow consumer policy", "the name of one"),
+    SLOW_OPTIONS: Key(_options, "set of slow consumer options", "an object"),
     ALTERNATE_EXCHANGE: Key(_text, "alternate exchange name", "text"),
 }  # fmt: skip
 """Keys that are acted upon."""
@@ -314,6 +339,8 @@ def check_definition(definition: dict[str, object], operator: bool) -> None:
     retry, least = definition.get(RETRY_TYPE), definition.get(RETRY_MIN)
     if retry not in (None, "disabled") and least is None:
         raise PreconditionFailed(f"{RETRY_MIN} is required when {RETRY_TYPE} is {retry}")
+    if SLOW_OPTIONS in definition and SLOW_POLICY not in definition:
+        raise PreconditionFailed(f"{SLOW_POLICY} is required where there are {SLOW_OPTIONS}")
     wrong = delays_out_of_order(least, definition.get(RETRY_MAX))
     if wrong:
         raise PreconditionFailed(wrong)

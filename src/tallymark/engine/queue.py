@@ -83,6 +83,7 @@ class Queue(Timed):
         "entered",
         "exclusive_owner",
         "had_consumer",
+        "holds_publishers",
         "id",
         "lanes",
         "leased",
@@ -223,6 +224,9 @@ class Queue(Timed):
         self.next_turn = 0
         """Index of the consumer whose turn it is, among those of equal priority."""
         self.had_consumer = False
+        self.holds_publishers = False
+        """Whether connections that publish to it are held back, since its consumer is too slow
+        [SC-D7]; see Broker.hold_publishers."""
         self.subscriptions: list[Subscription] = []
 
         self.mark = 0

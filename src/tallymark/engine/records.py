@@ -60,6 +60,14 @@ in RETURNED. Flags: RETURNED_FAILED as in RETURNED; TO_TAIL: then at the tail, e
 place. blob as in RETURNED. In a checkpoint it stands behind the LIVE record of the same messages.
 That they became ready is not recorded: it follows from the time."""
 
+SLOW: Final = 21
+"""A subscription to topics came near a limit, above one, had something done about it, or is below
+them again [SC-4]: reason = SLOW_*. owner = its consumer's id; blob = JSON object: measures, limits,
+who, what was done. first and count are 0: it says nothing of single messages."""
+CONSUMER: Final = 22
+"""What consumer `owner` of a queue came to by now: reason = CONSUMER_*. other = messages it
+settled; blob = JSON object, see statistics.py. first and count are 0."""
+
 LIVE_ACQUIRED: Final = 1
 RETURNED_FAILED: Final = 1
 TO_TAIL: Final = 2
@@ -106,6 +114,8 @@ DROPPED_HOP_LIMIT: Final = 11
 DROPPED_REFUSED: Final = 12
 """Dead letters that every target was too full for."""
 DROPPED_DUPLICATE: Final = 13
+DROPPED_SLOW_CONSUMER: Final = 16
+"""Their subscription's consumer was too slow, and its policy is to drop the oldest [SC-D7]."""
 DROP_REASONS: Final = {
     DROPPED_REJECTED: "rejected",
     DROPPED_PURGED: "purged",
@@ -120,7 +130,21 @@ DROP_REASONS: Final = {
     DROPPED_HOP_LIMIT: "dead_letter_hop_limit",
     DROPPED_REFUSED: "dead_letter_refused",
     DROPPED_DUPLICATE: "duplicate",
+    DROPPED_SLOW_CONSUMER: "slow_consumer",
 }
+SLOW_NEAR: Final = 1
+SLOW_FOUND: Final = 2
+SLOW_ACTED: Final = 3
+SLOW_RECOVERED: Final = 4
+SLOW_EVENTS: Final = {
+    SLOW_NEAR: "near",
+    SLOW_FOUND: "found",
+    SLOW_ACTED: "acted",
+    SLOW_RECOVERED: "recovered",
+}
+CONSUMER_GOES_ON: Final = 1
+CONSUMER_ENDED: Final = 2
+CONSUMER_EVENTS: Final = {CONSUMER_GOES_ON: "goes_on", CONSUMER_ENDED: "ended"}
 
 
 @final

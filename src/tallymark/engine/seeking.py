@@ -104,10 +104,7 @@ class Seeking:
             dispatcher.effects.append(Deliver(consumer, piece, session.next_tag))
             dispatcher.acquire(session, queue, piece, consumer, consumer.no_ack)
         dispatcher.spend(connection, piece.size())
-        consumer.delivered += n
-        consumer.last_ms = dispatcher.clock.now_ms
-        if consumer.by_link:
-            consumer.limit -= n
+        consumer.sent(n, dispatcher.clock.now_ms)
         return n
 
 

@@ -17,6 +17,7 @@ from tallymark.engine.deadlines import Timed
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.filters import Filter
 from tallymark.engine.message import Slice
+from tallymark.engine.pace import Pace
 from tallymark.engine.queue import Queue
 
 UNLIMITED: Final = 1 << 62
@@ -182,13 +183,14 @@ class Consumer:
         "no_ack",
         "on_timeout",
         "overdue",
+        "pace",
         "priority",
         "queue",
         "session",
-        "settled",
         "since_ms",
         "tag",
         "timeout_ms",
+        "told",
         "unacked",
     )
 
@@ -203,6 +205,7 @@ class Consumer:
         priority: int,
         limit: int,
         timeout_ms: int,
+        since_ms: int = 0,
     ) -> None:
         self.id = id
         """Broker-wide; the owner in the ledger."""
@@ -235,12 +238,15 @@ class Consumer:
         self.unacked = 0
         self.delivered = 0
         """Messages it was sent."""
-        self.settled = 0
-        """Messages it said anything of, whatever it said."""
-        self.since_ms = 0
-        """When it began; wall time, milliseconds."""
         self.last_ms = 0
-        """When it was last sent something; 0: never."""
+        """When it was last sent something; wall time, milliseconds; 0: never."""
+        self.since_ms = since_ms
+        """When it began."""
+        self.pace = Pace(since_ms)
+        """Of what it settled, whatever it said of it; where nothing is to be settled, of what it
+        was sent."""
+        self.told = 0
+        """`progress` when the ledger was told of it last."""
         self.active = True
         self.handle: object = None
         """The bridge's own."""
@@ -256,6 +262,20 @@ class Consumer:
         if self.no_ack:
             return UNLIMITED
         return max(0, min(self.limit - self.unacked, session.limit - session.unacked))
+
+    @property
+    def progress(self) -> int:
+        """Greater whenever it was sent or settled something."""
+        return self.delivered + self.pace.done
+
+    def sent(self, n: int, now_ms: int) -> None:
+        """It was sent n messages."""
+        self.delivered += n
+        self.last_ms = now_ms
+        if self.no_ack:
+            self.pace.add(n, now_ms)
+        if self.by_link:
+            self.limit -= n
 
     def credit(self) -> int:
         """How many messages from the queue's head may be sent now."""
@@ -333,6 +353,16 @@ class Session(Timed):
         tag = self.next_tag
         self.next_tag = tag + 1
         return tag
+
+    def held(self, queue: Queue, into: list[Slice]) -> int:
+        """Append what it holds of a queue, unsettled; returns how many messages that is."""
+        count = 0
+        for entry in self.inflight:
+            if entry.queue is queue and not entry.void:
+                count += entry.left
+                for low, high in entry.pieces(entry.first, entry.last):
+                    into.append(entry.part(low, high))
+        return count
 
     def find(self, tag: int) -> int:
         """Index of the in-flight range that holds the tag.

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Final, final
 
 from tallymark.engine.arguments import is_routing_key
+from tallymark.engine.slow_rules import rule_of_definition
 
 DEFAULT_HOPS: Final = 32
 """Hop limit where it is switched on without a number."""
@@ -57,6 +58,7 @@ class Settings:
         "max_priority",
         "overflow",
         "single_active",
+        "slow_rule",
         "ttl_ms",
     )
 
@@ -107,6 +109,8 @@ class Settings:
         """Milliseconds a delivery may stay unsettled; 0: without end, OFF: what is usual [LC-4]."""
         self.dedup_ms = _smaller(arguments, policy, "message-deduplication")
         """Window in which a publisher-given id is taken once; OFF: any number of times."""
+        self.slow_rule = rule_of_definition(policy)
+        """What the queue, as a subscription to topics, may leave lying; None: nothing is said."""
         self.bounded = self.ttl_ms >= 0 or self.max_length >= 0 or self.max_bytes >= 0
         """Whether what is ready has to be looked after."""
         limited = self.max_length >= 0 or self.max_bytes >= 0
@@ -133,6 +137,7 @@ class Settings:
             self.delivery_limit, self.acquired_limit, self.max_priority, self.single_active,
             self.consumer_timeout_ms, self.dedup_ms, self.is_quorum, self.delayed_retry,
             self.delayed_retry_min_ms, self.delayed_retry_max_ms,
+            None if self.slow_rule is None else self.slow_rule.values(),
         )  # fmt: skip
 
 

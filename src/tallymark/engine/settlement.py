@@ -332,7 +332,7 @@ class Settlement:
         queue = entry.queue
         count = high - low + 1
         if entry.consumer is not None:
-            entry.consumer.settled += count
+            entry.consumer.pace.add(count, self.dispatcher.clock.now_ms)
             if entry.is_late:
                 entry.consumer.overdue -= count
                 self.dispatcher.mark(queue)

@@ -29,12 +29,12 @@ LIMITS: Final = (DEPTH, AGE, COUNT, RATE)
 second, and here less is slow."""
 
 POLICY_PREFIX: Final = "slow-consumer-"
-"""A policy's keys are this and the name of a limit, or `policy`."""
+"""A policy's keys are this and the name of a limit, `policy` or `options`."""
 
 
 @final
 class Rule:
-    """One section of the configuration, or what several come to."""
+    """One section of the configuration, or what several come to. Never altered."""
 
     __slots__ = ("age", "count", "depth", "options", "policy", "rate")
 
@@ -43,7 +43,7 @@ class Rule:
         depth: int = UNSAID,
         age: int = UNSAID,
         count: int = UNSAID,
-        rate: int = UNSAID,
+        rate: float = UNSAID,
         policy: str = "",
         options: dict[str, object] | None = None,
     ) -> None:
@@ -61,8 +61,26 @@ class Rule:
         """Whether anything can be above, or for the rate below, what is allowed."""
         return self.depth > 0 or self.age > 0 or self.count > 0 or self.rate > 0
 
-    def over(self, later: Rule) -> Rule:
-        """This rule where `later` says nothing."""
+    def values(self) -> tuple[object, ...]:
+        """All of it, to compare."""
+        return self.depth, self.age, self.count, self.rate, self.policy, self.options
+
+    def limits(self) -> dict[str, object]:
+        """The limits there are, by name."""
+        found: dict[str, object] = {}
+        if self.depth > 0:
+            found[DEPTH] = self.depth
+        if self.age > 0:
+            found[AGE] = self.age
+        if self.count > 0:
+            found[COUNT] = self.count
+        if self.rate > 0:
+            found[RATE] = self.rate
+        return found
+
+    def followed_by(self, later: Rule) -> Rule:
+        """What both come to: `later`, and this where that says nothing. Options belong to the
+        policy they stand with."""
         return Rule(
             self.depth if later.depth == UNSAID else later.depth,
             self.age if later.age == UNSAID else later.age,
@@ -82,6 +100,7 @@ class SubscriptionRule:
     def __init__(self, name: str, topic: str, rule: Rule) -> None:
         self.name = name
         self.topic = topic
+        """A key pattern; "": whatever it is bound with."""
         self.rule = rule
 
 
@@ -89,7 +108,7 @@ class SubscriptionRule:
 class Rules:
     """A whole configuration; replaced as a whole when it changes."""
 
-    __slots__ = ("_by_key", "general", "queues", "subscriptions", "topics")
+    __slots__ = ("_by_key", "_by_name", "general", "queues", "subscriptions", "topics")
 
     def __init__(
         self,
@@ -107,58 +126,128 @@ class Rules:
         self._by_key: TopicTrie[str] = TopicTrie()
         for pattern in self.topics:
             self._by_key.add(pattern, pattern)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it says nothing of any queue; its policies may."""
-        return not (self.general or self.topics or self.queues or self.subscriptions)
+        self._by_name: dict[str, list[SubscriptionRule]] = {}
+        for one in self.subscriptions:
+            self._by_name.setdefault(one.name, []).append(one)
 
     def rule_of(self, queue: Queue, keys: list[str]) -> Rule | None:
         """What holds for a subscription that is bound with these keys; None: nothing does."""
-        found: Rule | None = self.general
-        topic = self._closest(keys)
-        for later in (topic, _policy_rule(queue), self.queues.get(queue.name)):
+        found = self.general
+        for later in (self._of_topic(keys), queue.settings.slow_rule, self.queues.get(queue.name)):
             if later is not None:
-                found = later if found is None else found.over(later)
-        named = [one for one in self.subscriptions if one.name == queue.name]
-        for one in [*(n for n in named if not n.topic), *(n for n in named if n.topic in keys)]:
-            found = one.rule if found is None else found.over(one.rule)
+                found = later if found is None else found.followed_by(later)
+        for one in self._of_subscription(queue.name, keys):
+            found = one.rule if found is None else found.followed_by(one.rule)
         return found if found is not None and found.has_limit else None
 
-    def _closest(self, keys: list[str]) -> Rule | None:
-        """Of the topic rules that match any of the keys, the one that says most of it [SC-A5]."""
-        best: tuple[tuple[int, int, int, str], Rule] | None = None
-        for key in keys:
-            for pattern in self._by_key.match(key):
-                closeness = _closeness(pattern)
-                if best is None or closeness > best[0]:
-                    best = (closeness, self.topics[pattern])
-        return None if best is None else best[1]
+    def _of_topic(self, keys: list[str]) -> Rule | None:
+        """Of the topic rules that cover one of the keys, the one that says most of it [SC-A5]."""
+        best = ""
+        closest = NOT_CLOSE
+        if self.topics:
+            for key in keys:
+                bound = in_order(words_of(key))
+                for pattern in self._by_key.match(".".join(bound)):
+                    closeness = _closeness(pattern)
+                    if closeness > closest and covers(in_order(words_of(pattern)), bound):
+                        best, closest = pattern, closeness
+        return None if closest == NOT_CLOSE else self.topics[best]
+
+    def _of_subscription(self, name: str, keys: list[str]) -> list[SubscriptionRule]:
+        """Those that apply, the one for the closest topic last."""
+        found: list[SubscriptionRule] = []
+        for one in self._by_name.get(name, ()):
+            if not one.topic:
+                found.insert(0, one)
+                continue
+            topic = in_order(words_of(one.topic))
+            if any(covers(topic, in_order(words_of(key))) for key in keys):
+                found.append(one)
+        found.sort(key=_topic_closeness)
+        return found
+
+
+NOT_CLOSE: Final = (-1, 0, 0, "")
+
+
+def _topic_closeness(one: SubscriptionRule) -> tuple[int, int, int, str]:
+    return _closeness(one.topic) if one.topic else NOT_CLOSE
 
 
 def _closeness(pattern: str) -> tuple[int, int, int, str]:
     """Greater for the pattern that says more: words first, then fewer `#`, then length."""
     words = words_of(pattern)
-    plain = sum(1 for word in words if word not in ("*", "#"))
+    plain = len([word for word in words if word not in ("*", "#")])
     return plain, -words.count("#"), len(words), pattern
 
 
-def _policy_rule(queue: Queue) -> Rule | None:
-    return queue.settings.slow_rule
+def in_order(words: list[str]) -> list[str]:
+    """The same pattern with each run of wildcards in one form: `*`s before a single `#`."""
+    out: list[str] = []
+    many = False
+    for word in words:
+        if word == "#":
+            many = True
+            continue
+        if many and word != "*":
+            out.append("#")
+            many = False
+        out.append(word)
+    if many:
+        out.append("#")
+    return out
+
+
+def covers(pattern: list[str], bound: list[str]) -> bool:
+    """Whether every routing key that `bound` matches is matched by `pattern`; both as in_order
+    gives them. Never wrongly true; wrongly false only for patterns with several `#`."""
+    end = len(pattern)
+    reached = _with_skips(pattern, [0])
+    for word in bound:
+        after: list[int] = []
+        for at in reached:
+            if at == end:
+                continue
+            if pattern[at] == "#":
+                after.append(at)
+            elif word != "#" and pattern[at] in ("*", word):
+                after.append(at + 1)
+        reached = _with_skips(pattern, after)
+    return end in reached
+
+
+def _with_skips(pattern: list[str], places: list[int]) -> list[int]:
+    """These places of the pattern and those behind a `#` there, which may stand for nothing."""
+    found: list[int] = []
+    for at in places:
+        if at not in found:
+            found.append(at)
+        if at < len(pattern) and pattern[at] == "#" and at + 1 not in found:
+            found.append(at + 1)
+    return found
+
+
+def slow_policy_of(definition: dict[str, object]) -> tuple[str, dict[str, object]]:
+    """The policy that a definition, checked, names, and its options; "": none."""
+    name = definition.get(POLICY_PREFIX + "policy")
+    options = definition.get(POLICY_PREFIX + "options")
+    return (
+        name if isinstance(name, str) else "",
+        options if isinstance(options, dict) else {},
+    )
 
 
 def rule_of_definition(definition: dict[str, object]) -> Rule | None:
     """What a policy's definition, checked, says of slow consumers; None: nothing."""
-    values: dict[str, int] = {}
-    for limit in LIMITS:
-        value = definition.get(POLICY_PREFIX + limit)
-        values[limit] = value if isinstance(value, int) else UNSAID
-    policy = definition.get(POLICY_PREFIX + "policy")
-    options = definition.get(POLICY_PREFIX + "options")
-    name = policy if isinstance(policy, str) else ""
-    if not name and all(value == UNSAID for value in values.values()):
+    depth, age, count, rate = [definition.get(POLICY_PREFIX + limit) for limit in LIMITS]
+    policy, options = slow_policy_of(definition)
+    if depth is None and age is None and count is None and rate is None and not policy:
         return None
     return Rule(
-        values[DEPTH], values[AGE], values[COUNT], values[RATE], name,
-        options if isinstance(options, dict) else None,
+        _whole(depth), _whole(age), _whole(count),
+        float(rate) if isinstance(rate, (int, float)) else UNSAID, policy, options,
     )  # fmt: skip
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else UNSAID

@@ -280,6 +280,7 @@ class _Reader:
             self._pass_over(f"{what}: apply-to '{STREAMS}', which are not offered")
             return
         policy = policy_from(name, policy_fields(entry), operator)
+        self._broker.check_policy(policy)
         for key in without_effect(policy):
             self._pass_over(f"{what}: key '{key}' is kept, without effect")
         self.plan.policies.append((vhost, policy, operator))
