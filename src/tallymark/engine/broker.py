@@ -656,6 +656,7 @@ class Broker:
             at -= 1
         consumers.insert(at, consumer)
         queue.had_consumer = True
+        queue.comings += 1
         if queue.ready:
             self.dispatcher.mark(queue)
         return consumer
@@ -698,6 +699,7 @@ class Broker:
             )
         at = queue.consumers.index(consumer)
         del queue.consumers[at]
+        queue.comings += 1
         if consumer.cursors:
             queue.seekers.remove(consumer)
         if queue.active is consumer:

@@ -14,7 +14,8 @@ SHORTEST_MS: Final = 1_000
 @final
 class Pace:
     """Counts what is done, and remembers two moments of it, half a window or more apart: a rate
-    looks back to the later of them that is half a window old. Nothing happens by time alone."""
+    looks back to one of them, between half a window and a whole one. Nothing happens by time
+    alone."""
 
     __slots__ = ("_at_done", "_at_ms", "_before_done", "_before_ms", "done", "last_ms")
 
@@ -39,9 +40,9 @@ class Pace:
         """Messages per second; 0 when nothing was done for a whole window."""
         if not self.done or now_ms - self.last_ms >= WINDOW_MS:
             return 0.0
-        since, done = self._at_ms, self._at_done
-        if now_ms - since < HALF_MS:
-            since, done = self._before_ms, self._before_done
+        since, done = self._before_ms, self._before_done
+        if now_ms - since > WINDOW_MS and now_ms - self._at_ms >= HALF_MS:
+            since, done = self._at_ms, self._at_done
         if now_ms - since > WINDOW_MS:
             since = now_ms - WINDOW_MS
         return (self.done - done) * 1000 / max(now_ms - since, SHORTEST_MS)

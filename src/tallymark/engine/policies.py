@@ -10,8 +10,9 @@ A pattern is a regular expression that must be found anywhere in the name, as in
 and digits in it are those of ASCII. What PCRE knows and Python's `re` does not is refused, and so
 are POSIX classes, which `re` would read as something else.
 
-The keys of a definition are the names of queue arguments without `x-`, and `alternate-exchange` for
-exchanges. Keys that have a meaning in RabbitMQ and none here are accepted, kept, and named by
+The keys of a definition are the names of queue arguments without `x-`, `alternate-exchange` for
+exchanges, and those of slow_rules.py, which are no arguments: what is too slow is not for the slow
+one to say. Keys that have a meaning in RabbitMQ and none here are accepted, kept, and named by
 `without_effect`, for whoever sets the policy to tell; any other key is refused. A routing key
 without an exchange is no error here as it is in a declaration: the exchange may be an argument's.
 Texts of refusals begin with RabbitMQ's words.
@@ -339,7 +340,7 @@ def check_definition(definition: dict[str, object], operator: bool) -> None:
     retry, least = definition.get(RETRY_TYPE), definition.get(RETRY_MIN)
     if retry not in (None, "disabled") and least is None:
         raise PreconditionFailed(f"{RETRY_MIN} is required when {RETRY_TYPE} is {retry}")
-    if SLOW_OPTIONS in definition and SLOW_POLICY not in definition:
+    if definition.get(SLOW_OPTIONS) and SLOW_POLICY not in definition:
         raise PreconditionFailed(f"{SLOW_POLICY} is required where there are {SLOW_OPTIONS}")
     wrong = delays_out_of_order(least, definition.get(RETRY_MAX))
     if wrong:

@@ -31,7 +31,8 @@ NEAR_PERCENT: Final = 80
 SAMPLE_MS: Final = 1_000
 """Between two looks at how far a consumer came, where it has to keep a rate."""
 SAMPLED: Final = 8
-"""Messages of a packed slice whose framing is looked at; the others' is taken to be the same."""
+"""Messages of a packed slice whose framing is looked at; all are taken to have as much of it as
+those that have most, so that nobody is found too slow by an estimate."""
 
 FINE: Final = 0
 NEAR: Final = 1
@@ -43,6 +44,7 @@ class Watched:
     """A queue bound to a topic exchange, the rule that holds for it, and what was seen of it."""
 
     __slots__ = (
+        "comings",
         "count",
         "due_ms",
         "entered",
@@ -53,7 +55,6 @@ class Watched:
         "samples",
         "settings",
         "state",
-        "used_ms",
         "young_ms",
     )
 
@@ -71,7 +72,7 @@ class Watched:
         self.samples: dict[int, deque[Sample]] = {}
         """By consumer: how far it had come, oldest first, since it last had kept up."""
         # As of the last look:
-        self.entered = self.count = self.used_ms = -1
+        self.entered = self.count = self.comings = -1
         self.due_ms = 0
         """When it can be in another state though nothing happens to it."""
         self.young_ms = 0
@@ -200,7 +201,7 @@ class SlowConsumers:
                 if (
                     queue.entered != one.entered
                     or queue.ready + queue.acquired != one.count
-                    or queue.used_ms != one.used_ms
+                    or queue.comings != one.comings
                     or now >= one.due_ms
                 ):
                     found.append(one)
@@ -264,7 +265,7 @@ class SlowConsumers:
         """Measure one, and remember what state it is in; None: it holds nothing, or is nobody's
         subscription now."""
         queue = watched.queue
-        watched.entered, watched.used_ms = queue.entered, queue.used_ms
+        watched.entered, watched.comings = queue.entered, queue.comings
         watched.count = queue.ready + queue.acquired
         watched.due_ms = NEVER
         consumers = [] if queue.deleted or not watched.count else _owners(queue)
@@ -346,21 +347,19 @@ class SlowConsumers:
         return piece.hi - bisect_left(bodies, bodies[piece.hi] - room, piece.lo, piece.hi)
 
     def _weight(self, piece: Slice) -> int:
-        """Body bytes of a slice. Of a packed one, whose bytes lie each in a place of its own, only
-        the framing of some messages is looked at."""
+        """Body bytes of a slice. Of a packed one, whose messages lie each in a place of its own,
+        estimated."""
         payload = piece.payload
         pack = payload.pack
         if pack is None:
             self._entrance.weigh(payload)
             return piece.body_bytes()
         count = len(piece)
-        step = max(1, count // SAMPLED)
-        framing = sampled = 0
-        for at in range(piece.lo, piece.hi, step):
+        framing = 0
+        for at in range(piece.lo, piece.hi, max(1, count // SAMPLED)):
             one = payload.single(at)
-            framing += one.size - self._entrance.weight_of(one)
-            sampled += 1
-        return max(0, piece.size() - framing * count // sampled)
+            framing = max(framing, one.size - self._entrance.weight_of(one))
+        return max(0, piece.size() - framing * count)
 
     def _oldest(self, queue: Queue) -> int:
         """When the oldest message arrived that is ready or unsettled; wall time, ms."""
