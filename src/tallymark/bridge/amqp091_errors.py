@@ -30,6 +30,7 @@ REPLY_CODES: Final[dict[type[BrokerError], int]] = {
     NotAllowed: wire_errors.NOT_ALLOWED,
     Unsupported: wire_errors.NOT_IMPLEMENTED,
     ResourceExhausted: wire_errors.RESOURCE_ERROR,
+    TooSlow: wire_errors.RESOURCE_ERROR,
 }
 """Whether a code closes the channel or the connection is the protocol's: wire errors.REPLIES.
 
@@ -40,10 +41,8 @@ Never sent, here as by RabbitMQ: 311 (a body above the limit is 406), 313 (immed
 
 def wire_error(error: BrokerError, class_id: int, method_id: int) -> WireError:
     """What the client is told when the method with these ids was refused."""
+    code = REPLY_CODES.get(type(error), wire_errors.INTERNAL_ERROR)
     if isinstance(error, TooSlow):
         # A hard error by the specification; but what is too slow is a subscription [SC-9].
-        return WireError(
-            wire_errors.RESOURCE_ERROR, str(error), class_id, method_id, wire_errors.CHANNEL, True
-        )
-    code = REPLY_CODES.get(type(error), wire_errors.INTERNAL_ERROR)
+        return WireError(code, str(error), class_id, method_id, wire_errors.CHANNEL, True)
     return WireError(code, str(error), class_id, method_id)
