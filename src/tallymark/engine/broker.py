@@ -352,7 +352,7 @@ class Broker:
         """Raises NotFound when the virtual host does not exist."""
         self.vhost(vhost)
         connection = Connection(self.owner_ids(), vhost, user, name)
-        connection.room = TURN_BYTES
+        connection.allowance = connection.room = TURN_BYTES
         self.connections[connection.id] = connection
         return connection
 

@@ -112,7 +112,7 @@ class Dispatcher:
     def pump(self) -> None:
         """Serve every changed queue once."""
         for connection in self.spent:
-            connection.room = TURN_BYTES
+            connection.room = connection.allowance
         self.spent.clear()
         changed = self.changed
         if self.again:
@@ -341,6 +341,6 @@ class Dispatcher:
 
     def spend(self, connection: Connection, size: int) -> None:
         """So many bytes go to the connection in this turn."""
-        if connection.room == TURN_BYTES:
+        if connection.room == connection.allowance:
             self.spent.append(connection)
         connection.room -= size

@@ -51,6 +51,7 @@ class Connection:
     """One client connection, as far as the engine cares."""
 
     __slots__ = (
+        "allowance",
         "exclusive_queues",
         "gated",
         "handle",
@@ -72,8 +73,11 @@ class Connection:
         """Its socket takes no more: nothing is taken from a queue for it [SC-D6]."""
         self.gated = False
         """Its output waits for the disk: as if it were paused."""
+        self.allowance = 0
+        """Bytes that may be handed to it in a turn, above 0: the message that reaches it is the
+        last. The owner changes it between turns, of those in Dispatcher.spent only."""
         self.room = 0
-        """Bytes that may still be handed to it in this turn."""
+        """What is left of that in this turn."""
         self.handle: object = None
         """The bridge's own."""
         self.sessions: list[Session] = []

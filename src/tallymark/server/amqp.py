@@ -7,7 +7,7 @@ import socket
 from typing import TYPE_CHECKING, cast
 
 from tallymark.bridge.amqp091 import Amqp091, Settings
-from tallymark.server.client import WRITE_HIGH, Client, address_text
+from tallymark.server.client import Client, address_text
 from tallymark.server.clock import now_ms
 from tallymark.server.logs import log_of
 from tallymark.server.users import UsersError, permissions_of
@@ -34,7 +34,7 @@ class AmqpClient(Client):
         transport = self.transport
         raw: socket.socket = transport.get_extra_info("socket")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        transport.set_write_buffer_limits(high=WRITE_HIGH)
+        self.limit_output(transport)
         peer, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         self.peer_host = peer[0] if peer else ""
         self.peer = f"{address_text(peer)} -> {address_text(here)}"

@@ -13,9 +13,6 @@ from tallymark.server.logs import log_of
 if TYPE_CHECKING:
     from tallymark.server.node import Node
 
-WRITE_HIGH: Final = 1 << 20
-"""Bytes waiting in a socket's buffer above which its connection gets no more deliveries."""
-
 LAST_WORDS_S: Final = 3.0
 """How long a client may take to read what is left for it when its connection is over."""
 
@@ -51,6 +48,10 @@ class Client(asyncio.Protocol):
         self.sent_bytes = 0
         self.publishing = False
         """Whether it has ever published: it is held back when memory or disk run low."""
+        self.read_at = 0
+        """When it was read last: the node's count of reads."""
+        self.held_for: dict[int, str] = {}
+        """Queues whose consumers are too slow for what it publishes there [SC-D7]: names by id."""
         self.blocked_reason: str | None = None
         self.told = False
         """Whether the log says already why it ends."""
@@ -67,6 +68,20 @@ class Client(asyncio.Protocol):
     def rest(self, resting: bool) -> None:
         """Read no more from this client, or go on reading."""
         raise NotImplementedError
+
+    def limit_output(self, transport: asyncio.WriteTransport) -> None:
+        """How much may wait in the socket's buffer [SC-D6]."""
+        config = self._node.config
+        transport.set_write_buffer_limits(config.write_high_water, config.low_water)
+
+    def room(self) -> int:
+        """Bytes that may be written before its buffer holds all it should; 1 at the least, since
+        what a socket takes no more is told by pause_writing."""
+        return max(1, self._node.config.write_high_water - self.unsent())
+
+    def unsent(self) -> int:
+        """Bytes that wait in its socket's buffer."""
+        return self.transport.get_write_buffer_size()
 
     def eof_received(self) -> bool:
         return False

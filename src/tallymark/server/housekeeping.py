@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.snapshot import live_payloads, packed_in, snapshot
 from tallymark.server.client import Client
@@ -38,6 +39,8 @@ CHECKPOINT_STEPS: Final = 120
 RELOCATE_BYTES: Final = 32 * MIB
 """Live bytes moved out of sparse segments at a time."""
 
+LONGEST_REASON: Final = 60
+"""Letters of what a client is told, which is a short string (255 bytes) on the wire."""
 ROW_BYTES: Final = 72
 """What a row of a checkpoint costs, its part of the bounds included."""
 SIZE_SHARE: Final = 4
@@ -224,6 +227,10 @@ class Housekeeping:
             pause = STEP_S if self._idle_steps < most else CLEAN_S
         self._clean_timer = self._node.loop.call_later(pause, self._clean_again)
 
+    def limits_changed(self) -> None:
+        """The configuration was read again."""
+        self._check_disk()
+
     # -- alarms
 
     @property
@@ -276,8 +283,25 @@ class Housekeeping:
             if client.publishing:
                 self._apply_to(client)
 
+    def hold_for(self, client: Client, queue: Queue, held: bool) -> None:
+        """Hold a client back for the sake of a queue whose consumer is slow [SC-D7], or no more."""
+        if held:
+            client.held_for[queue.id] = queue.name
+        else:
+            client.held_for.pop(queue.id, None)
+        self._apply_to(client)
+
+    def _reason(self, client: Client) -> str | None:
+        """Why the client is not read, where it is to be told."""
+        if self.alarms:
+            return f"low on {' and '.join(sorted(self.alarms))}"
+        if client.held_for:
+            names = ", ".join(sorted(client.held_for.values()))
+            return f"slow consumer of {names}"[:LONGEST_REASON]
+        return None
+
     def _apply_to(self, client: Client) -> None:
-        reason = f"low on {' and '.join(sorted(self.alarms))}" if self.alarms else None
+        reason = self._reason(client)
         if reason != client.blocked_reason:
             client.blocked_reason = reason
             if reason is not None:
@@ -285,7 +309,7 @@ class Housekeeping:
             else:
                 client.bridge.unblock()
             self._node.touch(client)
-        client.rest(self.is_holding)
+        client.rest(self.is_holding or bool(client.held_for))
 
 
 def _stored_rows(taken: list[Record]) -> int:

@@ -25,20 +25,23 @@ from tallymark.bridge.bridge import Bridge, Waiter
 from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.engine.broker import Broker
 from tallymark.engine.deadlines import NEVER
+from tallymark.engine.delivery import TURN_BYTES as DELIVERY_BYTES
 from tallymark.engine.effects import (
     Cancelled,
+    CloseConsumer,
     CloseSession,
     Confirm,
     Deliver,
     Drained,
     Durable,
     Effect,
+    PublisherHeld,
     Refused,
     Signal,
     TimedOut,
 )
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import Session
+from tallymark.engine.session import Connection, Session
 from tallymark.journal.journal import Journal
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.client import Client
@@ -48,6 +51,9 @@ from tallymark.server.deadlines import Deadlines
 from tallymark.server.features import Features
 from tallymark.server.housekeeping import Housekeeping
 from tallymark.server.logs import log_of
+from tallymark.server.reload import Reloading
+from tallymark.server.schedule import Schedule
+from tallymark.server.slow_consumers import SlowConsumerWatch
 from tallymark.server.users import Users
 
 LINGER_S: Final = 0.002
@@ -94,6 +100,9 @@ class Node:
         self.started_ms = wall_ms()
         self.turns = 0
         self.housekeeping = Housekeeping(self)
+        self.slow_consumers = SlowConsumerWatch(self)
+        self.tasks = Schedule(loop)
+        self.reloading = Reloading(self)
         self.deadlines = Deadlines(loop, self._tick)
         self._numbers = 0
         self._last_gone: asyncio.Future[None] | None = None
@@ -193,6 +202,11 @@ class Node:
             self._turn_due = True
             self.loop.call_soon(self._turn)
 
+    def turn_now(self) -> None:
+        """Have a turn at once: what was done is to be carried out before anything else happens."""
+        self._turn_due = True
+        self._turn()
+
     def synced(self) -> None:
         """The journal's thread wrote and synced something; called on the loop."""
         if not self._turn_due:
@@ -215,6 +229,8 @@ class Node:
         broker = self.broker
         self.turns += 1
         now = wall_ms()
+        for connection in broker.dispatcher.spent:
+            self._give_room(connection)
         effects = broker.turn(now)
         if not self._may_linger():
             self._commit(now)
@@ -237,6 +253,14 @@ class Node:
             self.schedule()
         else:
             self._set_alarm(broker.next_due())
+
+    def _give_room(self, connection: Connection) -> None:
+        """A client may be sent as much as its socket's buffer has room for [SC-D6], and no more in
+        one turn than keeps others waiting for long."""
+        handle = connection.handle
+        client = self.clients.get(handle) if isinstance(handle, Bridge) else None
+        if client is not None:
+            connection.allowance = min(DELIVERY_BYTES, client.room())
 
     def _set_alarm(self, due_ms: int) -> None:
         """Have a turn when the engine's next deadline comes; wall time."""
@@ -338,6 +362,16 @@ class Node:
         elif isinstance(effect, CloseSession):
             bridge = _bridge_of(effect.session)
             bridge.close_session(effect)
+        elif isinstance(effect, CloseConsumer):
+            bridge = _bridge_of(effect.consumer.session)
+            bridge.close_consumer(effect)
+        elif isinstance(effect, PublisherHeld):
+            handle = effect.connection.handle
+            assert isinstance(handle, Bridge), handle
+            client = self.clients.get(handle)
+            if client is not None:
+                self.housekeeping.hold_for(client, effect.queue, effect.held)
+            return
         else:
             assert isinstance(effect, Signal), effect
             engine_log.info(effect.name, **effect.values)

@@ -12,7 +12,7 @@ import ssl
 from typing import TYPE_CHECKING, Final, cast
 
 from tallymark.bridge.nsq import Nsq, Settings
-from tallymark.server.client import WRITE_HIGH, Client, address_text
+from tallymark.server.client import Client, address_text
 from tallymark.server.clock import now_ms
 from tallymark.server.layers import LayerError, Layers, TlsLayer, compression
 from tallymark.server.nsq_auth import Authorities, AuthUnavailable
@@ -22,8 +22,9 @@ from tallymark.wire.nsq.upgrades import TLS
 if TYPE_CHECKING:
     from tallymark.server.node import Node
 
-CLOGGED: Final = 8 * WRITE_HIGH
-"""Bytes waiting in a subscriber's socket buffer above which it is not read either."""
+CLOGGED: Final = 8
+"""High water marks of bytes waiting in a subscriber's socket buffer above which it is not read
+either."""
 
 
 class NsqClient(Client):
@@ -60,7 +61,7 @@ class NsqClient(Client):
         transport = self.transport
         raw: socket.socket = transport.get_extra_info("socket")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        transport.set_write_buffer_limits(high=WRITE_HIGH)
+        self.limit_output(transport)
         peer = transport.get_extra_info("peername")
         self.peer_host = peer[0] if peer else ""
         self.peer = address_text(peer)
@@ -134,7 +135,10 @@ class NsqClient(Client):
         say what it is done with."""
         if not self._is_full:
             return False
-        return self.bridge.consumer is None or self.transport.get_write_buffer_size() > CLOGGED
+        return (
+            self.bridge.consumer is None
+            or self.unsent() > CLOGGED * self._node.config.write_high_water
+        )
 
     # -- writing
 
