@@ -693,7 +693,7 @@ class Broker:
         consumer.active = False
         consumer.session.consumers.pop(consumer.tag, None)
         queue = consumer.queue
-        if consumer.told != consumer.progress:
+        if consumer.progress:
             self.records.append(
                 consumer_record(consumer, records.CONSUMER_ENDED, self.clock.now_ms)
             )
