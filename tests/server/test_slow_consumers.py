@@ -231,7 +231,9 @@ def test_only_administrators_reload_and_see_the_housekeeping(
 
 def test_sc_a6_a_start_with_a_section_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
     section = json.dumps({"message_count": 5, "policy": None})
-    with pytest.raises(BrokerDied, match=r"exit code 2: .*--slow-consumers policy is None, expected"):
+    with pytest.raises(
+        BrokerDied, match=r"exit code 2: .*--slow-consumers policy is None, expected"
+    ):
         BrokerProcess(tmp_path / "data", slow_consumers=section).start()
     assert not (tmp_path / "data").exists()
 

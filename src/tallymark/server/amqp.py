@@ -28,6 +28,7 @@ class AmqpClient(Client):
         super().__init__(node)
         self._settings = settings
         self._login: asyncio.Task[None] | None = None
+        self._is_reading = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
@@ -70,15 +71,15 @@ class AmqpClient(Client):
         elif bridge.pending_login is not None and self._login is None:
             self._login = self._node.loop.create_task(self._check_login())
 
-    def rest(self, resting: bool) -> None:
-        """Read no more from this client, or go on reading."""
-        if resting == self.resting or self.transport.is_closing():
+    def _read_or_not(self) -> None:
+        wanted = not self.resting and not self.yielding
+        if wanted == self._is_reading or self.transport.is_closing():
             return
-        self.resting = resting
-        if resting:
-            self.transport.pause_reading()
-        else:
+        self._is_reading = wanted
+        if wanted:
             self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
 
     async def _check_login(self) -> None:
         assert self.bridge.pending_login is not None

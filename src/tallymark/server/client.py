@@ -35,6 +35,8 @@ class Client(asyncio.Protocol):
         self.log = log_of(self.category)
         self.resting = False
         """Whether nothing is read from it for now, by the node's wish."""
+        self.yielding = False
+        """Whether nothing is read from it until others were, since it brought much in one go."""
         self.id = 0
         self.since_ms = wall_ms()
         """When it connected; milliseconds since 1970."""
@@ -67,6 +69,22 @@ class Client(asyncio.Protocol):
 
     def rest(self, resting: bool) -> None:
         """Read no more from this client, or go on reading."""
+        self.resting = resting
+        self._read_or_not()
+
+    def let_others(self) -> None:
+        """Read no more from it before others had their turn."""
+        if not self.yielding:
+            self.yielding = True
+            self._read_or_not()
+            self._node.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self.yielding = False
+        self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        """Have the transport read, or not, as it should be now."""
         raise NotImplementedError
 
     def limit_output(self, transport: asyncio.WriteTransport) -> None:

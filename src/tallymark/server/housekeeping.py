@@ -279,9 +279,12 @@ class Housekeeping:
         self._clean_soon()
 
     def _apply(self) -> None:
-        for client in self._node.clients.values():
-            if client.publishing:
-                self._apply_to(client)
+        """To all publishers, those first that were not read for longest: what is let through
+        before the next alarm may be enough for the first of them only."""
+        publishers = [client for client in self._node.clients.values() if client.publishing]
+        publishers.sort(key=_read_at)
+        for client in publishers:
+            self._apply_to(client)
 
     def hold_for(self, client: Client, queue: Queue, held: bool) -> None:
         """Hold a client back for the sake of a queue whose consumer is slow [SC-D7], or no more."""
@@ -310,6 +313,10 @@ class Housekeeping:
                 client.bridge.unblock()
             self._node.touch(client)
         client.rest(self.is_holding or bool(client.held_for))
+
+
+def _read_at(client: Client) -> int:
+    return client.read_at
 
 
 def _stored_rows(taken: list[Record]) -> int:

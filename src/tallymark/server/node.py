@@ -63,7 +63,8 @@ LINGER_BYTES: Final = 64 * 1024
 LINGER_RECORDS: Final = 256
 TURN_BYTES: Final = 1 << 20
 """Read since the last commit: a turn happens at once, so that what holds publishers back is looked
-at before a socket's next read (uvloop reads up to 8 MiB from one in a row)."""
+at before a socket's next read, and other sockets are read first (uvloop reads up to 8 MiB from one
+in a row)."""
 LONGEST_SLEEP_MS: Final = 60_000
 GOODBYE_S: Final = 2.0
 """How long clients have at a stop to answer connection.close."""
@@ -116,6 +117,7 @@ class Node:
         """For when `_alarm` is set; wall time."""
         self._read_bytes = 0
         """Since the last commit."""
+        self._reads = 0
         self._most_bytes = min(TURN_BYTES, config.segment_size // 4)
         self._at_commit: list[tuple[Callable[[int], None], asyncio.Future[int]]] = []
         self._ready_waiters: list[tuple[Queue, asyncio.Future[None]]] = []
@@ -140,6 +142,8 @@ class Node:
     def received(self, client: Client, data: bytes) -> None:
         """Bytes from a client: commands to the engine at once, their effects with the turn."""
         self._read_bytes += len(data)
+        self._reads += 1
+        client.read_at = self._reads
         published = self.broker.published
         wall = wall_ms()
         self.broker.clock.tell(wall)
@@ -151,6 +155,7 @@ class Node:
         self.touch(client)
         if self._read_bytes > self._most_bytes:
             self._turn()
+            client.let_others()
 
     def lost(self, client: Client, error: Exception | None) -> None:
         """The client's transport is gone."""

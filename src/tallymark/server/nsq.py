@@ -113,12 +113,9 @@ class NsqClient(Client):
         self.bridge.broken(str(error))
         self._node.touch(self)
 
-    def rest(self, resting: bool) -> None:
-        self.resting = resting
-        self._read_or_not()
-
     def _read_or_not(self) -> None:
-        wanted = not self.resting and self.bridge.wants_data and not self._is_clogged()
+        wanted = not self.resting and not self.yielding
+        wanted = wanted and self.bridge.wants_data and not self._is_clogged()
         wanted = wanted or self._is_over
         if wanted == self._is_reading or self.transport.is_closing():
             return
