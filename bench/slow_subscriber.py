@@ -2,7 +2,8 @@
 """Ten subscribers to a topic, one of which stops reading: are the others slowed, does the broker
 keep within its memory, and when is the slow one found?
 
-slow_subscriber.py [--messages 100000] [--rate 4000] [--size 200] [--runs 1] [-- FLAGS]
+slow_subscriber.py [--messages 100000] [--rate 4000] [--size 1000] [--limit 5000]
+                   [--runs 1] [-- FLAGS]
 
 Each run has a broker of its own. A run without the slow one comes first, to compare with.
 """
@@ -10,6 +11,7 @@ Each run has a broker of its own. A run without the slow one comes first, to com
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import select
 import statistics
@@ -32,9 +34,7 @@ PREFETCH = 500
 BATCH_S = 0.01
 """Messages that are due by then are published together."""
 PATIENCE_S = 30.0
-LIMIT = 5000
 PERIOD_S = 1.0
-RULES = {"delay": 1, "timeunit": "SECONDS", "message_count": LIMIT, "policy": "delete"}
 
 
 @dataclass(slots=True)
@@ -83,9 +83,9 @@ class Subscriber:
 class Observer(threading.Thread):
     """Asks the broker how it is, ten times a second."""
 
-    def __init__(self, http_port: int, pid: int, slow: str) -> None:
+    def __init__(self, http_port: int, pid: int, slow: str, limit: int) -> None:
         super().__init__(daemon=True)
-        self._port, self._pid, self._slow = http_port, pid, slow
+        self._port, self._pid, self._slow, self._limit = http_port, pid, slow, limit
         self._over = threading.Event()
         self.bodies = 0
         self.rss_kib = 0
@@ -105,7 +105,7 @@ class Observer(threading.Thread):
             if row is None:
                 if known and self.gone_at is None:
                     self.gone_at = now
-            elif self.above_at is None and row["ready"] + row["acquired"] > LIMIT:
+            elif self.above_at is None and row["ready"] + row["acquired"] > self._limit:
                 self.above_at = now
 
     def stop(self) -> None:
@@ -117,6 +117,12 @@ class Observer(threading.Thread):
         request.add_header("Authorization", f"Basic {b64encode(b'guest:guest').decode()}")
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return json.load(answer)
+
+
+def rules(limit: int) -> str:
+    """What the broker is told of slow consumers: a look a second, so many messages, and out."""
+    period = {"delay": round(PERIOD_S * 1000), "timeunit": "MILLISECONDS"}
+    return json.dumps({**period, "message_count": limit, "policy": "delete"})
 
 
 def _rss_kib(pid: int) -> int:
@@ -140,14 +146,15 @@ def subscribe(port: int, number: int, acknowledges: bool) -> Subscriber:
 
 def play(
     port: int, http_port: int, pid: int, *,
-    messages: int, rate: float, size: int, acknowledges: bool, slow: bool,
+    messages: int, rate: float, size: int, limit: int, acknowledges: bool, slow: bool,
 ) -> Outcome:  # fmt: skip
-    """One run against a broker. slow: the first subscriber stops after a tenth of the messages."""
+    """One run against a broker with these `rules`. slow: the first subscriber stops after a tenth
+    of the messages."""
     subscribers = [subscribe(port, number, acknowledges) for number in range(SUBSCRIBERS)]
     publisher = Link(port)
     publisher.open_channel(1)
     publisher.set_loose()
-    observer = Observer(http_port, pid, "sub.0")
+    observer = Observer(http_port, pid, "sub.0", limit)
     observer.start()
     began = time.perf_counter()
     sent, padding = 0, b"." * max(0, size - 20)
@@ -212,26 +219,28 @@ def main() -> int:
     )
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--rate", type=float, default=4000.0)
-    parser.add_argument("--size", type=int, default=200)
+    parser.add_argument("--size", type=int, default=1000)
+    parser.add_argument("--limit", type=int, default=5000)
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("flags", nargs="*", help="of tallymark serve, after --")
     args = parser.parse_args()
-    rules = json.dumps(RULES)
-    for acknowledges in (True, False):
-        for slow in (False, True):
-            for _ in range(args.runs):
-                with (
-                    scratch() as folder,
-                    tallymark(folder / "broker", "--slow-consumers", rules, *args.flags) as broker,
-                ):
-                    assert broker.http_port is not None
-                    outcome = play(
-                        broker.port, broker.http_port, broker.pid, messages=args.messages,
-                        rate=args.rate, size=args.size, acknowledges=acknowledges, slow=slow,
-                    )  # fmt: skip
-                    row = {"acked": acknowledges, "one stops": slow, **asdict(outcome)}
-                    print(json.dumps(row), flush=True)
+    flags = ["--slow-consumers", rules(args.limit), *args.flags]
+    for acknowledges, slow in itertools.product((True, False), (False, True)):
+        for _ in range(args.runs):
+            with scratch() as folder, tallymark(folder / "broker", *flags) as broker:
+                assert broker.http_port is not None
+                outcome = play(
+                    broker.port, broker.http_port, broker.pid, messages=args.messages,
+                    rate=args.rate, size=args.size, limit=args.limit, acknowledges=acknowledges,
+                    slow=slow,
+                )  # fmt: skip
+                row = {"acked": acknowledges, "one stops": slow, **asdict(outcome)}
+                print(json.dumps({k: _short(v) for k, v in row.items()}), flush=True)
     return 0
+
+
+def _short(value: Any) -> Any:
+    return round(value, 2) if isinstance(value, float) else value
 
 
 if __name__ == "__main__":
