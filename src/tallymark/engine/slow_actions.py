@@ -18,7 +18,7 @@ from tallymark.engine.errors import TooSlow
 from tallymark.engine.message import Slice
 from tallymark.engine.ready import Ready
 from tallymark.engine.records import Record
-from tallymark.engine.slow_consumers import Reading
+from tallymark.engine.slow_consumers import Reading, messages_of
 
 TEXT: Final = "Consuming too slow."
 """What the client is told [SC-7]."""
@@ -103,7 +103,7 @@ class SlowSubscription:
             oldest = self._broker.clock.now_ms - rule.age
             for lane in queue.lanes:
                 self._take_older(lane, oldest, gone)
-        excess = queue.ready + queue.acquired - rule.count if rule.count > 0 else 0
+        excess = messages_of(queue) - rule.count if rule.count > 0 else 0
         if rule.depth > 0 and queue.ready:
             excess = max(excess, queue.ready - self._broker.slow.fitting(queue, rule.depth))
         while queue.ready and excess > 0 and len(gone) < IN_A_TURN:

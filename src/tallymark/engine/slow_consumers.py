@@ -78,6 +78,10 @@ class Watched:
         self.young_ms = 0
         """Before then nothing in it is near the limit on age."""
 
+    def forget(self) -> None:
+        """It is to be looked at again, whatever happens to it or does not."""
+        self.due_ms = 0
+
 
 @final
 class Sample:
@@ -104,7 +108,7 @@ class Reading:
         self.rule = rule
         self.consumers = consumers
         """At least one."""
-        self.count = queue.ready + queue.acquired
+        self.count = messages_of(queue)
         """Messages ready and unsettled."""
         self.depth = queue.ready_bytes + queue.acquired_bytes
         """Bytes of their bodies; far from the limit, framing included."""
@@ -200,7 +204,7 @@ class SlowConsumers:
                 queue = one.queue
                 if (
                     queue.entered != one.entered
-                    or queue.ready + queue.acquired != one.count
+                    or messages_of(queue) != one.count
                     or queue.comings != one.comings
                     or now >= one.due_ms
                 ):
@@ -266,7 +270,7 @@ class SlowConsumers:
         subscription now."""
         queue = watched.queue
         watched.entered, watched.comings = queue.entered, queue.comings
-        watched.count = queue.ready + queue.acquired
+        watched.count = messages_of(queue)
         watched.due_ms = NEVER
         consumers = [] if queue.deleted or not watched.count else _owners(queue)
         if not consumers:
@@ -422,6 +426,11 @@ class SlowConsumers:
             reading.over.append(RATE)
         elif reading.rate * NEAR_PERCENT <= least * 100:
             reading.near.append(RATE)
+
+
+def messages_of(queue: Queue) -> int:
+    """Messages that are ready, or with a consumer and not settled."""
+    return queue.ready + queue.acquired
 
 
 def _owners(queue: Queue) -> list[Consumer]:

@@ -82,7 +82,8 @@ class Reloading:
             logs.set_levels(new.log_level, new.log_levels)
         if "write_high_water" in changed or "write_low_water" in changed:
             for client in node.clients.values():
-                client.limit_output(client.transport)
+                if not client.transport.is_closing():
+                    client.limit_output(client.transport)
         node.tasks.replan()
         node.housekeeping.limits_changed()
         node.schedule()

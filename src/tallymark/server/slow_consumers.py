@@ -54,8 +54,10 @@ class SlowConsumerWatch:
     async def run(self) -> None:
         slow = self._node.broker.slow
         self._tell_time()
-        walked, looks = slow.walked, 0
+        walked, looks, rules = slow.walked, 0, slow.rules
         for watched in slow.due():
+            if slow.rules is not rules:
+                break  # they are others now: all of it is due again
             self._tell_time()
             self._step(watched)
             looks += 1
@@ -76,6 +78,7 @@ class SlowConsumerWatch:
             self._look(watched)
         except Exception as error:  # costs this subscription's look, and no other's
             self.errors += 1
+            watched.forget()
             log.error(
                 "slow_consumer.failed", vhost=watched.queue.vhost, queue=watched.queue.name,
                 error=repr(error), trace="".join(traceback.format_exception(error)),
