@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS ?= 2
+WORKERS ?= 3
 # Layers that are compiled: their tests run twice, interpreted from src and as installed.
 COMPILED := $(wildcard tests/wire tests/engine tests/bridge tests/journal)
 SOURCES := $(shell find src -name '*.py' -o -name 'py.typed') pyproject.toml setup.py
@@ -19,10 +19,14 @@ help:  ## show the targets
 $(VENV)/.dependencies: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-	print(*p['dependencies'], *(r for e in p['optional-dependencies'].values() for r in e \
-	if not r.startswith('tallymark')), sep='\n')" > $(VENV)/requirements.txt
+	print(*p['dependencies'], *(r for n, e in p['optional-dependencies'].items() for r in e \
+	if n != 'peers' and not r.startswith('tallymark')), sep='\n')" > $(VENV)/requirements.txt
+	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+	print(*p['optional-dependencies']['peers'], sep='\n')" > $(VENV)/peers.txt
 	$(BIN)/python -m pip install -qq -c constraints.txt setuptools wheel
 	$(BIN)/python -m pip install -qq -c constraints.txt -r $(VENV)/requirements.txt
+	$(BIN)/python -m pip install -qq -c constraints.txt -r $(VENV)/peers.txt || \
+	echo "python-qpid-proton could not be built: the tests with it will be skipped"
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.dependencies $(SOURCES)
@@ -70,7 +74,8 @@ nightly: install  ## the long versions: fuzzing, 100 kill -9 rounds, the Spark c
 
 constraints:  ## renew constraints.txt from the newest versions that pass pip's resolver
 	rm -rf $(VENV)/renew && $(PYTHON) -m venv $(VENV)/renew
-	$(VENV)/renew/bin/python -m pip install -q -U setuptools wheel -r $(VENV)/requirements.txt
+	$(VENV)/renew/bin/python -m pip install -q -U setuptools wheel -r $(VENV)/requirements.txt \
+	-r $(VENV)/peers.txt
 	{ sed -n '/^#/p' constraints.txt; $(VENV)/renew/bin/python -m pip list --format=freeze \
 	--exclude pip | sort -f; } > $(VENV)/constraints.txt && mv $(VENV)/constraints.txt constraints.txt
 	rm -rf $(VENV)/renew

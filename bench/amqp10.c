@@ -288,19 +288,22 @@ static void handle(conn *c, const u8 *f, u32 size, u64 now) {
             c->credit = number(field(p, n, 5), 0) + number(field(p, n, 6), 0) - c->delivery_count;
     } else if (code >= 0x16 && code <= 0x18) die("broker ended it with 0x%02x: %.*s", code, (int)(end - p), p);
 }
+static void parse(conn *c, u64 now) {         /* what has arrived, as far as it is whole */
+    while (c->rn - c->ro >= 4) {
+        u32 size = g32(c->rb + c->ro); if (c->rn - c->ro < size) break;
+        if (WCAP - c->wn < 256) flush(c);
+        handle(c, c->rb + c->ro, size, now); c->ro += size;
+    }
+    if (c->writable) flush(c);
+}
 static void receive(conn *c, u64 now) {
+    parse(c, now);                            /* credit may have come along with the attach */
     for (;;) {
         if (c->ro) { memmove(c->rb, c->rb + c->ro, c->rn - c->ro); c->rn -= c->ro; c->ro = 0; }
         ssize_t k = recv(c->fd, c->rb + c->rn, RCAP - c->rn, 0);
         if (k == 0) die("closed by the broker");
         if (k < 0) { if (errno == EAGAIN) break; die("recv: %s", strerror(errno)); }
-        c->rn += k;
-        while (c->rn - c->ro >= 4) {
-            u32 size = g32(c->rb + c->ro); if (c->rn - c->ro < size) break;
-            if (WCAP - c->wn < 256) flush(c);
-            handle(c, c->rb + c->ro, size, now); c->ro += size;
-        }
-        if (c->writable) flush(c);
+        c->rn += k; parse(c, now);
         if ((size_t)k < 65536) break;
     }
 }

@@ -47,6 +47,7 @@ class Running:
     start_s: float
     """From exec to the ready line (Tallymark) or to the first AMQP answer (RabbitMQ)."""
     note: str
+    nsq_port: int | None = None
 
 
 def free_port() -> int:
@@ -81,6 +82,7 @@ def tallymark(folder: Path, *flags: str, crash: bool = False) -> Iterator[Runnin
             http_port=ready["http"][1],
             start_s=time.perf_counter() - began,
             note="compiled" if ready["compiled"] else "interpreted",
+            nsq_port=ready["nsq"][1],
         )
         if process.poll() is not None:
             raise BrokerFailed(f"tallymark ended early, {process.returncode}: {_tail(log)}")

@@ -100,6 +100,13 @@ class NsqRig(amqp.Rig):
     def vhost_exchange(self, name: str, type: str) -> None:
         self.broker.vhost("/").declare_exchange(name, type, True, False, False, {}, False)
 
+    def vhost_queue(self, name: str, arguments: dict[str, object] | None = None) -> Queue:
+        """One that is not NSQ's."""
+        owner = self.broker.open_connection("/", "", "owner")
+        made = self.broker.declare_queue(owner, name, True, False, False, arguments or {}, False)
+        self.broker.close_connection(owner, False)
+        return made
+
     def client(self, **identify: object) -> NsqPeer:
         """A client that has said the magic word, and IDENTIFY where there is something to say."""
         peer = NsqPeer(self)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from tallymark.bridge.amqp091 import Amqp091, Settings
 from tallymark.bridge.amqp091_channel import Channel
 from tallymark.bridge.amqp091_format import Amqp091Format
-from tallymark.bridge.amqp091_gate import Gate
 from tallymark.bridge.amqp091_publish import FORMAT
+from tallymark.bridge.bridge import Waiter
 from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.bridge.permissions import Permissions
 from tallymark.engine.broker import Broker
@@ -138,7 +138,7 @@ def _carry_out(effect: Effect) -> None:
     elif isinstance(effect, CloseSession):
         _bridge_of(effect.session).close_session(effect)
     elif isinstance(effect, Durable):
-        assert isinstance(effect.waiter, Gate)
+        assert isinstance(effect.waiter, Waiter)
         assert isinstance(effect.waiter.owner, Amqp091)
         effect.waiter.owner.durable(effect)
 

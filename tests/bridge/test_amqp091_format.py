@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.bridge.amqp091_format import Amqp091Format
+from tallymark.bridge.amqp091_format import (
+    LARGEST_NUMBER,
+    PUBLISHER_NAME,
+    PUBLISHING_ID,
+    Amqp091Format,
+)
 from tallymark.bridge.amqp091_publish import FORMAT
 from tallymark.engine.exchange import property_key
 from tallymark.engine.formats import Format
@@ -194,3 +199,74 @@ def test_a_format_of_which_nothing_is_known_says_nothing() -> None:
     assert plain.ids(made, 0, 1) == [""]
     assert plain.headers(made, 0) == {}
     assert plain.hop_limit(made, 0) == -1
+
+
+# -- what publishers number
+
+
+def numbers_by_decoding(messages: list[Properties]) -> list[tuple[str, int]]:
+    found: list[tuple[str, int]] = []
+    for one in messages:
+        headers = one.headers or {}
+        name, number = headers.get(PUBLISHER_NAME), headers.get(PUBLISHING_ID)
+        is_number = isinstance(number, int) and not isinstance(number, bool | Timestamp)
+        is_name = isinstance(name, str) and 0 < len(name) <= 255
+        if is_name and is_number and 0 <= number <= LARGEST_NUMBER:  # type: ignore[operator]
+            found.append((name, number))  # type: ignore[arg-type]
+        else:
+            found.append(("", 0))
+    return found if any(name for name, _ in found) else []
+
+
+names = st.sampled_from(["", "p", "q", "n" * 255, "n" * 256, "ü", 5, None, b"p"])
+whole = st.one_of(
+    st.integers(-3, 3), st.integers(-(1 << 62), 1 << 63 - 1), st.just(LARGEST_NUMBER),
+    st.builds(WireInt, st.integers(0, 255), st.just("B")),
+    st.builds(WireInt, st.integers(-128, 127), st.just("b")),
+    st.builds(WireInt, st.integers(0, (1 << 32) - 1), st.just("i")),
+    st.builds(WireInt, st.integers(-1, 1 << 40), st.just("l")),
+)  # fmt: skip
+ids = st.one_of(whole, st.sampled_from([True, 1.0, "1", None, Timestamp(5), [1]]))
+entries = st.lists(
+    st.one_of(
+        st.tuples(st.just(PUBLISHER_NAME), names),
+        st.tuples(st.just(PUBLISHING_ID), ids),
+        st.tuples(st.sampled_from(["a", "b"]), st.sampled_from([1, "x", {PUBLISHER_NAME: "in"}])),
+    ),
+    max_size=4,
+)
+
+
+@given(
+    st.lists(
+        st.builds(
+            lambda table, type: Properties(content_type=type, headers=dict(table) or None),
+            entries, st.sampled_from([None, "t"]),
+        ),
+        min_size=1, max_size=8,
+    )
+)  # fmt: skip
+def test_numbers_of_publishers_agree_with_decoding(messages: list[Properties]) -> None:
+    made = payload(*messages, routes=of_routes(len(messages)))
+    assert FORMAT_091.numbered(made, 0, len(messages)) == numbers_by_decoding(messages)
+    last = len(messages) - 1
+    assert FORMAT_091.numbered(made, last, last + 1) == numbers_by_decoding(messages[last:])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["p", "q"]), whole), min_size=1, max_size=20))
+def test_numbers_of_messages_that_differ_in_nothing_else(given: list[tuple[str, int]]) -> None:
+    messages = [
+        Properties(headers={"h": 1, PUBLISHER_NAME: name, PUBLISHING_ID: number, "z": "z"})
+        for name, number in given
+    ]
+    assert FORMAT_091.numbered(payload(*messages), 0, len(messages)) == numbers_by_decoding(
+        messages
+    )
+
+
+def test_a_table_that_cannot_be_read_numbers_nothing() -> None:
+    section = encode_properties(Properties(headers={PUBLISHER_NAME: "p", PUBLISHING_ID: 1}))
+    table = section[6:] + BROKEN
+    broken = section[:2] + len(table).to_bytes(4, "big") + table
+    assert FORMAT_091.numbered(payload(broken), 0, 1) == []
+    assert Format().numbered(payload(Properties()), 0, 1) == []

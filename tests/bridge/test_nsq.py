@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tallymark.engine.queue import Queue
+from tallymark.engine.records import ENTERED, PAYLOAD, SETTLED
 from tallymark.wire.nsq.frames import ERROR, MESSAGE, RESPONSE
 from tallymark.wire.nsq.limits import Limits
 from tests.bridge.nsq_rig import OK, NsqRig, dpub, mpub, pub
@@ -53,6 +54,19 @@ def test_a_fatal_error_is_told_behind_the_answers_before_it_and_ends_the_connect
     assert topic.message_count == 1
 
 
+def test_an_ok_leaves_also_when_the_client_says_no_more() -> None:
+    rig = NsqRig()
+    peer = rig.client()
+    rig.hold_disk = True
+    assert peer.ask(pub(b"1")) == []
+    peer.bridge.eof()
+    assert not peer.bridge.closing
+    rig.hold_disk = False
+    assert peer.hear() == [OK]
+    assert peer.bridge.closing
+    assert peer.bridge.reason == "closed by the peer"
+
+
 def test_pubs_of_a_stretch_are_one_run() -> None:
     rig = NsqRig()
     rig.topics.channel("t", "c")
@@ -62,12 +76,25 @@ def test_pubs_of_a_stretch_are_one_run() -> None:
     assert rig.queue().ready == 100
 
 
-def test_an_mpub_is_one_run_and_one_answer() -> None:
+def test_an_mpub_of_100_is_one_run_from_the_socket_to_the_fins() -> None:
+    """One slice, one record of each kind in the journal, one entry of what the subscriber holds."""
     rig = NsqRig()
-    rig.topics.channel("t", "c")
-    assert rig.client().ask(mpub(*[b"%d" % n for n in range(100)])) == [OK]
-    assert len(rig.queue().slices()) == 1
-    assert rig.queue().ready == 100
+    taker = rig.consumer(ready=2500)
+    taker.hear()
+    queue, producer = rig.queue(), rig.client()
+    rig.turn()
+    producer.send(mpub(*[b"%d" % n for n in range(100)]))
+    assert [(one.kind, one.count) for one in rig.broker.records] == [(PAYLOAD, 100), (ENTERED, 100)]
+    assert len(queue.slices()) == 1
+    assert producer.hear() == [OK]
+    assert taker.bridge.consumer is not None
+    assert len(taker.bridge.consumer.session.inflight) == 1
+    got = taker.messages()
+    assert [one.body for one in got] == [b"%d" % n for n in range(100)]
+    taker.send(*[one.fin() for one in got])
+    rig.broker.turn(rig.now_ms)
+    assert [(one.kind, one.count) for one in rig.broker.records] == [(SETTLED, 100)]
+    assert (queue.settled, taker.in_flight) == (100, 0)
 
 
 def test_nq_d5_an_mpub_is_taken_whole_or_not_at_all() -> None:
@@ -388,7 +415,7 @@ def test_nq_a13_a_client_that_answers_no_heartbeat_is_dead_after_two_intervals()
     assert rig.consumer().message().attempts == 2
 
 
-def test_cls_ends_deliveries_and_lets_the_client_finish() -> None:
+def test_nq_25_cls_ends_deliveries_and_lets_the_client_finish() -> None:
     rig = NsqRig()
     peer = rig.consumer(ready=1)
     rig.client().ask(pub(b"1"), pub(b"2"))
@@ -397,6 +424,24 @@ def test_cls_ends_deliveries_and_lets_the_client_finish() -> None:
     assert peer.ask(b"RDY 5\n", message.fin()) == []
     assert (rig.queue().settled, rig.queue().ready) == (1, 1)
     assert not peer.bridge.closing
+
+
+def test_nq_25_after_cls_what_is_given_back_goes_to_others_and_answering_twice_does_no_harm() -> (
+    None
+):
+    rig = NsqRig()
+    peer = rig.consumer(ready=2)
+    rig.client().ask(pub(b"1"), pub(b"2"))
+    kept, given = peer.messages()
+    assert peer.ask(b"CLS\n", given.req(0)) == [CLOSE_WAIT]
+    other = rig.consumer(ready=1)
+    assert other.message().body == given.body
+    for late in (given.req(0), given.fin()):
+        assert peer.error(late).startswith(f"E_{late[:3].decode()}_FAILED ")
+    assert peer.ask(kept.fin()) == []
+    assert not peer.bridge.closing
+    peer.leave()
+    assert (rig.queue().settled, rig.queue().ready, other.in_flight) == (1, 0, 1)
 
 
 def test_a_stop_answers_what_was_published_and_gives_back_what_was_held() -> None:
@@ -508,6 +553,20 @@ def test_messages_leave_at_once_for_who_does_not_ask_otherwise(identify: dict[st
 
 
 # -- ids
+
+
+def test_nq_d8_a_clock_that_steps_back_stops_nothing() -> None:
+    rig = NsqRig()
+    peer = rig.consumer(ready=9)
+    peer.ask(pub(b"1"))
+    rig.now_ms -= 500_000
+    producer = rig.client()
+    assert producer.ask(pub(b"2"), mpub(b"3", b"4")) == [OK, OK]
+    got = peer.messages()
+    assert [one.body for one in got] == [b"2", b"3", b"4"]
+    assert peer.ask(*[one.fin() for one in got]) == []
+    again = [int(one.id, 16) for one in got]
+    assert again == sorted(set(again))
 
 
 def test_a_message_id_counts_up_within_a_run() -> None:

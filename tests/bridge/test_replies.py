@@ -186,6 +186,8 @@ CHANNEL_ERRORS: dict[str, tuple[list[Method | bytes], type[Method], int, str]] =
         "PRECONDITION_FAILED - unknown delivery tag 7"),
     "transactions after confirms": ([ConfirmSelect(), TxSelect()], TxSelect, 406,
         "PRECONDITION_FAILED - cannot switch from confirm to tx mode"),
+    "confirms after transactions": ([TxSelect(), ConfirmSelect()], ConfirmSelect, 406,
+        "PRECONDITION_FAILED - cannot switch from tx to confirm mode"),
     "commit of nothing": ([TxCommit()], TxCommit, 406,
         "PRECONDITION_FAILED - channel is not transactional"),
     "rollback of nothing": ([TxRollback()], TxRollback, 406,
@@ -216,8 +218,6 @@ CONNECTION_ERRORS: dict[str, tuple[list[Method | bytes], type[Method] | None, in
         "NOT_IMPLEMENTED - requeue=false"),
     "recover-async without requeue": ([BasicRecoverAsync(False)], BasicRecoverAsync, 540,
         "NOT_IMPLEMENTED - requeue=false"),
-    "transactions, not yet": ([TxSelect()], TxSelect, 540,
-        "NOT_IMPLEMENTED - tx.select: transactions are not offered yet, use confirm.select"),
     "consumer tag reused": (
         [Q, BasicConsume("q", "me"), BasicConsume("q", "me")], BasicConsume, 530,
         "NOT_ALLOWED - attempt to reuse consumer tag 'me'"),

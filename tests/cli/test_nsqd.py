@@ -145,6 +145,13 @@ def test_refusals_name_the_flag(arguments: list[str], told: str) -> None:
     assert told in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"), [("ssl3.0", "tls1.0"), ("TLS1.2", "tls1.2"), ("tls1.3", "tls1.3")]
+)
+def test_tls_versions_as_nsqd_takes_them(value: str, expected: str) -> None:
+    assert config(f"-tls-min-version={value}")["nsq_tls_min_version"] == expected
+
+
 def test_a_value_that_we_cannot_have_is_refused_by_our_setting() -> None:
     with pytest.raises(ConfigError, match="nsq-max-rdy-count"):
         configured(["-max-rdy-count=-5"])
@@ -179,7 +186,7 @@ def test_a_configuration_file_of_nsqd_is_read_below_the_flags(tmp_path: Path) ->
         configured(["-config", str(file)])
 
 
-def test_data_of_nsqd_is_noticed(tmp_path: Path) -> None:
+def test_nq_18_data_of_nsqd_is_noticed_and_not_taken_over(tmp_path: Path) -> None:
     (tmp_path / "nsqd.dat").write_text("{}")
     _, notes = configured(["-data-path", str(tmp_path)])
     assert len(notes) == 1

@@ -64,7 +64,6 @@ def test_good_queue_arguments(arguments: dict[str, object]) -> None:
         ({"x-queue-mode": "eager"}, "invalid_queue_mode"),
         ({"x-queue-version": 3}, "\"unsupported queue version '3'\""),
         ({"x-queue-type": "fast"}, "\"unsupported queue type 'fast'\""),
-        ({"x-queue-type": "stream"}, "streams are not offered, expected classic or quorum"),
         ({"x-dead-letter-strategy": "never"}, "invalid_dlx_strategy"),
         ({"x-dead-letter-hop-limit": 256}, "{max_value_exceeded,256}"),
         ({"x-dead-letter-hop-limit": -1}, "{value_negative,-1}"),

@@ -111,7 +111,7 @@ def test_dl_2_the_empty_name_is_the_default_exchange() -> None:
         ({"dead-letter-routing-key": "k"}, "routing_key_but_no_dlx_defined"),
         ({"overflow": "drop-middle"}, "invalid_overflow"),
         ({"dead-letter-exchange": "x", "dead-letter-strategy": "twice"}, "invalid_dlx_strategy"),
-        ({"queue-type": "stream", "dead-letter-exchange": "x"}, "x-queue-type"),
+        ({"queue-type": "stream", "dead-letter-exchange": "x"}, "x-dead-letter-exchange"),
     ],
 )
 def test_dl_3_bad_arguments_are_refused(arguments: dict[str, object], text: str) -> None:

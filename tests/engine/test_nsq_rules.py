@@ -306,7 +306,7 @@ def test_nq_a12_a_thousand_channels_with_one_due_message_each() -> None:
     assert sum(q.ready for q in queues) == 1000
 
 
-def test_nq_d1_one_channel_of_ten_thousand_is_on_time_and_the_others_cost_nothing() -> None:
+def test_nq_17_nq_d1_one_channel_of_ten_thousand_is_on_time_and_the_others_cost_nothing() -> None:
     rig = manual()
     for n in range(10_000):
         rig.declare(f"q{n}", durable=False)

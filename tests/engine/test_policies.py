@@ -17,6 +17,7 @@ from tallymark.engine.policies import (
     EXCHANGES,
     KEYS,
     QUORUM_QUEUES,
+    STREAMS,
     WITHOUT_EFFECT,
     Policy,
     check_definition,
@@ -117,9 +118,9 @@ def length(name: str, limit: int, **more: object) -> Policy:
         ({"pattern": "", "definition": {"max-length": 1}, "priority": 1.5}, "actually was 1.5"),
         ({"pattern": "", "definition": {"max-length": 1}, "priority": True}, "actually was true"),
         (
-            {"pattern": "", "definition": {"max-length": 1}, "apply-to": "streams"},
-            "apply-to 'streams' unrecognised; should be one of: 'queues', 'classic_queues', "
-            "'quorum_queues', 'exchanges', or 'all'",
+            {"pattern": "", "definition": {"max-length": 1}, "apply-to": "rivers"},
+            "apply-to 'rivers' unrecognised; should be one of: 'queues', 'classic_queues', "
+            "'quorum_queues', 'streams', 'exchanges', or 'all'",
         ),
         ({"pattern": "", "definition": {"max-length": 1}, "apply-to": None}, "apply-to is undef"),
         (
@@ -150,6 +151,10 @@ GOOD: list[tuple[str, object]] = [
     ("acquired-limit", 0), ("consumer-timeout", 0), ("message-deduplication", 1),
     ("alternate-exchange", ""), ("max-length", (1 << 63) - 1), ("delayed-retry-type", "disabled"),
     ("delayed-retry-min", 1), ("delayed-retry-max", 1), ("delayed-retry-max", 315_360_000_000),
+    ("max-age", "1s"), ("max-age", "99999999Y"), ("stream-max-segment-size-bytes", 0),
+    ("stream-max-segment-size-bytes", 3_000_000_000), ("default-queue-type", "classic"),
+    ("default-queue-type", "quorum"), ("default-queue-type", "stream"),
+    ("auto-create", True), ("auto-create", False),
     ("slow-consumer-depth", 0), ("slow-consumer-age", 0), ("slow-consumer-count", 0),
     ("slow-consumer-rate", 0), ("slow-consumer-rate", 0.5), ("slow-consumer-policy", "x"),
     ("slow-consumer-options", {}),
@@ -193,8 +198,15 @@ def test_the_ends_of_every_range_are_accepted(key: str, value: object) -> None:
         ("delayed-retry-min", 0, "0 is not a valid delayed retry minimum delay"),
         ("delayed-retry-min", True, "true is not a valid delayed retry minimum delay"),
         ("delayed-retry-max", -1, "-1 is not a valid delayed retry maximum delay"),
+        ("auto-create", 1, "1 is not a valid auto-create"),
         ("delayed-retry-max", 315_360_000_001,
          "315360000001 is not a valid delayed retry maximum delay"),
+        ("max-age", "7", '<<"7">> is not a valid max age'),
+        ("max-age", "0D", '<<"0D">> is not a valid max age'),
+        ("max-age", 7, "7 is not a valid max age"),
+        ("stream-max-segment-size-bytes", -1, "-1 is not a valid segment size"),
+        ("stream-max-segment-size-bytes", 3_000_000_001, "3000000001 is not a valid segment size"),
+        ("default-queue-type", "lazy", '<<"lazy">> is not a valid queue type'),
         ("slow-consumer-depth", -1, "-1 is not a valid slow consumer depth"),
         ("slow-consumer-age", 1.5, "1.5 is not a valid slow consumer age"),
         ("slow-consumer-count", True, "true is not a valid slow consumer count"),
@@ -278,6 +290,20 @@ def test_keys_without_effect_are_accepted_and_named() -> None:
         assert without_effect(Policy("p", "", both, apply_to=kind)) == ["alternate-exchange"]
 
 
+def test_keys_that_say_nothing_of_what_a_policy_applies_to_are_named() -> None:
+    stream: dict[str, object] = {
+        "max-age": "1h", "stream-max-segment-size-bytes": 1, "max-length-bytes": 1,
+    }  # fmt: skip
+    for kind in ("all", "queues", "streams"):
+        assert without_effect(Policy("p", "", stream, apply_to=kind)) == []
+    for kind in ("classic_queues", "quorum_queues"):
+        found = without_effect(Policy("p", "", stream, apply_to=kind))
+        assert found == ["max-age", "stream-max-segment-size-bytes"]
+    other: dict[str, object] = {"max-length": 1, "message-ttl": 1, "default-queue-type": "stream"}
+    assert without_effect(Policy("p", "", other, apply_to="streams")) == list(other)
+    assert without_effect(Policy("p", "", other, apply_to="queues")) == []
+
+
 def test_a_routing_key_without_an_exchange_may_rely_on_an_argument(host: Host) -> None:
     host.set(Policy("p", "", {"dead-letter-routing-key": "k"}))
     settings = host.queue("q", x_dead_letter_exchange="x").settings
@@ -311,8 +337,9 @@ def test_a_pattern_is_searched_for_in_the_name(
 @pytest.mark.parametrize(
     ("apply_to", "kinds"),
     [
-        ("all", {CLASSIC_QUEUES, QUORUM_QUEUES, EXCHANGES}),
-        ("queues", {CLASSIC_QUEUES, QUORUM_QUEUES}),
+        ("all", {CLASSIC_QUEUES, QUORUM_QUEUES, STREAMS, EXCHANGES}),
+        ("queues", {CLASSIC_QUEUES, QUORUM_QUEUES, STREAMS}),
+        ("streams", {STREAMS}),
         ("classic_queues", {CLASSIC_QUEUES}),
         ("quorum_queues", {QUORUM_QUEUES}),
         ("exchanges", {EXCHANGES}),
@@ -320,7 +347,7 @@ def test_a_pattern_is_searched_for_in_the_name(
 )
 def test_what_a_policy_applies_to(apply_to: str, kinds: set[str]) -> None:
     policy = Policy("p", "", {"max-length": 1}, apply_to=apply_to)
-    found = {k for k in (CLASSIC_QUEUES, QUORUM_QUEUES, EXCHANGES) if policy.fits(k, "x")}
+    found = {k for k in (CLASSIC_QUEUES, QUORUM_QUEUES, STREAMS, EXCHANGES) if policy.fits(k, "x")}
     assert found == kinds
 
 
@@ -589,3 +616,75 @@ def test_the_broker_looks_after_queues_whose_settings_changed() -> None:
         broker.set_policy("nowhere", length("p", 5))
     with pytest.raises(NotFound, match="no operator policy 'p'"):
         broker.delete_policy("/", "p", operator=True)
+
+
+# -- streams, and the type of queues
+
+
+def test_a_policy_of_streams_holds_for_streams_only(host: Host) -> None:
+    stream, other = host.queue("s", x_queue_type="stream"), host.queue("q")
+    policy = Policy("p", "", {"max-age": "1h", "max-length-bytes": 7}, apply_to="streams")
+    assert host.set(policy) == ["s"]
+    assert (stream.settings.max_age_ms, stream.settings.retain_bytes) == (3_600_000, 7)
+    assert host.vhost.policy_of(stream) is policy
+    assert host.vhost.policy_of(other) is None
+    assert host.set(Policy("p", "", {"max-age": "1h"}, apply_to="classic_queues")) == ["s"]
+    assert stream.settings.max_age_ms == -1
+
+
+def test_the_shorter_age_of_policy_and_argument_is_taken(host: Host) -> None:
+    stream = host.queue("s", x_queue_type="stream", x_max_age="2h")
+    for age, expected in (("1h", 3_600_000), ("3h", 7_200_000)):
+        host.set(Policy("p", "", {"max-age": age}))
+        assert stream.settings.max_age_ms == expected
+
+
+def typed(host: Host, name: str, given: dict[str, object] | None = None, **flags: bool) -> object:
+    """The type a client's declaration comes to; None: none is said."""
+    durable, exclusive = flags.get("durable", True), flags.get("exclusive", False)
+    found = host.vhost.with_type(name, durable, exclusive, flags.get("auto", False), given or {})
+    return found.get("x-queue-type")
+
+
+@pytest.mark.parametrize("by_policy", [True, False])
+def test_a_queue_whose_declaration_says_no_type_has_the_default_one(
+    host: Host, by_policy: bool
+) -> None:
+    old = host.queue("old")
+    assert typed(host, "s") is None
+    if by_policy:
+        host.set(Policy("p", "", {"default-queue-type": "stream"}, apply_to="queues"))
+    else:
+        host.vhost.default_queue_type = "stream"
+    assert typed(host, "s") == "stream"
+    assert typed(host, "s", {"x-queue-type": "classic"}) == "classic"
+    assert typed(host, "") is None
+    assert typed(host, "s", durable=False) is None
+    assert typed(host, "s", exclusive=True) is None
+    assert typed(host, "s", auto=True) is None
+    assert typed(host, old.name) is None  # it is there, and fits
+    host.queue("quorum", x_queue_type="quorum")
+    assert typed(host, "quorum") == "quorum"
+
+
+def test_a_policys_default_type_goes_before_the_virtual_hosts(host: Host) -> None:
+    host.vhost.default_queue_type = "quorum"
+    host.set(Policy("p", "^s", {"default-queue-type": "stream"}))
+    host.set(Policy("no", "^n", {"default-queue-type": "stream"}, apply_to="streams"))
+    assert [typed(host, name) for name in ("s", "n", "x")] == ["stream", "quorum", "quorum"]
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_default_queue_type_outlives_a_restart(checkpoint: bool) -> None:
+    rig = Rig()
+    rig.broker.set_default_queue_type(rig.vhost, "stream")
+    with pytest.raises(PreconditionFailed, match="unsupported queue type 'lazy', expected one of"):
+        rig.broker.set_default_queue_type(rig.vhost, "lazy")
+    rig.settle_down()
+    if checkpoint:
+        rig.checkpoint()
+    after = rig.restart()
+    assert after.vhost.default_queue_type == "stream"
+    after.broker.set_default_queue_type(after.vhost, "")
+    after.settle_down()
+    assert after.restart().vhost.default_queue_type == ""

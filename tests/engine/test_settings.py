@@ -241,8 +241,26 @@ def test_settings_differ_by_strategy_kind_priority_and_single_active_too() -> No
 
 def test_every_key_of_a_policy_is_an_argument_too() -> None:
     # What is too slow is not for the slow one to say.
-    given_by_others = {key for key in KEYS if key.startswith("slow-consumer-")}
-    queue_keys = {"x-" + key for key in set(KEYS) - given_by_others} - {"x-alternate-exchange"}
+    of_others = {"x-" + key for key in KEYS if key.startswith("slow-consumer-")}
+    of_others |= {"x-alternate-exchange", "x-auto-create", "x-default-queue-type"}
+    queue_keys = {"x-" + key for key in KEYS} - of_others
     assert queue_keys <= set(QUEUE_CHECKS)
-    others = {"x-dead-letter-strategy", "x-delayed-retry-type"}
+    of_streams = {"x-max-age", "x-stream-max-segment-size-bytes"}
+    others = {"x-dead-letter-strategy", "x-delayed-retry-type"} | of_streams
     assert {"x-" + key for key in EXAMPLES} | others == queue_keys
+
+
+def test_what_is_said_of_streams_is_in_effect_for_streams_only() -> None:
+    said: dict[str, object] = {
+        "max-age": "1h", "stream-max-segment-size-bytes": 5, "max-length-bytes": 7,
+        "message-ttl": 1, "max-length": 1, "overflow": "reject-publish", "delivery-limit": 1,
+        "dead-letter-exchange": "x", "expires": 1, "message-deduplication": 1,
+    }  # fmt: skip
+    stream = Settings({"x-queue-type": "stream"}, said)
+    assert (stream.max_age_ms, stream.segment_bytes, stream.retain_bytes) == (3_600_000, 5, 7)
+    only = {key: said[key] for key in list(said)[:3]}
+    assert stream.same(Settings({"x-queue-type": "stream"}, only))
+    assert not stream.bounded
+    assert not stream.guarded
+    other = Settings({}, said)
+    assert (other.max_age_ms, other.retain_bytes, other.max_bytes) == (-1, -1, 7)

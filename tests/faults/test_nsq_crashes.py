@@ -89,7 +89,7 @@ class Field:
         """Receive and finish everything there is."""
         clients = [self._client(index) for index in (1, 2, 4)]
         for client in clients:
-            client.publishes = False
+            client.only_drain()
         deadline = time.monotonic() + PATIENCE_S
         look_at = 0.0
 

@@ -15,6 +15,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.support.process import BrokerProcess
+from tests.support.rabbitmq import RabbitProcess, find_rabbitmq
 
 OTHER_PORT = os.environ.get("INTEROP_PORT", "")
 _numbers = itertools.count(1)
@@ -36,6 +37,27 @@ def port(request: pytest.FixtureRequest) -> int:
         return int(OTHER_PORT)
     process: BrokerProcess = request.getfixturevalue("broker")
     return process.amqp_port
+
+
+@pytest.fixture(scope="module")
+def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitProcess]:
+    """A private RabbitMQ for a module, to compare with."""
+    script = find_rabbitmq()
+    if script is None:
+        pytest.skip("RabbitMQ is not installed")
+    if OTHER_PORT:
+        pytest.skip("starts both brokers itself")
+    with RabbitProcess(script, tmp_path_factory.mktemp("rabbitmq")) as process:
+        if not process.version.startswith("3.10."):
+            pytest.skip(f"compared is RabbitMQ 3.10, installed is {process.version}")
+        yield process
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker beside it that has only the queues of one module: their names are plain."""
+    with BrokerProcess(tmp_path_factory.mktemp("side-by-side") / "data") as process:
+        yield process
 
 
 @pytest.fixture

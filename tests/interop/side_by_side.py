@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import TracebackType
@@ -92,6 +93,18 @@ def observe(topology: Topology, port: int) -> Notes:
     with Stage(port) as stage:
         topology.run(stage)
         return Notes(stage.seen, stage.dead_letter_exchanges)
+
+
+def compare(topology: Topology, ours: int, theirs: int) -> None:
+    """Run it on both, by their ports, at the same time: ours must show what RabbitMQ does."""
+    with ThreadPoolExecutor(1) as other:
+        running = other.submit(observe, topology, theirs)
+        seen = observe(topology, ours).seen
+        expected = as_ours(topology, running.result())
+    assert expected
+    for number, (note, wanted) in enumerate(zip(seen, expected, strict=False)):
+        assert note == wanted, f"note {number} of {len(expected)}"
+    assert len(seen) == len(expected)
 
 
 def as_ours(topology: Topology, theirs: Notes) -> list[Note]:
@@ -185,12 +198,12 @@ class Stage:
         self.queues: list[str] = []
         self.exchanges: list[str] = []
         self.dead_letter_exchanges: dict[str, str] = {}
-        self._port = port
+        self.port = port
         self._began = time.time()
         self._inboxes: dict[str, str] = {}
 
     def __enter__(self) -> Stage:
-        self.connection = connect(self._port)
+        self.connection = connect(self.port)
         self.channel = self.connection.channel()
         self.channel.confirm_delivery()
         return self
@@ -203,7 +216,7 @@ class Stage:
     ) -> None:
         if self.connection.is_open:
             self.connection.close()
-        cleaner = connect(self._port)
+        cleaner = connect(self.port)
         channel = cleaner.channel()
         for queue in (*self.queues, CLOCK, CLOCK_LETTERS):
             channel.queue_delete(queue)
@@ -385,9 +398,13 @@ class Stage:
             self.connection.process_data_events(POLL_S)
         self.note(depths=found)
 
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait; nothing is noted."""
+        wait_until(self.connection, condition)
+
     def wait_for_depth(self, queue: str, depth: int) -> None:
         """Wait; nothing is noted."""
-        wait_until(self.connection, lambda: self._depth(queue) == depth)
+        wait_until(self.connection, lambda: self.depth(queue) == depth)
 
     def wait_until_gone(self, queue: str) -> None:
         """Until the queue does not exist any more, then note how a client is told."""
@@ -420,9 +437,9 @@ class Stage:
             self.note(refusal=what, code=None, text="")
 
     def _depths(self) -> dict[str, int]:
-        return {queue: self._depth(queue) for queue in self.queues}
+        return {queue: self.depth(queue) for queue in self.queues}
 
-    def _depth(self, queue: str) -> int:
+    def depth(self, queue: str) -> int:
         return int(self.channel.queue_declare(queue, passive=True).method.message_count)
 
     def _plain(self, value: object) -> object:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tallymark.journal.verify import verify
+from tallymark.engine.records import COMMITTED, PAYLOAD
+from tallymark.journal.verify import KIND_NAMES, verify
 from tests.journal.builders import TIME, Disk, entering, settling
 
 
@@ -81,3 +82,8 @@ def test_an_empty_folder_is_sound(tmp_path: Path) -> None:
     report = verify(tmp_path)
     assert report.is_sound
     assert report.blocks == 0
+
+
+def test_every_kind_of_row_has_a_name() -> None:
+    assert set(KIND_NAMES) == set(range(PAYLOAD, COMMITTED + 1))
+    assert len(set(KIND_NAMES.values())) == len(KIND_NAMES)

@@ -6,14 +6,20 @@ The disk is made to hang in its system calls, so that nothing depends on how fas
 from __future__ import annotations
 
 import select
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bench.lean import PERSISTENT, TRANSIENT
+from tallymark.wire.amqp10.events import TransfersReceived
+from tallymark.wire.amqp10.outcomes import Accepted
+from tallymark.wire.amqp10.sections import encode_message
+from tallymark.wire.amqp10.serial import add
 from tests.faults.disks import Shim, make_shim
 from tests.server.peers import Bare, Publisher, Reader, alarms, declare, until
+from tests.support.amqp10_socket import Client
 from tests.support.process import BrokerProcess
 
 MIB = 1 << 20
@@ -109,3 +115,58 @@ def test_max_pending_holds_publishers_silently_and_confirms_nothing_early(
         reader = Reader(broker, "q")
         until(lambda: len(reader.numbers) >= publisher.published, reader.work)
         assert reader.numbers == list(range(1, publisher.published + 1))
+
+
+def test_fc_7_an_amqp_10_client_stops_publishing_and_goes_on_consuming(
+    tmp_path: Path, shim: Shim
+) -> None:
+    """On one connection: windows close, and it is read on, so it can make the room that lacks."""
+    with BrokerProcess(
+        tmp_path / "data", env=shim.env, max_memory="16MiB", max_pending="4GiB", link_credit="170"
+    ) as broker:
+        declare(broker, "q", durable=False)
+        raw = socket.create_connection(("127.0.0.1", broker.amqp_port), 20)
+        with Client(raw) as client:
+            client.login()
+            session = client.session()
+            senders = [client.sender(session, "q", 1, f"s{i}") for i in range(12)]
+            receiver = client.receiver(session, "q")
+            message = b"\x00\x53\x70\xc0\x02\x01\x42" + encode_message(body=bytes(SIZE))
+            sent = got = 0
+            shim.hang()
+
+            def work(publishing: bool) -> None:
+                nonlocal sent, got
+                for sender in senders if publishing else ():
+                    for _ in range(sender.credit):
+                        sender.send(message, settled=True)
+                        sent += 1
+                for event in client.work():
+                    if isinstance(event, TransfersReceived):
+                        got += len(event)
+                        last = add(event.first, len(event) - 1)
+                        session.settle_received(event.first, last, Accepted())
+
+            def publish() -> None:
+                work(True)
+
+            def consume() -> None:
+                if not receiver.credit:
+                    receiver.flow(100)
+                work(False)
+
+            until(lambda: alarms(broker) == ["memory"], publish)
+            quiet = stopped = 0
+            while quiet < 20:  # what was granted before is on its way
+                publish()
+                quiet, stopped = (0 if sent > stopped else quiet + 1), sent
+            assert session.is_blocked, "what the window does not let through stays here"
+            _, rows = broker.http("GET", "/api/connections")
+            assert [row["state"] for row in rows if row["protocol"] == "AMQP 1.0"] == ["blocked"]
+            assert bodies_bytes(broker) < 64 * MIB
+            until(lambda: alarms(broker) == [], consume)
+            shim.go_on()
+            until(lambda: all(sender.credit for sender in senders), consume)
+            until(lambda: sent >= stopped + 500, publish, consume)
+            until(lambda: got == sent, consume)
+            assert broker.queues()["q"]["ready"] == 0

@@ -201,7 +201,10 @@ def test_the_broker_as_a_whole(broker: BrokerProcess) -> None:
     assert overview["product_name"] == "Tallymark"
     assert overview["object_totals"]["queues"] == 4
     ports = {(one["protocol"], one["port"]) for one in overview["listeners"]}
-    assert ports == {("amqp", broker.amqp_port), ("http", broker.http_port)}
+    assert ports == {
+        ("amqp", broker.amqp_port), ("http", broker.http_port), ("nsq", broker.nsq_port),
+        ("nsq_http", broker.nsq_http_port),
+    }  # fmt: skip
     (node,) = get(broker, "nodes")
     assert (node["name"], node["running"]) == (overview["node"], True)
     assert node["os_pid"] == str(broker.pid)

@@ -48,7 +48,7 @@ def test_a_name_may_be_anything(broker: BrokerProcess) -> None:
     ("path", "body", "status", "reason"),
     [
         ("queues/%2F/bad", {"arguments": {"x-max-length": "many"}}, 400, "invalid arg"),
-        ("queues/%2F/bad", {"arguments": {"x-queue-type": "stream"}}, 400, "streams are not"),
+        ("queues/%2F/bad", {"arguments": {"x-queue-type": "stream"}}, 400, "'non-durable'"),
         ("queues/%2F/bad", {"arguments": {"x-max-length": 1 << 70}}, 400, "does not fit"),
         ("queues/%2F/bad", {"arguments": [1]}, 400, "arguments is [1], expected an object"),
         ("queues/%2F/bad", {"durable": "maybe"}, 400, "durable is 'maybe', expected true or"),

@@ -70,6 +70,13 @@ def test_nq_20_info(url: str, broker: BrokerProcess) -> None:
         ("GET", "/pub", (405, "METHOD_NOT_ALLOWED")),
         ("GET", "/topic/create", (405, "METHOD_NOT_ALLOWED")),
         ("POST", "/topic/rename", (404, "NOT_FOUND")),
+        ("GET", "/debug/pprof", (501, "NOT_IMPLEMENTED")),
+        ("GET", "/debug/pprof/", (501, "NOT_IMPLEMENTED")),
+        ("GET", "/debug/pprof/profile?seconds=30", (501, "NOT_IMPLEMENTED")),
+        ("POST", "/debug/pprof/symbol", (501, "NOT_IMPLEMENTED")),
+        ("PUT", "/debug/setblockrate?rate=1", (501, "NOT_IMPLEMENTED")),
+        ("GET", "/debug/pprofx", (404, "NOT_FOUND")),
+        ("GET", "/debug/setblockrate", (405, "METHOD_NOT_ALLOWED")),
     ],
 )
 def test_nq_20_what_is_not_there(

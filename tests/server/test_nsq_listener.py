@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import ssl
 import struct
@@ -15,10 +16,9 @@ import pytest
 
 from tallymark.server.layers import Compression, compression
 from tallymark.wire.nsq.frames import ERROR, MESSAGE, RESPONSE
+from tests.support.certificates import Authority
 from tests.support.process import BrokerDied, BrokerProcess
 
-TLS = Path(__file__).parents[1] / "support" / "tls"
-CERTIFICATE = {"nsq_tls_cert": str(TLS / "cert.pem"), "nsq_tls_key": str(TLS / "key.pem")}
 OK = (RESPONSE, b"OK")
 Frame = tuple[int, bytes]
 
@@ -39,15 +39,17 @@ class Nsq:
     def send(self, data: bytes) -> None:
         self.socket.sendall(data if self._inner is None else self._inner.encode(data))
 
-    def identify(self, **fields: Any) -> dict[str, Any]:
-        """What is agreed on; the layers that follow from it are in place."""
+    def identify(self, authority: Authority | None = None, **fields: Any) -> dict[str, Any]:
+        """What is agreed on; the layers that follow from it are in place. authority: whose
+        certificates are good."""
         raw = json.dumps({"feature_negotiation": True, **fields}).encode()
         self.send(b"IDENTIFY\n" + struct.pack(">I", len(raw)) + raw)
         kind, content = self.frame()
         assert kind == RESPONSE, content
         agreed: dict[str, Any] = json.loads(content)
         if agreed["tls_v1"]:
-            context = ssl.create_default_context(cafile=str(TLS / "cert.pem"))
+            assert authority is not None
+            context = ssl.create_default_context(cafile=str(authority.own.cert))
             self.socket = context.wrap_socket(self.socket, server_hostname="localhost")
             assert self.frame() == OK
         for name in ("snappy", "deflate"):
@@ -99,18 +101,34 @@ class Nsq:
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("nsq") / "data", **CERTIFICATE) as running:
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def certificate(authority: Authority) -> dict[str, str]:
+    """The broker's, as its settings."""
+    made = authority.sign("localhost")
+    return {"nsq_tls_cert": str(made.cert), "nsq_tls_key": str(made.key)}
+
+
+@pytest.fixture(scope="module")
+def broker(
+    tmp_path_factory: pytest.TempPathFactory, certificate: dict[str, str]
+) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("nsq") / "data", **certificate) as running:
         yield running
 
 
 @pytest.mark.parametrize("inner", ["", "snappy", "deflate"])
 @pytest.mark.parametrize("tls", [False, True])
-def test_nq_6_layers_stack(broker: BrokerProcess, tls: bool, inner: str) -> None:
+def test_nq_6_layers_stack(
+    broker: BrokerProcess, authority: Authority, tls: bool, inner: str
+) -> None:
     topic = f"layers-{tls}-{inner}"
     asked = {"tls_v1": tls, **({inner: True} if inner else {})}
     client = Nsq(broker.nsq_port)
-    agreed = client.identify(**asked)
+    agreed = client.identify(authority, **asked)
     assert agreed["tls_v1"] is tls
     assert (agreed["snappy"], agreed["deflate"]) == (inner == "snappy", inner == "deflate")
     bodies = [b"x" * 500_000, b"y", bytes(range(256)) * 100]
@@ -162,6 +180,65 @@ def test_pipelined_pubs_are_all_answered(broker: BrokerProcess) -> None:
     assert [client.frame() for _ in range(5000)] == [OK] * 5000
 
 
+@pytest.mark.parametrize("layer", ["", "snappy"])
+def test_nq_1_who_says_no_more_is_still_answered(broker: BrokerProcess, layer: str) -> None:
+    """As `printf ... | nc`: commands, and the end of what the client says."""
+    client = Nsq(broker.nsq_port)
+    client.identify(**({layer: True} if layer else {}))
+    client.send(pub(b"1", "half") + pub(b"2", "half"))
+    client.socket.shutdown(socket.SHUT_WR)
+    assert [client.frame() for _ in range(2)] == [OK, OK]
+    began = time.monotonic()
+    assert client.is_closed()
+    assert time.monotonic() - began < 2, "it is closed when all is said"
+
+
+def test_nq_7_a_subscriber_that_takes_nothing_is_dropped(broker: BrokerProcess) -> None:
+    """Although it says NOP, so that its silence is not what ends it."""
+    big = b"x" * 1_000_000
+    stuck, other = Nsq(broker.nsq_port), Nsq(broker.nsq_port)
+    stuck.identify(heartbeat_interval=1000)
+    for client in (stuck, other):
+        assert client.ask(b"SUB stuck c\n") == OK
+    stuck.send(b"RDY 100\n")
+    for _ in range(20):
+        assert other.ask(pub(big, "stuck")) == OK
+    began = time.monotonic()
+    other.send(b"RDY 100\n")
+    other.socket.settimeout(0.2)
+    again = False
+    while not again:
+        assert time.monotonic() - began < 10, "it is still there"
+        try:
+            kind, content = other.frame()
+        except TimeoutError:
+            stuck.send(b"NOP\n")
+            continue
+        assert (kind, content[26:]) == (MESSAGE, big)
+        again = content[8:10] == b"\0\2"
+    assert "took nothing for 1000 ms" in broker.log()
+
+
+def test_nq_7_a_subscriber_that_takes_a_little_at_a_time_is_not_dropped(tmp_path: Path) -> None:
+    size = 10_000_000
+    with BrokerProcess(tmp_path / "data", nsq_max_msg_size="16MiB") as broker:
+        slow, other = Nsq(broker.nsq_port), Nsq(broker.nsq_port)
+        slow.identify(heartbeat_interval=1000)
+        assert slow.ask(b"SUB slow c\nRDY 1\n") == OK
+        assert other.ask(pub(b"x" * size, "slow")) == OK
+        began = time.monotonic()
+        taken = 0
+        while taken < size:
+            if taken > (time.monotonic() - began) * 2_500_000:
+                slow.send(b"NOP\n")
+                select.select([], [], [], 0.02)
+                continue
+            piece = slow.socket.recv(65_536)
+            assert piece, f"dropped after {time.monotonic() - began:.1f} s and {taken} bytes"
+            taken += len(piece)
+        assert time.monotonic() - began > 3, "too fast to be slow"
+
+
 def test_nq_d2_a_cut_connection_gives_its_messages_back_at_once(broker: BrokerProcess) -> None:
     gone, stays = Nsq(broker.nsq_port), Nsq(broker.nsq_port)
     assert gone.ask(b"SUB cut c\n") == OK
@@ -203,14 +280,16 @@ def heard(client: Nsq, seconds: float) -> str:
     return found.decode("latin-1")
 
 
-def test_tls_can_be_required(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path / "data", nsq_tls_required="true", **CERTIFICATE) as broker:
+def test_tls_can_be_required(
+    tmp_path: Path, authority: Authority, certificate: dict[str, str]
+) -> None:
+    with BrokerProcess(tmp_path / "data", nsq_tls_required="true", **certificate) as broker:
         plain = Nsq(broker.nsq_port)
         assert plain.ask(pub(b"x")) == (
             ERROR, b"E_INVALID cannot PUB in current state (TLS required)",
         )  # fmt: skip
         inside = Nsq(broker.nsq_port)
-        assert inside.identify(tls_v1=True)["tls_v1"] is True
+        assert inside.identify(authority, tls_v1=True)["tls_v1"] is True
         assert inside.ask(pub(b"x")) == OK
 
 
@@ -271,3 +350,24 @@ def test_an_ok_outlives_kill_9(tmp_path: Path) -> None:
             assert kind == MESSAGE
             bodies.append(content[26:])
         assert bodies == [b"%d" % n for n in range(answered)]
+
+
+def test_nq_d11_an_acknowledged_fin_outlives_kill_9(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path / "data").start()
+    client = Nsq(broker.nsq_port)
+    assert client.identify(fin_ack=True)["fin_ack"] is True
+    assert client.ask(b"SUB t c\n") == OK
+    for n in range(20):
+        assert client.ask(pub(b"%d" % n)) == OK
+    client.send(b"RDY 20\n")
+    got = [client.frame()[1] for _ in range(20)]
+    client.send(b"".join(b"FIN " + content[10:26] + b"\n" for content in got[:10]))
+    assert [client.frame() for _ in range(10)] == [OK] * 10
+    broker.kill()
+    with broker:
+        client = Nsq(broker.nsq_port)
+        assert client.ask(b"SUB t c\n") == OK
+        client.send(b"RDY 20\n")
+        again = [client.frame()[1][26:] for _ in range(10)]
+        assert again == [b"%d" % n for n in range(10, 20)]
+        assert broker.queues()["t:c"]["ready"] == 0

@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-import threading
 import urllib.request
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 import pika
@@ -20,6 +17,7 @@ import pytest
 from tallymark.wire.nsq import commands
 from tests.server.nsqd import Client, call, channel, post, refused, stats, topic
 from tests.support.certificates import Authority
+from tests.support.nsq_auth_server import AuthServer
 from tests.support.nsqlookupd import FakeLookupd
 from tests.support.process import BrokerProcess
 
@@ -246,6 +244,21 @@ def test_nq_d10_a_policy_limits_attempts_and_keeps_what_passed_them(broker: Brok
     assert broker.queues()["dead"]["ready"] == 1
 
 
+def test_a_channel_that_refuses_what_it_has_no_room_for_is_told_over_http(
+    broker: BrokerProcess,
+) -> None:
+    url = broker.nsq_http_url
+    definition = {"max-length": 1, "overflow": "reject-publish"}
+    policy = {"pattern": "^narrow:c$", "definition": definition}
+    assert broker.http("PUT", "/api/policies/%2F/narrow", policy)[0] == 201
+    post(url, "/topic/create?topic=narrow")
+    post(url, "/channel/create?topic=narrow&channel=c")
+    assert post(url, "/pub?topic=narrow", b"1") == b"OK"
+    assert refused(url, "/pub?topic=narrow", b"2") == (503, "BLOCKED")
+    assert refused(url, "/mpub?topic=narrow", b"2\n3") == (503, "BLOCKED")
+    assert channel(url, "narrow", "c")["depth"] == 1
+
+
 # -- nsqlookupd
 
 
@@ -285,42 +298,10 @@ def test_topics_are_registered_and_lookupds_can_be_changed(tmp_path: Path) -> No
 # -- auth
 
 
-class AuthServer:
-    """An auth server in a thread of its own."""
-
-    def __init__(self) -> None:
-        self.asked: list[dict[str, list[str]]] = []
-        self.answer: dict[str, Any] = {}
-        owner = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                owner.asked.append(parse_qs(urlsplit(self.path).query, keep_blank_values=True))
-                body = json.dumps(owner.answer).encode()
-                self.send_response(200 if owner.answer else 403)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join(30)
-        self._server.server_close()
-
-
 @pytest.fixture
 def auth_server() -> Iterator[AuthServer]:
-    server = AuthServer()
-    yield server
-    server.close()
+    with AuthServer() as server:
+        yield server
 
 
 def test_an_auth_server_decides_what_a_client_may_do(

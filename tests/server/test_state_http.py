@@ -52,7 +52,7 @@ def test_a_connection_is_listed_with_what_it_does(broker: BrokerProcess) -> None
     _, answer = broker.http("GET", "/api/tallymark/connections")
     (row,) = answer["connections"]
     assert (row["user"], row["vhost"], row["channels"], row["unacked"]) == ("guest", "/", 1, 1)
-    assert row["state"] == "running"
+    assert (row["state"], row["protocol"]) == ("running", "amqp")
 
 
 def test_exchanges_are_listed(broker: BrokerProcess) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from tallymark.spark import reconcile
 from tallymark.spark.client import Endpoint
-from tallymark.spark.reconcile import Letters, Reconciliation
+from tallymark.spark.reconcile import Letters, Reconciliation, Returned
 from tests.spark.rig import eventually, land_the_rest
 from tests.spark.test_source import browse
 from tests.support.process import BrokerProcess
@@ -163,7 +163,7 @@ def test_letters_of_every_way_balance_and_are_followed(
     }
 
 
-def test_what_was_dropped_and_where_letters_went_is_shown(
+def test_what_was_dropped_and_returned_and_where_letters_went_is_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     there = dict.fromkeys(reconcile.STILL_THERE, 0)
@@ -171,12 +171,15 @@ def test_what_was_dropped_and_where_letters_went_is_shown(
         reconcile.Account("work", "/", 9, there, 1, 5, {"maxlen": 2, "expired": 1}, 0),
         reconcile.Account("parked", "/", 5, there | {"dead_letter_pending": 5}, 0, 0, {}, 0),
     ]
-    outcome = Reconciliation(64, accounts, letters=[Letters("work", "parked", 5)])
+    returned = [Returned("work", "timeout", 1234)]
+    letters = [Letters("work", "parked", 5)]
+    outcome = Reconciliation(64, accounts, letters=letters, returned=returned)
     console = Console(width=80, record=True)
     reconcile.show(outcome, console=console)
     text = console.export_text()
     assert "dropped from work: 1 expired, 2 maxlen" in text
     assert "dead letters from work to parked: 5" in text
+    assert "deliveries returned to work: 1,234 by timeout" in text
     assert "lettered" in text
     assert "pending" in text
     assert max(map(len, text.splitlines())) <= 80
@@ -184,3 +187,4 @@ def test_what_was_dropped_and_where_letters_went_is_shown(
     reconcile.show(outcome, as_json=True)
     told = json.loads(capsys.readouterr().out)
     assert told["letters"] == [{"source": "work", "target": "parked", "count": 5}]
+    assert told["returned"] == [{"queue": "work", "reason": "timeout", "count": 1234}]

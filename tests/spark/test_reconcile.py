@@ -117,6 +117,15 @@ def tell() -> Story:
     )  # fmt: skip
     story.queue("deleted", ("entered", 1, 9), ("dropped", 1, 9, "queue_deleted"))
     story.queue("not durable", entered=9, ready=2, settled=6, dropped={"purged": 1})
+    story.queue(
+        "given back",
+        ("entered", 1, 9),
+        ("returned", 1, 5, "timeout"),
+        ("returned", 4, 5, "timeout"),
+        ("returned", 1, 1, "close"),
+        ("settled", 1, 9, "client"),
+        entered=9, settled=9,
+    )  # fmt: skip
     story.queue("miscounted", ("entered", 1, 5), ("live", 1, 5), entered=4, ready=5)
     tell_of_letters(story)
     return story
@@ -323,6 +332,15 @@ def test_letters_are_counted_by_source_and_target(outcome: Reconciliation) -> No
     assert counted[("work", "copy")] == 5
     assert counted[("swallowed", "copy")] == 5
     assert counted[("not durable", "copy")] == 2
+
+
+def test_deliveries_that_came_back_are_counted_each_time_and_end_nothing(
+    outcome: Reconciliation,
+) -> None:
+    found = {one.reason: one.count for one in outcome.returned if one.queue == "given back"}
+    assert found == {"timeout": 7, "close": 1}
+    assert {one.queue for one in outcome.returned} == {"given back"}
+    assert (account(outcome, "given back").settled, faults(outcome, "given back")) == (9, [])
 
 
 def test_one_fault_unbalances_all(outcome: Reconciliation) -> None:

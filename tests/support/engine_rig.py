@@ -30,15 +30,17 @@ from tallymark.engine.effects import (
     Refused,
     Signal,
     TimedOut,
+    TransactionExpired,
 )
 from tallymark.engine.formats import Format
-from tallymark.engine.message import Payload, Route, Slice
+from tallymark.engine.message import PACKED, Pack, Payload, Route, Slice
 from tallymark.engine.policies import QUEUES, Policy
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record, expanded
 from tallymark.engine.restore import Restorer
 from tallymark.engine.session import Connection, Consumer, Session
 from tallymark.engine.snapshot import snapshot
+from tallymark.engine.staging import Transaction
 from tallymark.wire.amqp091.properties import Properties, decode_properties
 from tests.support import amqp091
 
@@ -217,6 +219,8 @@ class Rig:
         """Consumers that were too slow: when that was told, who, and the limit."""
         self.released_tags: list[tuple[int, int]] = []
         """Of those: which tags, where the consumer goes on."""
+        self.expired: list[int] = []
+        """Ids of transactions that took too long."""
         self.drained: list[str] = []
         """Consumers that got all there was for them."""
         self.closed: list[tuple[int, str]] = []
@@ -253,6 +257,10 @@ class Rig:
                         old.largest_frame,
                     )
                     new.position = position
+                    if old.pack is not None:
+                        of = old.pack
+                        new.position = PACKED
+                        new.pack = Pack(of.positions[:], of.ids[:], of.arrivals[:], [])
                     made[id(old)] = new
             out.append(
                 Record(
@@ -342,6 +350,23 @@ class Rig:
         targets = self.vhost.route(exchange, [key, *cc, *bcc], headers)
         payload = self.payload(key, list(messages), persistent, exchange)
         self.broker.publish(session or self.session(), targets, payload, annotations)
+
+    def stage(
+        self,
+        transaction: Transaction,
+        key: str,
+        *messages: int,
+        exchange: str = "",
+        session: Session | None = None,
+        annotations: Annotations | None = None,
+        handle: object = None,
+        persistent: bool = True,
+    ) -> None:
+        """One run of messages under a transaction."""
+        targets = self.vhost.route(exchange, [key], None)
+        payload = self.payload(key, list(messages), persistent, exchange)
+        publisher = session or transaction.session
+        self.broker.stage(transaction, publisher, targets, payload, annotations, handle)
 
     def publish_parts(
         self,
@@ -444,6 +469,8 @@ class Rig:
             elif isinstance(effect, TimedOut):
                 self.timed_out.append((self.now_ms, effect.consumer, effect.timeout_ms))
                 self.released_tags += effect.tags
+            elif isinstance(effect, TransactionExpired):
+                self.expired.append(effect.transaction.id)
             elif isinstance(effect, Drained):
                 self.drained.append(effect.consumer.tag)
             elif isinstance(effect, CloseSession):

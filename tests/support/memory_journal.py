@@ -56,6 +56,7 @@ class MemoryJournal:
         for position, data in self.blocks:
             if position >= after:
                 yield from _records(unpacker, data)
+        unpacker.settle_moves()
 
     def start(self) -> None:
         newest = max((position >> 32 for position, _ in self.blocks), default=self.end >> 32)
@@ -100,6 +101,13 @@ class MemoryJournal:
         segment = position >> 32
         self.live[segment] = self.live.get(segment, 0) + size
         return True
+
+    def retain_packed(self, payload: Payload) -> list[int]:
+        pack = payload.pack
+        assert pack is not None
+        for i, position in enumerate(pack.positions):
+            self.retain(position, payload.cuts[i + 1] - payload.cuts[i])
+        return []
 
     def release(self, position: int, size: int) -> None:
         segment = position >> 32

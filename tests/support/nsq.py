@@ -39,6 +39,7 @@ EFFECTIVE = (
     "deflate",
     "deflate_level",
     "sample_rate",
+    "fin_ack",
     "msg_timeout_ms",
     "topology_region",
     "topology_zone",

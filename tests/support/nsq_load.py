@@ -24,6 +24,7 @@ REPEATS = (2, 16, 128)
 TIMEOUT_MS = 1_000
 """Of those who let everything time out: the shortest there is [NQ-6]."""
 LONGEST_DELAY_MS = 1_500
+MOST_READY = 2_500
 BUFFERS: list[dict[str, int]] = [{}, {"output_buffer_timeout": 25}, {"output_buffer_size": -1}]
 """How long messages may be gathered [NQ-11]."""
 PATIENCE_S = 30.0
@@ -87,7 +88,8 @@ class Client:
             frames += more
         assert frames == [(RESPONSE, b"OK")] * count, frames
         if self._channel is not None:
-            self.outbox += commands.rdy(50 if self._holds else self._chance.choice([1, 50, 2500]))
+            rdy = 50 if self._holds else self._chance.choice([1, 50, MOST_READY])
+            self.outbox += commands.rdy(rdy)
 
     def work(self) -> None:
         """One turn: publish what may be, send, handle what came."""
@@ -104,6 +106,11 @@ class Client:
         while not self.is_lost:
             self._receive()
         self.socket.close()
+
+    def only_drain(self) -> None:
+        """From now on receive and finish, as many at a time as there may be."""
+        self.publishes = False
+        self.outbox += commands.rdy(MOST_READY)
 
     def stop(self) -> None:
         """Get no more messages [NQ-4]; what has come already is answered by `work`."""

@@ -6,8 +6,9 @@
         connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", rabbit.port))
 
 It has nothing in common with a RabbitMQ that the machine runs: a node name, ports on 127.0.0.1, an
-epmd, a cookie and folders of its own; no plugins, the settings it is delivered with. The Erlang
-machine is our child itself, not a child of the start script, so that it ends by its own pid.
+epmd, a cookie and folders of its own; no plugins but those asked for, the settings it is delivered
+with. The Erlang machine is our child itself, not a child of the start script, so that it ends by
+its own pid.
 """
 
 from __future__ import annotations
@@ -56,9 +57,10 @@ class RabbitDied(Exception):
 class RabbitProcess:
     """One RabbitMQ node on `folder`, which it fills; gone when the block ends."""
 
-    def __init__(self, script: Path, folder: Path) -> None:
+    def __init__(self, script: Path, folder: Path, plugins: tuple[str, ...] = ()) -> None:
         self.script = script
         self.folder = folder
+        self.plugins = plugins
         self.port = 0
         """Where it speaks AMQP, on 127.0.0.1."""
         self.version = ""
@@ -106,7 +108,7 @@ class RabbitProcess:
 
     def _environment(self, distribution: int, names: int) -> dict[str, str]:
         plugins = self.folder / "enabled_plugins"
-        plugins.write_text("[].\n")
+        plugins.write_text(f"[{','.join(self.plugins)}].\n")
         config = self.folder / "rabbitmq.conf"
         config.write_text(f"listeners.tcp.1 = 127.0.0.1:{self.port}\n")
         kept = {name: value for name, value in os.environ.items() if "RABBITMQ" not in name}

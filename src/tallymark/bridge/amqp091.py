@@ -18,18 +18,20 @@ from typing import Any, Final, final
 from tallymark.bridge import amqp091_basic as basic
 from tallymark.bridge import amqp091_publish as publishing
 from tallymark.bridge import amqp091_topology as topology
+from tallymark.bridge import amqp091_tx as tx
+from tallymark.bridge.amqp import AmqpBridge
 from tallymark.bridge.amqp091_channel import Channel, Client
 from tallymark.bridge.amqp091_content import Recipient
 from tallymark.bridge.amqp091_errors import wire_error
 from tallymark.bridge.amqp091_gate import Gate, OutputGate
 from tallymark.bridge.amqp091_login import (
-    MECHANISMS,
     client_capabilities,
     credentials,
+    mechanisms,
     server_properties,
     shares_prefetch,
 )
-from tallymark.bridge.bridge import Bridge
+from tallymark.bridge.amqp091_streams import StreamRecipient
 from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.bridge.permissions import Access, Permissions
 from tallymark.engine.broker import Broker
@@ -132,9 +134,9 @@ HANDLERS: Final[dict[type[Method], Handler]] = {
     QueueDelete: topology.delete_queue,
     QueuePurge: topology.purge_queue,
     QueueUnbind: topology.unbind_queue,
-    TxCommit: basic.end_transaction,
-    TxRollback: basic.end_transaction,
-    TxSelect: basic.select_transactions,
+    TxCommit: tx.commit,
+    TxRollback: tx.rollback,
+    TxSelect: tx.select,
 }
 """Methods on an open channel; open, close and close-ok are the connection's own."""
 
@@ -161,7 +163,7 @@ class Settings:
 
 
 @final
-class Amqp091(Bridge):
+class Amqp091(AmqpBridge):
     """See the module's text."""
 
     __slots__ = (
@@ -174,25 +176,24 @@ class Amqp091(Bridge):
         "broker",
         "client",
         "client_properties",
-        "peer",
-        "pending_login",
+        "external_user",
         "publishing",
         "settings",
         "wire",
     )
 
-    def __init__(self, broker: Broker, settings: Settings, peer: str) -> None:
-        super().__init__()
+    def __init__(
+        self, broker: Broker, settings: Settings, peer: str, external_user: str = ""
+    ) -> None:
+        super().__init__(peer)
         self.broker = broker
         self.settings = settings
-        self.peer = peer
-        """Names the connection in logs and lists, such as "127.0.0.1:50000 -> 127.0.0.1:5672"."""
+        self.external_user = external_user
+        """Who TLS says the client is; empty: it says nothing."""
         self.wire = WireConnection(settings.limits)
         self.client: Client | None = None
         """Set once it has entered a virtual host."""
         self.client_properties: dict[str, object] = {}
-        self.pending_login: tuple[str, str, str] | None = None
-        """(mechanism, user, password) to be checked."""
         self.publishing = False
         """Whether it has published anything."""
         self._login_mechanism = ""
@@ -213,6 +214,11 @@ class Amqp091(Bridge):
     def connection(self) -> EngineConnection | None:
         """The engine's side, once the client has entered a virtual host."""
         return None if self.client is None else self.client.connection
+
+    @property
+    def entered(self) -> EngineConnection | None:
+        client = self.client
+        return None if client is None or client.closed else client.connection
 
     def receive(self, data: bytes, now_ms: int, wall_ms: int) -> None:
         """Take what was read. now_ms: monotonic; wall_ms: since 1970, the messages' arrival."""
@@ -310,6 +316,9 @@ class Amqp091(Bridge):
         if consumer.session.closed:
             return
         recipient = consumer.handle
+        if isinstance(recipient, StreamRecipient):
+            self.wire.out.append(recipient.encode(effect.slice, effect.first_tag))
+            return
         assert isinstance(recipient, Recipient)
         self.wire.out.append(
             recipient.encode(effect.slice, effect.first_tag, consumer.queue.shows_counts)
@@ -378,6 +387,9 @@ class Amqp091(Bridge):
     def durable(self, effect: Durable) -> None:
         """What an answer waited for is on disk: it leaves with the next take_output."""
         gate = effect.waiter
+        if isinstance(gate, tx.CommitWait):
+            gate.done()
+            return
         assert isinstance(gate, Gate)
         assert gate.owner is self
         self._gate.release(gate)
@@ -393,7 +405,10 @@ class Amqp091(Bridge):
                 if channel is not None:
                     self.publishing = True
                     try:
-                        publishing.publish(channel, event)
+                        if channel.transaction is None:
+                            publishing.publish(channel, event)
+                        else:
+                            tx.publish(channel, event)
                     except BrokerError as error:
                         self._refuse(channel.number, error, 60, 40)
                     except WireError as fault:  # mypyc: a name has one type per function
@@ -405,6 +420,8 @@ class Amqp091(Bridge):
                         basic.acked(channel, event)
                     except BrokerError as error:
                         self._refuse(channel.number, error, 60, 80)
+                    except WireError as fault:
+                        self._fail(channel.number, fault)
             elif isinstance(event, MethodReceived):
                 self._method(event.channel, event.method)
             else:
@@ -413,7 +430,8 @@ class Amqp091(Bridge):
 
     def _other_event(self, event: Event) -> None:
         if isinstance(event, Opening):
-            self.wire.send_start(server_properties(self.settings.platform), MECHANISMS)
+            offered = mechanisms(self.external_user)
+            self.wire.send_start(server_properties(self.settings.platform), offered)
         elif isinstance(event, ProtocolFailure):
             self._fail(event.channel, event.error)
         elif isinstance(event, PeerClosed):
@@ -457,6 +475,9 @@ class Amqp091(Bridge):
             return
         channel = self._channel(number)
         if channel is not None:
+            if channel.committing:
+                layout = layout_of(method)
+                channel.check_idle(layout.class_id, layout.method_id)
             HANDLERS[type(method)](channel, method)
 
     def _open_channel(self, client: Client, number: int) -> None:
@@ -489,7 +510,7 @@ class Amqp091(Bridge):
         self.client_properties = method.client_properties
         self._capabilities = client_capabilities(method.client_properties)
         self._login_mechanism = method.mechanism
-        found = credentials(method.mechanism, method.response)
+        found = credentials(method.mechanism, method.response, self.external_user)
         if found is None:
             # As RabbitMQ: somebody we do not know and cannot understand gets no answer.
             self.reason = f"no credentials in a response of mechanism {method.mechanism[:40]!r}"
@@ -555,6 +576,7 @@ class Amqp091(Bridge):
 
 def _described(channel: Channel) -> dict[str, object]:
     session = channel.session
+    transactions = channel.client.broker.transactions.of(session)
     return {
         "number": channel.number,
         "consumers": len(session.consumers),
@@ -562,6 +584,9 @@ def _described(channel: Channel) -> dict[str, object]:
         "prefetch_shared": channel.prefetch_shared,
         "unacked": session.unacked,
         "confirms": session.confirming,
+        "transactional": bool(transactions),
+        "uncommitted": sum([one.published for one in transactions]),
+        "acks_uncommitted": sum([one.settled for one in transactions]),
         "published": session.published,
         "unconfirmed": channel.unanswered(),
         "returned": channel.returned,

@@ -1,7 +1,8 @@
 """Messages as their readers see them once the broker knows more of them than their bytes say.
 
 A dead letter carries its history as headers [DL-12, DL-14] and has lost its expiration [DL-11];
-a message handed out before carries its counts [DL-5]. Header frames are patched: everything else in
+a message handed out before carries its counts [DL-5]; what consumers noted by AMQP 1.0's outcome
+`modified` are headers as well [FC-20]. Header frames are patched: everything else in
 them stays byte for byte as the publisher sent it, and so do the body frames.
 
     section   flags | content-type | content-encoding | headers | ... | expiration | message-id ...
@@ -18,13 +19,18 @@ from __future__ import annotations
 from typing import Final, final
 
 from tallymark.bridge.amqp091_format import expiration_at, table_at
+from tallymark.bridge.convert_names import BASIC, OURS, is_short
+from tallymark.bridge.convert_values import to_field
 from tallymark.engine.annotations import Annotations, Death, death_headers
 from tallymark.engine.message import Slice
 from tallymark.wire.amqp091.errors import WireError
-from tallymark.wire.amqp091.fields import Reader
+from tallymark.wire.amqp091.fields import Reader, write_short_string, write_value
+from tallymark.wire.amqp10.codec import decode
+from tallymark.wire.amqp10.errors import DecodeError
 
 DELIVERY_COUNT: Final = "x-delivery-count"
 ACQUIRED_COUNT: Final = "x-acquired-count"
+STREAM_OFFSET: Final = "x-stream-offset"
 DEATH_HEADERS: Final = (
     "x-death",
     "x-first-death-reason",
@@ -51,15 +57,20 @@ class Additions:
         "_replaced",
         "_searched",
         "died",
+        "offset",
     )
 
-    def __init__(self, annotations: Annotations | None, failed: int, acquired: int) -> None:
-        """failed, acquired: to be shown; 0: not."""
+    def __init__(
+        self, annotations: Annotations | None, failed: int, acquired: int, has_offset: bool = False
+    ) -> None:
+        """failed, acquired: to be shown; 0: not. has_offset: `offset` is shown as well."""
         self._annotations = annotations
         self._failed = failed
         self._acquired = acquired
         self.died = False
         """Whether they are dead letters."""
+        self.offset = 0 if has_offset else -1
+        """Of the message that is encoded next, in the stream it is read from; -1: from none."""
         self._replaced: set[str] = set()
         """Headers of the publisher that make room."""
         self._searched: list[bytes] = []
@@ -76,10 +87,30 @@ class Additions:
         if acquired:
             self._replace(ACQUIRED_COUNT)
             _add_count(headers, ACQUIRED_COUNT, acquired)
+        if annotations is not None:
+            for key, value in annotations.notes:
+                self._note(headers, key, value)
+        if has_offset:  # the last entry: see `_new_front` and `before_offset`
+            self._replace(STREAM_OFFSET)
+            _add_count(headers, STREAM_OFFSET, 0)
         self._headers = bytes(headers)
         self._front = b""
         """Of the section seen last, and what it becomes; see _learn."""
         self._new_front = b""
+
+    def _note(self, headers: bytearray, key: str, value: bytes) -> None:
+        """What a consumer noted, unless the broker says something under that name."""
+        if key in self._replaced or key in OURS or key.startswith(BASIC) or not is_short(key):
+            return
+        try:
+            found = decode(value, 0, len(value))[0]
+        except DecodeError:
+            return
+        entry = bytearray()
+        write_short_string(entry, key)
+        write_value(entry, to_field(found))
+        self._replace(key)
+        headers += entry
 
     def _replace(self, name: str) -> None:
         self._replaced.add(name)
@@ -105,11 +136,28 @@ class Additions:
         """The property section raw[start:end] with all this in it."""
         if not self._front or not raw.startswith(self._front, start):
             self._learn(raw, start)
+        front = self._new_front
+        if self.offset >= 0:
+            front = front[:-8] + self.offset.to_bytes(8, "big")
         rest = start + len(self._front)
         if self.died and raw[start] & 0x01:
             cut = expiration_at(raw, start)
-            return b"".join((self._new_front, raw[rest:cut], raw[cut + 1 + raw[cut] : end]))
-        return self._new_front + raw[rest:end]
+            return b"".join((front, raw[rest:cut], raw[cut + 1 + raw[cut] : end]))
+        return front + raw[rest:end]
+
+    def before_offset(self, raw: bytes, at: int) -> tuple[bytes, bytes]:
+        """Of the header frame at `at` of a message that did not die, where offsets are shown: its
+        bytes up to where its headers end, and what stands for them up to the offset's value."""
+        start = at + 19
+        if not self._front or not raw.startswith(self._front, start):
+            self._learn(raw, start)
+        end = start + len(self._front)
+        size = int.from_bytes(raw[at + 3 : at + 7], "big")
+        size += len(self._new_front) - len(self._front)
+        front = b"".join(
+            (raw[at : at + 3], size.to_bytes(4, "big"), raw[at + 7 : start], self._new_front[:-8])
+        )
+        return raw[at:end], front
 
     def _learn(self, raw: bytes, start: int) -> None:
         """What stands in front of a section: flags up to and with headers. It says itself how long
@@ -140,28 +188,34 @@ class Additions:
         return entries
 
 
-def additions_to(piece: Slice, shows_counts: bool, last: Additions | None) -> Additions | None:
+def additions_to(
+    piece: Slice, shows_counts: bool, last: Additions | None, has_offset: bool = False
+) -> Additions | None:
     """What is shown with a slice beside its bytes; None: nothing, it leaves as it came.
 
-    shows_counts: whether the queue it comes from tells how often messages were delivered. `last`
-    is given back where it says the same.
+    shows_counts: whether the queue it comes from tells how often messages were delivered.
+    has_offset: whether each is shown with its offset; then there always is something. `last` is
+    given back where it says the same, and is as has_offset says.
     """
     known = piece.annotations
     failed = piece.failed
     acquired = piece.acquired
     if known is None:
-        if not shows_counts or not (failed or acquired):
+        if not shows_counts:
+            failed = acquired = 0
+        if not failed and not acquired and not has_offset:
             return None
     else:
         failed += known.failed
         acquired += known.acquired
         if not (shows_counts or known.failed or known.acquired):
             failed = acquired = 0
-        if known.route is None and not known.deaths and not failed and not acquired:
+        is_dead = known.route is not None or len(known.deaths) > 0
+        if not is_dead and not failed and not acquired and not has_offset and not known.notes:
             return None
     if last is not None and last.of(known, failed, acquired):
         return last
-    return Additions(known, failed, acquired)
+    return Additions(known, failed, acquired, has_offset)
 
 
 def _without(entries: bytes, names: set[str]) -> bytes:

@@ -1,12 +1,19 @@
-"""Classes basic, confirm, tx and access, but for publishing: consume, get, settle, flow."""
+"""Classes basic, confirm and access, but for publishing: consume, get, settle, flow."""
 
 from __future__ import annotations
 
+from tallymark.bridge import amqp091_tx as tx
 from tallymark.bridge.amqp091_channel import Channel
-from tallymark.bridge.amqp091_content import Recipient, send_got
-from tallymark.bridge.direct_reply import PSEUDO_QUEUE, ReplyConsumer
+from tallymark.bridge.amqp091_content import Recipient, ReplyRecipient, send_got
+from tallymark.bridge.amqp091_streams import read_stream
+from tallymark.bridge.direct_reply import PSEUDO_QUEUE
 from tallymark.bridge.permissions import QUEUE, READ
-from tallymark.engine.arguments import check_consumer_arguments, consumer_priority, named
+from tallymark.engine.arguments import (
+    check_consumer_arguments,
+    check_consumer_suits,
+    consumer_priority,
+    named,
+)
 from tallymark.engine.errors import InvalidCommand, NotAllowed, PreconditionFailed, Unsupported
 from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED
 from tallymark.wire.amqp091.events import AckRange
@@ -31,9 +38,6 @@ from tallymark.wire.amqp091.methods import (
     ChannelFlowOk,
     ConfirmSelect,
     ConfirmSelectOk,
-    TxCommit,
-    TxRollback,
-    TxSelect,
 )
 
 
@@ -41,6 +45,8 @@ def flow(channel: Channel, method: ChannelFlow) -> None:
     """Once flow-ok(active=false) is written no delivery follows until active=true [TX-10]."""
     channel.client.broker.set_flow(channel.session, method.active)
     channel.send(ChannelFlowOk(method.active))
+    if method.active and channel.reply_consumer is not None:
+        channel.reply_consumer.go_on()
 
 
 def confirm_flow(channel: Channel, method: ChannelFlowOk) -> None:
@@ -86,7 +92,12 @@ def consume(channel: Channel, method: BasicConsume) -> None:
         raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
     client.access.check(QUEUE, name, READ)
     queue = client.vhost.queue(name, client.connection.id)
-    check_consumer_arguments(named(QUEUE, name, client.vhost.name), method.arguments)
+    what = named(QUEUE, name, client.vhost.name)
+    check_consumer_suits(what, method.arguments, queue.arguments)
+    check_consumer_arguments(what, method.arguments)
+    if queue.settings.is_stream:
+        read_stream(channel, method, queue, tag)
+        return
     consumer = client.broker.consume(
         channel.session,
         queue,
@@ -110,7 +121,7 @@ def _consume_replies(channel: Channel, method: BasicConsume, tag: str) -> None:
     if channel.reply_consumer is not None:
         raise PreconditionFailed("reply consumer already set")
     client = channel.client
-    channel.reply_consumer = ReplyConsumer(channel, tag, client.random_name())
+    channel.reply_consumer = ReplyRecipient(channel, tag, client.random_name())
     client.replies.add(channel.reply_consumer)
     if not method.no_wait:
         channel.send(BasicConsumeOk(tag))
@@ -151,7 +162,10 @@ def get(channel: Channel, method: BasicGet) -> None:
 
 def acked(channel: Channel, event: AckRange) -> None:
     """The fast path of basic.ack."""
-    if event.multiple:
+    channel.check_idle(60, 80)
+    if channel.transaction is not None:
+        tx.settle(channel, event.first, event.last, event.multiple, ACCEPTED)
+    elif event.multiple:
         channel.client.broker.settle_up_to(channel.session, event.last, ACCEPTED)
     else:
         channel.client.broker.settle(channel.session, event.first, event.last, ACCEPTED)
@@ -173,7 +187,9 @@ def reject(channel: Channel, method: BasicReject) -> None:
 
 
 def _settle(channel: Channel, tag: int, multiple: bool, outcome: int) -> None:
-    if multiple:
+    if channel.transaction is not None:
+        tx.settle(channel, tag, tag, multiple, outcome)
+    elif multiple:
         channel.client.broker.settle_up_to(channel.session, tag, outcome)
     else:
         channel.client.broker.settle(channel.session, tag, tag, outcome)
@@ -194,20 +210,12 @@ def _recover(channel: Channel, requeue: bool) -> None:
     channel.client.broker.recover(channel.session)
 
 
-# -- confirms and transactions
+# -- confirms
 
 
 def select_confirms(channel: Channel, method: ConfirmSelect) -> None:
+    if channel.transaction is not None:
+        raise PreconditionFailed("cannot switch from tx to confirm mode")
     channel.session.confirming = True
     if not method.no_wait:
         channel.send(ConfirmSelectOk())
-
-
-def select_transactions(channel: Channel, method: TxSelect) -> None:
-    if channel.session.confirming:
-        raise PreconditionFailed("cannot switch from confirm to tx mode")
-    raise Unsupported("tx.select: transactions are not offered yet, use confirm.select")
-
-
-def end_transaction(channel: Channel, method: TxCommit | TxRollback) -> None:
-    raise PreconditionFailed("channel is not transactional")

@@ -7,24 +7,28 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, final
 
 from tallymark.bridge.amqp091_gate import OutputGate
-from tallymark.bridge.direct_reply import DirectReplies, ReplyConsumer
+from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.bridge.permissions import Access
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import NotFound
 from tallymark.engine.session import Connection as EngineConnection
 from tallymark.engine.session import Session
+from tallymark.engine.staging import Transaction
 from tallymark.engine.vhost import VirtualHost
 from tallymark.wire.amqp091.connection import Connection as WireConnection
+from tallymark.wire.amqp091.errors import CHANNEL_ERROR, WireError
 from tallymark.wire.amqp091.methods import Method
 
 if TYPE_CHECKING:
+    from tallymark.bridge.amqp091_content import ReplyRecipient
     from tallymark.bridge.amqp091_publish import Publish
 
 ROUTES_KEPT: Final = 4096
 """Publish method frames remembered per connection."""
 REPLIES_HELD: Final = 16 << 20
-"""Bytes of direct replies written to a connection whose socket is full; more are dropped."""
+"""Bytes of direct replies written to a connection whose socket is full, or kept for a channel that
+wants no deliveries; more are dropped."""
 
 
 @final
@@ -119,6 +123,7 @@ class Channel:
 
     __slots__ = (
         "client",
+        "committing",
         "confirmed",
         "current_queue",
         "number",
@@ -128,6 +133,7 @@ class Channel:
         "reply_consumer",
         "returned",
         "session",
+        "transaction",
     )
 
     def __init__(self, client: Client, number: int, session: Session) -> None:
@@ -144,11 +150,21 @@ class Channel:
         """Messages sent back as unroutable."""
         self.prefetch = 0
         self.prefetch_shared = 0
-        self.reply_consumer: ReplyConsumer | None = None
+        self.reply_consumer: ReplyRecipient | None = None
+        self.transaction: Transaction | None = None
+        """Under which everything is published and settled; None: at once [TX-1]."""
+        self.committing = False
+        """The answer to tx.commit waits for the disk: the client has to wait for it [TX-5]."""
         session.handle = self
 
     def send(self, method: Method) -> None:
         self.client.wire.send_method(self.number, method)
+
+    def check_idle(self, class_id: int, method_id: int) -> None:
+        """Raises WireError while tx.commit is being carried out [TX-5]."""
+        if self.committing:
+            text = "unexpected command while processing 'tx.commit'"
+            raise WireError(CHANNEL_ERROR, text, class_id, method_id)
 
     def queue_name(self, given: str) -> str:
         """The name given, or the queue declared last on this channel.

@@ -11,9 +11,11 @@ from array import array
 from typing import Final, final
 
 from tallymark.bridge.amqp091_annotated import Additions, additions_to
-from tallymark.bridge.amqp091_channel import Channel
+from tallymark.bridge.amqp091_channel import REPLIES_HELD, Channel
+from tallymark.bridge.convert_amqp10_to_amqp091 import Converter, frames_of
+from tallymark.bridge.convert_cells import AMQP091
+from tallymark.bridge.convert_nsq_to_amqp091 import as_amqp091
 from tallymark.bridge.direct_reply import ReplyConsumer
-from tallymark.bridge.nsq_format import as_amqp091
 from tallymark.engine.message import Payload, Route, Slice
 from tallymark.wire.amqp091.errors import NO_ROUTE
 from tallymark.wire.amqp091.frames import METHOD, frame
@@ -65,7 +67,7 @@ def method_size(route: Route) -> int:
 class Recipient:
     """Where a consumer's deliveries go: Consumer.handle."""
 
-    __slots__ = ("_additions", "_tag", "_templates", "channel")
+    __slots__ = ("_additions", "_converter", "_tag", "_templates", "channel")
 
     def __init__(self, channel: Channel, tag: str) -> None:
         self.channel = channel
@@ -73,6 +75,7 @@ class Recipient:
         self._templates: dict[Route, Template] = {}
         self._additions: Additions | None = None
         """Those shown last."""
+        self._converter = Converter()
 
     def template(self, route: Route) -> Template:
         found = self._templates.get(route)
@@ -86,8 +89,7 @@ class Recipient:
     def encode(self, piece: Slice, first_tag: int, shows_counts: bool) -> bytes:
         """A slice whose bytes are in memory, as frames of this channel. shows_counts: whether its
         queue tells how often messages were delivered."""
-        if piece.payload.format == NSQ:
-            piece = as_amqp091(piece)
+        piece = published(piece, self._converter)
         if piece.annotations is not None or (shows_counts and piece.acquired > 0):
             additions = additions_to(piece, shows_counts, self._additions)
             if additions is not None:
@@ -177,6 +179,14 @@ class Recipient:
         return b"".join(out)
 
 
+def published(piece: Slice, converter: Converter) -> Slice:
+    """Messages that came by another protocol as if they had come by this one."""
+    came_as = piece.payload.format
+    if came_as == AMQP091:
+        return piece
+    return as_amqp091(piece) if came_as == NSQ else converter.slice(piece)
+
+
 def channel_of(raw: bytes, at: int) -> int:
     """Of the frame that begins at `at`; all frames of a payload are of one channel."""
     return raw[at + 1] << 8 | raw[at + 2]
@@ -207,8 +217,7 @@ def content_for(channel: Channel, message: bytes, size: int, largest_frame: int)
 def send_got(channel: Channel, piece: Slice, tag: int, left: int, shows_counts: bool) -> None:
     """Answer basic.get with a slice of one message; `left`: how many are ready behind it.
     shows_counts: as for Recipient.encode."""
-    if piece.payload.format == NSQ:
-        piece = as_amqp091(piece)
+    piece = published(piece, Converter())
     payload = piece.payload
     raw = payload.raw
     assert raw is not None, payload.position
@@ -245,18 +254,48 @@ def return_messages(
     channel.client.wire.out.append(b"".join(parts))
 
 
-def deliver_reply(
-    consumer: ReplyConsumer, route: Route, message: bytes, size: int, largest_frame: int
-) -> None:
-    """Hand an answer to the channel that waits for it. Takes no delivery tag of its own, there
-    being nothing to acknowledge [rabbitmq direct reply-to]."""
-    channel = consumer.channel
-    client = channel.client
-    if not client.takes_reply(len(message)):
-        return
-    template = Template(channel.number, consumer.tag.encode(), route)
-    client.wire.out.append(
-        template.prefix + channel.session.next_tag.to_bytes(8, "big") + template.fresh
-        + content_for(channel, message, size, largest_frame)
-    )  # fmt: skip
-    client.replies.written.append(client.owner)
+@final
+class ReplyRecipient(ReplyConsumer):
+    """A channel that waits for answers."""
+
+    __slots__ = ("_held", "_held_bytes", "channel", "tag")
+
+    def __init__(self, channel: Channel, tag: str, token: str) -> None:
+        super().__init__(token)
+        self.channel = channel
+        self.tag = tag
+        self._held: list[tuple[bytes, Route, int, int]] = []
+        """What came while the client wanted no deliveries [TX-10]."""
+        self._held_bytes = 0
+
+    def answer(
+        self, format: int, message: bytes, route: Route, method_size: int, largest_frame: int
+    ) -> None:
+        """Takes no delivery tag of its own, there being nothing to acknowledge."""
+        if format != AMQP091:
+            message, method_size = frames_of(message, route)
+            largest_frame = len(message)
+        if self.channel.session.flow:
+            self._deliver(message, route, method_size, largest_frame)
+        elif self._held_bytes + len(message) <= REPLIES_HELD:
+            self._held_bytes += len(message)
+            self._held.append((message, route, method_size, largest_frame))
+
+    def go_on(self) -> None:
+        """The client wants deliveries again."""
+        held, self._held = self._held, []
+        self._held_bytes = 0
+        for message, route, size, largest_frame in held:
+            self._deliver(message, route, size, largest_frame)
+
+    def _deliver(self, message: bytes, route: Route, method_size: int, largest_frame: int) -> None:
+        channel = self.channel
+        client = channel.client
+        if not client.takes_reply(len(message)):
+            return
+        template = Template(channel.number, self.tag.encode(), route)
+        client.wire.out.append(
+            template.prefix + channel.session.next_tag.to_bytes(8, "big") + template.fresh
+            + content_for(channel, message, method_size, largest_frame)
+        )  # fmt: skip
+        client.replies.written.append(client.owner)

@@ -8,12 +8,14 @@ from tallymark.engine.errors import (
     AccessRefused,
     BrokerError,
     Fenced,
+    Gone,
     InvalidCommand,
     NotAllowed,
     NotFound,
     PreconditionFailed,
     ResourceExhausted,
     ResourceLocked,
+    RolledBack,
     TooSlow,
     Unsupported,
 )
@@ -23,6 +25,7 @@ from tallymark.wire.amqp091.errors import WireError
 REPLY_CODES: Final[dict[type[BrokerError], int]] = {
     AccessRefused: wire_errors.ACCESS_REFUSED,
     NotFound: wire_errors.NOT_FOUND,
+    Gone: wire_errors.NOT_FOUND,
     ResourceLocked: wire_errors.RESOURCE_LOCKED,
     PreconditionFailed: wire_errors.PRECONDITION_FAILED,
     Fenced: wire_errors.PRECONDITION_FAILED,
@@ -30,6 +33,7 @@ REPLY_CODES: Final[dict[type[BrokerError], int]] = {
     NotAllowed: wire_errors.NOT_ALLOWED,
     Unsupported: wire_errors.NOT_IMPLEMENTED,
     ResourceExhausted: wire_errors.RESOURCE_ERROR,
+    RolledBack: wire_errors.PRECONDITION_FAILED,
     TooSlow: wire_errors.RESOURCE_ERROR,
 }
 """Whether a code closes the channel or the connection is the protocol's: wire errors.REPLIES.

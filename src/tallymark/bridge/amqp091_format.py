@@ -18,7 +18,7 @@ from tallymark.bridge.amqp091_special import headers_of
 from tallymark.engine.formats import Format
 from tallymark.engine.message import Payload
 from tallymark.wire.amqp091.errors import WireError
-from tallymark.wire.amqp091.fields import decode_table
+from tallymark.wire.amqp091.fields import Reader, Timestamp, decode_table
 
 DEDUPLICATION: Final = "x-deduplication-header"
 HOP_LIMIT: Final = "x-opt-dead-letter-hop-limit"
@@ -26,6 +26,15 @@ MOST_HOPS: Final = 255
 LONGEST_ID: Final = 255
 """Letters of an id that is kept as it is; of longer ones a hash is."""
 _DEDUPLICATION: Final = bytes((len(DEDUPLICATION),)) + DEDUPLICATION.encode()
+PUBLISHER_NAME: Final = "x-publisher-name"
+PUBLISHING_ID: Final = "x-publishing-id"
+"""Headers by which a stream takes each message of a publisher once; in RabbitMQ's stream protocol
+publisher reference and publishing id."""
+LARGEST_NUMBER: Final = (1 << 63) - 1
+SIGNED: Final = b"bsIlL"
+"""Tags of integers that may be negative."""
+_PUBLISHER_NAME: Final = bytes((len(PUBLISHER_NAME),)) + PUBLISHER_NAME.encode()
+_PUBLISHING_ID: Final = bytes((len(PUBLISHING_ID),)) + PUBLISHING_ID.encode()
 _HOP_LIMIT: Final = bytes((len(HOP_LIMIT),)) + HOP_LIMIT.encode()
 
 
@@ -53,6 +62,29 @@ class Amqp091Format(Format):
         raw, cuts = _bytes_of(payload)
         return [_id(raw, section_at(raw, cuts[i])) for i in range(lo, hi)]
 
+    def numbered(self, payload: Payload, lo: int, hi: int) -> list[tuple[str, int]]:
+        raw, cuts = _bytes_of(payload)
+        found: list[tuple[str, int]] = []
+        plain = b""  # a section up to its headers, as seen last, in which nothing is numbered
+        front = b""  # the same up to the number in it
+        known = NOT_NUMBERED
+        for i in range(lo, hi):
+            at = section_at(raw, cuts[i])
+            if plain and raw.startswith(plain, at):
+                found.append(("", 0))
+            elif front and raw.startswith(front, at):
+                found.append(known.again(raw, at + len(front)))
+            else:
+                end = after_table(raw, at)
+                said = Numbered(raw, at, end)
+                if said.name:
+                    known = said
+                    front = said.front
+                else:
+                    plain = raw[at:end]
+                found.append((said.name, said.number))
+        return found if known.name else []
+
     def headers(self, payload: Payload, i: int) -> dict[str, object]:
         raw, cuts = _bytes_of(payload)
         at = section_at(raw, cuts[i])
@@ -78,6 +110,73 @@ class Amqp091Format(Format):
             total += int.from_bytes(raw[at - 8 : at], "big")
             totals.append(total)
         return totals
+
+
+@final
+class Numbered:
+    """What a publisher numbered one message with, by two headers at the top of its table."""
+
+    __slots__ = ("front", "is_signed", "name", "number", "size")
+
+    def __init__(self, raw: bytes, at: int, end: int) -> None:
+        """raw[at:end]: the property section up to the end of its headers."""
+        self.name = ""
+        self.number = 0
+        self.front = b""
+        """The section up to the number; empty where the name stands behind it."""
+        self.size = 0
+        """Bytes of the number."""
+        self.is_signed = False
+        if raw.find(_PUBLISHER_NAME, at, end) >= 0 and raw.find(_PUBLISHING_ID, at, end) >= 0:
+            self._read(raw, at, end)
+
+    def _read(self, raw: bytes, at: int, end: int) -> None:
+        reader = Reader(raw, table_at(raw, at) + 4, end)
+        name: object = None
+        number: object = None
+        front_end = 0
+        try:
+            while reader.pos < end:
+                key = reader.loose_short_string()
+                value_at = reader.pos
+                value = reader.value(0)
+                if key == PUBLISHER_NAME:
+                    name = value
+                    front_end = 0
+                elif key == PUBLISHING_ID:
+                    number = value
+                    front_end = value_at + 1 if name is not None else 0
+                    self.size = reader.pos - value_at - 1
+                    self.is_signed = raw[value_at] in SIGNED
+        except WireError:  # its inside is nobody's business at publish
+            return
+        if isinstance(number, (bool, Timestamp)):
+            return
+        if isinstance(number, int) and isinstance(name, str):
+            self.name, self.number = _checked(name, number)
+            if front_end and self.name:
+                self.front = raw[at:front_end]
+
+    def again(self, raw: bytes, at: int) -> tuple[str, int]:
+        """Of another message of the same front, whose number is at `at`."""
+        value = raw[at : at + self.size]
+        return _checked(self.name, int.from_bytes(value, "big", signed=self.is_signed))
+
+
+NOT_NUMBERED: Final = Numbered(b"\0\0", 0, 2)
+
+
+def _checked(name: str, number: int) -> tuple[str, int]:
+    """A publisher's name and number, or nothing where they are out of range."""
+    if 0 < len(name) <= LONGEST_ID and 0 <= number <= LARGEST_NUMBER:
+        return name, number
+    return "", 0
+
+
+def after_table(raw: bytes, at: int) -> int:
+    """Where the headers of a property section end; where they would be, if it has none."""
+    end = table_at(raw, at)
+    return end + 4 + int.from_bytes(raw[end : end + 4], "big") if raw[at] & 0x20 else end
 
 
 def section_at(raw: bytes, start: int) -> int:

@@ -13,6 +13,8 @@ from tallymark.wire.amqp091.errors import WireError
 from tallymark.wire.amqp091.fields import decode_table
 
 MECHANISMS: Final = b"PLAIN AMQPLAIN"
+EXTERNAL: Final = "EXTERNAL"
+"""Offered in front of them to a client whose certificate TLS has verified."""
 PLAIN: Final = "PLAIN"
 AMQPLAIN: Final = "AMQPLAIN"
 
@@ -42,8 +44,17 @@ def server_properties(platform: str) -> dict[str, object]:
     }
 
 
-def credentials(mechanism: str, response: bytes) -> tuple[str, str] | None:
-    """User and password, or None where the response is malformed or the mechanism unknown."""
+def mechanisms(external_user: str) -> bytes:
+    """What is offered. external_user: who TLS says the client is, or empty."""
+    return b"EXTERNAL " + MECHANISMS if external_user else MECHANISMS
+
+
+def credentials(mechanism: str, response: bytes, external_user: str = "") -> tuple[str, str] | None:
+    """User and password, or None where the response is malformed or the mechanism unknown. Of
+    EXTERNAL the password is empty: who it is has been proven [RFC 4422]."""
+    if mechanism == EXTERNAL and external_user:
+        wanted = response.decode("utf-8", "replace")
+        return (external_user, "") if wanted in ("", external_user) else None
     if mechanism == PLAIN:
         parts = response.split(b"\0")
         if len(parts) != 3 or parts[0] not in (b"", parts[1]):

@@ -13,7 +13,7 @@ from array import array
 from typing import Final, final
 
 from tallymark.bridge.amqp091_channel import Channel, Client
-from tallymark.bridge.amqp091_content import deliver_reply, return_messages
+from tallymark.bridge.amqp091_content import return_messages
 from tallymark.bridge.amqp091_special import Special, examine, headers_of, with_section
 from tallymark.bridge.direct_reply import PREFIX
 from tallymark.bridge.permissions import EXCHANGE, WRITE
@@ -56,32 +56,44 @@ def publish(channel: Channel, event: PublishReceived) -> None:
         those after it are not.
     """
     client = channel.client
-    methods = event.methods
-    if len(methods) == 1 and not event.facts & SPECIAL:
-        known = _known(client, methods[0])
-        targets = known.targets
-        if targets is not None and not known.is_reply:
-            count = len(event.cuts) - 1
-            if not targets.queues:
-                _nowhere(channel, known, event.raw, event.cuts, 0, count)
-                return
-            client.broker.publish(
-                channel.session,
-                targets,
-                Payload(
-                    FORMAT,
-                    event.raw,
-                    event.cuts,
-                    known.route,
-                    None,
-                    client.broker.new_message_ids(count),
-                    client.wall_ms,
-                    event.facts & PERSISTENT != 0,
-                    event.largest_frame,
-                ),
-            )
-            return
-    _publish_mixed(channel, event)
+    known = plain(client, event)
+    if known is None:
+        stretch, failure = routed(channel, event)
+        if stretch.publishes:
+            _enter(channel, stretch)
+        if failure is not None:
+            raise failure
+        return
+    targets = known.targets
+    assert targets is not None, known.route.exchange
+    if targets.queues:
+        client.broker.publish(channel.session, targets, payload_of(client, event, known))
+    else:
+        _nowhere(channel, known, event.raw, event.cuts, 0, len(event.cuts) - 1)
+
+
+def plain(client: Client, event: PublishReceived) -> Publish | None:
+    """What all messages of a stretch have in common, where that is all there is to know: where they
+    go. Raises as publish."""
+    if len(event.methods) > 1 or event.facts & SPECIAL:
+        return None
+    known = _known(client, event.methods[0])
+    return None if known.targets is None or known.is_reply else known
+
+
+def payload_of(client: Client, event: PublishReceived, known: Publish) -> Payload:
+    """A stretch without copying anything."""
+    return Payload(
+        FORMAT,
+        event.raw,
+        event.cuts,
+        known.route,
+        None,
+        client.broker.new_message_ids(len(event.cuts) - 1),
+        client.wall_ms,
+        event.facts & PERSISTENT != 0,
+        event.largest_frame,
+    )
 
 
 def _known(client: Client, method: bytes) -> Publish:
@@ -128,6 +140,7 @@ class Stretch:
         "facts",
         "has_replies",
         "largest_frame",
+        "more_keys",
         "publishes",
         "raw",
         "returned_cuts",
@@ -148,6 +161,8 @@ class Stretch:
         """What is known of all of them."""
         self.has_replies = False
         """Whether some are direct replies."""
+        self.more_keys: list[str] = []
+        """Routing keys of all of them beside their own."""
 
     def add(self, known: Publish, targets: Targets, end: int) -> None:
         """The messages from the last bound to `end` - 1."""
@@ -208,22 +223,18 @@ class Stretch:
         return b"".join(parts), array("I", ends)
 
 
-def _publish_mixed(channel: Channel, event: PublishReceived) -> None:
-    """Several routes, or properties that matter."""
-    client = channel.client
+def routed(channel: Channel, event: PublishReceived) -> tuple[Stretch, Exception | None]:
+    """Where several routes, or properties that matter, lead: up to the first publish that is
+    refused, and why it is."""
     stretch = Stretch(event)
-    failure: Exception | None = None
     try:
         if event.facts & SPECIAL:
-            _route_special(client, channel, event, stretch)
+            _route_special(channel.client, channel, event, stretch)
         else:
-            _route_plain(client, event, stretch)
+            _route_plain(channel.client, event, stretch)
     except (BrokerError, WireError) as error:
-        failure = error
-    if stretch.publishes:
-        _enter(channel, stretch)
-    if failure is not None:
-        raise failure
+        return stretch, error
+    return stretch, None
 
 
 def _route_plain(client: Client, event: PublishReceived, stretch: Stretch) -> None:
@@ -293,40 +304,49 @@ def _route_special(
             stretch.largest_frame = max(stretch.largest_frame, 20 + len(special.section))
         if special is not None:
             stretch.annotations = special.annotations
-            _answer_more(channel, stretch, special.more_keys)
+            for key in special.more_keys:
+                if key.startswith(PREFIX):
+                    stretch.more_keys = special.more_keys
+                    stretch.has_replies = True
 
 
-def _answer_more(channel: Channel, stretch: Stretch, keys: list[str]) -> None:
-    """CC and BCC may name reply consumers too, on the default exchange."""
-    for key in keys:
-        if key.startswith(PREFIX):
-            for k, known in enumerate(stretch.publishes):
-                if known.route.exchange == "":
-                    _answer(channel, stretch, k, key)
+def reply_keys(known: Publish, more_keys: list[str]) -> list[str]:
+    """Under which keys somebody may wait for these messages as an answer: their own, or those that
+    CC and BCC name, on the default exchange."""
+    if known.route.exchange != "":
+        return []
+    return [key for key in (known.route.key, *more_keys) if key.startswith(PREFIX)]
 
 
-def _answer(channel: Channel, stretch: Stretch, k: int, key: str) -> None:
-    """Hand a piece to whoever waits for answers under that key; nobody: it is dropped."""
+def answer(
+    channel: Channel,
+    known: Publish,
+    key: str,
+    raw: bytes,
+    cuts: array[int],
+    lo: int,
+    hi: int,
+    largest_frame: int,
+) -> None:
+    """Hand messages lo..hi-1 to whoever waits for answers under that key; nobody: they are
+    dropped."""
     consumer = channel.client.replies.find(key)
     if consumer is None:
         return
-    known = stretch.publishes[k]
-    for i in range(stretch.bounds[k], stretch.bounds[k + 1]):
-        deliver_reply(
-            consumer,
-            known.route,
-            stretch.raw[stretch.cuts[i] : stretch.cuts[i + 1]],
-            known.size,
-            stretch.largest_frame,
-        )
+    for i in range(lo, hi):
+        message = raw[cuts[i] : cuts[i + 1]]
+        consumer.answer(FORMAT, message, known.route, known.size, largest_frame)
 
 
 def _enter(channel: Channel, stretch: Stretch) -> None:
     """Publish what was routed, in as few payloads as order allows."""
     if stretch.has_replies:
         for k, known in enumerate(stretch.publishes):
-            if known.is_reply:
-                _answer(channel, stretch, k, known.route.key)
+            for key in reply_keys(known, stretch.more_keys):
+                answer(
+                    channel, known, key, stretch.raw, stretch.cuts, stretch.bounds[k],
+                    stretch.bounds[k + 1], stretch.largest_frame,
+                )  # fmt: skip
     client = channel.client
     targets = stretch.targets
     first = targets[0]

@@ -135,15 +135,19 @@ def declare_queue(channel: Channel, method: QueueDeclare) -> None:
     if name.startswith(PSEUDO_QUEUE):
         _declare_pseudo_queue(channel, method, name)
         return
+    arguments = method.arguments
     if not method.passive:
         _check_declaration(client, name, method)
+        arguments = client.vhost.with_type(
+            name, method.durable, method.exclusive, method.auto_delete, arguments
+        )
     queue = client.broker.declare_queue(
         client.connection,
         name,
         method.durable,
         method.exclusive,
         method.auto_delete,
-        method.arguments,
+        arguments,
         method.passive,
     )
     channel.current_queue = queue.name

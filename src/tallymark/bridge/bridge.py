@@ -17,6 +17,7 @@ from tallymark.engine.effects import (
     Durable,
     Refused,
     TimedOut,
+    TransactionExpired,
 )
 from tallymark.engine.session import Connection
 
@@ -39,6 +40,12 @@ class Bridge:
     def connection(self) -> Connection | None:
         """The engine's side, once there is one. Its `handle` is this bridge."""
         raise NotImplementedError
+
+    @property
+    def holds_itself(self) -> bool:
+        """Whether a client that keeps to its protocol stops publishing when it is told to (`block`)
+        and goes on consuming; one that does not is not read meanwhile."""
+        return False
 
     def receive(self, data: bytes, now_ms: int, wall_ms: int) -> None:
         """Take what was read. now_ms: monotonic; wall_ms: since 1970."""
@@ -88,6 +95,9 @@ class Bridge:
         pass
 
     def timed_out(self, effect: TimedOut) -> None:
+        pass
+
+    def transaction_expired(self, effect: TransactionExpired) -> None:
         pass
 
     def close_session(self, effect: CloseSession) -> None:

@@ -1,32 +1,39 @@
-"""Direct reply-to: answers go straight to the channel that asked, through no queue.
+"""Direct reply-to: answers go straight to the client that asked, through no queue.
 
 A client consumes from the pseudo queue `amq.rabbitmq.reply-to` and publishes requests with that as
 reply-to; the broker puts a token behind it, and what is published to the default exchange with the
-result as routing key goes to that channel, at most once [rabbitmq direct reply-to].
+result as routing key goes to that client, at most once [rabbitmq direct reply-to]. Who asks and who
+answers may speak different protocols.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
-if TYPE_CHECKING:
-    from tallymark.bridge.amqp091_channel import Channel
+from tallymark.engine.message import Route
 
 PSEUDO_QUEUE: Final = "amq.rabbitmq.reply-to"
 PREFIX: Final = PSEUDO_QUEUE + "."
 
 
-@final
 class ReplyConsumer:
-    """A channel that waits for answers."""
+    """Somebody who waits for answers; each protocol has its own."""
 
-    __slots__ = ("channel", "tag", "token")
+    __slots__ = ("token",)
 
-    def __init__(self, channel: Channel, tag: str, token: str) -> None:
-        self.channel = channel
-        self.tag = tag
+    def __init__(self, token: str) -> None:
         self.token = token
         """Hard to guess: whoever knows it may answer."""
+
+    def answer(
+        self, format: int, message: bytes, route: Route, method_size: int, largest_frame: int
+    ) -> None:
+        """Take a message, or drop it where the client has no room for it.
+
+        message: in that format (Payload.format). method_size, largest_frame: of AMQP 0-9-1 frames,
+        the publish method's and the largest; else 0.
+        """
+        raise NotImplementedError
 
 
 @final
@@ -39,8 +46,8 @@ class DirectReplies:
         self.consumers: dict[str, ReplyConsumer] = {}
         """By token."""
         self.written: list[object] = []
-        """Bridges that got an answer from another connection since the owner last took this list:
-        they have output although nothing was read from them."""
+        """Bridges that have output by another's doing since the owner last took this list, although
+        nothing was read from them."""
 
     def add(self, consumer: ReplyConsumer) -> None:
         self.consumers[consumer.token] = consumer

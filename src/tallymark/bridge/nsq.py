@@ -16,6 +16,9 @@ from array import array
 from collections.abc import Callable
 from typing import Final, final
 
+from tallymark.bridge import convert_amqp091_to_nsq as from_amqp091
+from tallymark.bridge import convert_amqp10_to_nsq as from_amqp10
+from tallymark.bridge.amqp10_front import FORMAT as AMQP10
 from tallymark.bridge.bridge import Bridge
 from tallymark.bridge.nsq_answers import (
     AUTHORIZED,
@@ -27,7 +30,6 @@ from tallymark.bridge.nsq_answers import (
     Batch,
 )
 from tallymark.bridge.nsq_auth import AuthState
-from tallymark.bridge.nsq_format import amqp091_bodies
 from tallymark.bridge.nsq_in_flight import InFlightMessages, OnFinish
 from tallymark.bridge.nsq_output import MessageBuffer
 from tallymark.bridge.nsq_topics import Topics
@@ -443,8 +445,21 @@ class Nsq(Bridge):
         if in_flight is not None:
             failed = in_flight.finish(ids)
             self.finish_count += len(ids) - len(failed)
-            if failed:
-                self._tell_failed("FIN", failed)
+            if self.wire.identify.fin_ack:
+                self._acknowledge(ids, failed)
+            elif failed:
+                self._tell_failed("FIN", [ids[at] for at in failed])
+
+    def _acknowledge(self, ids: array[int], failed: list[int]) -> None:
+        """Answer each FIN in its turn: OK when it is on disk, or its error [NQ-D11]."""
+        answered = 0
+        for at in failed:
+            if at > answered:
+                self._answers.ok_durable(at - answered)
+            self._tell_failed("FIN", [ids[at]])
+            answered = at + 1
+        if answered < len(ids):
+            self._answers.ok_durable(len(ids) - answered)
 
     def _requeue(self, ids: array[int], delay_ms: int) -> None:
         in_flight = self._in_flight
@@ -501,5 +516,8 @@ def _frames(payload: Payload, lo: int, hi: int, attempts: int) -> bytes:
     timestamp_ns = payload.arrived_ms * NS_PER_MS
     if payload.format == FORMAT:
         return encode_messages(raw, payload.cuts, lo, hi, first_id, timestamp_ns, attempts)
-    bodies = amqp091_bodies(raw, payload.cuts, lo, hi)
+    if payload.format == AMQP10:
+        bodies = from_amqp10.bodies(raw, payload.cuts, lo, hi)
+    else:
+        bodies = from_amqp091.bodies(raw, payload.cuts, lo, hi)
     return encode_bodies(bodies, first_id, timestamp_ns, attempts)

@@ -34,8 +34,8 @@ class InFlightMessages:
         self.queue: Queue = consumer.queue
 
     def finish(self, ids: array[int]) -> list[int]:
-        """Settle messages; returns the ids that it does not hold, in order. O(runs), where they
-        come in the order of delivery."""
+        """Settle messages; returns where in `ids` those are that it does not hold, in order.
+        O(runs), where they come in the order of delivery."""
         session = self._session
         settle = self._broker.settle
         failed: list[int] = []
@@ -45,7 +45,7 @@ class InFlightMessages:
             id: int = ids[at]
             entry = _holding(session, id)
             if entry is None:
-                failed.append(id)
+                failed.append(at)
                 at += 1
                 continue
             tag = entry.first + id - _first_id(entry)

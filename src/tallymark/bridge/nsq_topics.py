@@ -21,12 +21,18 @@ from typing import Final, final
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.arguments import named
 from tallymark.engine.broker import Broker
-from tallymark.engine.errors import AccessRefused, BrokerError, NotFound, PreconditionFailed
+from tallymark.engine.errors import (
+    AccessRefused,
+    BrokerError,
+    NotFound,
+    PreconditionFailed,
+    ResourceExhausted,
+)
 from tallymark.engine.exchange import FANOUT, Exchange
 from tallymark.engine.message import Payload, Route
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Connection, Session
-from tallymark.engine.settings import DROP_TAIL
+from tallymark.engine.settings import DROP_TAIL, REJECT_PUBLISH
 from tallymark.engine.vhost import Targets, VirtualHost
 from tallymark.wire.nsq.kernel import FORMAT
 from tallymark.wire.nsq.names import is_ephemeral
@@ -50,6 +56,7 @@ class Topic:
         "message_bytes",
         "message_count",
         "name",
+        "refusing",
         "route",
         "targets",
         "vhost",
@@ -77,8 +84,10 @@ class Topic:
         """Bytes of the bodies of these."""
         self.route = Route(name, name)
         self.targets: Targets | None = None
+        self.refusing: list[Queue] = []
+        """Of these, the topic's own that refuse what they have no room for."""
         self.generation = 0
-        """Of the virtual host, when `targets` was made."""
+        """Of the virtual host, when `targets` and `refusing` were made."""
 
     @property
     def paused(self) -> bool:
@@ -171,7 +180,7 @@ class Topics:
 
         raw, cuts: cells (wire.nsq.kernel), `head` bytes of each in front of its body. wall_ms: now.
         delay_ms: ready only then [NQ-16]. On disk once `Broker.await_durable` says so.
-        Raises: BrokerError, as `topic`.
+        Raises: BrokerError, as `topic`; ResourceExhausted: a channel refuses some of them.
         """
         broker = self.broker
         topic = self._topics.get(name)
@@ -186,6 +195,10 @@ class Topics:
         payload = Payload(
             FORMAT, raw, cuts, topic.route, None, broker.new_message_ids(count), wall_ms, True, 0
         )
+        for queue in topic.refusing:
+            if broker.entrance.refuses(queue, payload):
+                what = named("queue", queue.name, queue.vhost)
+                raise ResourceExhausted(f"{what} has no room for {count} messages more")
         annotations = Annotations(due_ms=wall_ms + delay_ms) if delay_ms > 0 else None
         broker.publish(self._session, targets, payload, annotations)
         topic.message_count += count
@@ -196,6 +209,11 @@ class Topics:
         targets = vhost.route_from(topic.exchange, [topic.name], {})
         topic.vhost = vhost
         topic.targets = targets
+        topic.refusing = [
+            queue
+            for queue in (targets.queues if targets.guarded else ())
+            if queue.settings.overflow == REJECT_PUBLISH and _place_of(queue)[0] == topic.name
+        ]
         topic.generation = vhost.generation
         return targets
 

@@ -22,7 +22,7 @@ Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 URL = "http://127.0.0.1:15672"
 LOGIN = "guest:guest"
 POSITIONS = ("end", "written", "synced", "durable")
-WAITING = ("ready", "acquired", "leased", "deferred", "dead_letter_pending")
+WAITING = ("ready", "acquired", "leased", "deferred", "staged", "dead_letter_pending")
 """Counts of messages that are in a queue; leased ones are acquired."""
 GONE = ("settled", "dead_lettered", "dropped")
 """Counts of those that were. With what waits, but not leased, they make what entered."""
@@ -92,7 +92,8 @@ def _shown(key: str, value: object) -> object:
 def queues(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
     """Queues with what entered, what waits, what is held and what is done.
 
-    entered = ready + acquired + dead letter pending + settled + dead lettered + dropped.
+    entered = ready + acquired + deferred + staged + dead letter pending + settled + dead lettered
+    + dropped.
     """
     rows = ask(url, user, "GET", "/api/tallymark/queues")["queues"]
     if json:
@@ -127,10 +128,10 @@ def connections(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None
     if json:
         return show_json(rows)
     columns = (
-        "id", "peer", "user", "vhost", "channels", "consumers", "received_bytes", "sent_bytes",
-        "state",
+        "id", "peer", "protocol", "user", "vhost", "channels", "consumers", "received_bytes",
+        "sent_bytes", "state",
     )  # fmt: skip
-    spare = ("sent_bytes", "received_bytes", "consumers", "vhost", "channels")
+    spare = ("sent_bytes", "received_bytes", "consumers", "vhost", "channels", "protocol")
     return show_table(rows, columns, "no connections", spare)
 
 

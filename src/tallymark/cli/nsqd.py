@@ -109,12 +109,16 @@ def duration(value: str) -> str:
 
 def tls_required(value: str) -> str:
     """tcp-https: only the NSQ protocol needs TLS, HTTP does not."""
-    return value if value == "tcp-https" else boolean(value)
+    return "tcp-https" if value.lower() == "tcp-https" else boolean(value)
 
 
 def tls_version(value: str) -> str:
-    if value in ("ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3"):
-        return value
+    """SSL 3 is spoken by nobody any more, nsqd included: the oldest there is."""
+    version = value.lower()
+    if version == "ssl3.0":
+        return "tls1.0"
+    if version in ("tls1.0", "tls1.1", "tls1.2", "tls1.3"):
+        return version
     raise ValueError("one of tls1.0, tls1.1, tls1.2, tls1.3")
 
 

@@ -4,16 +4,16 @@ A value is what a protocol's table can hold: None, bool, int, float, str, bytes,
 list and dict of these. Texts follow RabbitMQ, whose clients' tests compare them; types are named as
 in AMQP 0-9-1 tables.
 
-Acted upon: x-message-ttl, x-expires, x-max-length, x-max-length-bytes, x-overflow,
-x-dead-letter-exchange, x-dead-letter-routing-key, x-dead-letter-strategy, x-dead-letter-hop-limit,
-x-delivery-limit, x-acquired-limit, x-consumer-timeout, x-delayed-retry-type, x-delayed-retry-min,
-x-delayed-retry-max, x-message-deduplication, x-max-priority, x-single-active-consumer (see
-settings.py), on queues of both types; x-queue-type classic and
-quorum, which are one kind of queue with other defaults; of consumers x-priority and
-x-consumer-timeout. Accepted, compared, and without meaning here, on one node: x-queue-mode,
-x-queue-version, x-max-in-memory-length, x-max-in-memory-bytes, x-quorum-initial-group-size,
-x-queue-leader-locator, x-queue-master-locator. Refused: streams. Unknown arguments are kept and
-not compared.
+Acted upon: x-message-ttl, x-expires, x-max-length, x-max-length-bytes, x-overflow, x-dead-letter-
+exchange, x-dead-letter-routing-key, x-dead-letter-strategy, x-dead-letter-hop-limit, x-delivery-
+limit, x-acquired-limit, x-consumer-timeout, x-delayed-retry-type, x-delayed-retry-min, x-delayed-
+retry-max, x-message-deduplication, x-max-priority, x-single-active-consumer (see settings.py), on
+queues of both types; x-queue-type classic and quorum, which are one kind of queue with other
+defaults; of consumers x-priority and x-consumer-timeout; of streams (x-queue-type stream) x-max-
+length-bytes, x-max-age and x-stream-max-segment-size-bytes. Accepted, compared, and without meaning
+here, on one node: x-queue-mode, x-queue-version, x-max-in-memory-length, x-max-in-memory-bytes,
+x-quorum-initial-group-size, x-queue-leader-locator, x-queue-master-locator, x-stream-filter-size-
+bytes, x-initial-cluster-size. Unknown arguments are kept and not compared.
 """
 
 from __future__ import annotations
@@ -29,6 +29,18 @@ MAX_PRIORITY: Final = 255
 LONGEST_MS: Final = 315_360_000_000
 """Ten years: the longest time a queue or message may be given [rabbitmq MAX_EXPIRY_TIMER]."""
 MAX_HOPS: Final = 255
+QUEUE_TYPES: Final = ("classic", "quorum", "stream")
+STREAM: Final = "stream"
+"""The type of queue that keeps what it was given, for any number of readers."""
+AGE_UNITS: Final = {
+    "Y": 365 * 86_400_000, "M": 30 * 86_400_000, "D": 86_400_000, "h": 3_600_000, "m": 60_000,
+    "s": 1000,
+}  # fmt: skip
+"""Milliseconds in the unit that an age such as 7D ends with [rabbitmq x-max-age]."""
+MOST_DIGITS: Final = 18
+"""Of the number in an age."""
+LARGEST_SEGMENT: Final = 3_000_000_000
+"""Bytes a stream may be told to let go of at a time [rabbitmq]."""
 RETRY_TYPES: Final = ("all", "failed", "returned", "disabled")
 """Which messages wait that are given back: all, those whose delivery failed, the others, none."""
 INTEGER_TYPES: Final = {
@@ -254,6 +266,21 @@ def _overflow(value: object) -> str:
     return _text(value) or "invalid_overflow"
 
 
+def age_ms(value: object) -> int:
+    """Milliseconds in an age such as 7D or 12h; -1: it is none, or it is 0."""
+    if not isinstance(value, str) or len(value) < 2:
+        return -1
+    unit = AGE_UNITS.get(value[-1])
+    digits = value[:-1]
+    if unit is None or not (digits.isascii() and digits.isdigit()) or len(digits) > MOST_DIGITS:
+        return -1
+    return min(int(digits) * unit, LONGEST_MS) or -1
+
+
+def _age(value: object) -> str:
+    return _text(value) or ("" if age_ms(value) >= 0 else "invalid_max_age")
+
+
 def _queue_mode(value: object) -> str:
     return "" if value in ("default", "lazy") else _text(value) or "invalid_queue_mode"
 
@@ -264,10 +291,8 @@ def _queue_version(value: object) -> str:
 
 
 def _queue_type(value: object) -> str:
-    if value in ("classic", "quorum"):
+    if value in QUEUE_TYPES:
         return ""
-    if value == "stream":
-        return "streams are not offered, expected classic or quorum"
     return _text(value) or f"\"unsupported queue type '{value}'\""
 
 
@@ -311,6 +336,10 @@ QUEUE_CHECKS: Final[dict[str, Callable[[object], str]]] = {
     "x-delayed-retry-min": _delay,
     "x-delayed-retry-max": _delay,
     "x-message-deduplication": _positive,
+    "x-max-age": _age,
+    "x-stream-max-segment-size-bytes": _not_negative,
+    "x-stream-filter-size-bytes": _not_negative,
+    "x-initial-cluster-size": _positive,
     "x-quorum-initial-group-size": _positive,
     "x-queue-leader-locator": _text,
     "x-queue-master-locator": _text,
@@ -325,6 +354,8 @@ QUEUE_WITHOUT_EFFECT: Final = (
     "x-quorum-initial-group-size",
     "x-queue-leader-locator",
     "x-queue-master-locator",
+    "x-stream-filter-size-bytes",
+    "x-initial-cluster-size",
 )
 """Of these, those that mean nothing here."""
 STREAM_ARGUMENTS: Final = (
@@ -333,6 +364,14 @@ STREAM_ARGUMENTS: Final = (
     "x-stream-filter-size-bytes",
     "x-initial-cluster-size",
 )
+OF_STREAMS: Final = frozenset(
+    ("x-queue-type", "x-max-length-bytes", "x-queue-leader-locator", *STREAM_ARGUMENTS)
+)
+"""Known arguments that a stream may have."""
+READ_ARGUMENTS: Final = ("x-stream-offset",)
+"""Of consumers: for streams only."""
+NOT_FOR_READERS: Final = ("x-priority", "x-cancel-on-ha-failover")
+"""Of consumers: for other queues only."""
 CONSUMER_CHECKS: Final[dict[str, Callable[[object], str]]] = {
     "x-priority": _integer,
     "x-consumer-timeout": _not_negative,
@@ -366,11 +405,25 @@ def check_queue_arguments(what: str, arguments: dict[str, object]) -> None:
     )
     if wrong:
         raise PreconditionFailed(f"invalid arg 'x-delayed-retry-max' for {what}: {wrong}")
-    for name in STREAM_ARGUMENTS:
-        if name in arguments:
-            raise PreconditionFailed(
-                f"invalid arg '{name}' for {what} of queue type rabbit_classic_queue"
-            )
+    if arguments.get("x-queue-type") == STREAM:
+        wrong_for = [n for n in QUEUE_ARGUMENTS if n in arguments and n not in OF_STREAMS]
+    else:
+        wrong_for = [name for name in STREAM_ARGUMENTS if name in arguments]
+    if wrong_for:
+        raise _wrong_type(wrong_for[0], what, _kind(arguments))
+    segment = arguments.get("x-stream-max-segment-size-bytes")
+    if isinstance(segment, int) and segment > LARGEST_SEGMENT:
+        raise PreconditionFailed("Exceeded max value for x-stream-max-segment-size-bytes")
+
+
+def _kind(arguments: dict[str, object]) -> str:
+    """What RabbitMQ calls the type of a queue of these arguments."""
+    type = arguments.get("x-queue-type", "classic")
+    return f"rabbit_{type}_queue"
+
+
+def _wrong_type(name: str, what: str, kind: str) -> PreconditionFailed:
+    return PreconditionFailed(f"invalid arg '{name}' for {what} of queue type {kind}")
 
 
 def delays_out_of_order(least: object, most: object) -> str:
@@ -380,8 +433,13 @@ def delays_out_of_order(least: object, most: object) -> str:
     return ""
 
 
-def check_quorum_properties(what: str, durable: bool, exclusive: bool, auto_delete: bool) -> None:
-    """A queue that asks for type quorum must be one that lasts. Raises: PreconditionFailed."""
+def check_lasting(
+    what: str, arguments: dict[str, object], durable: bool, exclusive: bool, auto_delete: bool
+) -> None:
+    """A queue that asks for type quorum or stream must be one that lasts. Raises:
+    PreconditionFailed."""
+    if arguments.get("x-queue-type") not in ("quorum", STREAM):
+        return
     if not durable and not exclusive:
         raise PreconditionFailed(f"invalid property 'non-durable' for {what}")
     if exclusive:
@@ -390,9 +448,35 @@ def check_quorum_properties(what: str, durable: bool, exclusive: bool, auto_dele
         raise PreconditionFailed(f"invalid property 'auto-delete' for {what}")
 
 
+def check_named(name: str, arguments: dict[str, object]) -> None:
+    """Only a queue of type classic may be given its name by the broker. Raises:
+    PreconditionFailed."""
+    if not name and arguments.get("x-queue-type") in ("quorum", STREAM):
+        raise PreconditionFailed(f"Cannot declare a server-named queue for type {_kind(arguments)}")
+
+
+def check_default_type(type: str) -> None:
+    """Of a virtual host; "": none. Raises: PreconditionFailed."""
+    if type and type not in QUEUE_TYPES:
+        raise PreconditionFailed(
+            f"unsupported queue type '{type}', expected one of {', '.join(QUEUE_TYPES)}"
+        )
+
+
 def check_consumer_arguments(what: str, arguments: dict[str, object]) -> None:
     """Type of every known argument of a consumer. Raises: PreconditionFailed."""
     _check(CONSUMER_CHECKS, what, arguments)
+
+
+def check_consumer_suits(
+    what: str, arguments: dict[str, object], of_queue: dict[str, object]
+) -> None:
+    """Whether a consumer's arguments suit a queue with the arguments `of_queue`. Raises:
+    PreconditionFailed."""
+    is_stream = of_queue.get("x-queue-type") == STREAM
+    for name in NOT_FOR_READERS if is_stream else READ_ARGUMENTS:
+        if name in arguments:
+            raise _wrong_type(name, what, _kind(of_queue))
 
 
 def consumer_priority(arguments: dict[str, object]) -> int:

@@ -23,7 +23,7 @@ class Backlogs:
 
     def note(self, queue: Queue) -> None:
         """Call when the queue's new slices are more than `packing.look_after`."""
-        if queue.deep or queue.seekers:
+        if queue.deep or (queue.seekers and not queue.settings.is_stream):
             return
         if _depth(queue) > self.packing.after:
             queue.deep = True

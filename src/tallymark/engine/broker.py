@@ -20,7 +20,7 @@ from typing import Final, final
 
 from tallymark.engine import definitions, records
 from tallymark.engine.annotations import Annotations, Notes, deferred_until
-from tallymark.engine.arguments import consumer_timeout_ms
+from tallymark.engine.arguments import check_default_type, consumer_timeout_ms, named
 from tallymark.engine.backlogs import Backlogs
 from tallymark.engine.clock import Clock
 from tallymark.engine.deadletters import DeadLetters
@@ -29,7 +29,7 @@ from tallymark.engine.delivery import IN_A_TURN, TURN_BYTES, Dispatcher
 from tallymark.engine.durability import Durability
 from tallymark.engine.effects import Cancelled, Effect, PublisherHeld, Refused, Signal
 from tallymark.engine.entrance import Entrance
-from tallymark.engine.errors import AccessRefused, NotAllowed, NotFound
+from tallymark.engine.errors import AccessRefused, NotAllowed, NotFound, Unsupported
 from tallymark.engine.filters import Filter
 from tallymark.engine.formats import Format
 from tallymark.engine.leases import Leases
@@ -41,10 +41,13 @@ from tallymark.engine.seeking import Seeking
 from tallymark.engine.session import UNLIMITED, Connection, Consumer, Session
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.slow_consumers import SlowConsumers
+from tallymark.engine.staging import Transaction
 from tallymark.engine.statistics import consumer_record
 from tallymark.engine.store import Store
+from tallymark.engine.streams import Start
 from tallymark.engine.subscription import Subscription
 from tallymark.engine.timeouts import Timeouts
+from tallymark.engine.transactions import Transactions
 from tallymark.engine.upkeep import Upkeep
 from tallymark.engine.vhost import Targets, VirtualHost
 
@@ -118,8 +121,13 @@ class Broker:
         self.durability = Durability(self.dispatcher)
         self.queue_ids = Counter()
         self.owner_ids = Counter()
-        """Consumers, sessions and connections share one series of ids."""
+        """Consumers, sessions, connections and transactions share one series of ids."""
         self.message_ids = Counter()
+        self.transactions = Transactions(
+            self.clock, self.deadlines, self.entrance, self.settlement, self.store, self.vhosts,
+            self.records, self.effects, self.owner_ids, self.new_message_ids,
+        )  # fmt: skip
+        """Begin, settle under, commit and roll back; publish under one by `stage`."""
         self.queues: dict[int, Queue] = {}
         """Every queue by id."""
         self.connections: dict[int, Connection] = {}
@@ -152,6 +160,17 @@ class Broker:
         vhost = VirtualHost(name, self.clock, self.records, self.queue_ids)
         self.vhosts[name] = vhost
         return vhost
+
+    def set_default_queue_type(self, vhost: VirtualHost, type: str) -> None:
+        """The type of queues whose declaration says none, from now on; "": classic.
+
+        Raises: PreconditionFailed.
+        """
+        check_default_type(type)
+        if vhost.default_queue_type != type:
+            vhost.default_queue_type = type
+            blob = definitions.vhost_definition(vhost.name, type)
+            self.records.append(Record(records.DEFINITION, 0, 0, 0, self.clock.now_ms, blob=blob))
 
     def vhost(self, name: str) -> VirtualHost:
         """Raises NotFound when there is none of that name."""
@@ -263,7 +282,12 @@ class Broker:
 
     def purge(self, queue: Queue) -> int:
         """Drop everything ready, deferred, and letters that wait there; returns how many these
-        were. Unsettled and leased messages stay."""
+        were. Unsettled and leased messages stay.
+
+        Raises: Unsupported (a stream).
+        """
+        if queue.settings.is_stream:
+            raise _not_of_streams("queue.purge", queue)
         self._use_head(queue)
         return self._drop_ready(queue, records.DROPPED_PURGED)
 
@@ -273,6 +297,8 @@ class Broker:
         self.purge(queue)
         sessions = [s for c in self.connections.values() for s in c.sessions]
         self.settlement.empty_in_flight(sessions, queue, records.DROPPED_PURGED)
+        if queue.staged:
+            self.transactions.drop(queue, records.DROPPED_PURGED, True)
 
     def pause(self, queue: Queue, paused: bool) -> None:
         """Stop or resume deliveries from a queue, for all its consumers; outlives a restart where
@@ -332,6 +358,8 @@ class Broker:
         if queue.acquired:
             sessions = [s for c in self.connections.values() for s in c.sessions]
             self.settlement.drop_in_flight(sessions, queue, reason)
+        if queue.staged:
+            self.transactions.drop(queue, reason, False)
         queue.deleted = True
         self._release_publishers(queue)
         self.deadlines.forget(queue)
@@ -372,7 +400,8 @@ class Broker:
         return session
 
     def close_session(self, session: Session, lost: bool) -> None:
-        """End a session: consumers go, unsettled messages return to their old positions.
+        """End a session: consumers go, its transactions are rolled back, unsettled messages return
+        to their old positions.
 
         lost: the peer vanished without a closing handshake. Repeating is no error.
         """
@@ -385,6 +414,7 @@ class Broker:
         for consumer in consumers:
             self._forget_consumer(consumer)
         reason = records.RETURNED_BY_LOSS if lost else records.RETURNED_BY_CLOSE
+        self.transactions.close_session(session, lost)
         self.settlement.return_all(session, reason)
         for consumer in consumers:
             self._maybe_unused(consumer.queue)
@@ -565,6 +595,19 @@ class Broker:
         if session.confirming:
             self.durability.published(session, count)
 
+    def stage(
+        self,
+        transaction: Transaction,
+        session: Session,
+        targets: Targets,
+        payload: Payload,
+        annotations: Annotations | None = None,
+        handle: object = None,
+    ) -> None:
+        """As publish, when and if the transaction is committed: see Transactions.publish."""
+        self.published += payload.count
+        self.transactions.publish(transaction, session, targets, payload, annotations, handle)
+
     # -- consuming
 
     def consume(
@@ -587,6 +630,8 @@ class Broker:
             active.
             AccessRefused: exclusive use, by this or by another consumer.
         """
+        if queue.settings.is_stream:
+            raise NotAllowed(f"{named('queue', queue.name, queue.vhost)} is a stream: it is read")
         if filter is not None and queue.settings.single_active:
             raise NotAllowed(
                 f"filter on queue '{queue.name}' in vhost '{queue.vhost}', which has a single "
@@ -613,6 +658,31 @@ class Broker:
         consumer.browses = True
         consumer.filter = filter
         self._seek(consumer)
+        return consumer
+
+    def read(
+        self,
+        session: Session,
+        queue: Queue,
+        tag: str,
+        start: Start,
+        no_ack: bool,
+        filter: Filter | None = None,
+    ) -> Consumer:
+        """Start a reader of a stream. Every reader is shown everything from `start` on; to settle
+        it gives credit back, whatever the outcome, and changes nothing in the stream [DL-17].
+
+        no_ack: nothing has to be settled.
+
+        Raises: NotAllowed (no stream, or a tag in use).
+        """
+        if not queue.settings.is_stream:
+            raise NotAllowed(f"{named('queue', queue.name, queue.vhost)} is no stream")
+        consumer = self._new_consumer(session, queue, tag, no_ack, False, 0, 0)
+        consumer.browses = True
+        consumer.filter = filter
+        self._seek(consumer)
+        consumer.cursors = [start.place(queue, self.clock.now_ms)]
         return consumer
 
     def _seek(self, consumer: Consumer) -> None:
@@ -746,7 +816,11 @@ class Broker:
 
         It may leave for the client only when `await_durable` says so if `get_must_wait` is true:
         the queue's mark does not yet cover it.
+
+        Raises: Unsupported (a stream).
         """
+        if queue.settings.is_stream:
+            raise _not_of_streams("basic.get", queue)
         self._use_head(queue)
         head = queue.head()
         if head is None:
@@ -761,17 +835,25 @@ class Broker:
     # -- settling
 
     def settle(
-        self, session: Session, first: int, last: int, outcome: int, notes: Notes = ()
+        self,
+        session: Session,
+        first: int,
+        last: int,
+        outcome: int,
+        notes: Notes = (),
+        due_ms: int = 0,
     ) -> None:
         """Settle tags first..last one after the other with one outcome.
 
         notes: what the consumer adds to the messages, where they are given back or refused [FC-20].
+        due_ms: what is given back is not ready before then (wall time) and keeps its place [LC-1];
+        0: at once.
 
         Raises:
             PreconditionFailed: at the first tag that is unknown or settled; those before it are
             settled, it and those after it are not.
         """
-        self.settlement.settle(session, first, last, outcome, notes)
+        self.settlement.settle(session, first, last, outcome, notes, due_ms)
 
     def requeue(self, session: Session, tag: int, delay_ms: int) -> None:
         """One delivery goes to the tail of its queue, now or in `delay_ms` [NQ-12].
@@ -841,17 +923,21 @@ class Broker:
 
     def has_work(self) -> bool:
         """Whether a turn would do something that no later command announces."""
-        return bool(self.dispatcher.changed or self.dispatcher.again or self.records)
+        dispatcher = self.dispatcher
+        return bool(dispatcher.changed or dispatcher.again or self.records or self.store.is_behind)
 
     def turn(self, now_ms: int) -> list[Effect]:
         """Deliver what can be delivered; returns the effects since the last turn, in order."""
         self.clock.tell(now_ms)
         self.store.sweep()
+        assert not self.transactions.torn, "a transaction was carried out in part"
         for thing in self.deadlines.take_due(now_ms):
             self._look_at(thing)
         if self.dead_letters.pending.waiting:
             self.dead_letters.pending.look_at_topology()
         self.dispatcher.pump()
+        if self.transactions.untold:
+            self.transactions.tell()
         settling = self.store.settling
         if settling:
             for queue in settling:
@@ -871,6 +957,9 @@ class Broker:
         if isinstance(thing, Session):
             for consumer in self.timeouts.look_at(thing):
                 self.cancel(consumer)
+            return
+        if isinstance(thing, Transaction):
+            self.transactions.look_at(thing)
             return
         assert isinstance(thing, Queue), thing
         if thing.deleted:
@@ -921,6 +1010,8 @@ class Broker:
     def spill(self, budget: int, written: int) -> None:
         """Keep at most `budget` bytes of payloads in memory where that can be done: those in the
         journal below `written` need no memory. Call when the turn's effects are carried out."""
+        if self.transactions.open and self.store.resident_bytes > budget:
+            self.transactions.press()
         self.store.spill(budget, written, self.records, self.clock.now_ms)
         self.backlogs.pack(written)
 
@@ -933,6 +1024,7 @@ class Broker:
     def check(self) -> None:
         """Assert the account of every queue against itself and against the sessions [LC-5]."""
         held: dict[int, int] = {}
+        staged, staged_of = self.transactions.check()
         for connection in self.connections.values():
             for session in connection.sessions:
                 unacked = 0
@@ -942,14 +1034,22 @@ class Broker:
                     unacked += n
                     if not entry.queue.deleted and not entry.void:
                         held[entry.queue.id] = held.get(entry.queue.id, 0) + n
+                unacked += staged_of.get(session.id, 0)
                 assert unacked == session.unacked, (unacked, session.unacked)
         for queue in self.queues.values():
             queue.check()
             leased = sum(len(x.slice) for s in queue.subscriptions for x in s.leases)
             assert leased == queue.leased, (queue.name, leased, queue.leased)
             assert queue.acquired == held.get(queue.id, 0) + leased, (queue.name, queue.acquired)
+            assert queue.staged == staged.get(queue.id, 0), (queue.name, queue.staged)
 
 
 def _consumes(connection: Connection, queue: Queue) -> bool:
     """Whether it is the one that must be read for the queue to become shorter."""
     return any(consumer.session.connection is connection for consumer in queue.consumers)
+
+
+def _not_of_streams(what: str, queue: Queue) -> Unsupported:
+    """As RabbitMQ words it."""
+    where = named("queue", queue.name, queue.vhost)
+    return Unsupported(f"{what} not supported by stream queues {where}")

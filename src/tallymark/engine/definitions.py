@@ -1,6 +1,6 @@
 """Topology as JSON: what DEFINITION records hold, one object per change.
 
-    {"op": "vhost", "vhost": v}
+    {"op": "vhost", "vhost": v}        "default_queue_type": t where there is one
     {"op": "exchange", "vhost": v, "name": n, "type": t, "durable": true, "auto_delete": b,
      "internal": b, "arguments": {...}}
     {"op": "queue", "vhost": v, "id": i, "name": n, "durable": true, "auto_delete": b,
@@ -165,9 +165,18 @@ def table_of(definition: dict[str, object], field: str) -> dict[str, object]:
     return value
 
 
-def vhost_definition(vhost: str) -> bytes:
-    """Written by whoever makes the virtual host, before anything in it."""
-    return encode({"op": VHOST, "vhost": vhost})
+def words_of(definition: dict[str, object], field: str) -> str:
+    """A field that must be text; empty when it is missing. Raises ValueError."""
+    return text_of(definition, field) if field in definition else ""
+
+
+def vhost_definition(vhost: str, default_queue_type: str = "") -> bytes:
+    """Written by whoever makes the virtual host, before anything in it, and again when its default
+    changes."""
+    definition: dict[str, object] = {"op": VHOST, "vhost": vhost}
+    if default_queue_type:
+        definition["default_queue_type"] = default_queue_type
+    return encode(definition)
 
 
 def vhost_deletion(vhost: str) -> bytes:

@@ -61,6 +61,7 @@ class Dispatcher:
 
     __slots__ = (
         "again",
+        "appended",
         "changed",
         "clock",
         "deadlines",
@@ -94,6 +95,8 @@ class Dispatcher:
         """Queues to pump in the coming turn."""
         self.again: list[Queue] = []
         """Queues that stopped for want of room only: due in the turn after."""
+        self.appended: list[Queue] = []
+        """Streams that something entered in this turn: readers see it when it is on disk."""
         self.spent: list[Connection] = []
         self.mark_waits: list[MarkWait] = []
 
@@ -102,6 +105,13 @@ class Dispatcher:
         if not queue.dirty:
             queue.dirty = True
             self.changed.append(queue)
+
+    def note_append(self, queue: Queue) -> None:
+        """Something entered a stream: shown to readers once it is on disk, so that an offset that
+        anybody has seen is never another message's."""
+        if not queue.appended:
+            queue.appended = True
+            self.appended.append(queue)
 
     def mark_session(self, session: Session) -> None:
         """The session's consumers may have credit now."""

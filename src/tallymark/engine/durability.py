@@ -1,4 +1,4 @@
-"""What waits for the disk: confirms, queues' marks, waiters from outside.
+"""What waits for the disk: confirms, queues' marks, what streams show, waiters from outside.
 
 Everything asked for in a turn waits for the end of that turn's block; positions only grow, so one
 queue of waits serves all. Confirms leave in publish order, several at once as one [rabbitmq
@@ -66,7 +66,10 @@ class Durability:
 
     def is_awaited(self) -> bool:
         """Whether anything waits for the records that are not committed yet."""
-        return bool(self._confirming or self._asked or self._dispatcher.mark_waits)
+        dispatcher = self._dispatcher
+        if self._confirming or self._asked or dispatcher.mark_waits:
+            return True
+        return any(queue.consumers for queue in dispatcher.appended)
 
     def committed(self, position: int) -> None:
         """This turn's block ends at `position`."""
@@ -79,6 +82,11 @@ class Durability:
         for wait in mark_waits:
             waits.append(Wait(position, None, wait.queue, wait.mark, None))
         mark_waits.clear()
+        appended = self._dispatcher.appended
+        for queue in appended:
+            queue.appended = False
+            waits.append(Wait(position, None, queue, queue.entered + 1, None))
+        appended.clear()
         for waiter in self._asked:
             waits.append(Wait(position, None, None, 0, waiter))
         self._asked.clear()

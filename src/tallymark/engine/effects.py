@@ -14,6 +14,7 @@ from tallymark.engine.message import Slice
 if TYPE_CHECKING:
     from tallymark.engine.queue import Queue
     from tallymark.engine.session import Connection, Consumer, Session
+    from tallymark.engine.staging import Transaction
 
 
 class Effect:
@@ -128,6 +129,16 @@ class Refused(Effect):
         self.session = session
         self.first = first
         self.last = last
+
+
+@final
+class TransactionExpired(Effect):
+    """A transaction took longer than it may, and is rolled back [TX-16]."""
+
+    __slots__ = ("transaction",)
+
+    def __init__(self, transaction: Transaction) -> None:
+        self.transaction = transaction
 
 
 @final

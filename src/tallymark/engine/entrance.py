@@ -8,9 +8,11 @@ overflow behaviours reject-publish and reject-publish-dlx let some messages pass
 from __future__ import annotations
 
 import json
+from array import array
 from typing import TYPE_CHECKING, Final, final
 
 from tallymark.engine import records
+from tallymark.engine.admission import Seat
 from tallymark.engine.backlogs import Backlogs
 from tallymark.engine.clock import Clock
 from tallymark.engine.delivery import Dispatcher
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 ENTERED: Final = 0
 REFUSED: Final = 1
 DUPLICATE: Final = 2
+MOST_PUBLISHERS: Final = 10_000
+"""Named publishers that a stream remembers; who has been silent for longest is forgotten first."""
 
 
 @final
@@ -82,6 +86,9 @@ class Entrance:
         kept: the journal has or gets the bytes. source, source_first: of a letter, the queue it
         died in and its first sequence there.
         """
+        if queue.settings.is_stream:
+            self._append(queue, payload, lo, hi, annotations, source, source_first)
+            return
         if queue.body_bytes >= 0:
             self.weigh(payload)
         if annotations is not None and annotations.due_ms > self.clock.now_ms:
@@ -109,6 +116,84 @@ class Entrance:
             self.backlogs.note(queue)
         if queue.consumers or queue.watched:
             self.dispatcher.mark(queue)
+
+    def _append(
+        self,
+        queue: Queue,
+        payload: Payload,
+        lo: int,
+        hi: int,
+        annotations: Annotations | None,
+        source: int,
+        source_first: int,
+    ) -> None:
+        """A stream keeps what it is given, whatever its publisher said of that."""
+        if not payload.persistent:
+            if payload.live == hi - lo:
+                payload.persistent = True
+            else:
+                payload = self._lasting(payload, lo, hi)
+                lo, hi = 0, payload.count
+        self.keep(payload)
+        self._enter_run(queue, payload, lo, hi, 0, annotations, True, source, source_first)
+        self.dispatcher.note_append(queue)
+        if queue.loose > self.backlogs.packing.look_after:
+            self.backlogs.note(queue)
+        if queue.watched:
+            self.dispatcher.mark(queue)
+
+    def _lasting(self, payload: Payload, lo: int, hi: int) -> Payload:
+        """Messages lo..hi-1 of a transient payload, which others need as it is, as one that the
+        journal keeps."""
+        self.store.load(payload)
+        raw, cuts, routes = payload.raw, payload.cuts, payload.routes
+        assert raw is not None
+        base = cuts[lo]
+        copy = Payload(
+            payload.format, raw[base : cuts[hi]],
+            array("I", [cut - base for cut in cuts[lo : hi + 1]]), payload.route,
+            None if routes is None else routes[lo:hi], payload.first_id + lo, payload.arrived_ms,
+            True, payload.largest_frame,
+        )  # fmt: skip
+        self.store.enter(copy, hi - lo)
+        self.store.finish(payload, hi - lo)
+        return copy
+
+    def _publish_to_stream(
+        self, queue: Queue, payload: Payload, lo: int, hi: int, annotations: Annotations | None
+    ) -> None:
+        """Messages that a publisher numbered are taken once: what it has sent before is confirmed
+        and passed over."""
+        numbered = self.formats[payload.format].numbered(payload, lo, hi)
+        if not numbered:
+            self._append(queue, payload, lo, hi, annotations, 0, 0)
+            return
+        known = queue.publishers
+        taken: dict[str, int] = {}
+        verdict = bytearray(hi - lo)
+        for i in range(hi - lo):
+            name, number = numbered[i]
+            if not name:
+                continue
+            if number <= known.get(name, -1):
+                verdict[i] = DUPLICATE
+                continue
+            known.pop(name, None)  # those that published last are the last to be forgotten
+            known[name] = taken[name] = number
+        if len(known) > MOST_PUBLISHERS:
+            for name in list(known)[: len(known) - MOST_PUBLISHERS]:
+                del known[name]
+        for at, end in _runs(verdict):
+            if verdict[at] == DUPLICATE:
+                self.dispatcher.note_append(queue)
+                self._pass_over(
+                    queue, payload, lo + at, lo + end, annotations, payload.position != NOWHERE,
+                    records.DROPPED_DUPLICATE,
+                )  # fmt: skip
+            else:
+                self._append(queue, payload, lo + at, lo + end, annotations, 0, 0)
+        if taken:
+            self.records.append(publishers_record(queue, taken, self.clock.now_ms))
 
     def _enter_deferred(
         self,
@@ -232,6 +317,9 @@ class Entrance:
         refused = bytearray(hi - lo)
         any_refused = False
         for queue in targets.queues:
+            if queue.settings.is_stream:
+                self._publish_to_stream(queue, payload, lo, hi, annotations)
+                continue
             if not queue.settings.guarded:
                 self.enter(queue, payload, lo, hi, annotations, kept)
                 continue
@@ -242,6 +330,11 @@ class Entrance:
                     [a | (b & REFUSED) for a, b in zip(refused, verdict, strict=True)]
                 )
         return _stretches(refused, REFUSED, lo) if any_refused else []
+
+    def refuses(self, queue: Queue, payload: Payload) -> bool:
+        """Whether the queue would refuse any of these messages now, which have no ids of their
+        publisher's. O(messages); changes nothing."""
+        return self._verdicts(queue, payload, 0, payload.count, False).find(REFUSED) >= 0
 
     def transfer(self, queue: Queue, piece: Slice, kept: bool, source: int) -> None:
         """Messages of the queue with id `source` enter this one. Publishers were told long ago
@@ -269,12 +362,8 @@ class Entrance:
                 [self._judge(queue, payload, i, i + 1, annotations, kept) for i in range(lo, hi)]
             )
         verdict = self._verdicts(queue, payload, lo, hi, kept)
-        at = 0
-        while at < len(verdict):
+        for at, end in _runs(verdict):
             what = verdict[at]
-            end = at + 1
-            while end < len(verdict) and verdict[end] == what:
-                end += 1
             if what == ENTERED:
                 self.enter(queue, payload, lo + at, lo + end, annotations, kept)
             elif what == DUPLICATE:
@@ -287,7 +376,6 @@ class Entrance:
                 self._bury(queue, payload, lo + at, lo + end, annotations, kept)
             else:
                 self.store.finish(payload, end - at)
-            at = end
         return bytes(len(verdict) if queue.settings.overflow == DROP_TAIL else verdict)
 
     def room(self, queue: Queue) -> int:
@@ -312,23 +400,29 @@ class Entrance:
             self.weigh_queue(queue)
         return limit - queue.body_bytes + queue.leading_bytes(self.dispatcher.demand(queue))
 
+    def seat(self, queue: Queue) -> Seat:
+        """Room for what comes next, where the queue is one that refuses."""
+        if queue.settings.overflow == DROP_HEAD:
+            return Seat(1 << 62, 1 << 62, 0)
+        room, room_bytes = self.room(queue), self.room_bytes(queue)
+        return Seat(room, room_bytes, self.awaited(queue) if queue.settings.max_bytes >= 0 else 0)
+
+    def ids_of(self, queue: Queue, payload: Payload, lo: int, hi: int) -> list[str]:
+        """The publisher-given ids that a deduplicating queue looks at, and no list for others."""
+        if queue.settings.dedup_ms <= 0:
+            return []
+        forget_ids(queue, self.clock.now_ms)
+        self.store.load(payload)
+        return self.formats[payload.format].ids(payload, lo, hi)
+
     def _verdicts(self, queue: Queue, payload: Payload, lo: int, hi: int, kept: bool) -> bytearray:
         """As _judge gives them, message by message; ids of those that enter are taken."""
-        settings = queue.settings
         now = self.clock.now_ms
-        ids: list[str] = []
-        if settings.dedup_ms > 0:
-            forget_ids(queue, now)
-            self.store.load(payload)
-            ids = self.formats[payload.format].ids(payload, lo, hi)
-        room = room_bytes = 1 << 62
-        if settings.overflow != DROP_HEAD:
-            room, room_bytes = self.room(queue), self.room_bytes(queue)
-        by_bytes = settings.max_bytes >= 0
-        awaited = 0
+        ids = self.ids_of(queue, payload, lo, hi)
+        seat = self.seat(queue)
+        by_bytes = queue.settings.max_bytes >= 0
         if by_bytes:
             self.weigh(payload)
-            awaited = self.awaited(queue)
         bodies = payload.bodies
         seen = queue.seen_ids
         taken: list[str] = []
@@ -342,14 +436,9 @@ class Entrance:
             if by_bytes:
                 assert bodies is not None
                 size = bodies[i + 1] - bodies[i]
-            if room <= 0 or (size > room_bytes and awaited <= 0):
+            if not seat.take(size):
                 verdict[i - lo] = REFUSED
                 continue
-            room -= 1
-            if awaited > 0:
-                awaited -= 1
-            else:
-                room_bytes -= size
             if id:
                 seen[id] = now
                 taken.append(id)
@@ -404,6 +493,25 @@ def forget_ids(queue: Queue, now_ms: int) -> None:
         if seen[first] > oldest:
             return
         del seen[first]
+
+
+def publishers_record(queue: Queue, numbers: dict[str, int], now_ms: int) -> Record:
+    """The PUBLISHERS record of these names."""
+    blob = json.dumps(numbers, separators=(",", ":")).encode()
+    return Record(records.PUBLISHERS, queue.id, 0, len(numbers), now_ms, blob=blob)
+
+
+def _runs(marks: bytearray) -> list[tuple[int, int]]:
+    """Where each stretch of equal marks begins and ends."""
+    found = []
+    at = 0
+    while at < len(marks):
+        end = at + 1
+        while end < len(marks) and marks[end] == marks[at]:
+            end += 1
+        found.append((at, end))
+        at = end
+    return found
 
 
 def _stretches(marks: bytearray, what: int, offset: int) -> list[tuple[int, int]]:

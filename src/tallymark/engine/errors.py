@@ -39,6 +39,10 @@ class Unsupported(BrokerError):
     """A legal request for something that is not offered."""
 
 
+class Gone(BrokerError):
+    """What was asked for was there and is not kept any more."""
+
+
 class ResourceExhausted(BrokerError):
     """A configured limit was reached; the text names the limit."""
 
@@ -49,3 +53,7 @@ class TooSlow(BrokerError):
 
 class Fenced(BrokerError):
     """The subscription was attached elsewhere, or the offset belongs to another incarnation."""
+
+
+class RolledBack(BrokerError):
+    """The transaction could not be committed as a whole, so nothing of it was."""

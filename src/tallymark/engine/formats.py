@@ -29,6 +29,11 @@ class Format:
         them apart; "" where there is none."""
         return [""] * (hi - lo)
 
+    def numbered(self, payload: Payload, lo: int, hi: int) -> list[tuple[str, int]]:
+        """The names of publishers and the numbers that they gave the messages lo..hi-1, by which a
+        stream passes over what it has already; ("", 0) where there are none. Empty: nowhere are."""
+        return []
+
     def headers(self, payload: Payload, i: int) -> dict[str, object]:
         """What routing by headers looks at in message i."""
         return {}

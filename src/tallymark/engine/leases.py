@@ -58,12 +58,17 @@ class Leases:
         limit_rows, limit_bytes: how much may be leased and unsettled; 0 = the default.
 
         Raises:
-            PreconditionFailed: the queue does not outlive the broker, or its consumer is exclusive.
+            PreconditionFailed: the queue does not outlive the broker, is a stream, or its
+            consumer is exclusive.
         """
         if not queue.stored:
             raise PreconditionFailed(
                 f"a durable subscription needs a durable, shared queue: '{queue.name}' in vhost "
                 f"'{queue.vhost}' is not"
+            )
+        if queue.settings.is_stream:
+            raise PreconditionFailed(
+                f"queue '{queue.name}' in vhost '{queue.vhost}' is a stream: it is read by offset"
             )
         if queue.consumers and queue.consumers[0].exclusive:
             raise PreconditionFailed(

@@ -65,6 +65,22 @@ class Pack:
         self.taken = 0
         """How many, from the front, were taken out again: payloads of their own."""
 
+    def together(self, whole: Payload, lo: int, hi: int) -> int:
+        """The end of the messages from `lo` on, `hi` at most, that might have been one payload:
+        they arrived at one moment on one route, and their bytes follow each other."""
+        positions, ids, cuts, routes = self.positions, self.ids, whole.cuts, whole.routes
+        arrived = self.arrivals[lo]
+        at = lo + 1
+        while (
+            at < hi
+            and positions[at] == positions[at - 1] + cuts[at] - cuts[at - 1]
+            and ids[at] == ids[at - 1] + 1
+            and self.arrivals[at] == arrived
+            and (routes is None or routes[at] is routes[lo])
+        ):
+            at += 1
+        return at
+
     def blobs(self, lo: int, hi: int) -> list[bytes]:
         """The stored annotations of messages lo..hi-1, b"" for none; no list at all where the
         slice's hold for all."""
@@ -140,18 +156,47 @@ class Payload:
         """Set when this stands for many single messages of a deep backlog (packing.py): it has no
         raw and no position of its own, and its messages are taken out as `single` ones."""
 
+    def window(self, lo: int, hi: int) -> Payload:
+        """Messages lo..hi-1 as a payload of their own, bytes in the journal; packed where this one
+        is, but for their annotations."""
+        pack = self.pack
+        if lo == 0 and hi == self.count and (pack is None or not pack.annotations):
+            return self
+        cuts = self.cuts
+        base = cuts[lo]
+        part = Payload(
+            self.format, None, array("I", [cut - base for cut in cuts[lo : hi + 1]]), self.route,
+            self.routes[lo:hi] if self.routes is not None else None, self.first_id + lo,
+            self.arrived_ms, self.persistent, self.largest_frame,
+        )  # fmt: skip
+        if pack is None:
+            part.position = self.position + base
+        else:
+            part.position = PACKED
+            part.pack = Pack(pack.positions[lo:hi], pack.ids[lo:hi], pack.arrivals[lo:hi], [])
+        return part
+
     def single(self, i: int) -> Payload:
         """Message i of a packed payload as a payload of its own, bytes in the journal."""
+        return self.stretch(i, i + 1)
+
+    def stretch(self, lo: int, hi: int) -> Payload:
+        """Messages lo..hi-1 of a packed payload as a payload of their own, bytes in the journal.
+        They must lie `together` there."""
         pack = self.pack
         assert pack is not None
-        size = self.cuts[i + 1] - self.cuts[i]
-        route = self.routes[i] if self.routes is not None else self.route
-        one = Payload(
-            self.format, None, array("I", (0, size)), route, None, pack.ids[i], pack.arrivals[i],
-            self.persistent, self.largest_frame,
+        cuts = self.cuts
+        base = cuts[lo]
+        own = array("I", (0, cuts[hi] - base))
+        if hi - lo > 1:
+            own = array("I", [cut - base for cut in cuts[lo : hi + 1]])
+        route = self.routes[lo] if self.routes is not None else self.route
+        part = Payload(
+            self.format, None, own, route, None, pack.ids[lo], pack.arrivals[lo], self.persistent,
+            self.largest_frame,
         )  # fmt: skip
-        one.position = pack.positions[i]
-        return one
+        part.position = pack.positions[lo]
+        return part
 
 
 @final

@@ -24,6 +24,8 @@ FASTEST: Final = 1
 """Level of compression."""
 UNPACK: Final = PART
 """Messages taken out of a packed slice at a time."""
+VIEWED: Final = 256
+"""Messages that a reader of a packed slice is shown at a time."""
 
 
 def is_packable(piece: Slice, written: int) -> bool:
@@ -145,6 +147,27 @@ def _alike(last: Slice, piece: Slice) -> bool:
         and last.first + 1 == piece.first
         and last.shift == piece.shift
     )
+
+
+def view(piece: Slice, start: int) -> Slice:
+    """What lies in a slice from its message `start` on: a part of it, or of a packed one those
+    messages whose bytes follow each other, as a payload of its own: they stay in the packed one."""
+    whole = piece.payload
+    pack = whole.pack
+    if pack is None:
+        return piece.part(start, len(piece))
+    i = piece.lo + start
+    known = piece.annotations
+    if pack.annotations:
+        blob = pack.blobs(i, i + 1)[0]
+        known = Annotations.from_bytes(blob) if blob else None
+        end = i + 1
+    else:
+        end = pack.together(whole, i, min(piece.hi, i + VIEWED))
+    return Slice(
+        whole.stretch(i, end), 0, end - i, piece.first + start, piece.acquired, 0, piece.priority,
+        known, piece.shift,
+    )  # fmt: skip
 
 
 def unpack_head(fresh: deque[Slice]) -> None:

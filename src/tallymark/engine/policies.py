@@ -11,10 +11,11 @@ and digits in it are those of ASCII. What PCRE knows and Python's `re` does not 
 are POSIX classes, which `re` would read as something else.
 
 The keys of a definition are the names of queue arguments without `x-`, `alternate-exchange` for
-exchanges, and those of slow_rules.py, which are no arguments: what is too slow is not for the slow
-one to say. Keys that have a meaning in RabbitMQ and none here are accepted, kept, and named by
-`without_effect`, for whoever sets the policy to tell; any other key is refused. A routing key
-without an exchange is no error here as it is in a declaration: the exchange may be an argument's.
+exchanges, `default-queue-type`, the type of queues whose declaration says none, and those of
+slow_rules.py, which are no arguments: what is too slow is not for the slow one to say. Keys that
+have a meaning in RabbitMQ and none here are accepted, kept, and named by `without_effect`, for
+whoever sets the policy to tell; any other key is refused. A routing key without an exchange is no
+error here as it is in a declaration: the exchange may be an argument's.
 Texts of refusals begin with RabbitMQ's words.
 """
 
@@ -25,9 +26,12 @@ from collections.abc import Callable, Mapping
 from typing import Final, final
 
 from tallymark.engine.arguments import (
+    LARGEST_SEGMENT,
     LONGEST_MS,
     MAX_HOPS,
+    QUEUE_TYPES,
     RETRY_TYPES,
+    age_ms,
     delays_out_of_order,
     erlang_term,
     is_routing_key,
@@ -40,12 +44,15 @@ ALL: Final = "all"
 QUEUES: Final = "queues"
 CLASSIC_QUEUES: Final = "classic_queues"
 QUORUM_QUEUES: Final = "quorum_queues"
+STREAMS: Final = "streams"
 EXCHANGES: Final = "exchanges"
-APPLY_TO: Final = (QUEUES, CLASSIC_QUEUES, QUORUM_QUEUES, EXCHANGES, ALL)
+APPLY_TO: Final = (QUEUES, CLASSIC_QUEUES, QUORUM_QUEUES, STREAMS, EXCHANGES, ALL)
 
 LARGEST: Final = (1 << 63) - 1
 """Of numbers: what an argument's longest integer can say too."""
 ALTERNATE_EXCHANGE: Final = "alternate-exchange"
+DEFAULT_TYPE: Final = "default-queue-type"
+AUTO_CREATE: Final = "auto-create"
 RETRY_TYPE: Final = "delayed-retry-type"
 RETRY_MIN: Final = "delayed-retry-min"
 RETRY_MAX: Final = "delayed-retry-max"
@@ -77,6 +84,10 @@ def _text(value: object) -> bool:
     return isinstance(value, str)
 
 
+def _truth(value: object) -> bool:
+    return isinstance(value, bool)
+
+
 def _overflow(value: object) -> bool:
     return value in ("drop-head", "reject-publish", "reject-publish-dlx")
 
@@ -87,6 +98,18 @@ def _retry_type(value: object) -> bool:
 
 def _delay(value: object) -> bool:
     return _positive(value) and isinstance(value, int) and value <= LONGEST_MS
+
+
+def _age(value: object) -> bool:
+    return age_ms(value) >= 0
+
+
+def _segment(value: object) -> bool:
+    return _not_negative(value) and isinstance(value, int) and value <= LARGEST_SEGMENT
+
+
+def _type(value: object) -> bool:
+    return value in QUEUE_TYPES
 
 
 def _slowness(value: object) -> bool:
@@ -156,9 +179,15 @@ KEYS: Final[dict[str, Key]] = {
     RETRY_MAX: Key(
         _delay, "delayed retry maximum delay", "a positive number of milliseconds", True
     ),
+    "max-age": Key(_age, "max age", "a number above 0 and one of Y, M, D, h, m, s"),
+    "stream-max-segment-size-bytes": Key(
+        _segment, "segment size", f"0 to {LARGEST_SEGMENT} bytes"
+    ),
+    DEFAULT_TYPE: Key(_type, "queue type", "one of: " + ", ".join(QUEUE_TYPES)),
     "message-deduplication": Key(
         _positive, "deduplication window", "1 or more milliseconds"
     ),
+    AUTO_CREATE: Key(_truth, "auto-create", "true or false"),
     POLICY_PREFIX + DEPTH: Key(_not_negative, "slow consumer depth", "0 or more bytes"),
     POLICY_PREFIX + AGE: Key(_not_negative, "slow consumer age", "0 or more milliseconds"),
     POLICY_PREFIX + COUNT: Key(_not_negative, "slow consumer count", "0 or more messages"),
@@ -185,12 +214,17 @@ WITHOUT_EFFECT: Final = (
     # how a kind of queue keeps its messages: there is one way
     "queue-mode", "queue-version",
     # streams
-    "filter-field-names", "max-age", "stream-filter-size-bytes", "stream-max-segment-size-bytes",
+    "filter-field-names", "stream-filter-size-bytes",
     # plugins
     "federation-upstream", "federation-upstream-pattern", "federation-upstream-set", "routing-key",
     "shards-per-node",
 )  # fmt: skip
 """Keys of RabbitMQ that mean nothing here."""
+
+ONLY_STREAMS: Final = ("max-age", "stream-max-segment-size-bytes")
+"""Keys that say nothing of other queues."""
+OF_STREAMS: Final = (*ONLY_STREAMS, "max-length-bytes")
+"""Keys that say something of streams."""
 
 POSIX_CLASS: Final = re.compile(r"\[:\^?\w+:\]")
 
@@ -229,8 +263,8 @@ class Policy:
         self._expression = _compiled(pattern)
 
     def fits(self, kind: str, name: str) -> bool:
-        """Whether it applies to what has this name. kind: CLASSIC_QUEUES, QUORUM_QUEUES or
-        EXCHANGES."""
+        """Whether it applies to what has this name. kind: CLASSIC_QUEUES, QUORUM_QUEUES, STREAMS
+        or EXCHANGES; QUEUES: a queue that is not there yet."""
         wanted = self.apply_to
         if wanted != kind and wanted != ALL and (wanted != QUEUES or kind == EXCHANGES):
             return False
@@ -366,6 +400,10 @@ def idle_keys(definition: dict[str, object], apply_to: str) -> list[str]:
     for key in definition:
         for_exchanges = key == ALTERNATE_EXCHANGE
         elsewhere = apply_to != ALL and for_exchanges != (apply_to == EXCHANGES)
+        if apply_to == STREAMS:
+            elsewhere = key not in OF_STREAMS
+        elif apply_to in (CLASSIC_QUEUES, QUORUM_QUEUES):
+            elsewhere = elsewhere or key in ONLY_STREAMS or key == DEFAULT_TYPE
         if elsewhere or key not in KEYS:
             idle.append(key)
     return idle

@@ -14,9 +14,13 @@ from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.exchange import ALTERNATE, Exchange
 from tallymark.engine.policies import (
     ALTERNATE_EXCHANGE,
+    AUTO_CREATE,
     CLASSIC_QUEUES,
+    DEFAULT_TYPE,
     EXCHANGES,
+    QUEUES,
     QUORUM_QUEUES,
+    STREAMS,
     Policy,
     in_effect,
     merged,
@@ -53,12 +57,27 @@ class PolicyTable:
 
     def of_queue(self, queue: Queue, operator: bool) -> Policy | None:
         """The policy in effect for a queue."""
-        kind = QUORUM_QUEUES if queue.settings.is_quorum else CLASSIC_QUEUES
+        settings = queue.settings
+        kind = STREAMS if settings.is_stream else CLASSIC_QUEUES
+        if settings.is_quorum:
+            kind = QUORUM_QUEUES
         return in_effect(self.table(operator), kind, queue.name)
 
     def of_exchange(self, exchange: Exchange) -> Policy | None:
         """The policy in effect for an exchange; operator policies say nothing of exchanges."""
         return in_effect(self.user, EXCHANGES, exchange.name)
+
+    def default_type(self, name: str) -> str:
+        """The type of a queue that is not there yet and whose declaration says none; "": no policy
+        says it."""
+        policy = in_effect(self.user, QUEUES, name)
+        found = None if policy is None else policy.definition.get(DEFAULT_TYPE)
+        return found if isinstance(found, str) else ""
+
+    def creates(self, name: str) -> bool:
+        """Whether a queue of that name is to be made when somebody wants to use it."""
+        policy = in_effect(self.user, CLASSIC_QUEUES, name)
+        return policy is not None and policy.definition.get(AUTO_CREATE) is True
 
     def settle_queue(self, queue: Queue) -> bool:
         """Put its settings together; False when that changes none."""

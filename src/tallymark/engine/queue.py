@@ -3,9 +3,10 @@
 Ready messages lie in lanes, one per priority; order within a lane is ready.py's.
 
 Conservation, at any quiescent moment [LC-5]:
-    entered = ready + acquired + deferred + dead_letter_pending
+    entered = ready + acquired + deferred + staged + dead_letter_pending
               + settled + dead_lettered + dropped(by reason)
-where acquired includes what durable subscriptions hold on lease.
+where acquired includes what durable subscriptions hold on lease, and staged is what was acquired
+and is settled in transactions that have not ended.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tallymark.engine.settings import OFF, Settings
 
 if TYPE_CHECKING:
     from tallymark.engine.session import Consumer
+    from tallymark.engine.stream_ranges import Pin
     from tallymark.engine.subscription import Subscription
 
 
@@ -65,6 +67,7 @@ class Queue(Timed):
         "acquired",
         "acquired_bytes",
         "active",
+        "appended",
         "arguments",
         "auto_delete",
         "body_bytes",
@@ -86,6 +89,7 @@ class Queue(Timed):
         "had_consumer",
         "holds_publishers",
         "id",
+        "kept_from",
         "lanes",
         "leased",
         "letters",
@@ -98,6 +102,8 @@ class Queue(Timed):
         "paused",
         "pending",
         "pending_bytes",
+        "pins",
+        "publishers",
         "ready",
         "ready_bytes",
         "requeued",
@@ -114,6 +120,8 @@ class Queue(Timed):
         "settled_ranges",
         "shift",
         "shows_counts",
+        "staged",
+        "staged_bytes",
         "stored",
         "subscriptions",
         "timed_out",
@@ -148,6 +156,8 @@ class Queue(Timed):
         self.deleted = False
         self.dirty = False
         """Whether the Broker has it on its list of queues to pump."""
+        self.appended = False
+        """Of a stream: whether it is on the list of those that something entered in this turn."""
 
         self.settings = Settings(arguments, {})
         """What arguments and policies come to; change it by `follow`."""
@@ -165,6 +175,9 @@ class Queue(Timed):
         self.acquired_bytes = 0
         self.leased = 0
         """Of the acquired: how many are leased to durable subscriptions."""
+        self.staged = 0
+        """Handed out, and settled in a transaction that has not ended [TX-4]."""
+        self.staged_bytes = 0
         self.deferrals: list[tuple[int, int, bool, Slice]] = []
         """A heap: when due (wall ms), a number that keeps equal ones in order, whether to the tail,
         the messages."""
@@ -201,6 +214,14 @@ class Queue(Timed):
         self.seen_ids: dict[str, int] = {}
         """Publisher-given ids of the deduplication window, oldest first: when each was taken."""
 
+        self.kept_from = 1
+        """Of a stream: what lies below it was let go of."""
+        self.pins: list[Pin] = []
+        """Of a stream: ranges that somebody wants to read whatever retention does."""
+        self.publishers: dict[str, int] = {}
+        """Of a stream: the highest number that each named publisher gave a message, by when each
+        published last."""
+
         self.own_ttl = False
         """Whether messages with a time to live of their own may be among the ready."""
         self.seen = 0
@@ -234,8 +255,9 @@ class Queue(Timed):
 
         self.mark = 0
         """Sequences below it may have been handed out, as far as the journal was told."""
-        self.mark_durable = 0
-        """The same, as far as the disk is known to say so. Nothing at or above it is handed out."""
+        self.mark_durable = 1 if self.settings.is_stream else 0
+        """The same, as far as the disk is known to say so. Nothing at or above it is handed out. Of
+        a stream: what lies below it is on disk, and shown to readers."""
         self.reserve = 0
         """How far ahead the present mark was set."""
         self.follow(self.settings)
@@ -259,6 +281,8 @@ class Queue(Timed):
         settings = self.settings
         self.watched = (
             settings.bounded
+            or settings.retain_bytes >= 0
+            or settings.max_age_ms >= 0
             or self.own_ttl
             or self.pending > 0
             or self.deferred > 0
@@ -434,6 +458,15 @@ class Queue(Timed):
             self.body_bytes -= piece.body_bytes()
         return piece
 
+    def let_go(self, n: int) -> Slice:
+        """Of a stream: take up to n of the oldest messages out for good; the caller counts their
+        end."""
+        piece = self.lanes[0].drop_oldest(n)
+        self.ready -= len(piece)
+        self.ready_bytes -= piece.size()
+        self.kept_from = piece.first + len(piece)
+        return piece
+
     def remove(self, lane: Ready, n: int) -> Slice:
         """Take n messages off the lane's head slice for good; the caller counts their end."""
         piece = lane.take(n)
@@ -528,10 +561,31 @@ class Queue(Timed):
             ranges.append(SettledRange(low, low + count, owner, reason))
         return False
 
+    def end(self) -> int:
+        """Of a stream: the sequence number behind the last message that readers may see."""
+        return self.mark_durable
+
     def leave_acquired(self, piece: Slice) -> None:
         """Acquired messages end without success; the caller counts how."""
         self.acquired -= piece.hi - piece.lo
         self.acquired_bytes -= piece.size()
+
+    def stage(self, piece: Slice) -> None:
+        """Acquired messages are settled in a transaction: they wait for its end [TX-4]."""
+        self.leave_acquired(piece)
+        self.staged += piece.hi - piece.lo
+        self.staged_bytes += piece.size()
+
+    def unstage(self, piece: Slice) -> None:
+        """Their transaction ends: they are acquired again, and what follows is the caller's."""
+        self.leave_staged(piece)
+        self.acquired += piece.hi - piece.lo
+        self.acquired_bytes += piece.size()
+
+    def leave_staged(self, piece: Slice) -> None:
+        """Staged messages end before their transaction does; the caller counts how."""
+        self.staged -= piece.hi - piece.lo
+        self.staged_bytes -= piece.size()
 
     def drop(self, count: int, reason: int) -> None:
         """Messages, no longer ready or acquired, ended without success."""
@@ -556,17 +610,21 @@ class Queue(Timed):
 
     def counters(self) -> dict[str, object]:
         """The account as plain values: what COUNTERS records, the HTTP API and Spark show."""
+        of_streams: dict[str, object] = {}
+        if self.settings.is_stream:
+            of_streams["kept_from"] = self.kept_from
         return {
             "entered": self.entered,
             "ready": self.ready,
             "acquired": self.acquired,
             "leased": self.leased,
             "deferred": self.deferred,
-            "staged": 0,
+            "staged": self.staged,
             "dead_letter_pending": self.pending,
             "settled": self.settled,
             "dead_lettered": self.dead_lettered,
             "dropped": {records.DROP_REASONS[k]: n for k, n in sorted(self.dropped.items())},
+            **of_streams,
         }
 
     def check(self) -> None:
@@ -592,10 +650,10 @@ class Queue(Timed):
             bodies = sum(p.body_bytes() for p in pieces) + sum(p.body_bytes() for p in held)
             assert self.body_bytes == bodies, (self.name, self.body_bytes, bodies)
         gone = self.settled + self.dead_lettered + sum(self.dropped.values())
-        here = self.ready + self.acquired + self.deferred + self.pending
+        here = self.ready + self.acquired + self.deferred + self.staged + self.pending
         assert self.entered == here + gone, (self.name, self.counters())
-        assert min(self.ready, self.acquired, self.leased, self.ready_bytes) >= 0
-        assert self.acquired_bytes >= 0
+        assert min(self.ready, self.acquired, self.leased, self.staged, self.ready_bytes) >= 0
+        assert min(self.acquired_bytes, self.staged_bytes) >= 0
         assert self.leased <= self.acquired
 
 

@@ -14,7 +14,7 @@ from collections import deque
 from typing import Final, final
 
 from tallymark.engine.message import Slice
-from tallymark.engine.packing import unpack_all, unpack_head
+from tallymark.engine.packing import unpack_all, unpack_head, view
 
 FEW: Final = 8
 """Up to so many slices are put back one by one; more are sorted in together."""
@@ -22,6 +22,12 @@ FEW: Final = 8
 
 def _place(piece: Slice) -> int:
     return piece.first + piece.shift
+
+
+def last_ms(piece: Slice) -> int:
+    """When its newest message arrived; wall time, ms."""
+    pack = piece.payload.pack
+    return piece.entered_ms() if pack is None else pack.arrivals[piece.hi - 1]
 
 
 @final
@@ -107,6 +113,75 @@ class Ready:
             if fresh[0].payload.pack is not None:
                 unpack_head(fresh)
             self.returned.append(fresh.popleft())
+
+    def index_of(self, place: int) -> int:
+        """Of a stream: which slice the message at `place` is in, or the first one behind it; as
+        many as there are slices: none is. O(log slices) where the end is not what is asked for."""
+        fresh = self.fresh
+        if not fresh:
+            return 0
+        last = fresh[-1]
+        if place >= last.first:
+            return len(fresh) if place >= last.first + len(last) else len(fresh) - 1
+        low, high = 0, len(fresh)
+        while low + 1 < high:  # fresh[low] is the last one that begins at `place` or before
+            middle = (low + high) >> 1
+            if fresh[middle].first <= place:
+                low = middle
+            else:
+                high = middle
+        return low if place < fresh[low].first + len(fresh[low]) else low + 1
+
+    def peek(self, place: int) -> Slice | None:
+        """As `at`, for a stream: nothing is moved or taken apart, and of what is packed those
+        messages are shown whose bytes follow each other."""
+        index = self.index_of(place)
+        if index == len(self.fresh):
+            return None
+        piece = self.fresh[index]
+        return view(piece, max(0, place - piece.first))
+
+    def between(self, low: int, high: int) -> list[Slice]:
+        """Of a stream: what lies at places low..high-1, packed as it may be, as parts of their own.
+        O(slices) of that."""
+        fresh = self.fresh
+        index = self.index_of(low)
+        found: list[Slice] = []
+        while index < len(fresh):
+            piece = fresh[index]
+            if piece.first >= high:
+                break
+            start = max(0, low - piece.first)
+            found.append(piece.part(start, min(len(piece), high - piece.first)))
+            index += 1
+        return found
+
+    def since(self, time_ms: int) -> int:
+        """Of a stream: the place of the first message that arrived then or later; behind the last
+        one where there is none. Wall time, ms."""
+        fresh = self.fresh
+        low, high = 0, len(fresh)
+        while low < high:  # the first slice whose last message is not too old
+            middle = (low + high) >> 1
+            if last_ms(fresh[middle]) < time_ms:
+                low = middle + 1
+            else:
+                high = middle
+        if low == len(fresh):
+            return fresh[-1].first + len(fresh[-1]) if fresh else 0
+        piece = fresh[low]
+        pack = piece.payload.pack
+        if pack is None:
+            return piece.first
+        at = bisect_left(pack.arrivals, time_ms, piece.lo, piece.hi)
+        return piece.first + at - piece.lo
+
+    def drop_oldest(self, n: int) -> Slice:
+        """Of a stream: take up to n messages off the oldest slice, packed as it may be."""
+        fresh = self.fresh
+        if n < len(fresh[0]):
+            return fresh[0].take(n)
+        return fresh.popleft()
 
     def at(self, place: int) -> Slice | None:
         """The messages from `place` on, as far as one slice goes: its own part, not in the lane;

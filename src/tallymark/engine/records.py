@@ -59,6 +59,17 @@ DEFERRED: Final = 17
 in RETURNED. Flags: RETURNED_FAILED as in RETURNED; TO_TAIL: then at the tail, else at their old
 place. blob as in RETURNED. In a checkpoint it stands behind the LIVE record of the same messages.
 That they became ready is not recorded: it follows from the time."""
+STAGED: Final = 18
+"""Acquired messages were settled in transaction `owner`, which has not ended [TX-4]. reason = how
+(STAGED_*). Left out where the transaction ended in the same turn."""
+UNSTAGED: Final = 19
+"""Transaction `owner` was rolled back: its STAGED messages are acquired as before [TX-6]."""
+COMMITTED: Final = 20
+"""Transaction `owner` of session `first` was committed: all rows of it are in this block. count =
+messages published, other = deliveries settled."""
+PUBLISHERS: Final = 23
+"""Of a stream: the highest numbers that publishers gave messages it took. blob = JSON object,
+number by name of publisher."""
 
 SLOW: Final = 21
 """A subscription to topics came near a limit, above one, had something done about it, or is below
@@ -69,6 +80,8 @@ CONSUMER: Final = 22
 settled; blob = JSON object, see statistics.py. first and count are 0."""
 
 LIVE_ACQUIRED: Final = 1
+LIVE_PACKED: Final = 2
+"""Flag of LIVE, of streams: the payload stays packed in the checkpoint as well."""
 RETURNED_FAILED: Final = 1
 TO_TAIL: Final = 2
 """Flag of DEFERRED and RETURNED."""
@@ -86,6 +99,19 @@ RETURNED_BY_CLOSE: Final = 2
 RETURNED_BY_LOSS: Final = 3
 RETURNED_BY_RELEASE: Final = 4
 RETURNED_BY_TIMEOUT: Final = 5
+STAGED_ACCEPTED: Final = 1
+STAGED_REJECTED: Final = 2
+STAGED_RETURNED: Final = 3
+STAGED_FAILED: Final = 4
+STAGED_DISCARDED: Final = 5
+OUTCOMES: Final = {
+    STAGED_ACCEPTED: "accepted",
+    STAGED_REJECTED: "rejected",
+    STAGED_RETURNED: "returned",
+    STAGED_FAILED: "failed",
+    STAGED_DISCARDED: "discarded",
+}
+"""As the outcomes of a session, which have the same numbers."""
 DEAD_REJECTED: Final = 1
 DEAD_EXPIRED: Final = 2
 DEAD_MAXLEN: Final = 3
@@ -114,6 +140,8 @@ DROPPED_HOP_LIMIT: Final = 11
 DROPPED_REFUSED: Final = 12
 """Dead letters that every target was too full for."""
 DROPPED_DUPLICATE: Final = 13
+DROPPED_RETENTION: Final = 15
+"""A stream kept them as long as it was told to."""
 DROPPED_SLOW_CONSUMER: Final = 16
 """Their subscription's consumer was too slow, and its policy is to drop the oldest [SC-D7]."""
 DROP_REASONS: Final = {
@@ -130,6 +158,7 @@ DROP_REASONS: Final = {
     DROPPED_HOP_LIMIT: "dead_letter_hop_limit",
     DROPPED_REFUSED: "dead_letter_refused",
     DROPPED_DUPLICATE: "duplicate",
+    DROPPED_RETENTION: "retention",
     DROPPED_SLOW_CONSUMER: "slow_consumer",
 }
 SLOW_NEAR: Final = 1
@@ -199,11 +228,19 @@ class Record:
 
 def expanded(records: Iterable[Record]) -> Iterator[Record]:
     """The records of a checkpoint as they are stored: a LIVE record of a packed payload becomes a
-    PAYLOAD and a LIVE record for each of its messages."""
+    PAYLOAD and a LIVE record for each of its messages, or, with LIVE_PACKED, for all of them."""
     for record in records:
         payload = record.payload
         if payload is None or payload.pack is None:
             yield record
+            continue
+        if record.flags & LIVE_PACKED:
+            part = payload.window(record.lo, record.lo + record.count)
+            yield Record(PAYLOAD, 0, part.first_id, part.count, record.time_ms, part)
+            yield Record(
+                LIVE, record.queue, record.first, record.count, record.time_ms, part, 0,
+                record.owner, record.other, record.reason, record.flags, record.blob,
+            )  # fmt: skip
             continue
         blobs = payload.pack.blobs(record.lo, record.lo + record.count)
         for i in range(record.count):

@@ -145,6 +145,11 @@ class Restorer:
                 queue.seen_ids.pop(id, None)  # taken anew: behind those taken before
                 queue.seen_ids[id] = record.time_ms
             return
+        if kind == records.PUBLISHERS:
+            for name, number in json.loads(record.blob).items():
+                queue.publishers.pop(name, None)
+                queue.publishers[name] = number
+            return
         if kind != records.MARK and end > queue.entered:
             queue.entered = end - 1  # also where the block that says so was lost
         if kind == records.ENTERED or kind == records.LIVE:
@@ -175,6 +180,8 @@ class Restorer:
             queue.dropped[record.reason] = queue.dropped.get(record.reason, 0) + record.count
             history.finished.add(first, end)
             history.acquired.remove(first, end)
+            if record.reason == records.DROPPED_RETENTION:
+                queue.kept_from = max(queue.kept_from, end)
             if record.reason == records.DROPPED_LOST:
                 for subscription in queue.subscriptions:
                     subscription.lose(first, end)
@@ -369,6 +376,8 @@ class Restorer:
                     )
                 )
         queue.mark = queue.mark_durable = history.mark
+        if queue.settings.is_stream:
+            queue.mark_durable = queue.entered + 1  # what was read is on disk
         broker.revive(queue)
         ended = queue.settled + queue.dead_lettered + sum(queue.dropped.values())
         if queue.entered > queue.ready + queue.acquired + queue.deferred + queue.pending + ended:
@@ -423,6 +432,9 @@ class Restorer:
         pieces += [(a, b, 0) for a, b in held.gaps(low, high)]
         for a, b, more in sorted(pieces):
             piece = whole.part(a - low, b - low)
+            if piece.payload.pack is not None:  # of what is not there any more, nothing is known
+                piece.payload = piece.payload.window(piece.lo, piece.hi)
+                piece.lo, piece.hi = 0, piece.payload.count
             piece.acquired += more
             piece.priority = min(piece.priority, len(queue.lanes) - 1)
             piece.payload.live += b - a
@@ -511,9 +523,30 @@ def _set_counters(queue: Queue, counters: dict[str, object]) -> None:
         value = counters[name]
         assert isinstance(value, int), (name, value)
         setattr(queue, name, value)
+    kept_from = counters.get("kept_from", 1)
+    assert isinstance(kept_from, int), kept_from
+    queue.kept_from = kept_from
     dropped = counters["dropped"]
     assert isinstance(dropped, dict), dropped
     queue.dropped = {_REASONS[reason]: count for reason, count in dropped.items()}
+
+
+def take_apart(broker: Broker, positions: set[int]) -> list[Payload]:
+    """After a restore: single payloads in place of the packed ones that hold messages at these
+    positions; returns the payloads of those messages."""
+    found: list[Payload] = []
+    for queue in broker.queues.values():
+        for lane in queue.lanes:
+            for piece in list(lane.fresh):
+                pack = piece.payload.pack
+                if pack is not None and not positions.isdisjoint(pack.positions):
+                    queue.unpack()
+                    break
+            for piece in lane.fresh:
+                payload = piece.payload
+                if payload.pack is None and payload.position in positions:
+                    found.append(payload)
+    return found
 
 
 def drop_lost(broker: Broker, lost: list[Payload]) -> int:

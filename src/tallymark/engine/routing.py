@@ -49,6 +49,9 @@ class Targets:
             if queue.holds_publishers:
                 self.holding = True
                 self.plain = False
+            if settings.is_stream:
+                self.durable = True
+                self.plain = False
             if settings.guarded or settings.max_priority > 0 or settings.max_bytes >= 0:
                 self.plain = False
 

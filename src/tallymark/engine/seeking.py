@@ -1,4 +1,5 @@
-"""Consumers that do not take what is at the head: browsers and those with a filter.
+"""Consumers that do not take what is at the head: browsers, readers of streams, and those with a
+filter.
 
 Each goes through the ready messages once, lane by lane, from its *cursors*: everything before a
 lane's cursor it has seen. A browser is sent copies and takes nothing. One with a filter takes what
@@ -9,16 +10,19 @@ holds nobody up.
 
 from __future__ import annotations
 
+from array import array
 from typing import Final, final
 
 from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.effects import Deliver
-from tallymark.engine.message import Slice
+from tallymark.engine.message import Payload, Route, Slice
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import Consumer
+from tallymark.engine.session import Consumer, InFlight
 
 LOOKS: Final = 2048
 """Messages that are looked at for one filter in one turn."""
+_NOTHING: Final = Payload(0, b"", array("I", (0,)), Route("", ""), None, 0, 0, False, 0)
+"""Stands for what readers of streams hold."""
 
 
 @final
@@ -44,6 +48,8 @@ class Seeking:
 
     def has_seen(self, queue: Queue, consumer: Consumer) -> bool:
         """Whether nothing is left that the consumer has not looked at."""
+        if queue.settings.is_stream:
+            return shown(queue, consumer.cursors[0]) is None
         for number, lane in enumerate(queue.lanes):
             if lane.at(consumer.cursors[number]) is not None:
                 return False
@@ -57,11 +63,17 @@ class Seeking:
             most = consumer.room()
             if most <= 0:
                 return looks
-            found = lane.at(consumer.cursors[number])
+            if queue.settings.is_stream:
+                found = shown(queue, consumer.cursors[number])
+            else:
+                found = lane.at(consumer.cursors[number])
             if found is None:
                 return looks
             place = found.first + found.shift
-            store.load(found.payload)
+            if found.payload.live:
+                store.load(found.payload)
+            else:
+                store.lend(found.payload)
             skipped = 0
             if consumer.filter is not None:
                 count = min(len(found), looks)
@@ -94,7 +106,10 @@ class Seeking:
         if consumer.browses:
             piece = found.part(0, n)
             dispatcher.effects.append(Deliver(consumer, piece, session.next_tag))
-            session.next_tag += n
+            if consumer.no_ack:
+                session.next_tag += n
+            else:
+                _lend(consumer, n, dispatcher.clock.now_ms)
         else:
             if queue.stored and not dispatcher.cover(queue, found.first + n):
                 n = min(n, queue.mark_durable - found.first)
@@ -106,6 +121,38 @@ class Seeking:
         dispatcher.spend(connection, piece.size())
         consumer.sent(n, dispatcher.clock.now_ms)
         return n
+
+
+def shown(queue: Queue, place: int) -> Slice | None:
+    """Of a stream: what its readers may see from sequence number `place` on, as far as one slice
+    goes; None: nothing yet."""
+    found = queue.lanes[0].peek(place)
+    end = queue.end()
+    if found is None or found.first >= end:
+        return None
+    return found if found.first + len(found) <= end else found.part(0, end - found.first)
+
+
+def _lend(consumer: Consumer, n: int, now_ms: int) -> None:
+    """The reader of a stream settles what it is shown: that gives its credit back, and no more. So
+    nothing but the tags is kept: bytes that are only lent must not stay in memory for it."""
+    session = consumer.session
+    tag = session.next_tag
+    session.next_tag = tag + n
+    session.unacked += n
+    consumer.unacked += n
+    inflight = session.inflight
+    if inflight:
+        last = inflight[-1]
+        if last.consumer is consumer and last.done is None and last.last + 1 == tag and last.void:
+            last.slice.hi += n
+            last.last += n
+            last.left += n
+            return
+    piece = Slice(_NOTHING, 0, n, 1, 0)
+    entry = InFlight(tag, tag + n - 1, piece, consumer.queue, consumer, now_ms)
+    entry.void = True
+    inflight.append(entry)
 
 
 def _matching(consumer: Consumer, found: Slice, count: int, most: int) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.engine.arguments import is_routing_key
+from tallymark.engine.arguments import STREAM, age_ms, is_routing_key
 from tallymark.engine.slow_rules import rule_of_definition
 
 DEFAULT_HOPS: Final = 32
@@ -53,10 +53,14 @@ class Settings:
         "guarded",
         "hop_limit",
         "is_quorum",
+        "is_stream",
+        "max_age_ms",
         "max_bytes",
         "max_length",
         "max_priority",
         "overflow",
+        "retain_bytes",
+        "segment_bytes",
         "single_active",
         "slow_rule",
         "ttl_ms",
@@ -111,11 +115,36 @@ class Settings:
         """Window in which a publisher-given id is taken once; OFF: any number of times."""
         self.slow_rule = rule_of_definition(policy)
         """What the queue, as a subscription to topics, may leave lying; None: nothing is said."""
+        self.is_stream = arguments.get("x-queue-type") == STREAM
+        """Whether it keeps what it was given, for any number of readers. Nothing above but this is
+        meant for streams, and none of it is in effect there."""
+        self.retain_bytes = OFF
+        """Bytes that a stream keeps, framing included."""
+        self.max_age_ms = OFF
+        """How long a stream keeps a message."""
+        self.segment_bytes = 0
+        """A stream lets go of what is beyond its size no fewer bytes at a time."""
+        if self.is_stream:
+            self._become_stream(arguments, policy)
         self.bounded = self.ttl_ms >= 0 or self.max_length >= 0 or self.max_bytes >= 0
         """Whether what is ready has to be looked after."""
         limited = self.max_length >= 0 or self.max_bytes >= 0
         self.guarded = (limited and self.overflow != DROP_HEAD) or self.dedup_ms > 0
         """Whether a publish may be refused or passed over."""
+
+    def _become_stream(self, arguments: dict[str, object], policy: dict[str, object]) -> None:
+        self.retain_bytes = self.max_bytes
+        ages = [age_ms(arguments.get("x-max-age")), age_ms(policy.get("max-age"))]
+        self.max_age_ms = min([age for age in ages if age >= 0], default=OFF)
+        segment = _smaller(arguments, policy, "stream-max-segment-size-bytes")
+        self.segment_bytes = max(0, segment)
+        self.ttl_ms = self.expires_ms = self.max_length = self.max_bytes = OFF
+        self.delivery_limit = self.acquired_limit = self.dedup_ms = self.hop_limit = OFF
+        self.overflow = DROP_HEAD
+        self.dead_letter_exchange = self.dead_letter_key = None
+        self.at_least_once = self.single_active = False
+        self.max_priority = 0
+        self.delayed_retry = RETRY_DISABLED
 
     def retry_delay_ms(self, failures: int, failed: bool) -> int:
         """How long a message waits that is given back [rabbitmq 4.3 delayed retry].
@@ -136,7 +165,8 @@ class Settings:
             self.dead_letter_exchange, self.dead_letter_key, self.at_least_once, self.hop_limit,
             self.delivery_limit, self.acquired_limit, self.max_priority, self.single_active,
             self.consumer_timeout_ms, self.dedup_ms, self.is_quorum, self.delayed_retry,
-            self.delayed_retry_min_ms, self.delayed_retry_max_ms,
+            self.delayed_retry_min_ms, self.delayed_retry_max_ms, self.is_stream,
+            self.retain_bytes, self.max_age_ms, self.segment_bytes,
             None if self.slow_rule is None else self.slow_rule.values(),
         )  # fmt: skip
 

@@ -47,7 +47,13 @@ class Settlement:
         self.records = records
 
     def settle(
-        self, session: Session, first: int, last: int, outcome: int, notes: Notes = ()
+        self,
+        session: Session,
+        first: int,
+        last: int,
+        outcome: int,
+        notes: Notes = (),
+        due_ms: int = 0,
     ) -> None:
         """See Broker.settle."""
         tag = first
@@ -59,7 +65,7 @@ class Settlement:
                 stop = entry.done.find(1, tag - entry.first, high - entry.first + 1)
                 if stop >= 0:
                     high = entry.first + stop - 1
-            self._finish(session, entry, tag, high, outcome, notes)
+            self.finish(session, entry, tag, high, outcome, notes, due_ms)
             session.forget(at, tag, high)
             tag = high + 1
 
@@ -112,7 +118,7 @@ class Settlement:
             entry = inflight[0]
             high = min(last, entry.last)
             for a, b in entry.pieces(entry.first, high):
-                self._finish(session, entry, a, b, outcome)
+                self.finish(session, entry, a, b, outcome)
                 entry.left -= b - a + 1
             if entry.left == 0:
                 inflight.popleft()
@@ -210,6 +216,15 @@ class Settlement:
             else:
                 left.append(piece)
         return left
+
+    def _put_off(self, queue: Queue, piece: Slice, owner: int, due_ms: int, failed: bool) -> None:
+        """Acquired messages are given back for later, or die where they have been given back, or
+        were handed out, too often."""
+        pieces = [piece]
+        if queue.settings.delivery_limit >= 0 or queue.settings.acquired_limit >= 0:
+            pieces = self._bury_worn(queue, pieces, failed)
+        for left in pieces:
+            self.defer_acquired(queue, left, owner, due_ms, failed, False)
 
     def defer_acquired(
         self,
@@ -318,7 +333,7 @@ class Settlement:
                     kept.append(entry)
             session.inflight = kept
 
-    def _finish(
+    def finish(
         self,
         session: Session,
         entry: InFlight,
@@ -326,9 +341,10 @@ class Settlement:
         high: int,
         outcome: int,
         notes: Notes = (),
+        due_ms: int = 0,
     ) -> None:
         """Tags low..high of one entry, all unsettled, end with an outcome. The caller forgets
-        them in the session."""
+        them in the session, or took them out of it before."""
         queue = entry.queue
         count = high - low + 1
         if entry.consumer is not None:
@@ -356,6 +372,8 @@ class Settlement:
             part.annotations = with_notes(part.annotations, notes)
         if outcome in (REJECTED, DISCARDED):
             self._bury(queue, part, records.DEAD_REJECTED, outcome == REJECTED)
+        elif due_ms > self.dispatcher.clock.now_ms:
+            self._put_off(queue, part, session.id, due_ms, outcome == FAILED)
         else:
             self.give_back(queue, [part], session.id, records.RETURNED_BY_CLIENT, outcome == FAILED)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tallymark.engine import records
 from tallymark.engine.broker import Broker
-from tallymark.engine.entrance import forget_ids
+from tallymark.engine.entrance import forget_ids, publishers_record
 from tallymark.engine.message import Pack, Payload, Slice
 from tallymark.engine.pending import pending_record
 from tallymark.engine.queue import Queue
@@ -17,13 +17,15 @@ from tallymark.engine.settlement import deferred_record
 
 
 def _in_flight(broker: Broker) -> list[InFlight]:
-    return [
+    """What sessions hold, and what is settled in transactions that have not ended."""
+    held = [
         entry
         for connection in broker.connections.values()
         for session in connection.sessions
         for entry in session.inflight
         if not entry.queue.deleted and not entry.void
     ]
+    return held + broker.transactions.parked()
 
 
 def snapshot(broker: Broker, clean: bool) -> list[Record]:
@@ -55,6 +57,8 @@ def snapshot(broker: Broker, clean: bool) -> list[Record]:
             for low, high in entry.pieces(entry.first, entry.last):
                 owner = entry.consumer.id if entry.consumer is not None else 0
                 _add_live(entry.queue, entry.part(low, high), owner, True, placed, out, now_ms)
+    for payload in broker.transactions.payloads():
+        _add_payload(payload, placed, out, now_ms)  # a commit may name what no queue has now
     return out
 
 
@@ -76,6 +80,8 @@ def _snapshot_queue(
         if record.payload is not None:
             record.payload = _add_payload(record.payload, placed, out, now_ms)
         out.append(record)
+    if queue.publishers:
+        out.append(publishers_record(queue, queue.publishers, now_ms))
     forget_ids(queue, now_ms)
     for time_ms, ids in _ids_by_time(queue):
         blob = json.dumps(ids, separators=(",", ":")).encode()
@@ -138,8 +144,12 @@ def _add_live(
     now_ms: int,
 ) -> None:
     payload: Payload | None = None
-    if piece.payload.pack is not None:
+    flags = records.LIVE_ACQUIRED if acquired else 0
+    pack = piece.payload.pack
+    if pack is not None:
         payload = piece.payload
+        if queue.settings.is_stream and not pack.annotations:
+            flags |= records.LIVE_PACKED
     elif piece.payload.persistent and piece.payload.position >= 0:
         payload = _add_payload(piece.payload, placed, out, now_ms)
     out.append(
@@ -154,7 +164,7 @@ def _add_live(
             owner,
             piece.acquired | piece.failed << 32,
             piece.priority,
-            records.LIVE_ACQUIRED if acquired else 0,
+            flags,
             _stored(piece),
         )
     )
@@ -190,7 +200,7 @@ def _definition(definition: dict[str, object], now_ms: int) -> Record:
 
 
 def live_payloads(broker: Broker) -> list[Payload]:
-    """Every payload that some queue still needs, each once; packed ones excepted."""
+    """Every payload that some queue or transaction still needs, each once; packed ones excepted."""
     found: dict[int, Payload] = {}
     for queue in broker.queues.values():
         for piece in [
@@ -205,7 +215,20 @@ def live_payloads(broker: Broker) -> list[Payload]:
                 found[id(lease.slice.payload)] = lease.slice.payload
     for entry in _in_flight(broker):
         found[id(entry.slice.payload)] = entry.slice.payload
+    for payload in broker.transactions.payloads():
+        found[id(payload)] = payload
     return list(found.values())
+
+
+def packed_payloads(broker: Broker) -> list[Payload]:
+    """Every packed payload that some queue still needs."""
+    return [
+        piece.payload
+        for queue in broker.queues.values()
+        for lane in queue.lanes
+        for piece in lane.fresh
+        if piece.payload.pack is not None
+    ]
 
 
 def packed_in(broker: Broker, segments: set[int]) -> Iterator[tuple[Pack, int, Payload]]:

@@ -18,6 +18,8 @@ from tallymark.engine.records import Record
 if TYPE_CHECKING:
     from tallymark.engine.queue import Queue
 
+SWEPT: Final = 32_768
+"""Messages, packed or payloads of their own, that are let go of in one turn."""
 HELD_AT_MOST: Final = 256
 """How many payloads that cannot lose their bytes yet are passed over in one search."""
 
@@ -28,10 +30,12 @@ class Store:
 
     __slots__ = (
         "_dead",
+        "_dead_packed",
         "_dying",
         "_fetch",
         "_residents",
         "_unused",
+        "is_behind",
         "released",
         "resident_bytes",
         "settling",
@@ -48,6 +52,10 @@ class Store:
         self._dying: list[Payload] = []
         """Needed by nobody, but records or effects of this turn may still refer to them."""
         self._dead: list[Payload] = []
+        self._dead_packed = 0
+        """How many of these and of `_dying` are packed."""
+        self.is_behind = False
+        """Whether a sweep had to leave something for the next turn."""
         self.released: list[tuple[int, int]] = []
         """Journal extents (position, size) that nothing needs any more; the owner takes them."""
         self.settling: list[Queue] = []
@@ -58,6 +66,11 @@ class Store:
         payload.live += users
         self.resident_bytes += payload.size
         self._residents.append(payload)
+
+    def hold(self, size: int) -> None:
+        """So many bytes are in memory that belong to no payload yet; negative: to one now, or no
+        more."""
+        self.resident_bytes += size
 
     def use(self, payload: Payload, n: int) -> None:
         """n more (queue, message) pairs need the payload, which is alive."""
@@ -70,11 +83,19 @@ class Store:
             self.resident_bytes += payload.size
             self._residents.append(payload)
 
+    def lend(self, payload: Payload) -> None:
+        """As load, for a payload that only looks at bytes which another one answers for: they are
+        nobody's, and gone with it."""
+        if payload.raw is None:
+            payload.raw = self._fetch(payload)
+
     def finish(self, payload: Payload, n: int) -> None:
         """n (queue, message) pairs need the payload no longer. Its bytes stay until `sweep`."""
         payload.live -= n
         if payload.live == 0:
             self._dying.append(payload)
+            if payload.pack is not None:
+                self._dead_packed += 1
 
     def committed(self) -> None:
         """The records of this turn are in the journal's hands."""
@@ -83,20 +104,16 @@ class Store:
             self._dying.clear()
 
     def sweep(self) -> None:
-        """Let go of what had died before the last commit; its effects have been carried out."""
-        for payload in self._dead:
-            if payload.live:
-                continue
-            self.forget(payload)
-            pack = payload.pack
-            if pack is not None:
-                cuts = payload.cuts
-                for i in range(pack.taken, payload.count):
-                    self.released.append((pack.positions[i], cuts[i + 1] - cuts[i]))
-            elif payload.position >= 0:
-                self.released.append((payload.position, payload.size))
-                payload.position = NOWHERE
-        self._dead.clear()
+        """Let go of what had died before the last commit; its effects have been carried out. Where
+        that is a lot, the rest goes with the next turns."""
+        dead = self._dead
+        if len(dead) > SWEPT or self._dead_packed:
+            self._sweep_some()
+        else:
+            for payload in dead:
+                self._release(payload)
+            dead.clear()
+            self.is_behind = False
         residents = self._residents
         while residents and residents[0].raw is None:
             residents.popleft()
@@ -104,6 +121,37 @@ class Store:
         if self._unused > 1024 and self._unused * 2 > len(residents):
             self._residents = deque([p for p in residents if p.raw is not None])
             self._unused = 0
+
+    def _sweep_some(self) -> None:
+        room = SWEPT
+        at = 0
+        dead = self._dead
+        while at < len(dead) and room > 0:
+            payload = dead[at]
+            pack = payload.pack
+            if pack is not None:
+                self._dead_packed -= 1
+                room -= payload.count - pack.taken
+            else:
+                room -= 1
+            self._release(payload)
+            at += 1
+        del dead[:at]
+        self.is_behind = len(dead) > 0
+
+    def _release(self, payload: Payload) -> None:
+        if payload.live:
+            return  # somebody uses it again
+        self.forget(payload)
+        pack = payload.pack
+        if pack is not None:
+            cuts = payload.cuts
+            for i in range(pack.taken, payload.count):
+                self.released.append((pack.positions[i], cuts[i + 1] - cuts[i]))
+            pack.taken = payload.count
+        elif payload.position >= 0:
+            self.released.append((payload.position, payload.size))
+            payload.position = NOWHERE
 
     def spill(self, budget: int, written: int, out: list[Record], now_ms: int) -> None:
         """Bring memory down to `budget` bytes: payloads below journal position `written` lose

@@ -8,6 +8,7 @@ reaches a consumer that waits for it.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from typing import final
 
 from tallymark.engine import records
@@ -54,6 +55,11 @@ class Upkeep:
 
     def attend(self, queue: Queue) -> None:
         """It was served as far as that went, or is about to be asked what it holds."""
+        if queue.settings.is_stream:
+            if not self._retain(queue):
+                self.dispatcher.mark(queue)
+            self._arm(queue)
+            return
         if queue.deferred and self._end_deferrals(queue):
             self.dispatcher.mark(queue)
         if queue.ready > 0 and self.dispatcher.demand(queue) > 0:
@@ -73,6 +79,8 @@ class Upkeep:
     def next_due(self, queue: Queue) -> int:
         """When the queue must be looked after though nothing else happens to it."""
         due = NEVER
+        if queue.settings.max_age_ms >= 0 and queue.ready:
+            due = queue.lanes[0].fresh[0].entered_ms() + queue.settings.max_age_ms
         if queue.ready and (queue.settings.ttl_ms >= 0 or queue.own_ttl):
             for lane in queue.lanes:
                 head = lane.head()
@@ -129,6 +137,36 @@ class Upkeep:
             self.letters.bury(queue, gone, records.DEAD_EXPIRED)
         return done
 
+    def _retain(self, queue: Queue) -> bool:
+        """A stream lets go of what is too old, or beyond its size, from its beginning. False: this
+        turn has no room for all of it."""
+        settings = queue.settings
+        lane = queue.lanes[0]
+        oldest = self.clock.now_ms - settings.max_age_ms if settings.max_age_ms >= 0 else -1
+        excess = queue.ready_bytes - settings.retain_bytes if settings.retain_bytes >= 0 else 0
+        if excess < settings.segment_bytes:
+            excess = 0
+        while lane.fresh:
+            head = lane.fresh[0]
+            n = 0
+            if excess > 0:
+                cuts = head.payload.cuts
+                wanted = cuts[head.lo] + excess
+                n = min(len(head), bisect_left(cuts, wanted, head.lo + 1, head.hi) - head.lo)
+            if oldest >= 0:
+                n = max(n, _older(head, oldest))
+            if n == 0:
+                return True
+            if self.room <= 0:
+                return False
+            self.room -= 1
+            piece = queue.let_go(n)
+            excess -= piece.size()
+            for pin in queue.pins:
+                pin.keep(piece, self.entrance.store)
+            self.letters.drop(queue, piece, records.DROPPED_RETENTION)
+        return True
+
     def _cut(self, queue: Queue) -> bool:
         """Bring the queue down to its limits; pending letters count, and are the oldest. False:
         this turn has no room for all of it."""
@@ -166,6 +204,14 @@ def _expiry(queue: Queue, piece: Slice) -> int:
     if known is not None and known.ttl_ms >= 0 and (ttl < 0 or known.ttl_ms < ttl):
         ttl = known.ttl_ms
     return piece.entered_ms() + ttl if ttl >= 0 else NEVER
+
+
+def _older(piece: Slice, time_ms: int) -> int:
+    """How many of its messages arrived then or before."""
+    pack = piece.payload.pack
+    if pack is None:
+        return len(piece) if piece.entered_ms() <= time_ms else 0
+    return bisect_right(pack.arrivals, time_ms, piece.lo, piece.hi) - piece.lo
 
 
 def _covering(piece: Slice, excess: int) -> int:

@@ -17,8 +17,9 @@ from typing import Final, final
 from tallymark.engine import definitions, records
 from tallymark.engine.arguments import (
     QUEUE_ARGUMENTS,
+    check_lasting,
+    check_named,
     check_queue_arguments,
-    check_quorum_properties,
     check_same_arguments,
     check_same_flag,
     named,
@@ -73,6 +74,7 @@ class VirtualHost:
         "_policies",
         "_router",
         "clock",
+        "default_queue_type",
         "exchanges",
         "generation",
         "inbound",
@@ -101,6 +103,8 @@ class VirtualHost:
         self.clock = clock
         self.name_seed = b""
         """Random bytes, set by the owner at start, that make server-given names unguessable."""
+        self.default_queue_type = ""
+        """Of queues whose declaration says none; "": classic. To be changed by the Broker."""
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
         self.inbound: dict[int, dict[Binding, None]] = {}
@@ -284,8 +288,8 @@ class VirtualHost:
         refuse_reserved("queue", name)
         what = self._queue_text(name)
         check_queue_arguments(what, arguments)
-        if arguments.get("x-queue-type") == "quorum":
-            check_quorum_properties(what, durable, exclusive, auto_delete)
+        check_named(name, arguments)
+        check_lasting(what, arguments, durable, exclusive, auto_delete)
         id = self.next_queue_id()
         queue = Queue(
             id,
@@ -300,6 +304,28 @@ class VirtualHost:
         if lasting:
             self._record(definitions.of_queue(self.name, queue))
         return queue
+
+    def with_type(
+        self,
+        name: str,
+        durable: bool,
+        exclusive: bool,
+        auto_delete: bool,
+        arguments: dict[str, object],
+    ) -> dict[str, object]:
+        """The arguments of a client's declaration, with the type of queue that a policy or the
+        virtual host has for it where it says none [rabbitmq default_queue_type]. Queues that do not
+        last, and those that the broker names, are of no other type than classic.
+
+        While there is such a default, a queue that is there fits whatever its type is.
+        """
+        if "x-queue-type" in arguments or not name or not durable or exclusive or auto_delete:
+            return arguments
+        type: object = self._policies.default_type(name) or self.default_queue_type
+        current = self.queues.get(cleaned(name))
+        if type and current is not None:
+            type = current.arguments.get("x-queue-type")
+        return {**arguments, "x-queue-type": type} if type else arguments
 
     def delete_queue(self, name: str, if_unused: bool, if_empty: bool, owner: int) -> Queue:
         """Delete a queue and its bindings and return it.
@@ -503,6 +529,11 @@ class VirtualHost:
         """The policy in effect for an exchange. O(policies)."""
         return self._policies.of_exchange(exchange)
 
+    def creates_queue(self, name: str) -> bool:
+        """Whether policy has a queue of that name made when an AMQP 1.0 client attaches to it.
+        O(policies)."""
+        return self._policies.creates(name)
+
     def _policies_changed(self) -> None:
         self.resettled.extend(self._policies.settle_all())
         self._changed()
@@ -538,7 +569,7 @@ class VirtualHost:
         predeclared = [name for name, _, _ in PREDECLARED]
         made = [one for one in self.exchanges.values() if one.name not in predeclared]
         return [
-            definitions.vhost_definition(self.name),
+            definitions.vhost_definition(self.name, self.default_queue_type),
             *self._policies.definitions(self.name),
             *durable_definitions(self.name, made, self.queues.values(), self.bindings()),
         ]
@@ -579,7 +610,9 @@ class VirtualHost:
         elif op in definitions.POLICY_OPS:
             self._policies.apply(definition)
             self._changed()
-        elif op not in (definitions.VHOST, definitions.DELETE_VHOST):
+        elif op == definitions.VHOST:
+            self.default_queue_type = definitions.words_of(definition, "default_queue_type")
+        elif op != definitions.DELETE_VHOST:
             raise ValueError(f"definition op {op!r}: written by a newer version?")
 
     def _apply_exchange(self, definition: dict[str, object]) -> None:

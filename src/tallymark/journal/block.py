@@ -18,6 +18,8 @@ STRIPPED: Final = 1
 CHECKPOINT: Final = 2
 SEALED: Final = 4
 LOST: Final = 8
+APART: Final = 16
+"""Raw follows from elsewhere: not in the checksum."""
 
 _HEADER: Final = Struct("<4sHHIIIIIIIIqqI")
 _WHOLE_HEADER: Final = Struct("<4sHHIIIIIIIIqqII")
@@ -149,6 +151,8 @@ def is_whole(data: bytes, header: Header) -> bool:
     end = header.at + header.length
     if end > len(data):
         return False
+    if header.flags & APART:
+        end = header.at + header.raw_at
     crc: int = _extend(0, data[header.at + HEADER : end])
     return crc == header.body_crc
 

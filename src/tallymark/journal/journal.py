@@ -197,6 +197,15 @@ class Journal:
         self._recovery.missing(f"{size} bytes at position {position:#x} are gone")
         return False
 
+    def retain_packed(self, payload: Payload) -> list[int]:
+        """The same for each message of a packed payload; returns the positions of those gone."""
+        pack = payload.pack
+        assert pack is not None
+        gone = self._stock.retain_all(pack.positions, payload.cuts)
+        for position in gone:
+            self._recovery.missing(f"a message's bytes at position {position:#x} are gone")
+        return gone
+
     def start(self) -> None:
         """Repair what a crash left, make a new segment, start the threads.
 
@@ -409,6 +418,24 @@ class Journal:
         fd = os.open(self._folder / name, os.O_RDONLY | os.O_CLOEXEC)
         self._open_files[number] = fd
         return fd
+
+    def file_of(self, position: int) -> int:
+        """A descriptor, the caller's to close, of the file in which a written position lies.
+        What is read through it stays what it was, whatever becomes of the file.
+
+        Raises BytesLost when there is none any more, OSError.
+        """
+        fd = self._opened(position >> 32)
+        if fd < 0:
+            raise BytesLost(f"the segment of position {position:#x} is gone")
+        return os.dup(fd)
+
+    def path_of(self, position: int) -> Path:
+        """Where that file is. Raises BytesLost."""
+        name = self._stock.name_of(position >> 32)
+        if not name:
+            raise BytesLost(f"the segment of position {position:#x} is gone")
+        return self._folder / name
 
     def _forget_file(self, number: int) -> None:
         fd = self._open_files.pop(number, -1)

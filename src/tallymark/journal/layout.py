@@ -7,7 +7,7 @@ All numbers are little-endian; a block begins at a multiple of 8 and is a multip
     header    at size
                0  4  magic, f5 54 4d 42 ("\\xf5TMB")
                4  2  format version, u16
-               6  2  flags, u16: STRIPPED 1, CHECKPOINT 2, SEALED 4, LOST 8
+               6  2  flags, u16: STRIPPED 1, CHECKPOINT 2, SEALED 4, LOST 8, APART 16
                8  4  salt, u32: one random number per segment, so that bytes inside a message can
                      not pass for a block; 0 in a READ answer
               12  4  segment number, u32; 0 in a READ answer
@@ -21,13 +21,13 @@ All numbers are little-endian; a block begins at a multiple of 8 and is a multip
               48  8  journal position known to be on disk when the block was packed, i64.
                      STRIPPED: position of the block before it was stripped
                      CHECKPOINT: position whose state the checkpoint describes
-              56  4  CRC-32C of everything after the header, u32
+              56  4  CRC-32C of everything after the header, u32. APART: up to raw
               60  4  CRC-32C of header bytes 0..59, u32
 
     row       at size   (numpy: ROW_DTYPE below)
                0  1  kind              engine/records.py
                1  1  flags             as the record's | PAYLOAD: PERSISTENT 1, ROUTE_COLUMN 2,
-                                       ELSEWHERE 4, RELOCATED 8
+                                       ELSEWHERE 4, RELOCATED 8, COLUMNS 16
                2  1  reason            as the record's | PAYLOAD: wire format of the messages
                3  1  0
                4  4  queue, u32
@@ -36,7 +36,8 @@ All numbers are little-endian; a block begins at a multiple of 8 and is a multip
               24  4  count, u32
               28  4  lo, u32           first message of the payload
                                                        | PAYLOAD: index in the bounds column of
-                                                         its count + 1 bounds
+                                                         its count + 1 bounds, and with COLUMNS of
+                                                         what follows them
               32  8  owner, i64                        | PAYLOAD: number of its route; with
                                                          ROUTE_COLUMN the index in the bounds
                                                          column of count route numbers
@@ -52,6 +53,10 @@ All numbers are little-endian; a block begins at a multiple of 8 and is a multip
 
     bounds    u32 each. Message i of a payload is raw[bound[i]:bound[i + 1]], relative to the
               payload's own raw; the bounds of an undivided payload begin with 0.
+              COLUMNS: messages that arrived one by one. Behind the bounds (and, with ROUTE_COLUMN,
+              the route numbers) stand for each its message id and its arrival, and with ELSEWHERE
+              its position: count u64 each, the lower half of one first. In READ answers and
+              checkpoints.
     route ends  2 x routes + 1 u32, the first 0; absent when there is no route. With the text they
               are a string column: cell 2i is the exchange of route i, cell 2i + 1 its key (UTF-8,
               bytes that are not UTF-8 as they came). Offsets count from the start of the text.
@@ -64,6 +69,9 @@ read. In a READ answer the segment is 0 and the offset counts from the start of 
 
 Why rows of one width and not an array per column: the hot path packs a record with one call, and
 a structured dtype (or a stride) still reads any column of a block without a loop.
+
+An APART block is the beginning of an answer whose raw was not packed with it: it is sent from where
+it lies in the journal, and its bytes are not in the checksum.
 
 A STRIPPED block keeps rows, bounds, routes and text as they were; only raw is gone. A LOST block
 fills the place of blocks that were found corrupt, so that offsets behind it stay true.
@@ -78,9 +86,10 @@ from struct import Struct
 from struct import error as StructError
 from typing import Final, final
 
-from tallymark.engine.message import Payload, Route
+from tallymark.engine.message import PACKED, Pack, Payload, Route
 from tallymark.engine.records import MOVED, PAYLOAD, Record
 from tallymark.journal.block import ALIGN as ALIGN
+from tallymark.journal.block import APART as APART
 from tallymark.journal.block import CHECKPOINT as CHECKPOINT
 from tallymark.journal.block import FORMAT as FORMAT
 from tallymark.journal.block import HEADER as HEADER
@@ -105,6 +114,8 @@ ELSEWHERE: Final = 4
 """The bytes lie at `payload` in the journal, not in this block (checkpoints)."""
 RELOCATED: Final = 8
 """A second copy written by the cleaner; the MOVED row of the same block names the first."""
+COLUMNS: Final = 16
+"""The row's own first message id, arrival and position are those of its first message only."""
 
 ROW_DTYPE: Final = (
     ("kind", "u1"), ("flags", "u1"), ("reason", "u1"), ("zero", "u1"), ("queue", "<u4"),
@@ -120,6 +131,8 @@ STANDALONE: Final = 1
 """In the block, which lies in no segment: positions count from its start, nothing is changed."""
 REFERENCED: Final = 2
 """Where they were: only positions and bounds are written."""
+DETACHED: Final = 3
+"""Behind the block, in the order of the PAYLOAD rows: as STANDALONE, for raw that is not packed."""
 
 _END: Final = Struct("<I")
 _ROW: Final = Struct("<BBBBIqqIIqqqII")
@@ -198,7 +211,9 @@ class Packer:
     def _load_payload(self, payload: Payload | None) -> None:
         if payload is None:
             raise ValueError("PAYLOAD record without a payload")
-        if self._mode != REFERENCED:
+        if self._mode == DETACHED:
+            self.raw_bytes += payload.size
+        elif self._mode != REFERENCED:
             raw = payload.raw
             if raw is None or len(raw) != payload.size:
                 have = "none" if raw is None else str(len(raw))
@@ -214,6 +229,23 @@ class Packer:
             if len(payload.routes) != payload.count:
                 raise ValueError(f"{payload.count} messages with {len(payload.routes)} routes")
             self._bounds.extend(array("I", [self._number_of(r) for r in payload.routes]))
+        pack = payload.pack
+        if pack is not None:
+            self._add_column(pack.ids)
+            self._add_column(pack.arrivals)
+            if self._mode == REFERENCED:
+                self._add_column(pack.positions)
+
+    def _add_column(self, numbers: array[int]) -> None:
+        """Numbers of 64 bits, each as two bounds."""
+        if not _LITTLE:
+            numbers = array("Q", numbers)
+            numbers.byteswap()
+        halves = array("I")
+        halves.frombytes(numbers.tobytes())
+        if not _LITTLE:
+            halves.byteswap()
+        self._bounds.extend(halves)
 
     def _number_of(self, route: Route) -> int:
         name = (route.exchange, route.key)
@@ -270,7 +302,7 @@ class Packer:
             return
         self._places = {}
         for payload in self._payloads:
-            if mode == STORED:
+            if mode == STORED:  # nothing else may change a payload
                 payload.position = base + raw_at
             else:
                 self._places[id(payload)] = raw_at
@@ -287,14 +319,16 @@ class Packer:
             position = -1
             payload = r.payload
             if payload is not None:
-                if self._mode == STANDALONE:
+                if self._mode in (STANDALONE, DETACHED):
                     position = self._places.get(id(payload), -1)
+                elif payload.pack is not None:
+                    position = payload.pack.positions[0]
                 else:
                     position = payload.position
             if kind == PAYLOAD:
                 assert payload is not None
                 rows.append(self._payload_row(r, payload, position, position - base, bound))
-                bound += payload.count + 1 + (payload.count if payload.routes is not None else 0)
+                bound += self._bounds_of(payload)
                 continue
             size = len(r.blob)
             row = pack(
@@ -306,6 +340,16 @@ class Packer:
         rows.extend(self._blobs)
         return rows
 
+    def _bounds_of(self, payload: Payload) -> int:
+        """How many entries it has in the bounds column."""
+        count = payload.count
+        found = count + 1
+        if payload.routes is not None:
+            found += count
+        if payload.pack is not None:
+            found += 6 * count if self._mode == REFERENCED else 4 * count
+        return found
+
     def _payload_row(self, r: Record, p: Payload, position: int, at: int, bound: int) -> bytes:
         flags = (PERSISTENT if p.persistent else 0) | (r.flags & RELOCATED)
         if p.routes is None:
@@ -313,11 +357,15 @@ class Packer:
         else:
             flags |= ROUTE_COLUMN
             owner = bound + p.count + 1
+        first, arrived = p.first_id, p.arrived_ms
+        if p.pack is not None:
+            flags |= COLUMNS
+            first, arrived = p.pack.ids[0], p.pack.arrivals[0]
         if self._mode == REFERENCED:
             flags |= ELSEWHERE
             at = 0
         return _ROW.pack(
-            PAYLOAD, flags, p.format, 0, 0, p.first_id, p.arrived_ms, p.count, bound, owner,
+            PAYLOAD, flags, p.format, 0, 0, first, arrived, p.count, bound, owner,
             p.size, position, at, p.largest_frame,
         )  # fmt: skip
 
@@ -335,7 +383,7 @@ def _with_raws(parts: list[bytes], size: int, payloads: list[Payload], mode: int
     for part in parts:
         have += len(part)
     parts.append(_PAD[: size - have])
-    if mode == REFERENCED:
+    if mode in (REFERENCED, DETACHED):
         return [b"".join(parts)]
     buffers: list[bytes] = []
     held = size
@@ -371,6 +419,26 @@ def pack(records: list[Record], time_ms: int = 0) -> bytes:
     return b"".join(packer.finish(0, 0, 0, 0, 0, time_ms, 0))
 
 
+def pack_apart(records: list[Record]) -> tuple[bytes, int]:
+    """The beginning of a block whose raw stays in the journal: what is to be sent before the
+    payloads' bytes, and how many bytes of zeros behind them. Changes no payload.
+
+    Payloads with a `pack` become rows with COLUMNS.
+    """
+    packer = Packer()
+    packer.load(records, DETACHED)
+    raw = packer.raw_bytes
+    return b"".join(packer.finish(0, 0, 0, 0, 0, 0, APART)), aligned(raw) - raw
+
+
+def pack_places(records: list[Record]) -> bytes:
+    """One block outside any segment that says where in the journal the payloads' bytes are, for
+    readers of its files: as in a checkpoint. Changes no payload."""
+    packer = Packer()
+    packer.load(records, REFERENCED)
+    return b"".join(packer.finish(0, 0, 0, 0, 0, 0, 0))
+
+
 # -- unpacking ----------------------------------------------------------------------------------
 
 
@@ -378,7 +446,7 @@ def pack(records: list[Record], time_ms: int = 0) -> bytes:
 class Unpacker:
     """Turns blocks back into records. Remembers the last route table: neighbours mostly agree."""
 
-    __slots__ = ("_older", "_routes", "_table", "payloads", "with_raw")
+    __slots__ = ("_older", "_routes", "_table", "moved", "packed", "payloads", "with_raw")
 
     def __init__(
         self,
@@ -391,6 +459,10 @@ class Unpacker:
         self.with_raw = with_raw
         self._older = older
         """Asked for a payload that is not among them, by its position."""
+        self.packed: list[Payload] = []
+        """Payloads with positions of their own for each message, and..."""
+        self.moved: dict[int, int] = {}
+        """...where messages were moved since, by their old positions: see `settle_moves`."""
         self._table = b""
         self._routes: list[Route] = []
 
@@ -417,7 +489,7 @@ class Unpacker:
                 payload = self._payload(
                     data, header, flags, reason, first, time_ms, count, lo, owner, other, at, size
                 )
-                payload.position = position
+                payload.position = position if payload.pack is None else PACKED
                 payloads[position] = payload
                 if flags & RELOCATED:
                     continue
@@ -446,10 +518,29 @@ class Unpacker:
         return found
 
     def _moved(self, position: int, old: int) -> None:
-        payload = self.payloads.pop(old, None)
-        if payload is not None:
+        self.moved[old] = position
+        payload = self.payloads.get(old)
+        if payload is not None and payload.pack is None:
+            del self.payloads[old]
             payload.position = position
             self.payloads[position] = payload
+
+    def settle_moves(self) -> None:
+        """All blocks were read: packed messages are where they were moved to."""
+        moved = self.moved
+        segments = {old >> 32 for old in moved}
+        for payload in self.packed:
+            pack = payload.pack
+            assert pack is not None
+            if moved:
+                positions = pack.positions
+                for i in range(payload.count):
+                    at = positions[i]
+                    while at >> 32 in segments and at in moved:
+                        at = moved[at]
+                    positions[i] = at
+        moved.clear()
+        self.packed.clear()
 
     def _payload(
         self, data: bytes, header: Header, flags: int, format: int, first: int, time_ms: int,
@@ -473,9 +564,28 @@ class Unpacker:
             if at + size > header.length:
                 raise LayoutError(f"raw ends at {at + size}, the block at {header.length}")
             raw = data[header.at + at : header.at + at + size]
-        return Payload(
+        found = Payload(
             format, raw, cuts, route, own, first, time_ms, flags & PERSISTENT != 0, largest_frame
         )
+        if flags & COLUMNS and flags & ELSEWHERE:
+            at = bound + count + 1 + (count if own is not None else 0)
+            ids = self._column(data, header, at, count)
+            arrivals = self._column(data, header, at + 2 * count, count)
+            positions = self._column(data, header, at + 4 * count, count)
+            found.pack = Pack(positions, ids, arrivals, [])
+            self.packed.append(found)
+        return found
+
+    def _column(self, data: bytes, header: Header, index: int, count: int) -> array[int]:
+        """Numbers of 64 bits, each in two bounds."""
+        if index < 0 or index + 2 * count > header.bounds:
+            raise LayoutError(f"bounds {index} to {index + 2 * count} of {header.bounds}")
+        start = header.at + header.bounds_at + 4 * index
+        numbers = array("Q")
+        numbers.frombytes(data[start : start + 8 * count])
+        if not _LITTLE:
+            numbers.byteswap()
+        return numbers
 
     def _numbers(self, data: bytes, header: Header, index: int, count: int) -> array[int]:
         if index < 0 or index + count > header.bounds:
@@ -512,6 +622,11 @@ def _decoded_array(data: bytes) -> array[int]:
     if not _LITTLE:
         numbers.byteswap()
     return numbers
+
+
+def rows_in(rows: bytes) -> list[tuple[int, ...]]:
+    """The fields of each row of a rows column, as ROW_DTYPE has them."""
+    return list(_ROW.iter_unpack(rows))
 
 
 def unpack(block: bytes) -> list[Record]:

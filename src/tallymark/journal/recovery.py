@@ -180,6 +180,7 @@ class Recovery:
         for segment in later:
             for found in self._replayed(segment):
                 yield from found
+        self._unpacker.settle_moves()
         self._payloads.clear()
         self._old_data = b""
         self._old_headers.clear()

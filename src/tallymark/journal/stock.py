@@ -5,6 +5,7 @@ Pure bookkeeping: no file is touched here. See journal.py for when a segment may
 
 from __future__ import annotations
 
+from array import array
 from typing import Final, final
 
 from tallymark.journal.recovery import Folder
@@ -104,6 +105,33 @@ class Stock:
             return False
         segment.live += size
         return True
+
+    def retain_all(self, positions: array[int], cuts: array[int]) -> list[int]:
+        """As retain for many payloads, of which i has cuts[i + 1] - cuts[i] bytes; returns the
+        positions of those that are not there."""
+        gone: list[int] = []
+        number = -1
+        segment: Segment | None = None
+        live = 0
+        for i in range(len(positions)):
+            position = positions[i]
+            if position >> 32 != number:
+                if segment is not None:
+                    segment.live += live
+                live = 0
+                number = position >> 32
+                segment = self._segments.get(number)
+                if segment is not None and segment.stripped:
+                    segment = None
+            size = cuts[i + 1] - cuts[i]
+            if segment is None or (position & 0xFFFFFFFF) + size > segment.size:
+                self._lost.add(position)
+                gone.append(position)
+            else:
+                live += size
+        if segment is not None:
+            segment.live += live
+        return gone
 
     def release(self, position: int, size: int) -> None:
         number = position >> 32

@@ -41,6 +41,10 @@ KIND_NAMES: Final = {
     kinds.DEAD_LETTERED: "dead_lettered",
     kinds.PENDING: "pending",
     kinds.SEEN: "seen",
+    kinds.DEFERRED: "deferred",
+    kinds.STAGED: "staged",
+    kinds.UNSTAGED: "unstaged",
+    kinds.COMMITTED: "committed",
 }
 
 

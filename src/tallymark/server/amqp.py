@@ -1,16 +1,24 @@
-"""AMQP at the socket: bytes between a transport and its bridge, and nothing decided here."""
+"""AMQP at the socket: bytes between a transport and its bridge, and nothing decided here but which
+of the two versions a client speaks: its first bytes say that.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from typing import TYPE_CHECKING, cast
 
-from tallymark.bridge.amqp091 import Amqp091, Settings
+from tallymark.bridge import amqp091
+from tallymark.bridge.amqp import AMQP_10, UNDECIDED, AmqpBridge, protocol_of
+from tallymark.bridge.amqp091 import Amqp091
+from tallymark.bridge.amqp10 import Amqp10
+from tallymark.bridge.amqp10_client import Settings as Settings10
 from tallymark.server.client import Client, address_text
 from tallymark.server.clock import now_ms
 from tallymark.server.logs import log_of
-from tallymark.server.users import UsersError, permissions_of
+from tallymark.server.tls import common_name
+from tallymark.server.users import User, UsersError, permissions_of
 
 if TYPE_CHECKING:
     from tallymark.server.node import Node
@@ -18,19 +26,33 @@ if TYPE_CHECKING:
 log = log_of("amqp")
 
 
+class Settings:
+    """What all AMQP connections share."""
+
+    def __init__(self, amqp091: amqp091.Settings, amqp10: Settings10) -> None:
+        self.amqp091 = amqp091
+        self.amqp10 = amqp10
+
+
 class AmqpClient(Client):
     """One client connection."""
 
-    bridge: Amqp091
+    bridge: AmqpBridge
     category = "amqp"
 
-    def __init__(self, node: Node, settings: Settings) -> None:
+    def __init__(self, node: Node, settings: Settings | None) -> None:
+        """settings: None where the connection is made otherwise, with a bridge of its own."""
         super().__init__(node)
         self._settings = settings
         self._login: asyncio.Task[None] | None = None
+        self._start: bytes | None = None if settings is None else b""
+        """What was read as long as it does not say yet what the client speaks; None: it did."""
+        self._common_name = ""
         self._is_reading = True
+        self.is_encrypted = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert self._settings is not None
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
         transport = self.transport
         raw: socket.socket = transport.get_extra_info("socket")
@@ -39,16 +61,38 @@ class AmqpClient(Client):
         peer, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         self.peer_host = peer[0] if peer else ""
         self.peer = f"{address_text(peer)} -> {address_text(here)}"
-        self.bridge = Amqp091(self._node.broker, self._settings, self.peer)
+        tls: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+        if tls is not None:
+            self.is_encrypted = True
+            self._common_name = common_name(tls.getpeercert())
+        self.bridge = Amqp091(
+            self._node.broker, self._settings.amqp091, self.peer, self._common_name
+        )
         self.bridge.tick(now_ms())
         self._node.opened(self)
 
     def data_received(self, data: bytes) -> None:
         self.received_bytes += len(data)
         try:
+            if self._start is not None:
+                data = self._decide(self._start + data)
             self._node.received(self, data)
         except Exception as error:  # a bug of ours costs this connection, not the others
             self.broken(error)
+
+    def _decide(self, start: bytes) -> bytes:
+        """Find out what the client speaks; returns what its bridge is to read now."""
+        protocol = protocol_of(start)
+        if protocol == UNDECIDED:
+            self._start = start
+            return b""
+        self._start = None
+        if protocol == AMQP_10:
+            assert self._settings is not None
+            bridge = Amqp10(self._node.broker, self._settings.amqp10, self.peer, self._common_name)
+            bridge.tick(now_ms())
+            self._node.speaks_otherwise(self, bridge)
+        return start
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._login is not None:
@@ -68,11 +112,14 @@ class AmqpClient(Client):
                 self.tell_closed()
                 self.transport.close()
                 self.abort_soon()
-        elif bridge.pending_login is not None and self._login is None:
+            return
+        if bridge.pending_login is not None and self._login is None:
             self._login = self._node.loop.create_task(self._check_login())
+        self._read_or_not()
 
     def _read_or_not(self) -> None:
         wanted = not self.resting and not self.yielding
+        wanted = wanted and self.bridge.wants_data
         if wanted == self._is_reading or self.transport.is_closing():
             return
         self._is_reading = wanted
@@ -84,11 +131,14 @@ class AmqpClient(Client):
     async def _check_login(self) -> None:
         assert self.bridge.pending_login is not None
         mechanism, name, password = self.bridge.pending_login
+        user: User | None = None
         try:
-            user = await self._node.users.check(name, password, self.peer_host)
+            if mechanism in ("EXTERNAL", "ANONYMOUS"):
+                user = self._node.users.named(name)
+            else:
+                user = await self._node.users.check(name, password, self.peer_host)
         except UsersError as error:
             log.error("login.impossible", error=str(error))
-            user = None
         self._login = None
         if user is None:
             log.warning("login.refused", peer=self.peer, user=name, mechanism=mechanism)

@@ -21,6 +21,7 @@ from tallymark.server.config_policies import POLICIES, ConfiguredPolicy
 from tallymark.server.config_slow import SLOW_CONSUMERS, SlowSettings
 from tallymark.server.kinds import Kind, choice, duration, integer, size
 from tallymark.server.logs import CATEGORIES, LEVELS
+from tallymark.server.tls import VERSIONS
 
 T = TypeVar("T")
 KIB: Final = 1024
@@ -140,6 +141,48 @@ class Config:
         "Time for a client from connecting to connection.open.",
     )
     max_message_size: int = setting(128 * MIB, size(1, 512 * MIB), "Largest message body.")
+    amqps_port: int = setting(
+        5671,
+        integer(0, 65535),
+        "Port for AMQP inside TLS; only listened on where there is a certificate.",
+    )
+    amqps_cert: Path | None = setting(
+        None, kinds.OPTIONAL_PATH, "Certificate, and with it the listener for AMQP inside TLS."
+    )
+    amqps_key: Path | None = setting(
+        None, kinds.OPTIONAL_PATH, "Its private key; empty: in the same file."
+    )
+    amqps_ca_file: Path | None = setting(
+        None,
+        kinds.OPTIONAL_PATH,
+        "Certificates of those that may sign a client's; empty: the system's.",
+    )
+    amqps_verify: str = setting(
+        "none",
+        choice("none", "optional", "require"),
+        "Whether clients show a certificate. One that can be verified lets its owner log in with "
+        "SASL EXTERNAL, as the user of its common name.",
+    )
+    amqps_min_version: str = setting(
+        "tls1.2", choice(*VERSIONS), "Oldest version of TLS that is spoken."
+    )
+    anonymous_user: str = setting(
+        "",
+        kinds.TEXT,
+        "User that AMQP 1.0 clients are who give no name (SASL ANONYMOUS); empty: they are "
+        "refused.",
+    )
+    auto_create_queues: str = setting(
+        "",
+        kinds.PATTERN,
+        "Names of queues that are declared, durable, when an AMQP 1.0 client attaches to one that "
+        "is not there; empty: none.",
+    )
+    link_credit: int = setting(
+        1000,
+        integer(2, 100_000),
+        "Messages that an AMQP 1.0 client may publish on a link before the broker grants more.",
+    )
     nsq: bool = setting(True, kinds.FLAG, "Whether NSQ clients are served; --no-nsq is false.")
     nsq_host: tuple[str, ...] = setting(
         ("127.0.0.1",),
@@ -221,9 +264,7 @@ class Config:
         "Whether NSQ clients must use TLS; true: also those of its HTTP interface.",
     )
     nsq_tls_min_version: str = setting(
-        "tls1.2",
-        choice("tls1.0", "tls1.1", "tls1.2", "tls1.3"),
-        "Oldest version of TLS that is spoken.",
+        "tls1.2", choice(*VERSIONS), "Oldest version of TLS that is spoken."
     )
     nsq_topology_region: str = setting("", kinds.TEXT, "Told to NSQ clients and nsqlookupd.")
     nsq_topology_zone: str = setting("", kinds.TEXT, "Told to NSQ clients and nsqlookupd.")

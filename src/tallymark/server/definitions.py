@@ -57,7 +57,7 @@ def export_all(node: Node, users: Mapping[str, User]) -> dict[str, Any]:
     whole: dict[str, Any] = {
         **_about(),
         "users": [user_row(user) for user in users.values()],
-        "vhosts": [{"name": name} for name in names],
+        "vhosts": [_vhost(vhost) for vhost in vhosts],
         "permissions": [row for user in users.values() for row in permission_rows(user, names)],
         "topic_permissions": [],
         "global_parameters": [],
@@ -73,6 +73,14 @@ def export_all(node: Node, users: Mapping[str, User]) -> dict[str, Any]:
 def export_vhost(vhost: VirtualHost) -> dict[str, Any]:
     """What is in one virtual host, entries without its name."""
     return {**_about(), **_sections(vhost)}
+
+
+def _vhost(vhost: VirtualHost) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": vhost.name}
+    if vhost.default_queue_type:
+        row["default_queue_type"] = vhost.default_queue_type
+        row["metadata"] = {"default_queue_type": vhost.default_queue_type}
+    return row
 
 
 def _about() -> dict[str, Any]:
@@ -207,6 +215,8 @@ def _apply(node: Node, plan: Plan) -> list[str]:
     for name in plan.vhosts:
         if name not in broker.vhosts:
             make_vhost(node, name)
+    for name, type in plan.default_types.items():
+        broker.set_default_queue_type(broker.vhost(name), type)
     for vhost_name, policy, operator in plan.policies:
         attempt(f"policy '{policy.name}'", broker.set_policy, vhost_name, policy, operator)
     for queue in plan.queues.values():

@@ -16,9 +16,10 @@ import msgspec
 
 from tallymark.engine.arguments import (
     QUEUE_ARGUMENTS,
+    QUEUE_TYPES,
     QUEUE_WITHOUT_EFFECT,
+    check_lasting,
     check_queue_arguments,
-    check_quorum_properties,
     check_same_arguments,
     check_same_flag,
     named,
@@ -63,9 +64,6 @@ OF_A_VHOST: Final = ("parameters", "policies", "queues", "exchanges", "bindings"
 """Sections of a file that is about one virtual host; its entries do not name it."""
 OWN: Final = frozenset(name for name, _, _ in PREDECLARED)
 """Exchanges that every virtual host has."""
-STREAMS: Final = "streams"
-"""What policies of RabbitMQ may apply to besides: from 3.11 on."""
-
 SHORT: Final = 255
 """Bytes of a name or key, at most [amqp-0.9.1 shortstr]."""
 
@@ -99,6 +97,8 @@ class Plan:
     """What is to be done, in the order of the fields; see the module's text for the last two."""
 
     vhosts: list[str] = field(default_factory=list)
+    default_types: dict[str, str] = field(default_factory=dict)
+    """By virtual host: of queues whose declaration says none."""
     users: dict[str, User] = field(default_factory=dict)
     """Without permissions; those of a user that is there already stay."""
     passwords: dict[str, str] = field(default_factory=dict)
@@ -206,7 +206,9 @@ class _Reader:
             if about.get(key):
                 self._pass_over(f"vhost '{name}': {key} {about[key]!r} is not kept")
         queue_type = about.get("default_queue_type")
-        if queue_type not in (None, "undefined", "classic"):
+        if queue_type in QUEUE_TYPES:
+            self.plan.default_types[name] = queue_type
+        elif queue_type not in (None, "", "undefined"):
             self._pass_over(f"vhost '{name}': default_queue_type {queue_type!r}")
 
     def _read_user(self, entry: Entry) -> None:
@@ -276,9 +278,6 @@ class _Reader:
 
     def _plan_policy(self, vhost: str, name: str, entry: Entry, operator: bool) -> None:
         what = f"{'operator policy' if operator else 'policy'} '{name}' in vhost '{vhost}'"
-        if entry.get("apply-to") == STREAMS:
-            self._pass_over(f"{what}: apply-to '{STREAMS}', which are not offered")
-            return
         policy = policy_from(name, policy_fields(entry), operator)
         self._broker.check_policy(policy)
         for key in without_effect(policy):
@@ -306,15 +305,11 @@ class _Reader:
             check_same_flag("durable", what, queue.durable, there.durable)
             check_same_flag("auto_delete", what, queue.auto_delete, there.auto_delete)
             check_same_arguments(QUEUE_ARGUMENTS, what, arguments, there.arguments)
-        elif arguments.get("x-queue-type") == "stream":
-            self._skip("queue", vhost, name, "streams are not offered")
-            return
         elif name.startswith("amq."):
             self._skip("queue", vhost, name, "names with amq. are given by the broker")
             return
         check_queue_arguments(what, arguments)
-        if arguments.get("x-queue-type") == "quorum":
-            check_quorum_properties(what, queue.durable, False, queue.auto_delete)
+        check_lasting(what, arguments, queue.durable, False, queue.auto_delete)
         planned = self.plan.queues.setdefault((vhost, name), queue)
         if planned is not queue:
             if planned != queue:

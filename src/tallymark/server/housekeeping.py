@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from tallymark.engine.queue import Queue
-from tallymark.engine.records import Record
+from tallymark.engine.records import LIVE_PACKED, Record
 from tallymark.engine.snapshot import live_payloads, packed_in, snapshot
 from tallymark.server.client import Client
 from tallymark.server.clock import wall_ms
@@ -36,6 +36,8 @@ IDLE_STEPS: Final = 4
 """Steps without effect after which cleaning rests: one that was begun ends within."""
 CHECKPOINT_STEPS: Final = 120
 """The same while a checkpoint is being written, or failed and may be begun again."""
+EXCESS: Final = 16 * MIB
+"""What publishers may send, all together, after they were told to stop: it was on its way."""
 RELOCATE_BYTES: Final = 32 * MIB
 """Live bytes moved out of sparse segments at a time."""
 
@@ -43,6 +45,8 @@ LONGEST_REASON: Final = 60
 """Letters of what a client is told, which is a short string (255 bytes) on the wire."""
 ROW_BYTES: Final = 72
 """What a row of a checkpoint costs, its part of the bounds included."""
+COLUMNS_BYTES: Final = 28
+"""The same of a packed message of a stream."""
 SIZE_SHARE: Final = 4
 """Growth before the next checkpoint, in sizes of the last: deep backlogs make large ones."""
 
@@ -60,6 +64,9 @@ class Housekeeping:
         self._checkpoint_begun = self._checkpoint_done = node.journal.checkpoint_position
         self.wants_checkpoint = False
         """At the next commit, however little the journal has grown."""
+        self._excess_bytes = 0
+        """Read from publishers that were told to stop and are still read, since all were."""
+        self._most_excess = min(EXCESS, node.config.segment_size // 4)
         self._behind = False
         """The disk is too far behind: publishers rest without being told."""
         self._grown_checkpoint = 0
@@ -238,9 +245,20 @@ class Housekeeping:
         """Whether publishers are held back now."""
         return self._behind or bool(self.alarms)
 
-    def hold(self, client: Client) -> None:
-        """Hold a client back that has just published."""
-        self._apply_to(client)
+    def hold(self, client: Client, size: int) -> None:
+        """Hold a client back that has just published; size: bytes that were read."""
+        was_patient = self._is_patient
+        if client.bridge.holds_itself:
+            self._excess_bytes += size
+        if was_patient and not self._is_patient:
+            self._apply()
+        else:
+            self._apply_to(client)
+
+    @property
+    def _is_patient(self) -> bool:
+        """Whether clients that stop by themselves are read meanwhile [FC-7]."""
+        return not self._behind and self._excess_bytes <= self._most_excess
 
     def _check_disk(self) -> None:
         node = self._node
@@ -281,6 +299,8 @@ class Housekeeping:
     def _apply(self) -> None:
         """To all publishers, those first that were not read for longest: what is let through
         before the next alarm may be enough for the first of them only."""
+        if not self.is_holding:
+            self._excess_bytes = 0
         publishers = [client for client in self._node.clients.values() if client.publishing]
         publishers.sort(key=_read_at)
         for client in publishers:
@@ -312,7 +332,8 @@ class Housekeeping:
             else:
                 client.bridge.unblock()
             self._node.touch(client)
-        client.rest(self.is_holding or bool(client.held_for))
+        holding = self.is_holding or bool(client.held_for)
+        client.rest(holding and not (client.bridge.holds_itself and self._is_patient))
 
 
 def _read_at(client: Client) -> int:
@@ -320,9 +341,15 @@ def _read_at(client: Client) -> int:
 
 
 def _stored_rows(taken: list[Record]) -> int:
-    """Rows a checkpoint of these records has: two for each packed message."""
+    """Rows a checkpoint of these records has, or as many as are as large as it: two for each packed
+    message that is written out."""
     rows = 0
     for record in taken:
         payload = record.payload
-        rows += 1 if payload is None or payload.pack is None else 2 * record.count
+        if payload is None or payload.pack is None:
+            rows += 1
+        elif record.flags & LIVE_PACKED:
+            rows += 2 + record.count * COLUMNS_BYTES // ROW_BYTES
+        else:
+            rows += 2 * record.count
     return rows

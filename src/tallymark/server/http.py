@@ -22,6 +22,7 @@ from tallymark.engine.errors import (
     AccessRefused,
     BrokerError,
     Fenced,
+    Gone,
     NotFound,
     ResourceExhausted,
     ResourceLocked,
@@ -36,6 +37,7 @@ STATUS: Final[dict[type[BrokerError], tuple[int, str]]] = {
     AccessRefused: (403, "access_refused"),
     ResourceLocked: (403, "locked"),
     Fenced: (409, "fenced"),
+    Gone: (410, "gone"),
     ResourceExhausted: (429, "resource_exhausted"),
 }
 """Any other engine error is 400, bad_request."""
@@ -95,12 +97,17 @@ class HttpServer:
         from tallymark.server.http_consumers import Consumers
         from tallymark.server.http_features import FeatureFlags
         from tallymark.server.http_state import State
+        from tallymark.server.http_streams import Streams
         from tallymark.server.http_subscriptions import Subscriptions
         from tallymark.server.management import add_management
 
         self.node = node
         self.amqp: list[tuple[str, int]] = []
         """Where AMQP clients connect, for lists."""
+        self.amqps: list[tuple[str, int]] = []
+        """The same inside TLS."""
+        self.nsq: dict[str, list[tuple[str, int]]] = {}
+        """Where NSQ's do, by protocol."""
         self.addresses: list[tuple[str, int]] = []
         """Where this listens."""
         app = web.Application(
@@ -113,6 +120,8 @@ class HttpServer:
         FeatureFlags(self).add_to(app)
         self._browsing = Browsing(self)
         self._browsing.add_to(app)
+        self._streams = Streams(self)
+        self._streams.add_to(app)
         add_management(self, app)
         self._runner = web.AppRunner(
             app, access_log=None, handle_signals=False, shutdown_timeout=STOP_S,
@@ -130,6 +139,7 @@ class HttpServer:
     async def stop(self) -> None:
         """Answer what is being answered, for at most STOP_S, and close."""
         self._browsing.close()
+        self._streams.close()
         await self._runner.cleanup()
 
     def queue(self, request: web.Request) -> Queue:

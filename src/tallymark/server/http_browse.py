@@ -59,6 +59,12 @@ class Browsing:
 
     async def _make(self, request: web.Request) -> web.Response:
         queue = self._http.queue(request)
+        if queue.settings.is_stream:
+            raise Refused(
+                400, "bad_request",
+                f"queue '{queue.name}' in vhost '{queue.vhost}' is a stream: it is read by offset, "
+                "under /api/tallymark/streams",
+            )  # fmt: skip
         if len(self._plans) >= MAX_PLANS:
             raise Refused(429, "resource_exhausted", f"{MAX_PLANS} browse plans are in use")
         plan = Plan(queue, self._node.broker.pin(queue), request[USER].name)

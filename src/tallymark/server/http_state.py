@@ -11,11 +11,13 @@ from tallymark import __version__, is_compiled
 from tallymark.engine.arguments import wire_bytes
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import DROP_REASONS
+from tallymark.engine.streams import first_offset, offset_of
 from tallymark.server import logs
 from tallymark.server.clock import wall_ms
 from tallymark.server.config import nearest
 from tallymark.server.http import USER, HttpServer, Refused, answer, body_of, require_administrator
 from tallymark.server.logs import CATEGORIES, LEVELS
+from tallymark.server.places import place_of
 from tallymark.server.users import permission_in
 
 
@@ -55,6 +57,8 @@ class State:
                 "ready": sum(queue.ready for queue in queues),
                 "acquired": sum(queue.acquired for queue in queues),
                 "deferred": sum(queue.deferred for queue in queues),
+                "staged": sum(queue.staged for queue in queues),
+                "transactions": len(broker.transactions.open),
                 "settled": sum(queue.settled for queue in queues),
             }
         )
@@ -85,6 +89,7 @@ class State:
                     "written": journal.written,
                     "synced": journal.synced,
                     "durable": journal.durable,
+                    "syncs": journal.syncs,
                     "pending_bytes": journal.pending_bytes,
                     "free_bytes": journal.free_bytes(),
                     "checkpoints": node.housekeeping.checkpoints,
@@ -123,21 +128,23 @@ class State:
     async def _connections(self, request: web.Request) -> web.Response:
         require_administrator(request)
         rows = []
-        for client in self._node.amqp_clients():
-            entered = client.bridge.client
-            connection = entered.connection if entered is not None else None
+        for client in self._node.clients.values():
+            connection = client.bridge.connection
             sessions = connection.sessions if connection is not None else []
-            state = "opening" if connection is None else "running"
+            place = (connection.vhost, connection.user) if connection else place_of(client)
+            state = "opening" if place is None else "running"
             if client.blocked_reason is not None:
                 state = "blocked"
             elif connection is not None and connection.paused:
                 state = "slow"
+            vhost, user = place or ("", "")
             rows.append(
                 {
                     "id": client.id,
                     "peer": client.peer,
-                    "user": connection.user if connection is not None else "",
-                    "vhost": connection.vhost if connection is not None else "",
+                    "protocol": client.category,
+                    "user": user,
+                    "vhost": vhost,
                     "channels": len(sessions),
                     "consumers": sum(len(session.consumers) for session in sessions),
                     "unacked": sum(session.unacked for session in sessions),
@@ -196,15 +203,27 @@ def queue_row(queue: Queue) -> dict[str, Any]:
         "ready_bytes": queue.ready_bytes,
         "acquired_bytes": queue.acquired_bytes,
         "deferred_bytes": queue.deferred_bytes,
+        "staged_bytes": queue.staged_bytes,
         "next_due_ms": queue.deferrals[0][0] if queue.deferrals else None,
         "leased": queue.leased,
         "consumers": len(queue.consumers),
         "subscriptions": len(queue.subscriptions),
+        **(stream_row(queue) if queue.settings.is_stream else {}),
+    }
+
+
+def stream_row(queue: Queue) -> dict[str, Any]:
+    """What a stream has besides: the offset of the oldest message that is kept, the one that
+    readers will see next, and who reads where."""
+    return {
+        "first_offset": first_offset(queue),
+        "next_offset": queue.end() - 1,
+        "reader_offsets": [offset_of(consumer) for consumer in queue.consumers],
     }
 
 
 def account_row(queue: Queue) -> dict[str, Any]:
-    """The equation of one queue [LC-5]. What no protocol can cause yet is 0."""
+    """The equation of one queue [LC-5]."""
     return {
         "id": queue.id,
         "vhost": queue.vhost,
@@ -213,7 +232,7 @@ def account_row(queue: Queue) -> dict[str, Any]:
         "ready": queue.ready,
         "acquired": queue.acquired,
         "deferred": queue.deferred,
-        "staged": 0,
+        "staged": queue.staged,
         "dead_letter_pending": queue.pending,
         "settled": queue.settled,
         "dead_lettered": queue.dead_lettered,

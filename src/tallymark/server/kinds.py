@@ -129,6 +129,15 @@ def _text(value: object) -> str:
     return value
 
 
+def _pattern(value: object) -> str:
+    text = _text(value)
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise Wrong(f"is {text!r}, expected a regular expression: {error}") from error
+    return text
+
+
 def _flag(value: object) -> bool:
     words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
     if isinstance(value, str) and value.lower() in words:
@@ -203,6 +212,7 @@ OPTIONAL_PATH: Final[Kind[Path | None]] = Kind(
     lambda value: "" if value is None else str(value),
 )
 TEXT: Final[Kind[str]] = Kind("a text", _text)
+PATTERN: Final[Kind[str]] = Kind("a regular expression, or empty for none", _pattern)
 FLAG: Final = Kind("true or false", _flag, lambda value: str(value).lower())
 NAMES: Final = Kind("a name, or several separated by commas", _names, ",".join, many=True)
 ADDRESSES: Final = Kind(

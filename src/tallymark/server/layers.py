@@ -12,6 +12,7 @@ import contextlib
 import ssl
 from typing import Final, Protocol
 
+from tallymark.server.tls import common_name
 from tallymark.wire.nsq.deflate import DeflateDecoder, DeflateEncoder
 from tallymark.wire.nsq.snappy import SnappyDecoder, SnappyEncoder
 from tallymark.wire.nsq.upgrades import PIECE_MAX, SNAPPY, TLS, LayerError
@@ -87,14 +88,7 @@ class TlsLayer:
 
     def common_name(self) -> str:
         """Of the client's certificate; empty: it showed none."""
-        certificate = self._tls.getpeercert() or {}
-        subject: object = certificate.get("subject", ())
-        if isinstance(subject, tuple):
-            for part in subject:
-                for name, value in part:
-                    if name == "commonName":
-                        return str(value)
-        return ""
+        return common_name(self._tls.getpeercert())
 
 
 class Compression:

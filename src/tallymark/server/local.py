@@ -161,16 +161,16 @@ class LocalClient(AmqpClient):
             max_message_bytes=node.config.max_message_size,
         )  # fmt: skip
         random_name = secrets.token_urlsafe
-        settings = Settings(
+        self._local = Settings(
             limits, f"Python {platform.python_version()}", lambda: random_name(16), node.replies
         )
-        super().__init__(node, settings)
+        super().__init__(node, None)
         self.peer = self.peer_host = name
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, LocalTransport)
         self.transport = transport
-        self.bridge = Amqp091(self._node.broker, self._settings, self.peer)
+        self.bridge = Amqp091(self._node.broker, self._local, self.peer)
         self.bridge.tick(now_ms())
         self._node.opened(self)
 

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from aiohttp import web
 
 from tallymark.engine.errors import AccessRefused, NotFound
 from tallymark.server.amqp import AmqpClient
+from tallymark.server.client import Client
 from tallymark.server.http import USER
 from tallymark.server.logs import log_of
+from tallymark.server.management_nsq import nsq_channel_rows, nsq_connection_row
 from tallymark.server.management_requests import Routes, listed, sees_everything, shown
 from tallymark.server.management_rows import channel_rows, connection_row, consumer_row
+from tallymark.server.nsq import NsqClient
+from tallymark.server.places import place_of
 
 ONE: Final = "/api/connections/{name}"
 REASON: Final = "Closed via management plugin"
 
+Listed: TypeAlias = AmqpClient | NsqClient
+
 log = log_of("http")
+
+
+def row_of(client: Listed) -> dict[str, Any]:
+    if isinstance(client, NsqClient):
+        return nsq_connection_row(client)
+    return connection_row(client)
+
+
+def channel_rows_of(client: Listed) -> list[dict[str, Any]]:
+    return nsq_channel_rows(client) if isinstance(client, NsqClient) else channel_rows(client)
 
 
 class Connections(Routes):
@@ -36,21 +52,19 @@ class Connections(Routes):
         for path in ("/api/consumers", "/api/consumers/{vhost}"):
             router.add_get(path, self._consumers)
 
-    def _seen(self, request: web.Request) -> Iterator[AmqpClient]:
+    def _seen(self, request: web.Request) -> Iterator[Listed]:
         """The connections that are through their handshake: all, or the user's own."""
-        vhost = self.vhost(request).name if "vhost" in request.match_info else None
+        wanted = self.vhost(request).name if "vhost" in request.match_info else None
         user = request[USER]
-        for client in self.node.amqp_clients():
-            entered = client.bridge.client
-            if entered is None or entered.closed:
+        for client in self.node.clients.values():
+            place = place_of(client)
+            if place is None or wanted not in (None, place[0]):
                 continue
-            connection = entered.connection
-            if vhost not in (None, connection.vhost):
-                continue
-            if sees_everything(user) or connection.user == user.name:
+            if sees_everything(user) or place[1] == user.name:
+                assert isinstance(client, Listed)
                 yield client
 
-    def _found(self, request: web.Request) -> AmqpClient:
+    def _found(self, request: web.Request) -> Listed:
         """Raises NotFound, also for what the user does not see."""
         name = request.match_info["name"]
         for client in self._seen(request):
@@ -59,22 +73,22 @@ class Connections(Routes):
         raise NotFound(f"no connection '{name}'")
 
     async def _connections(self, request: web.Request) -> web.Response:
-        return listed(request, (connection_row(client) for client in self._seen(request)))
+        return listed(request, (row_of(client) for client in self._seen(request)))
 
     async def _connection(self, request: web.Request) -> web.Response:
-        return shown(request, connection_row(self._found(request)))
+        return shown(request, row_of(self._found(request)))
 
     async def _close(self, request: web.Request) -> web.Response:
-        """The client is told with 320; the broker's side ends at once. `X-Reason` says why.
+        """An AMQP client is told with 320; the broker's side ends at once. `X-Reason` says why.
 
         Who is no administrator may close the own connections.
         """
         client = self._found(request)
-        user, entered = request[USER], client.bridge.client
-        assert entered is not None, client.peer
-        if not user.administrator and entered.connection.user != user.name:
+        user, place = request[USER], place_of(client)
+        assert place is not None, client.peer
+        if not user.administrator and place[1] != user.name:
             raise AccessRefused(
-                f"connection '{client.peer}' is of user '{entered.connection.user}', and user "
+                f"connection '{client.peer}' is of user '{place[1]}', and user "
                 f"'{user.name}' is not an administrator"
             )
         reason = request.headers.get("X-Reason", REASON)
@@ -87,20 +101,20 @@ class Connections(Routes):
         return web.Response(status=204)
 
     async def _channels_of(self, request: web.Request) -> web.Response:
-        return listed(request, channel_rows(self._found(request)))
+        return listed(request, channel_rows_of(self._found(request)))
 
     async def _channels(self, request: web.Request) -> web.Response:
-        return listed(request, (row for c in self._seen(request) for row in channel_rows(c)))
+        return listed(request, (row for c in self._seen(request) for row in channel_rows_of(c)))
 
     async def _channel(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         for client in self._seen(request):
-            for row in channel_rows(client):
+            for row in channel_rows_of(client):
                 if row["name"] == name:
                     return shown(request, {**row, "consumer_details": self._held(client, row)})
         raise NotFound(f"no channel '{name}'")
 
-    def _held(self, client: AmqpClient, row: dict[str, Any]) -> list[dict[str, Any]]:
+    def _held(self, client: Client, row: dict[str, Any]) -> list[dict[str, Any]]:
         """The consumers of a channel."""
         connection = client.bridge.connection
         rows = [

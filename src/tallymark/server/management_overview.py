@@ -14,7 +14,9 @@ from tallymark.server.clock import wall_ms
 from tallymark.server.definitions import RABBITMQ_VERSION
 from tallymark.server.http import answer
 from tallymark.server.management_requests import Routes, listed, shown
-from tallymark.server.management_rows import counted, node_name, queue_counts
+from tallymark.server.management_rows import counted, queue_counts
+from tallymark.server.node import node_name
+from tallymark.server.places import place_of
 
 EMPTY: Final = (
     "topic-permissions", "parameters", "parameters/{component}", "parameters/{component}/{vhost}",
@@ -49,14 +51,19 @@ class Overview(Routes):
     def _listeners(self) -> list[tuple[str, str, int]]:
         """Protocol, address, port."""
         found = [("amqp", host, port) for host, port in self.http.amqp]
-        return found + [("http", host, port) for host, port in self.http.addresses]
+        found += [("amqp/ssl", host, port) for host, port in self.http.amqps]
+        found += [("http", host, port) for host, port in self.http.addresses]
+        return found + [
+            (name, host, port) for name, ends in self.http.nsq.items() for host, port in ends
+        ]
 
     async def _overview(self, request: web.Request) -> web.Response:
         """Counts are of what the user sees; listeners and the rest are everybody's."""
         broker = self.node.broker
         vhosts = self.vhosts(request)
         names = {vhost.name for vhost in vhosts}
-        connections = [c for c in broker.connections.values() if c.vhost in names]
+        places = [place_of(client) for client in self.node.clients.values()]
+        sessions = [len(c.sessions) for c in broker.connections.values() if c.vhost in names]
         queues = [queue for vhost in vhosts for queue in vhost.queues.values()]
         totals = {"messages": 0, "messages_ready": 0, "messages_unacknowledged": 0}
         for queue in queues:
@@ -81,8 +88,8 @@ class Overview(Routes):
                 ),
                 "queue_totals": counted(totals),
                 "object_totals": {
-                    "connections": len(connections),
-                    "channels": sum(len(c.sessions) for c in connections),
+                    "connections": sum(p is not None and p[0] in names for p in places),
+                    "channels": sum(sessions),
                     "consumers": sum(len(queue.consumers) for queue in queues),
                     "queues": len(queues),
                     "exchanges": sum(len(vhost.exchanges) for vhost in vhosts),

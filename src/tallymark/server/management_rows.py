@@ -8,7 +8,6 @@ are counts, because rates are not measured.
 from __future__ import annotations
 
 import hashlib
-import platform
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
@@ -16,24 +15,22 @@ from typing import Any, Final
 from urllib.parse import quote_plus
 
 from tallymark.bridge.amqp091_channel import Channel
+from tallymark.bridge.amqp10_client import Session
 from tallymark.engine.definitions import canonical
 from tallymark.engine.exchange import Binding, Exchange
 from tallymark.engine.policies import merged
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import UNLIMITED, Consumer
+from tallymark.engine.streams import offset_of
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.amqp import AmqpClient
-from tallymark.server.http_state import plain
+from tallymark.server.http_state import plain, stream_row
 from tallymark.server.local import LocalClient
-from tallymark.server.node import Node
+from tallymark.server.node import Node, node_name
 
 NO_ARGUMENTS: Final = "~"
 """The properties key of a binding that has neither key nor arguments."""
 PEER: Final = re.compile(r"\[?(.*?)\]?:(\d+) -> \[?(.*?)\]?:(\d+)")
-
-
-def node_name() -> str:
-    return f"tallymark@{platform.node() or 'localhost'}"
 
 
 def counted(counts: dict[str, int]) -> dict[str, Any]:
@@ -48,16 +45,23 @@ def counted(counts: dict[str, int]) -> dict[str, Any]:
 # -- queues
 
 
+def type_of(queue: Queue) -> str:
+    settings = queue.settings
+    if settings.is_stream:
+        return "stream"
+    return "quorum" if settings.is_quorum else "classic"
+
+
 def queue_counts(queue: Queue) -> dict[str, int]:
-    """Messages: ready, handed out, and all, with those that are deferred and dead letters that wait
-    for a way out."""
+    """Messages: ready, handed out (settled in a transaction or not), and all, with those that are
+    deferred and dead letters that wait for a way out."""
     account = queue.counters()
     waiting = account["dead_letter_pending"]
     assert isinstance(waiting, int)
     return {
-        "messages": queue.ready + queue.acquired + queue.deferred + waiting,
+        "messages": queue.ready + queue.acquired + queue.staged + queue.deferred + waiting,
         "messages_ready": queue.ready,
-        "messages_unacknowledged": queue.acquired,
+        "messages_unacknowledged": queue.acquired + queue.staged,
     }
 
 
@@ -65,10 +69,11 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
     policy, operator = vhost.policy_of(queue), vhost.operator_policy_of(queue)
     exclusive = [consumer.tag for consumer in queue.consumers if consumer.exclusive]
     active = queue.active if queue.settings.single_active else None
+    held_bytes = queue.acquired_bytes + queue.staged_bytes
     row: dict[str, Any] = {
         "name": queue.name,
         "vhost": queue.vhost,
-        "type": "quorum" if queue.settings.is_quorum else "classic",
+        "type": type_of(queue),
         "node": node_name(),
         "state": "running",
         "durable": queue.durable,
@@ -83,14 +88,18 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
         "single_active_consumer_tag": None if active is None else active.tag,
         **counted(queue_counts(queue)),
         "messages_delayed": queue.deferred,
-        "message_bytes": queue.ready_bytes + queue.acquired_bytes + queue.deferred_bytes,
+        "message_bytes": queue.ready_bytes + held_bytes + queue.deferred_bytes,
         "message_bytes_ready": queue.ready_bytes,
-        "message_bytes_unacknowledged": queue.acquired_bytes,
+        "message_bytes_unacknowledged": held_bytes,
     }
     if queue.deferrals:
         row["next_delayed_at"] = queue.deferrals[0][0]
-    if queue.settings.is_quorum:
+    if queue.settings.is_quorum or queue.settings.is_stream:
         row |= {"leader": node_name(), "members": [node_name()], "online": [node_name()]}
+    if queue.settings.is_stream:
+        row |= {"readers": {node_name(): len(queue.consumers)}, **stream_row(queue)}
+        if queue.end() > 1:
+            row["committed_offset"] = queue.end() - 2
     if queue.entered:
         row["message_stats"] = counted({"publish": queue.entered, "ack": queue.settled})
     owner = node.broker.connections.get(queue.exclusive_owner)
@@ -112,7 +121,8 @@ def queue_details(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any
 def consumer_row(consumer: Consumer) -> dict[str, Any]:
     session = consumer.session
     connection = session.connection
-    number = session.handle.number if isinstance(session.handle, Channel) else 0
+    handle = session.handle
+    number = handle.number if isinstance(handle, Channel | Session) else 0
     return {
         "consumer_tag": consumer.tag,
         "queue": {"name": consumer.queue.name, "vhost": consumer.queue.vhost},
@@ -124,6 +134,7 @@ def consumer_row(consumer: Consumer) -> dict[str, Any]:
         if consumer.queue.settings.single_active and consumer.queue.active is consumer
         else "up",
         "arguments": {"x-priority": consumer.priority} if consumer.priority else {},
+        **({"offset": offset_of(consumer)} if consumer.queue.settings.is_stream else {}),
         "channel_details": {
             "name": channel_name(connection.name, number),
             "number": number,
@@ -233,11 +244,14 @@ def connection_row(client: AmqpClient) -> dict[str, Any]:
         "frame_max": about["frame_max"],
         "client_properties": plain(properties),
         "connected_at": client.since_ms,
-        "ssl": False,
+        "ssl": client.is_encrypted,
         **counted({"recv_oct": client.received_bytes, "send_oct": client.sent_bytes}),
     }
     if found is not None:
         row |= {"host": found[3], "port": int(found[4])}
+    container = about.get("container_id")
+    if container is not None:
+        row |= {"container_id": container, "user_provided_name": container}
     if isinstance(properties.get("connection_name"), str):
         row["user_provided_name"] = properties["connection_name"]
     return row
@@ -260,12 +274,12 @@ def channel_rows(client: AmqpClient) -> list[dict[str, Any]]:
             "consumer_count": one["consumers"],
             "prefetch_count": one["prefetch"],
             "global_prefetch_count": one["prefetch_shared"],
-            "messages_unacknowledged": one["unacked"],
+            "messages_unacknowledged": one["unacked"] - one["acks_uncommitted"],
             "messages_unconfirmed": one["unconfirmed"],
-            "messages_uncommitted": 0,
-            "acks_uncommitted": 0,
+            "messages_uncommitted": one["uncommitted"],
+            "acks_uncommitted": one["acks_uncommitted"],
             "confirm": one["confirms"],
-            "transactional": False,
+            "transactional": one["transactional"],
         }
         for one in channels
     ]

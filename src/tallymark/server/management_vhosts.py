@@ -12,14 +12,17 @@ import msgspec
 from aiohttp import web
 
 from tallymark.engine import definitions, records
+from tallymark.engine.arguments import check_default_type
 from tallymark.engine.records import Record
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.http import USER, Refused, require_administrator
-from tallymark.server.management_requests import Routes, listed, shown
-from tallymark.server.management_rows import counted, node_name, queue_counts
-from tallymark.server.node import Node
+from tallymark.server.management_requests import Routes, fields_of, listed, shown
+from tallymark.server.management_rows import counted, queue_counts
+from tallymark.server.node import Node, node_name
 from tallymark.server.users import Permission, User, UsersError, permission_in
 
+DEFAULT_TYPE: Final = ("default_queue_type", "defaultqueuetype")
+"""What clients call the type of queues whose declaration says none."""
 ONE: Final = "/api/vhosts/{vhost}"
 
 
@@ -38,8 +41,8 @@ def delete_vhost(node: Node, name: str) -> None:
     broker = node.broker
     vhost = broker.vhost(name)
     for client in node.amqp_clients():
-        entered = client.bridge.client
-        if entered is not None and entered.connection.vhost == name:
+        entered = client.bridge.entered
+        if entered is not None and entered.vhost == name:
             client.bridge.shutdown(f"vhost '{name}' is deleted")
             node.touch(client)
     deleter = broker.open_connection(name, "", "")
@@ -63,7 +66,7 @@ def vhost_row(vhost: VirtualHost) -> dict[str, Any]:
             totals[name] += count
         published += queue.entered
         settled += queue.settled
-    row = {
+    row: dict[str, Any] = {
         "name": vhost.name,
         "description": "",
         "tags": [],
@@ -72,6 +75,9 @@ def vhost_row(vhost: VirtualHost) -> dict[str, Any]:
         "cluster_state": {node_name(): "running"},
         **counted(totals),
     }
+    if vhost.default_queue_type:
+        row["default_queue_type"] = vhost.default_queue_type
+        row["metadata"]["default_queue_type"] = vhost.default_queue_type
     if published:
         row["message_stats"] = counted({"publish": published, "ack": settled})
     return row
@@ -93,16 +99,23 @@ class VirtualHosts(Routes):
         return shown(request, vhost_row(self.vhost(request)))
 
     async def _put(self, request: web.Request) -> web.Response:
-        """Whoever makes it may do everything in it, as with RabbitMQ."""
+        """Whoever makes it may do everything in it, as with RabbitMQ. The default queue type may be
+        set anew."""
         require_administrator(request)
         name, user = request.match_info["vhost"], request[USER]
-        if name in self.node.broker.vhosts:
-            return web.Response(status=204)
-        make_vhost(self.node, name)
-        if permission_in(user, name) is None:
+        fields = await fields_of(request)
+        broker = self.node.broker
+        type = next((fields.text(key) for key in DEFAULT_TYPE if key in fields), None)
+        check_default_type(type or "")
+        is_new = name not in broker.vhosts
+        if is_new:
+            make_vhost(self.node, name)
+        if type is not None:
+            broker.set_default_queue_type(broker.vhost(name), type)
+        if is_new and permission_in(user, name) is None:
             await self._permit(user, name)
         await self.node.durable()
-        return web.Response(status=201)
+        return web.Response(status=201 if is_new else 204)
 
     async def _permit(self, user: User, name: str) -> None:
         def change(users: dict[str, User]) -> None:

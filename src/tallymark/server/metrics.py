@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from tallymark.engine.deadletters import AT_LEAST_ONCE, AT_MOST_ONCE, CONFIRMED, DISABLED
 from tallymark.engine.records import DEATHS, DROP_REASONS
+from tallymark.engine.streams import first_offset, offset_of
 from tallymark.server.slow_consumers import STATES, used
 
 if TYPE_CHECKING:
@@ -55,6 +56,10 @@ class _NodeCollector(Collector):
         clients = node.clients.values()
         for name, text, count in (
             ("published", "Messages published.", broker.published),
+            ("transactions_committed", "Transactions that held something, committed.",
+             broker.transactions.committed),
+            ("transactions_rolled_back", "The same, rolled back.",
+             broker.transactions.rolled_back),
             ("turns", "Loop turns.", node.turns),
             ("received_bytes", "Read from open connections of clients.",
              sum(client.received_bytes for client in clients)),
@@ -66,6 +71,7 @@ class _NodeCollector(Collector):
             ("connections", "Open connections of clients, AMQP and NSQ.", len(clients)),
             ("queues", "Queues.", len(broker.queues)),
             ("subscriptions", "Durable subscriptions.", len(broker.leases.subscriptions)),
+            ("transactions", "Transactions that have not ended.", len(broker.transactions.open)),
             ("bodies_bytes", "Message bytes in memory.", broker.store.resident_bytes),
             ("journal_pending_bytes", "Bytes waiting for the disk.", journal.pending_bytes),
             ("journal_free_bytes", "Free space on the journal's disk.", journal.free_bytes()),
@@ -149,6 +155,7 @@ class _NodeCollector(Collector):
                 ("ready", "Messages ready."),
                 ("acquired", "Messages handed out or leased, not settled."),
                 ("deferred", "Messages that are not ready before a time of their own."),
+                ("staged", "Messages handed out and settled in transactions that have not ended."),
                 ("ready_bytes", "Bytes ready."),
                 ("consumers", "Consumers."),
                 ("dead_letter_pending", "Dead letters that nothing takes for now."),
@@ -171,6 +178,7 @@ class _NodeCollector(Collector):
             gauges["ready"].add_metric(of, queue.ready)
             gauges["acquired"].add_metric(of, queue.acquired)
             gauges["deferred"].add_metric(of, queue.deferred)
+            gauges["staged"].add_metric(of, queue.staged)
             gauges["ready_bytes"].add_metric(of, queue.ready_bytes)
             gauges["consumers"].add_metric(of, len(queue.consumers))
             gauges["dead_letter_pending"].add_metric(of, queue.pending)
@@ -179,5 +187,27 @@ class _NodeCollector(Collector):
             dead_lettered.add_metric(of, queue.dead_lettered)
             for reason, count in queue.dropped.items():
                 dropped.add_metric([*of, DROP_REASONS[reason]], count)
+        yield from self._streams()
         yield from gauges.values()
         yield from (entered, settled, dead_lettered, dropped)
+
+    def _streams(self) -> Iterator[Metric]:
+        labels = ["vhost", "queue"]
+        gauges = [
+            GaugeMetricFamily(f"tallymark_stream_{name}", text, labels=labels)
+            for name, text in (
+                ("first_offset", "Offset of the oldest message that is kept."),
+                ("next_offset", "Offset that the next message will be read at."),
+                ("readers", "Consumers that read."),
+                ("reader_lag", "Messages that the reader furthest behind has not been shown."),
+            )
+        ]
+        for queue in self._node.broker.queues.values():
+            if not queue.settings.is_stream:
+                continue
+            first, end = first_offset(queue), queue.end() - 1
+            places = [max(first, offset_of(consumer)) for consumer in queue.consumers]
+            lag = max(0, end - min(places, default=end))
+            for gauge, value in zip(gauges, (first, end, len(places), lag), strict=True):
+                gauge.add_metric([queue.vhost, queue.name], value)
+        yield from gauges

@@ -17,10 +17,12 @@ do there is no turn.
 from __future__ import annotations
 
 import asyncio
+import platform
 import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
+from tallymark.bridge.amqp10_watch import Watch
 from tallymark.bridge.bridge import Bridge, Waiter
 from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.engine.broker import Broker
@@ -39,11 +41,13 @@ from tallymark.engine.effects import (
     Refused,
     Signal,
     TimedOut,
+    TransactionExpired,
 )
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Connection, Session
 from tallymark.journal.journal import Journal
 from tallymark.server.amqp import AmqpClient
+from tallymark.server.appends import Appends
 from tallymark.server.client import Client
 from tallymark.server.clock import now_ms, wall_ms
 from tallymark.server.config import Config
@@ -73,6 +77,11 @@ log = log_of("server")
 engine_log = log_of("engine")
 
 
+def node_name() -> str:
+    """What clients and lists are told that this broker is called."""
+    return f"tallymark@{platform.node() or 'localhost'}"
+
+
 class JournalFailed(Exception):
     """The broker is stopping because its journal failed: nothing more can be promised."""
 
@@ -96,6 +105,8 @@ class Node:
         self.users = Users(config.data_dir)
         self.clients: dict[Bridge, Client] = {}
         self.replies = DirectReplies()
+        self.watch = Watch()
+        broker.observers.append(self.watch.observe)
         self.failed: asyncio.Future[OSError | RuntimeError] = loop.create_future()
         """Resolved when the broker cannot go on; says why."""
         self.started_ms = wall_ms()
@@ -121,6 +132,7 @@ class Node:
         self._most_bytes = min(TURN_BYTES, config.segment_size // 4)
         self._at_commit: list[tuple[Callable[[int], None], asyncio.Future[int]]] = []
         self._ready_waiters: list[tuple[Queue, asyncio.Future[None]]] = []
+        self.appends = Appends(loop)
 
     # -- clients
 
@@ -151,11 +163,18 @@ class Node:
         if self.broker.published != published:
             client.publishing = True
             if self.housekeeping.is_holding:
-                self.housekeeping.hold(client)
+                self.housekeeping.hold(client, len(data))
         self.touch(client)
         if self._read_bytes > self._most_bytes:
             self._turn()
             client.let_others()
+
+    def speaks_otherwise(self, client: Client, bridge: Bridge) -> None:
+        """The client speaks another protocol than it was taken for; it has said nothing yet."""
+        del self.clients[client.bridge]
+        client.bridge = bridge
+        self.clients[bridge] = client
+        self.deadlines.arm(client, bridge.next_deadline())
 
     def lost(self, client: Client, error: Exception | None) -> None:
         """The client's transport is gone."""
@@ -253,8 +272,15 @@ class Node:
         self.housekeeping.after_turn(now)
         if self._ready_waiters:
             self._wake_readers()
+        if self.appends.waiting:
+            self.appends.wake()
         dispatcher = broker.dispatcher
-        if dispatcher.changed or dispatcher.again or (broker.records and self._lingering is None):
+        if (
+            dispatcher.changed
+            or dispatcher.again
+            or broker.store.is_behind
+            or (broker.records and self._lingering is None)
+        ):
             self.schedule()
         else:
             self._set_alarm(broker.next_due())
@@ -364,6 +390,9 @@ class Node:
         elif isinstance(effect, Cancelled):
             bridge = _bridge_of(effect.consumer.session)
             bridge.cancelled(effect)
+        elif isinstance(effect, TransactionExpired):
+            bridge = _bridge_of(effect.transaction.session)
+            bridge.transaction_expired(effect)
         elif isinstance(effect, CloseSession):
             bridge = _bridge_of(effect.session)
             bridge.close_session(effect)

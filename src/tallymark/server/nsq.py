@@ -55,6 +55,11 @@ class NsqClient(Client):
         self._is_full = False
         """Whether the socket takes no more for now."""
         self._stuck: asyncio.TimerHandle | None = None
+        """Runs while it does not."""
+        self._written_bytes = 0
+        """Handed to the transport, as they leave the layers."""
+        self._has_ended = False
+        """Whether the client says no more."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
@@ -72,6 +77,11 @@ class NsqClient(Client):
     @property
     def has_entered(self) -> bool:
         return self.bridge.consumer is not None or bool(self.bridge.published)
+
+    @property
+    def vhost(self) -> str:
+        """Name of the virtual host that topics and channels are in."""
+        return self._settings.topics.vhost
 
     # -- reading
 
@@ -112,6 +122,20 @@ class NsqClient(Client):
     def _unreadable(self, error: LayerError) -> None:
         self.bridge.broken(str(error))
         self._node.touch(self)
+
+    def eof_received(self) -> bool:
+        """The client says no more, and may be reading still: what it asked for is answered."""
+        self._has_ended = True
+        if self._is_over:
+            return False
+        try:
+            if self._layers:
+                self._drain()
+            self.bridge.eof()
+        except Exception as error:  # as in data_received
+            self.broken(error)
+        self._node.touch(self)
+        return True
 
     def _read_or_not(self) -> None:
         wanted = not self.resting and not self.yielding
@@ -162,28 +186,28 @@ class NsqClient(Client):
         if self.transport.is_closing() or self._is_over or self._handshake is not None:
             return
         if self._layers:
-            self.transport.write(self._layers.encode(b"".join(output)))
-        else:
-            self.transport.writelines(output)
+            output = [self._layers.encode(b"".join(output))]
+        self._written_bytes += sum(map(len, output))
+        self.transport.writelines(output)
 
     def _finish(self) -> None:
         """Say that this was all, and wait for the peer to go: closing at once, with input unread,
         could take the last words from it."""
         if self._is_over or self.transport.is_closing():
             return
-        self.tell_closed()
         self._is_over = True
         if self.tls is not None and self._handshake is None:
             self.transport.write(self.tls.close())
-        self.transport.write_eof()
+        if self._has_ended:
+            self.transport.close()
+        else:
+            self.tell_closed()
+            self.transport.write_eof()
         self.abort_soon()
 
     def pause_writing(self) -> None:
         self._is_full = True
-        timeout_ms = self.bridge.write_timeout_ms
-        if timeout_ms and self._stuck is None:
-            later = self._node.loop.call_later
-            self._stuck = later(timeout_ms / 1000, self._took_nothing, timeout_ms)
+        self._watch_writing()
         super().pause_writing()
         self._read_or_not()
 
@@ -195,9 +219,21 @@ class NsqClient(Client):
         super().resume_writing()
         self._read_or_not()
 
-    def _took_nothing(self, timeout_ms: int) -> None:
-        """[NQ-7]"""
+    def _watch_writing(self) -> None:
+        """Look again when the client must have taken something [NQ-7]."""
+        timeout_ms = self.bridge.write_timeout_ms
+        if timeout_ms and self._stuck is None:
+            later = self._node.loop.call_later
+            self._stuck = later(timeout_ms / 1000, self._look, timeout_ms, self._taken_bytes())
+
+    def _taken_bytes(self) -> int:
+        return self._written_bytes - self.transport.get_write_buffer_size()
+
+    def _look(self, timeout_ms: int, taken_before: int) -> None:
         self._stuck = None
+        if self._taken_bytes() > taken_before:
+            self._watch_writing()
+            return
         self.bridge.reason = self.bridge.reason or f"took nothing for {timeout_ms} ms"
         self.transport.abort()
 

@@ -25,7 +25,7 @@ from aiohttp.typedefs import Handler
 
 from tallymark import __version__
 from tallymark.bridge.nsq_topics import Topic, Topics
-from tallymark.engine.errors import BrokerError, NotFound
+from tallymark.engine.errors import BrokerError, NotFound, ResourceExhausted
 from tallymark.server import logs
 from tallymark.server.clock import wall_ms
 from tallymark.server.logs import log_of
@@ -173,6 +173,9 @@ class NsqHttp:
         router.add_get("/config/{option}", self._show_option)
         router.add_put("/config/{option}", self._set_option)
         router.add_put("/debug/freememory", self._free_memory)
+        router.add_put("/debug/setblockrate", self._go_only)
+        router.add_get("/debug/pprof{profile:(/.*)?}", self._go_only)
+        router.add_post("/debug/pprof{profile:(/.*)?}", self._go_only)
         return app
 
     async def start(
@@ -206,6 +209,9 @@ class NsqHttp:
             return self._refuse(request, error.status, str(error))
         except NotFound:  # it went between our look and our step
             return self._refuse(request, 404, "TOPIC_NOT_FOUND")
+        except ResourceExhausted as error:
+            log.info("publish.refused", path=request.path, error=str(error))
+            return self._refuse(request, 503, "BLOCKED")
         except BrokerError as error:
             # A name that is a topic's for NSQ, but not for what AMQP clients declared.
             log.info("request.refused", path=request.path, error=str(error))
@@ -468,6 +474,10 @@ class NsqHttp:
         else:
             raise Refused(400, "INVALID_OPTION")
         return self._option(name)
+
+    async def _go_only(self, request: web.Request) -> web.Response:
+        """Profiles of Go's runtime: known here, and not to be had."""
+        raise Refused(501, "NOT_IMPLEMENTED")
 
     async def _free_memory(self, request: web.Request) -> web.Response:
         gc.collect()

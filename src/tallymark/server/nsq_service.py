@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from tallymark.bridge.amqp10 import Amqp10
 from tallymark.bridge.bridge import Bridge
 from tallymark.bridge.nsq import Settings
 from tallymark.bridge.nsq_topics import Topics
@@ -28,23 +29,14 @@ from tallymark.server.nsq_stats import (
     Latencies,
     Stats,
 )
+from tallymark.server.tls import TlsRefused, server_context
 from tallymark.wire.nsq.limits import Limits
 from tallymark.wire.nsq.states import State
 
 if TYPE_CHECKING:
     from tallymark.server.nsq_http import NsqHttp
 
-VERSIONS: Final = {
-    "tls1.0": ssl.TLSVersion.TLSv1,
-    "tls1.1": ssl.TLSVersion.TLSv1_1,
-    "tls1.2": ssl.TLSVersion.TLSv1_2,
-    "tls1.3": ssl.TLSVersion.TLSv1_3,
-}
 STATES: Final = {State.SUBSCRIBED: STATE_SUBSCRIBED, State.CLOSING: STATE_CLOSING}
-
-
-class TlsRefused(Exception):
-    """The certificate cannot be used; the text says why."""
 
 
 class NsqService:
@@ -107,6 +99,13 @@ class NsqService:
         self.http_addresses = web.addresses
         self.https_addresses = web.tls_addresses
 
+    def listening(self) -> dict[str, list[tuple[str, int]]]:
+        """Addresses by protocol, as the ready line and lists name it."""
+        found = {"nsq": self.addresses, "nsq_http": self.http_addresses}
+        if self.https_addresses:
+            found["nsq_https"] = self.https_addresses
+        return found
+
     def close_listeners(self) -> None:
         """No new clients."""
         for listener in self._listeners:
@@ -162,7 +161,7 @@ class NsqService:
                             queue=queue,
                             client_id=consumer.tag,
                             hostname=peer.rpartition(":")[0],
-                            version="0-9-1",
+                            version="1.0" if isinstance(bridge, Amqp10) else "0-9-1",
                             remote_address=peer,
                             ready_count=min(consumer.limit, self.limits.max_rdy_count),
                             in_flight_count=consumer.unacked,
@@ -240,21 +239,13 @@ def tls_context(config: Config) -> ssl.SSLContext | None:
         if config.nsq_tls_required != "false":
             raise TlsRefused("nsq_tls_required without nsq_tls_cert: nobody could connect")
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.minimum_version = VERSIONS[config.nsq_tls_min_version]
-        context.load_cert_chain(config.nsq_tls_cert, config.nsq_tls_key)
-        if config.nsq_tls_root_ca_file is not None:
-            context.load_verify_locations(config.nsq_tls_root_ca_file)
-        elif config.nsq_tls_client_auth_policy:
-            context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise TlsRefused(
-            f"nsq_tls_cert {config.nsq_tls_cert}, nsq_tls_key {config.nsq_tls_key}, "
-            f"nsq_tls_root_ca_file {config.nsq_tls_root_ca_file}: {error}"
-        ) from None
+    verify = ssl.CERT_NONE
     if config.nsq_tls_client_auth_policy:
-        context.verify_mode = ssl.CERT_REQUIRED
+        verify = ssl.CERT_REQUIRED
     elif config.nsq_tls_root_ca_file is not None:
-        context.verify_mode = ssl.CERT_OPTIONAL
-    return context
+        verify = ssl.CERT_OPTIONAL
+    return server_context(
+        ("nsq_tls_cert", "nsq_tls_key", "nsq_tls_root_ca_file"),
+        config.nsq_tls_cert, config.nsq_tls_key, config.nsq_tls_root_ca_file, verify,
+        config.nsq_tls_min_version,
+    )  # fmt: skip

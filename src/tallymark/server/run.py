@@ -27,27 +27,30 @@ from pathlib import Path
 from typing import Any, Final
 
 from tallymark import __version__, is_compiled
-from tallymark.bridge.amqp091 import Settings
+from tallymark.bridge.amqp091 import Settings as Settings091
 from tallymark.bridge.amqp091_format import Amqp091Format
 from tallymark.bridge.amqp091_publish import FORMAT
+from tallymark.bridge.amqp10_format import Amqp10Format
+from tallymark.bridge.amqp10_front import FORMAT as FORMAT_10
 from tallymark.bridge.nsq_format import NsqFormat
 from tallymark.engine.broker import Broker
-from tallymark.engine.restore import Restorer, drop_lost
-from tallymark.engine.snapshot import live_payloads
+from tallymark.engine.restore import Restorer, drop_lost, take_apart
+from tallymark.engine.snapshot import live_payloads, packed_payloads
 from tallymark.journal.journal import Journal
 from tallymark.journal.lock import FolderInUse, FolderLock
 from tallymark.journal.recovery import JournalCorrupt
-from tallymark.server import logs, users
-from tallymark.server.amqp import AmqpClient
+from tallymark.server import amqp10, logs, users
+from tallymark.server.amqp import AmqpClient, Settings
 from tallymark.server.clock import wall_ms
 from tallymark.server.config import Config, is_loopback
 from tallymark.server.consumer_ledger import ConsumerLedger
 from tallymark.server.features import Features, FeaturesError
-from tallymark.server.node import JournalFailed, Node
-from tallymark.server.nsq_service import NsqService, TlsRefused, limits_of, tls_context
+from tallymark.server.node import JournalFailed, Node, node_name
+from tallymark.server.nsq_service import NsqService, limits_of, tls_context
 from tallymark.server.reload import set_policies
 from tallymark.server.schedule import Make, add_tasks
 from tallymark.server.slow_policies import slow_policies
+from tallymark.server.tls import TlsRefused
 from tallymark.server.users import UsersError
 from tallymark.wire.amqp091.limits import Limits
 from tallymark.wire.nsq import kernel as nsq
@@ -120,6 +123,8 @@ def _check(config: Config) -> None:
 def _check_ports(config: Config) -> None:
     """No two listeners want the same port, though each may take a free one. Raises StartRefused."""
     names = ["amqp_port", "http_port"]
+    if config.amqps_cert is not None:
+        names.append("amqps_port")
     if config.nsq:
         names += ["nsq_port", "nsq_http_port"]
         if config.nsq_tls_cert is not None:
@@ -130,6 +135,14 @@ def _check_ports(config: Config) -> None:
         if port and port in taken:
             raise StartRefused(f"{taken[port]} and {name} are both {port}, expected two")
         taken[port] = name
+
+
+def _amqp_tls(config: Config) -> ssl.SSLContext | None:
+    """Of AMQP, where there is a certificate. Raises StartRefused."""
+    try:
+        return amqp10.tls_context(config)
+    except TlsRefused as error:
+        raise StartRefused(str(error)) from None
 
 
 def _nsq_tls(config: Config) -> ssl.SSLContext | None:
@@ -180,8 +193,8 @@ async def _serve(config: Config, read: Callable[[], Config] | None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _resolve, stop, number)
     with contextlib.ExitStack() as held:
-        tls = _nsq_tls(config)
-        bound = Bound(config, tls is not None, held)
+        tls = Tls(_amqp_tls(config), _nsq_tls(config))
+        bound = Bound(config, tls, held)
         _make_folder(config.data_dir)
         node = _open(config, loop)
         node.reloading.read = read
@@ -189,11 +202,22 @@ async def _serve(config: Config, read: Callable[[], Config] | None) -> int:
         return await _run(node, stop, bound, tls)
 
 
+class Tls:
+    """What is spoken inside TLS, each with its certificate."""
+
+    def __init__(self, amqp: ssl.SSLContext | None, nsq: ssl.SSLContext | None) -> None:
+        self.amqp = amqp
+        self.nsq = nsq
+
+
 class Bound:
     """The ports, taken but not listened on yet. Raises as _bind."""
 
-    def __init__(self, config: Config, https: bool, held: contextlib.ExitStack) -> None:
+    def __init__(self, config: Config, tls: Tls, held: contextlib.ExitStack) -> None:
         self.amqp = _bind(config, config.host, config.amqp_port, "--amqp-port", held)
+        self.amqps: list[socket.socket] = []
+        if tls.amqp is not None:
+            self.amqps = _bind(config, config.host, config.amqps_port, "--amqps-port", held)
         self.http = _bind(config, config.host, config.http_port, "--http-port", held)
         self.nsq: list[socket.socket] = []
         self.nsq_http: list[socket.socket] = []
@@ -202,7 +226,7 @@ class Bound:
             self.nsq = _bind(config, config.nsq_host, config.nsq_port, "--nsq-port", held)
             port = config.nsq_http_port
             self.nsq_http = _bind(config, config.nsq_http_host, port, "--nsq-http-port", held)
-            if https:
+            if tls.nsq is not None:
                 port = config.nsq_https_port
                 self.nsq_https = _bind(
                     config, config.nsq_https_host, port, "--nsq-https-port", held
@@ -270,30 +294,31 @@ def _make_folder(folder: Path) -> None:
         raise CannotServe(f"data folder {folder} cannot be made: {reason}") from error
 
 
-async def _run(
-    node: Node, stop: asyncio.Future[int], bound: Bound, nsq_tls: ssl.SSLContext | None
-) -> int:
+async def _run(node: Node, stop: asyncio.Future[int], bound: Bound, tls: Tls) -> int:
     """Listen until a signal, or until the broker fails; then close everything."""
     http = None
     service: NsqService | None = None
     listeners: list[asyncio.Server] = []
+    encrypted: list[asyncio.Server] = []
     try:
         from tallymark.server.http import HttpServer
 
         if node.config.definitions is not None:
             await _take_definitions(node, node.config.definitions)
         if node.config.nsq:
-            service = NsqService(node, nsq_tls)
+            service = NsqService(node, tls.nsq)
         settings = _settings(node)
-        listeners = [await _listen(node, settings, one) for one in bound.amqp]
+        listeners = [await _listen(node, settings, one, None) for one in bound.amqp]
+        encrypted = [await _listen(node, settings, one, tls.amqp) for one in bound.amqps]
         http = HttpServer(node)
-        http.amqp = [one.getsockname()[:2] for server in listeners for one in server.sockets]
+        http.amqp, http.amqps = _addresses(listeners), _addresses(encrypted)
         addresses = await http.start(bound.http)
         if service is not None:
             await service.start(bound.nsq, bound.nsq_http, bound.nsq_https)
+            http.nsq = service.listening()
         add_tasks(node.tasks, node, TASKS)
         node.tasks.start()
-        _announce(listeners, addresses, service)
+        _announce(listeners, encrypted, addresses, service)
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
@@ -301,7 +326,7 @@ async def _run(
         both: set[asyncio.Future[Any]] = {stop, node.failed}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for listener in listeners:
+        for listener in [*listeners, *encrypted]:
             listener.close()
         if service is not None:
             await service.stop()
@@ -348,6 +373,7 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
     broker = Broker(journal.fetch)
     broker.formats[FORMAT] = Amqp091Format()
     broker.formats[nsq.FORMAT] = NsqFormat()
+    broker.formats[FORMAT_10] = Amqp10Format()
     broker.dead_letters.death_form = features.death_form
     broker.clock.tell(wall_ms())
     _restore(broker, journal)
@@ -376,7 +402,13 @@ def _restore(broker: Broker, journal: Journal) -> None:
     """Replay the journal. The collector rests meanwhile: everything made here stays."""
     gc.disable()
     Restorer(broker).run(journal.recovered())
+    gone: set[int] = set()
+    packed = packed_payloads(broker)
     lost = [p for p in live_payloads(broker) if not journal.retain(p.position, p.size)]
+    for payload in packed:
+        gone.update(journal.retain_packed(payload))
+    if gone:
+        lost += take_apart(broker, gone)
     if lost:
         log.error("messages.lost", count=drop_lost(broker, lost))
     broker.pack_all(1 << 62)
@@ -392,17 +424,24 @@ def _settings(node: Node) -> Settings:
         handshake_timeout_ms=config.handshake_timeout_ms,
     )
     return Settings(
-        limits,
-        f"Python {platform.python_version()}",
-        lambda: secrets.token_urlsafe(16),
-        node.replies,
+        Settings091(
+            limits,
+            f"Python {platform.python_version()}",
+            lambda: secrets.token_urlsafe(16),
+            node.replies,
+        ),
+        amqp10.settings_of(node, node_name()),
     )
 
 
-async def _listen(node: Node, settings: Settings, bound: socket.socket) -> asyncio.Server:
+async def _listen(
+    node: Node, settings: Settings, bound: socket.socket, tls: ssl.SSLContext | None
+) -> asyncio.Server:
+    timeout_s = None if tls is None else node.config.handshake_timeout_ms / 1000
     return await node.loop.create_server(
-        lambda: AmqpClient(node, settings), sock=bound, backlog=1024
-    )
+        lambda: AmqpClient(node, settings), sock=bound, backlog=1024, ssl=tls,
+        ssl_handshake_timeout=timeout_s,
+    )  # fmt: skip
 
 
 async def _take_definitions(node: Node, file: Path) -> None:
@@ -417,15 +456,17 @@ async def _take_definitions(node: Node, file: Path) -> None:
 
 
 def _announce(
-    listeners: list[asyncio.Server], http: list[tuple[str, int]], service: NsqService | None
+    listeners: list[asyncio.Server],
+    encrypted: list[asyncio.Server],
+    http: list[tuple[str, int]],
+    service: NsqService | None,
 ) -> None:
     """The one line on stdout: every listener is open."""
-    amqp = [one.getsockname()[:2] for server in listeners for one in server.sockets]
-    open_ = {"amqp": amqp, "http": http}
+    open_ = {"amqp": _addresses(listeners), "http": http}
+    if encrypted:
+        open_["amqps"] = _addresses(encrypted)
     if service is not None:
-        open_ |= {"nsq": service.addresses, "nsq_http": service.http_addresses}
-        if service.https_addresses:
-            open_["nsq_https"] = service.https_addresses
+        open_ |= service.listening()
     ready = {
         "ready": True,
         "pid": os.getpid(),
@@ -436,6 +477,10 @@ def _announce(
     }
     print(json.dumps(ready), flush=True)
     log.info("broker.ready", **open_, compiled=is_compiled(), version=__version__)
+
+
+def _addresses(listeners: list[asyncio.Server]) -> list[tuple[str, int]]:
+    return [one.getsockname()[:2] for server in listeners for one in server.sockets]
 
 
 async def _close(node: Node) -> int:

@@ -240,6 +240,16 @@ class Users:
             self._known.clear()
         return self._users
 
+    def named(self, name: str) -> User | None:
+        """The user who is known already to be it; guest where no users are configured.
+
+        Raises UsersError.
+        """
+        users = self.current()
+        if not users:
+            return GUEST_USER if name == GUEST else None
+        return users.get(name)
+
     async def check(self, name: str, password: str, peer: str) -> User | None:
         """The user when name and password match, else None. peer: the client's address.
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 from tallymark.engine.records import ENTERED, LEASED, LIVE, PAYLOAD
 from tallymark.journal import layout
 from tallymark.spark import extents, letters, schema
+from tallymark.spark.amqp10_cells import decode_amqp10_cells
 from tallymark.spark.blocks import Block, blocks, spread
 from tallymark.spark.cells import decode_cells
 from tallymark.spark.extents import Ints
@@ -30,6 +31,8 @@ FORMAT_AMQP_091: Final = 1
 """Payload.format of AMQP 0-9-1 publish frames."""
 FORMAT_NSQ: Final = 2
 """Payload.format of NSQ commands."""
+FORMAT_AMQP_10: Final = 3
+"""Payload.format of AMQP 1.0 sections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,7 @@ def _find_messages(block: Block) -> tuple[_Places, letters.Table | None]:
     if len(bound) and max(int(bound.max()) + 1, int(route_bound.max())) >= len(block.bounds):
         raise layout.LayoutError(f"a payload's bounds lie outside the block's {len(block.bounds)}")
     bounds = block.bounds.astype(np.int64)
+    message_id, arrived_ms = _by_columns(bounds, payload, message)
     start = payload["at"].astype(np.int64) + block.header.at
     leased = row["kind"] == LEASED
     times = row["other"] & 0xFFFF_FFFF
@@ -122,8 +126,8 @@ def _find_messages(block: Block) -> tuple[_Places, letters.Table | None]:
     places = _Places(
         sequence=row["first"] + step,
         lease=np.where(leased, row["other"] + step, -1),
-        message_id=payload["first"] + message,
-        arrived_ms=payload["time"],
+        message_id=message_id,
+        arrived_ms=arrived_ms,
         redelivered=handed_out > 0,
         route=np.where(own_route, bounds[route_bound], payload["owner"]),
         format=payload["reason"].astype(np.int64),
@@ -141,6 +145,23 @@ def _find_messages(block: Block) -> tuple[_Places, letters.Table | None]:
     ):
         raise layout.LayoutError(f"a message lies outside its block of {block.header.length}")
     return places, None if said is None else said[0]
+
+
+def _by_columns(bounds: Ints, payload: Any, message: Ints) -> tuple[Ints, Ints]:
+    """Message ids and arrivals: one after the other and all together, but where messages arrived
+    one by one and the payload has columns of its own."""
+    ids, arrivals = payload["first"] + message, payload["time"].astype(np.int64)
+    own = payload["flags"] & layout.COLUMNS != 0
+    if own.any():
+        count = payload["count"].astype(np.int64)[own]
+        routes = np.where(payload["flags"][own] & layout.ROUTE_COLUMN != 0, count, 0)
+        at = payload["lo"].astype(np.int64)[own] + count + 1 + routes + 2 * message[own]
+        if int(at.max() + 2 * count.max()) + 1 >= len(bounds):
+            raise layout.LayoutError(f"columns of a payload lie outside the {len(bounds)} bounds")
+        ids[own] = bounds[at] | bounds[at + 1] << 32
+        at += 2 * count
+        arrivals[own] = bounds[at] | bounds[at + 1] << 32
+    return ids, arrivals
 
 
 def _columns(
@@ -211,6 +232,8 @@ def _of_format(
 ) -> dict[str, pa.Array]:
     if format == FORMAT_AMQP_091:
         return decode_cells(raw, starts, ends, wanted)
+    if format == FORMAT_AMQP_10:
+        return decode_amqp10_cells(raw, starts, ends, wanted)
     columns = decode_nsq_cells(raw, starts, ends, wanted)
     if format != FORMAT_NSQ:
         # A format that this version of the connector does not know: said, not guessed at.

@@ -49,6 +49,8 @@ class Stage:
     checks: list[tuple[str, bool]] = field(default_factory=list)
     files: dict[str, Path] = field(default_factory=dict)
     """What the newcomer may want to look at afterwards."""
+    in_account: list[Callable[[reconcile.Reconciliation], None]] = field(default_factory=list)
+    """What scenes have to check in the account at the end."""
     skipped: int = 0
     _spark: SparkSession | None = None
 
@@ -101,12 +103,13 @@ class Scene:
 
 def scenes() -> list[Scene]:
     """The play, in order."""
-    from tallymark.spark import demo_letters, demo_slow, demo_table, demo_timeouts
+    from tallymark.spark import demo_credit, demo_letters, demo_slow, demo_table, demo_timeouts
 
     return [
         Scene("From a publisher to a table", demo_table.__doc__ or "", demo_table.play),
         Scene("Dead letters", demo_letters.__doc__ or "", demo_letters.play),
         Scene("Time-outs", demo_timeouts.__doc__ or "", demo_timeouts.play),
+        Scene("Credit", demo_credit.__doc__ or "", demo_credit.play),
         Scene("A slow consumer", demo_slow.__doc__ or "", demo_slow.play),
     ]
 
@@ -179,6 +182,8 @@ def _finale(stage: Stage) -> None:
     outcome = reconcile.run(stage.spark(), stage.broker.data_dir, stage.broker.endpoint)
     reconcile.show(outcome, console=stage.console)
     stage.check("every queue's difference is 0", outcome.balanced)
+    for check in stage.in_account:
+        check(outcome)
 
 
 def _curtain(stage: Stage, keep: bool, seconds: float) -> int:

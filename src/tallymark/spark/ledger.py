@@ -84,6 +84,9 @@ KINDS: Final = {
     records.PENDING: "pending",
     records.SEEN: "seen",
     records.DEFERRED: "deferred",
+    records.STAGED: "staged",
+    records.UNSTAGED: "unstaged",
+    records.COMMITTED: "committed",
     records.SLOW: "slow_consumer",
     records.CONSUMER: "consumer",
 }
@@ -106,6 +109,7 @@ REASONS: Final = {
     records.DROPPED: records.DROP_REASONS,
     records.DEAD_LETTERED: records.DEATHS,
     records.PENDING: records.DEATHS,
+    records.STAGED: records.OUTCOMES,
     records.SLOW: records.SLOW_EVENTS,
     records.CONSUMER: records.CONSUMER_EVENTS,
 }

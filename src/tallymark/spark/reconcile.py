@@ -31,7 +31,7 @@ from tallymark.spark.client import (
     counted,
 )
 from tallymark.spark.ledger import LedgerIncomplete, checkpoints
-from tallymark.spark.sweep import drops, intervals, moves, sweep, totals, with_faults
+from tallymark.spark.sweep import drops, intervals, moves, returns, sweep, totals, with_faults
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -104,6 +104,16 @@ class Letters:
 
 
 @dataclass(frozen=True, slots=True)
+class Returned:
+    """Deliveries that came back to their queue: by the client's word (client, release), because it
+    left (close, loss), or after their time (timeout)."""
+
+    queue: str
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Beyond:
     """What the journal holds past the checkpoint, and the account does not tell of."""
 
@@ -121,6 +131,8 @@ class Reconciliation:
     faults: list[Fault] = field(default_factory=list)
     letters: list[Letters] = field(default_factory=list)
     """As far as the ledger goes back; a message that had two targets counts in both."""
+    returned: list[Returned] = field(default_factory=list)
+    """As far as the ledger goes back; a message that came back twice counts twice."""
     source: str = ""
     """Who said what is still there: "checkpoint", or the address of the broker that was asked."""
     as_of: str = ""
@@ -173,6 +185,10 @@ def reconcile(rows: DataFrame, position: int, claims: Sequence[Claim]) -> Reconc
             Letters(_name(names, row.source)[1], _name(names, row.target)[1], row.letters)
             for row in moves(rows).orderBy("source", "target").collect()
         ]
+        returned = [
+            Returned(_name(names, row.queue_id)[1], row.reason, row.deliveries)
+            for row in returns(rows).orderBy("queue_id", "reason").collect()
+        ]
         stretches.unpersist()
     finally:
         ranges.unpersist()
@@ -182,7 +198,7 @@ def reconcile(rows: DataFrame, position: int, claims: Sequence[Claim]) -> Reconc
         _account(queue_id, names, sums.get(queue_id), dropped.get(queue_id, {}), claimed)
         for queue_id in sorted(set(sums) | set(claimed))
     ]
-    return Reconciliation(position, accounts, faults, letters)
+    return Reconciliation(position, accounts, faults, letters, returned)
 
 
 def _miscounted(sums: Mapping[int, Mapping[str, int]], claims: Mapping[int, Claim]) -> list[Fault]:
@@ -480,6 +496,11 @@ def show(
     for moved in outcome.letters:
         console.print(
             f"dead letters from {escape(moved.source)} to {escape(moved.target)}: {moved.count:,}",
+            soft_wrap=True,
+        )
+    for back in outcome.returned:
+        console.print(
+            f"deliveries returned to {escape(back.queue)}: {back.count:,} by {back.reason}",
             soft_wrap=True,
         )
     for account in outcome.accounts:

@@ -193,3 +193,15 @@ def moves(rows: DataFrame) -> DataFrame:
         .groupBy(f.col("from_queue_id").alias("source"), f.col("queue_id").alias("target"))
         .agg(f.sum("count").alias("letters"))
     )
+
+
+def returns(rows: DataFrame) -> DataFrame:
+    """How many deliveries came back to a queue and why: (queue_id, reason, deliveries). A message
+    counts each time."""
+    from pyspark.sql import functions as f
+
+    return (
+        rows.where("source = 'journal' and kind = 'returned'")
+        .groupBy("queue_id", "reason")
+        .agg(f.sum("count").alias("deliveries"))
+    )

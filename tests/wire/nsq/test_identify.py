@@ -66,6 +66,21 @@ def test_nq_6_ranges(
         assert str(caught.value) == text
 
 
+def test_nq_d11_acknowledged_fins_are_for_who_asks_and_nobody_else_is_told_of_them() -> None:
+    for fields, asked in (
+        ({"feature_negotiation": True, "fin_ack": True}, True),
+        ({"feature_negotiation": True, "fin_ack": False}, False),
+        ({"feature_negotiation": True}, False),
+        ({"fin_ack": True}, False),
+    ):
+        found = decoded(**fields)
+        assert found.fin_ack is asked
+        assert (b'"fin_ack":true' in encode_answer(found, LIMITS)) is asked
+        assert (b"fin_ack" in encode_answer(found, LIMITS)) is asked
+    with pytest.raises(WireError, match="E_BAD_BODY"):
+        decoded(fin_ack=1)
+
+
 def test_nq_6_an_unbuffered_client_has_no_flush_timer() -> None:
     found = decoded(output_buffer_size=-1, output_buffer_timeout=100)
     assert (found.output_buffer_size, found.output_buffer_timeout_ms) == (1, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tallymark.wire.nsq.commands import CLS, NOP, auth, dpub, fin, identify, mpub, pub, req, touch
+from tallymark.wire.nsq.errors import WireError
 from tallymark.wire.nsq.limits import Limits
 from tallymark.wire.nsq.states import COMMANDS, OUR_TURN, OVER, READING, VERBS, State
 from tests.support.nsq import Server, connected, failures, flatten
@@ -155,3 +156,19 @@ def test_who_is_far_ahead_of_our_answer_is_cut_off() -> None:
         ("CLOSED", "more than 1048576 bytes sent ahead of our answer", False)
     ]
     assert connection._inbox.size() == 0
+
+
+def test_what_is_answered_after_the_end_of_input_still_leaves() -> None:
+    server = connected()
+    connection = server.connection
+    connection.receive_data(pub("t", b"x"), 0)
+    assert connection.next_event() is not None
+    connection.receive_eof()
+    assert flatten([connection.next_event() or 0]) == [("CLOSED", "closed by the peer", True)]  # type: ignore[list-item]
+    assert connection.state is State.ENDED
+    connection.send_ok()
+    connection.send_error(WireError("E_PUB_FAILED", "PUB failed"))
+    assert server.sent() == [(0, b"OK"), (1, b"E_PUB_FAILED PUB failed")]
+    assert connection.next_event() is None, "the end is told once"
+    connection.receive_broken("cut")
+    assert connection.next_event() is None

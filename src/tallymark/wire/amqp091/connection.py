@@ -49,7 +49,6 @@ from tallymark.wire.amqp091.frames import (
     snippet,
 )
 from tallymark.wire.amqp091.heartbeat import Heartbeat
-from tallymark.wire.amqp091.inbox import Inbox
 from tallymark.wire.amqp091.kernel import (
     publish_needs,
     scan_acks,
@@ -80,6 +79,7 @@ from tallymark.wire.amqp091.states import (
     ChannelState,
     State,
 )
+from tallymark.wire.inbox import Inbox
 
 __all__ = ["Connection", "Limits"]
 

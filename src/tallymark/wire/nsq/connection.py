@@ -170,7 +170,8 @@ class Connection:
                 self._end(f"more than {EARLY_MAX} bytes sent ahead of our answer", False)
 
     def receive_eof(self) -> None:
-        """The peer closed its side. PeerClosed comes behind the events of what came before."""
+        """The peer closed its side. PeerClosed comes behind the events of what came before; what of
+        these is answered later still leaves."""
         self._eof = True
 
     def receive_broken(self, reason: str) -> None:
@@ -185,12 +186,13 @@ class Connection:
             if not self._is_reading:
                 if self._state is not State.UPGRADING or not self._eof:
                     return None
-                self._end("closed by the peer during an upgrade", False)
+                self._end("closed by the peer during an upgrade", False, State.ENDED)
                 continue
             if self._eof:
                 inbox.gather_all()
                 if inbox.pos == len(inbox.data):
-                    self._end("closed by the peer", self._state is not State.MAGIC)
+                    is_clean = self._state is not State.MAGIC
+                    self._end("closed by the peer", is_clean, State.ENDED)
                     continue
             elif not inbox.gather():
                 return None
@@ -242,7 +244,7 @@ class Connection:
         inbox = self._inbox
         data = inbox.data
         if len(data) < len(MAGIC):
-            self._end("closed by the peer in its first 4 bytes", False)
+            self._end("closed by the peer in its first 4 bytes", False, State.ENDED)
             return
         inbox.advance(len(MAGIC))
         if not data.startswith(MAGIC):
@@ -257,7 +259,7 @@ class Connection:
         if len(inbox.data) - inbox.pos >= LINE_MAX:
             self._end(f"no newline in {LINE_MAX} bytes", False)
         elif self._eof:
-            self._end("closed by the peer in the middle of a command line", False)
+            self._end("closed by the peer in the middle of a command line", False, State.ENDED)
         else:
             inbox.await_line(LINE_MAX)
 
@@ -451,10 +453,10 @@ class Connection:
         self._state = state
         self._is_reading = state in READING
 
-    def _end(self, reason: str, clean: bool) -> None:
-        if self._state is State.CLOSED:
+    def _end(self, reason: str, clean: bool, state: State = State.CLOSED) -> None:
+        if self._state is State.CLOSED or self._state is State.ENDED:
             return
-        self._enter(State.CLOSED)
+        self._enter(state)
         self._inbox.clear()
         self._known.clear()
         self._layers.clear()

@@ -114,7 +114,8 @@ class RdyReceived(Event):
 
 @final
 class FinReceived(Event):
-    """Consecutive FINs. No answer, or one error per message that is not the client's."""
+    """Consecutive FINs. No answer, or one error per message that is not the client's; a client that
+    asked for it (Identify.fin_ack) gets an OK for each of the others, in order."""
 
     __slots__ = ("ids",)
 

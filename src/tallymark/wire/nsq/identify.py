@@ -29,6 +29,7 @@ class Identify:
         "deflate",
         "deflate_level",
         "feature_negotiation",
+        "fin_ack",
         "heartbeat_interval_ms",
         "hostname",
         "msg_timeout_ms",
@@ -59,6 +60,8 @@ class Identify:
         self.deflate_level = DEFLATE_LEVEL
         self.sample_rate = 0
         """Percent of the messages to deliver; 0: all."""
+        self.fin_ack = False
+        """Whether each FIN is answered, once it is on disk [NQ-D11]."""
         self.msg_timeout_ms = limits.msg_timeout_ms
         self.topology_region = ""
         self.topology_zone = ""
@@ -83,6 +86,7 @@ def decode_identify(body: bytes, limits: Limits) -> Identify:
     wants_tls = fields.flag("tls_v1")
     wants_snappy = fields.flag("snappy")
     wants_deflate = fields.flag("deflate")
+    wants_fin_ack = fields.flag("fin_ack")
 
     _set_heartbeat(found, asked_heartbeat, limits)
     _set_output_buffer(found, asked_buffer, asked_flush, limits)
@@ -95,6 +99,7 @@ def decode_identify(body: bytes, limits: Limits) -> Identify:
         found.msg_timeout_ms = asked_timeout
 
     if found.feature_negotiation:
+        found.fin_ack = wants_fin_ack
         found.tls_v1 = wants_tls and limits.tls_available
         found.snappy = wants_snappy and limits.snappy_enabled
         found.deflate = wants_deflate and limits.deflate_enabled
@@ -157,6 +162,8 @@ def encode_answer(identify: Identify, limits: Limits) -> bytes:
         "topology_region": limits.topology_region,
         "topology_zone": limits.topology_zone,
     }
+    if identify.fin_ack:
+        answer["fin_ack"] = True  # nsqd has no such thing, so that others are not told of it
     return encode_json(answer)
 
 

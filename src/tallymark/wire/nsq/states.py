@@ -5,6 +5,7 @@
                        UPGRADING --(upgraded, as often as layers are due)--> INIT
     INIT --AUTH--> AUTHENTICATING --(our answer)--> INIT
     any --(fatal error)--> FAILED --(error sent)--> CLOSED
+    any --(end of input)--> ENDED; what is answered still leaves
 
 In IDENTIFYING, AUTHENTICATING and UPGRADING it is our turn: input is kept and not looked at.
 """
@@ -24,12 +25,13 @@ class State(Enum):
     SUBSCRIBED = "subscribed"
     CLOSING = "closing"
     FAILED = "failed"
+    ENDED = "ended"
     CLOSED = "closed"
 
 
 OUR_TURN: Final = frozenset((State.IDENTIFYING, State.UPGRADING, State.AUTHENTICATING))
 
-OVER: Final = frozenset((State.FAILED, State.CLOSED))
+OVER: Final = frozenset((State.FAILED, State.ENDED, State.CLOSED))
 
 READING: Final = frozenset(State) - OUR_TURN - OVER
 

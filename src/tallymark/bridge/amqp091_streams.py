@@ -1,0 +1,158 @@
+"""Readers of streams [rabbitmq streams]: basic.consume with `x-stream-offset`, and deliveries that
+say at which offset each message is.
+
+    content   | header frame                                              | body frames
+              | head 7 | class ... body size 12 | flags ... headers | ... xCE |
+                         `front` as it came -> with one header more, whose value is the offset
+
+The header `x-stream-offset` is the last entry of the table, so that all that changes from message
+to message of a run are eight bytes behind the same front.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from tallymark.bridge.amqp091_annotated import STREAM_OFFSET, Additions, additions_to
+from tallymark.bridge.amqp091_channel import Channel
+from tallymark.bridge.amqp091_content import (
+    Recipient,
+    Template,
+    channel_of,
+    published,
+    shown_route,
+)
+from tallymark.bridge.convert_amqp10_to_amqp091 import Converter
+from tallymark.engine.arguments import named
+from tallymark.engine.errors import PreconditionFailed, Unsupported
+from tallymark.engine.message import Route, Slice
+from tallymark.engine.queue import Queue
+from tallymark.engine.streams import TIME, Start, start_of
+from tallymark.wire.amqp091.fields import Timestamp
+from tallymark.wire.amqp091.kernel import rechannel, reframe
+from tallymark.wire.amqp091.methods import BasicConsume, BasicConsumeOk
+
+
+def read_stream(channel: Channel, method: BasicConsume, queue: Queue, tag: str) -> None:
+    """basic.consume on a stream: acknowledgements give credit back, which must be limited.
+    `exclusive` and `no_local` mean nothing there.
+
+    Raises:
+        PreconditionFailed: no prefetch count, or an offset without a meaning.
+        Unsupported: automatic acknowledgement, or a prefetch count shared by consumers.
+    """
+    client = channel.client
+    what = named("queue", queue.name, queue.vhost)
+    shared = channel.prefetch_shared
+    if not channel.prefetch and not (shared and client.shares_prefetch):
+        raise PreconditionFailed(f"consumer prefetch count is not set for '{what}'")
+    if method.no_ack:
+        raise Unsupported(f"automatic acknowledgement not supported by stream queues {what}")
+    if shared and not client.shares_prefetch:
+        raise Unsupported(f"{what} does not support global qos")
+    start = _start(method.arguments.get(STREAM_OFFSET), what)
+    consumer = client.broker.read(channel.session, queue, tag, start, False)
+    consumer.handle = StreamRecipient(channel, tag)
+    if not method.no_wait:
+        channel.send(BasicConsumeOk(tag))
+
+
+def _start(value: object, what: str) -> Start:
+    if isinstance(value, Timestamp):
+        return Start(TIME, int(value) * 1000)
+    return start_of(value, what)
+
+
+@final
+class StreamRecipient:
+    """Where a reader's deliveries go: Consumer.handle."""
+
+    __slots__ = ("_additions", "_channel", "_converter", "_recipient")
+
+    def __init__(self, channel: Channel, tag: str) -> None:
+        self._channel = channel
+        self._recipient = Recipient(channel, tag)
+        self._additions: Additions | None = None
+        """Those shown last."""
+        self._converter = Converter()
+
+    def encode(self, piece: Slice, first_tag: int) -> bytes:
+        """A slice whose bytes are in memory, as frames of this channel."""
+        piece = published(piece, self._converter)
+        additions = additions_to(piece, False, self._additions, True)
+        assert additions is not None, piece.first
+        self._additions = additions
+        payload = piece.payload
+        raw = payload.raw
+        assert raw is not None, payload.position
+        limit = self._channel.client.wire.frame_max
+        if limit and payload.largest_frame > limit:
+            return self._singly(piece, raw, first_tag, additions, limit)
+        if additions.died:
+            data = self._singly(piece, raw, first_tag, additions, 0)
+        else:
+            data = self._run(piece, raw, first_tag, additions)
+        number = self._channel.number
+        return (
+            data if channel_of(raw, payload.cuts[piece.lo]) == number else rechannel(data, number)
+        )
+
+    def _run(self, piece: Slice, raw: bytes, first_tag: int, additions: Additions) -> bytes:
+        """Messages that lose nothing: what is in front of the offset is made once for all that
+        begin alike."""
+        cuts = piece.payload.cuts
+        route: Route | None = None
+        template = self._template(piece, piece.lo)
+        unit = b""  # the header frame as it came, up to the end of its front
+        before_offset = b""
+        out: list[bytes] = []
+        for i in range(piece.lo, piece.hi):
+            header = cuts[i] + 8 + int.from_bytes(raw[cuts[i] + 3 : cuts[i] + 7], "big")
+            now = route_of(piece, i)
+            if now is not route:
+                route = now
+                template = self._template(piece, i)
+                unit = b""
+            if not unit or not raw.startswith(unit, header):
+                unit, front = additions.before_offset(raw, header)
+                before_offset = template.fresh + front
+            step = i - piece.lo
+            out += (
+                template.prefix,
+                (first_tag + step).to_bytes(8, "big"),
+                before_offset,
+                (piece.first - 1 + step).to_bytes(8, "big"),
+                raw[header + len(unit) : cuts[i + 1]],
+            )
+        return b"".join(out)
+
+    def _singly(
+        self, piece: Slice, raw: bytes, first_tag: int, additions: Additions, limit: int
+    ) -> bytes:
+        """Message by message: dead letters, and what is cut into frames of `limit` bytes (0: left
+        as it is)."""
+        cuts = piece.payload.cuts
+        out: list[bytes] = []
+        for i in range(piece.lo, piece.hi):
+            template = self._template(piece, i)
+            step = i - piece.lo
+            header = cuts[i] + 8 + int.from_bytes(raw[cuts[i] + 3 : cuts[i] + 7], "big")
+            body = header + 8 + int.from_bytes(raw[header + 3 : header + 7], "big")
+            additions.offset = piece.first - 1 + step
+            content = additions.header_frame(raw, header, body) + raw[body : cuts[i + 1]]
+            out += (
+                template.prefix,
+                (first_tag + step).to_bytes(8, "big"),
+                template.fresh,
+                reframe(content, 0, self._channel.number, limit) if limit else content,
+            )
+        return b"".join(out)
+
+    def _template(self, piece: Slice, i: int) -> Template:
+        return self._recipient.template(shown_route(piece) or route_of(piece, i))
+
+
+def route_of(piece: Slice, i: int) -> Route:
+    """Where message i of the slice's payload was published."""
+    payload = piece.payload
+    return payload.route if payload.routes is None else payload.routes[i]

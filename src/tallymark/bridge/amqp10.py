@@ -1,0 +1,520 @@
+"""One AMQP 1.0 client: wire events in, engine commands out; engine effects in, frames out.
+
+Pure: the owner moves bytes and time. It feeds `receive`, carries engine effects to the methods of
+their names, and writes what `take_output` gives. While `pending_login` is set it checks the
+credentials and answers with `login_succeeded` or `login_failed`. When `closing` turns true it
+closes the transport after writing.
+
+An error ends as little as can be: a delivery gets an outcome, a link is detached, a session ends,
+and only what leaves nothing to go on with closes the connection. What a client held when it went
+returns to its old place; it counts as a failed delivery only where the client vanished [FC-19].
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from tallymark.bridge import amqp10_attach as attaching
+from tallymark.bridge.amqp import AmqpBridge
+from tallymark.bridge.amqp10_client import Client, Delayed, LinkEnd, Session, Settings
+from tallymark.bridge.amqp10_consume import OutgoingLink
+from tallymark.bridge.amqp10_dispositions import is_final, settle, withdraw
+from tallymark.bridge.amqp10_errors import error_of
+from tallymark.bridge.amqp10_login import (
+    ANONYMOUS,
+    PLAIN,
+    credentials,
+    mechanisms,
+    server_open,
+    vhost_of,
+)
+from tallymark.bridge.amqp10_publish import IncomingLink
+from tallymark.bridge.permissions import Access, Permissions
+from tallymark.engine.broker import Broker
+from tallymark.engine.effects import (
+    Cancelled,
+    CloseSession,
+    Confirm,
+    Deliver,
+    Drained,
+    Durable,
+    Refused,
+    TimedOut,
+)
+from tallymark.engine.session import Connection as EngineConnection
+from tallymark.engine.session import Session as EngineSession
+from tallymark.wire.amqp10 import errors, sasl
+from tallymark.wire.amqp10.connection import Connection as WireConnection
+from tallymark.wire.amqp10.events import (
+    CloseReceived,
+    ConnectionFailed,
+    CreditReceived,
+    DeliveriesWithdrawn,
+    DispositionReceived,
+    Ended,
+    Event,
+    LinkDetached,
+    LinkFailed,
+    LinkRequested,
+    OpenReceived,
+    SaslReceived,
+    SessionEnded,
+    SessionFailed,
+    SessionRequested,
+    SettlementReceived,
+    TransfersReceived,
+)
+from tallymark.wire.amqp10.link import Link
+from tallymark.wire.amqp10.outcomes import Error
+from tallymark.wire.amqp10.performatives import Open
+from tallymark.wire.amqp10.sasl import SaslFrame, SaslInit, SaslResponse
+from tallymark.wire.amqp10.serial import count
+from tallymark.wire.amqp10.session import Session as WireSession
+from tallymark.wire.amqp10.states import LinkState, SessionState
+
+
+@final
+class Amqp10(AmqpBridge):
+    """See the module's text."""
+
+    __slots__ = (
+        "_is_time",
+        "_mechanism",
+        "_now_ms",
+        "_open",
+        "_over",
+        "_permissions",
+        "broker",
+        "client",
+        "external_user",
+        "settings",
+        "wire",
+    )
+
+    def __init__(
+        self, broker: Broker, settings: Settings, peer: str, external_user: str = ""
+    ) -> None:
+        super().__init__(peer)
+        self.broker = broker
+        self.settings = settings
+        self.external_user = external_user
+        """Who TLS says the client is; empty: it says nothing."""
+        self.wire = WireConnection(
+            settings.limits,
+            is_server=True,
+            mechanisms=mechanisms(external_user, settings.anonymous_user),
+            needs_sasl=not settings.anonymous_user,
+        )
+        self.client: Client | None = None
+        """Set once it has entered a virtual host."""
+        self._mechanism = ""
+        self._permissions: Permissions | None = None
+        self._open: Open | None = None
+        """The client's, as long as it waits for the log-in."""
+        self._now_ms = 0
+        self._is_time = False
+        """Whether what happens does so because time passes: then the client is silent."""
+        self._over = False
+
+    # -- the owner's side
+
+    @property
+    def closing(self) -> bool:
+        """The transport is to be closed, once what take_output gives is written."""
+        return self._over
+
+    @property
+    def connection(self) -> EngineConnection | None:
+        return None if self.client is None else self.client.connection
+
+    @property
+    def entered(self) -> EngineConnection | None:
+        client = self.client
+        return None if client is None or client.closed else client.connection
+
+    @property
+    def holds_itself(self) -> bool:
+        return True
+
+    @property
+    def wants_data(self) -> bool:
+        return self.wire.wants_data
+
+    def receive(self, data: bytes, now_ms: int, wall_ms: int) -> None:
+        """Take what was read. now_ms: monotonic; wall_ms: since 1970, the messages' arrival."""
+        self._now_ms = now_ms
+        if self.client is not None:
+            self.client.wall_ms = wall_ms
+        self.wire.receive_data(data, now_ms)
+        self._handle_events()
+
+    def eof(self) -> None:
+        """The peer will send nothing more: the connection is lost unless it was closed."""
+        self.wire.receive_eof()
+        self._handle_events()
+
+    def tick(self, now_ms: int) -> None:
+        """Heartbeats and time-outs; call at `next_deadline`."""
+        self._now_ms = now_ms
+        self._is_time = True
+        self.wire.tick(now_ms)
+        self._handle_events()
+        self._is_time = False
+
+    def next_deadline(self) -> int | None:
+        """When `tick` is due, monotonic milliseconds."""
+        return self.wire.next_deadline()
+
+    def take_output(self) -> list[bytes]:
+        """What to write now, in order."""
+        return self.wire.take_output(self._now_ms)
+
+    def login_succeeded(self, permissions: Permissions) -> None:
+        """The pending login is good."""
+        if self.pending_login is None:
+            return
+        self.pending_login = None
+        self._permissions = permissions
+        if self._open is not None:
+            self._enter(self._open, permissions)
+        else:
+            self.wire.sasl_outcome(sasl.OK)
+        self._handle_events()
+
+    def login_failed(self) -> None:
+        """The pending login is refused."""
+        if self.pending_login is None:
+            return
+        self.pending_login = None
+        self._refuse_login("login refused")
+        self._handle_events()
+
+    def shutdown(self, reason: str = "shutdown") -> None:
+        """End the connection by the operator's or the broker's will."""
+        text = f"broker forced connection closure with reason '{reason}'"
+        self._close(Error(errors.CONNECTION_FORCED, text))
+        self._handle_events()
+
+    def block(self, reason: str) -> None:
+        """Windows close and no more credit is granted: a client that keeps to them stops."""
+        self._hold(True)
+
+    def unblock(self) -> None:
+        self._hold(False)
+
+    def _hold(self, held: bool) -> None:
+        client = self.client
+        if client is None or client.is_held == held:
+            return
+        client.is_held = held
+        for session in client.sessions:
+            session.wire.hold_window(held)
+            if not held:
+                for end in list(session.ends):
+                    end.resume()
+
+    def describe(self) -> dict[str, object]:
+        """What the HTTP API shows of the connection."""
+        client, wire = self.client, self.wire
+        sessions = [] if client is None else client.sessions
+        permissions, opened = self._permissions, wire.remote_open
+        properties: dict[str, object] = {}
+        if opened is not None:
+            properties = {str(key): value for key, value in (opened.properties or {}).items()}
+        return {
+            "peer": self.peer,
+            "protocol": "AMQP 1.0",
+            "state": "running" if self.entered is not None else wire.state.value.lower(),
+            "user": None if permissions is None else permissions.user,
+            "vhost": None if client is None else client.vhost.name,
+            "client_properties": properties,
+            "container_id": "" if opened is None else opened.container_id,
+            "channel_max": wire.channel_max,
+            "frame_max": wire.max_frame_size,
+            "channels": [_described(session) for session in sessions],
+        }
+
+    # -- effects
+
+    def deliver(self, effect: Deliver) -> None:
+        consumer = effect.consumer
+        if consumer.session.closed:
+            return
+        end = consumer.handle
+        assert isinstance(end, OutgoingLink)
+        end.deliver(effect)
+
+    def confirm(self, effect: Confirm) -> None:
+        if not effect.session.closed:
+            for link in _session_of(effect.session).confirms.confirm(effect.upto):
+                link.grant()
+
+    def refused(self, effect: Refused) -> None:
+        """Queues would not take some publishes [DL-6]."""
+        if not effect.session.closed:
+            confirms = _session_of(effect.session).confirms
+            for link in confirms.refuse(effect.first, effect.last):
+                link.grant()
+
+    def cancelled(self, effect: Cancelled) -> None:
+        """A consumer's queue is gone."""
+        consumer = effect.consumer
+        end = consumer.handle
+        if not consumer.session.closed and isinstance(end, OutgoingLink):
+            end.queue_deleted()
+
+    def drained(self, effect: Drained) -> None:
+        consumer = effect.consumer
+        end = consumer.handle
+        if not consumer.session.closed and isinstance(end, OutgoingLink):
+            end.drained()
+
+    def timed_out(self, effect: TimedOut) -> None:
+        consumer = effect.consumer
+        if effect.session.closed or consumer is None:
+            return
+        end = consumer.handle
+        assert isinstance(end, OutgoingLink)
+        end.timed_out(effect)
+
+    def close_session(self, effect: CloseSession) -> None:
+        """The engine ends a session."""
+        if not effect.session.closed:
+            self._end(_session_of(effect.session), error_of(effect.error))
+
+    def durable(self, effect: Durable) -> None:
+        """What an answer waited for is on disk."""
+        delayed = effect.waiter
+        assert isinstance(delayed, Delayed)
+        client = self.client
+        if client is not None and not client.closed:
+            delayed.say()
+
+    # -- events
+
+    def _handle_events(self) -> None:
+        wire = self.wire
+        event = wire.next_event()
+        while event is not None:
+            if isinstance(event, TransfersReceived):
+                end = event.link.context
+                if isinstance(end, LinkEnd):
+                    end.received(event)
+            elif isinstance(event, DispositionReceived):
+                self._disposition(event)
+            elif isinstance(event, CreditReceived):
+                taker = event.link.context
+                if isinstance(taker, LinkEnd):
+                    taker.granted(event)
+            elif isinstance(event, SettlementReceived):
+                publisher = event.link.context
+                if isinstance(publisher, IncomingLink):
+                    publisher.settled(count(event.first, event.last))
+            elif not self._event_of_link(event) and not self._event_of_session(event):
+                self._event_of_connection(event)
+            event = wire.next_event()
+        client = self.client
+        if client is not None:
+            for session in client.sessions:
+                answers = session.answers
+                if answers is not None:
+                    session.answers = None
+                    self.broker.await_durable(answers)
+                if not session.engine.flow and not session.wire.is_blocked:
+                    self.broker.set_flow(session.engine, True)
+
+    def _disposition(self, event: DispositionReceived) -> None:
+        session = event.session.context
+        if not isinstance(session, Session):
+            return
+        if event.by_sender:
+            if event.settled:
+                session.confirms.forget(event.first, event.last)
+        elif is_final(event.state):
+            settle(session, event)
+        else:
+            text = f"disposition with {type(event.state).__name__}: transactions are not offered"
+            self._end(session, Error(errors.NOT_IMPLEMENTED, text))
+
+    def _event_of_link(self, event: Event) -> bool:
+        if isinstance(event, LinkRequested):
+            session = event.link.session.context
+            if isinstance(session, Session):
+                attaching.answer(session, event.link, event.attach)
+        elif isinstance(event, LinkDetached):
+            _leave(event.link)
+            if event.link.state is LinkState.DETACH_RCVD:
+                event.link.detach(closed=event.closed)
+        elif isinstance(event, LinkFailed):
+            _leave(event.link)
+        elif isinstance(event, DeliveriesWithdrawn):
+            end = event.link.context
+            if isinstance(end, OutgoingLink):
+                withdraw(end.session, event.first, event.last)
+        else:
+            return False
+        return True
+
+    def _event_of_session(self, event: Event) -> bool:
+        if isinstance(event, SessionRequested):
+            self._begin(event.session)
+        elif isinstance(event, SessionEnded):
+            ended = event.session.context
+            if isinstance(ended, Session):
+                ended.close(False)
+            if event.session.state is SessionState.END_RCVD:
+                event.session.end()
+        elif isinstance(event, SessionFailed):
+            failed = event.session.context
+            if isinstance(failed, Session):
+                failed.close(False)
+        else:
+            return False
+        return True
+
+    def _event_of_connection(self, event: Event) -> None:
+        if isinstance(event, SaslReceived):
+            self._sasl(event.frame)
+        elif isinstance(event, OpenReceived):
+            self._opened(event.open)
+        elif isinstance(event, CloseReceived):
+            self.reason = self.reason or _reason("closed by the client", event.error)
+            self._leave(False)
+            self.wire.close()
+        elif isinstance(event, ConnectionFailed):
+            self.reason = self.reason or _reason("", event.error)
+            self._leave(self._is_time)
+        elif isinstance(event, Ended):
+            self.reason = self.reason or event.reason
+            self._leave(not event.clean)
+            self.pending_login = None
+            self._over = True
+
+    def _begin(self, wire: WireSession) -> None:
+        client = self.client
+        assert client is not None  # nothing comes before our open
+        wire.begin()
+        client.sessions.append(Session(client, wire, self.broker.open_session(client.connection)))
+        if client.is_held:
+            wire.hold_window(True)
+
+    # -- the log-in
+
+    def _sasl(self, frame: SaslFrame) -> None:
+        response: bytes | None
+        if isinstance(frame, SaslInit):
+            self._mechanism = frame.mechanism
+            response = frame.initial_response
+            if response is None and self._mechanism == PLAIN:
+                self.wire.sasl_challenge(b"")
+                return
+        else:
+            assert isinstance(frame, SaslResponse)
+            response = frame.response
+        offered = self._mechanism in mechanisms(self.external_user, self.settings.anonymous_user)
+        found = None
+        if offered:
+            found = credentials(
+                self._mechanism, response or b"", self.external_user, self.settings.anonymous_user
+            )
+        if found is None:
+            name = self._mechanism[:40]
+            self._refuse_login(f"no credentials in a response of mechanism {name!r}")
+        else:
+            self.pending_login = (self._mechanism, found[0], found[1])
+
+    def _refuse_login(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        if self._open is not None:
+            self.wire.close(Error(errors.UNAUTHORIZED_ACCESS, reason))
+        else:
+            self.wire.sasl_outcome(sasl.AUTH)
+
+    def _opened(self, open: Open) -> None:
+        permissions = self._permissions
+        if permissions is not None:
+            self._enter(open, permissions)
+        else:  # without SASL, where that is allowed
+            self._open = open
+            self.pending_login = (ANONYMOUS, self.settings.anonymous_user, "")
+
+    def _enter(self, open: Open, permissions: Permissions) -> None:
+        """The client names a virtual host: let it in, or say why not."""
+        self._open = None
+        self.wire.open(server_open(self.settings))  # also in front of a close
+        vhost = vhost_of(open.hostname)
+        patterns = permissions.patterns(vhost)
+        if vhost not in self.broker.vhosts:
+            self._close(Error(errors.NOT_FOUND, f"vhost {vhost} not found"))
+            return
+        if patterns is None:
+            text = f"access to vhost '{vhost}' refused for user '{permissions.user}'"
+            self._close(Error(errors.NOT_ALLOWED, text))
+            return
+        connection = self.broker.open_connection(vhost, permissions.user, self.peer)
+        connection.handle = self
+        access = Access(permissions.user, vhost, patterns)
+        self.client = Client(self.broker, self.settings, connection, access, self)
+        self.client.wall_ms = self.broker.clock.now_ms
+
+    # -- endings
+
+    def _end(self, session: Session, error: Error) -> None:
+        """The session ends by our will."""
+        session.close(False)
+        session.wire.end(error)
+
+    def _close(self, error: Error) -> None:
+        """The connection ends by our will."""
+        self.reason = self.reason or _reason("", error)
+        self._leave(False)
+        self.wire.close(error)
+
+    def _leave(self, lost: bool) -> None:
+        """End the engine's side: sessions, unsettled messages, exclusive queues."""
+        client = self.client
+        if client is None or client.closed:
+            return
+        client.closed = True
+        for session in list(client.sessions):
+            session.close(lost)
+        self.broker.close_connection(client.connection, lost)
+
+
+def _session_of(session: EngineSession) -> Session:
+    found = session.handle
+    assert isinstance(found, Session)
+    return found
+
+
+def _leave(link: Link) -> None:
+    session = link.session.context
+    if isinstance(session, Session):
+        session.leave(link)
+
+
+def _reason(begin: str, error: Error | None) -> str:
+    if error is None:
+        return begin
+    parts = [begin, error.condition, error.description or ""]
+    return ": ".join([part for part in parts if part])
+
+
+def _described(session: Session) -> dict[str, object]:
+    engine = session.engine
+    transactions = session.client.broker.transactions.of(engine)
+    return {
+        "number": session.number,
+        "consumers": len(engine.consumers),
+        "prefetch": 0,
+        "prefetch_shared": 0,
+        "unacked": engine.unacked,
+        "confirms": True,
+        "transactional": bool(transactions),
+        "uncommitted": sum([one.published for one in transactions]),
+        "acks_uncommitted": sum([one.settled for one in transactions]),
+        "published": engine.published,
+        "unconfirmed": session.confirms.count(),
+        "returned": 0,
+        "flow": engine.flow,
+    }

@@ -1,0 +1,143 @@
+"""Our end of a link on which a client consumes: deliveries as the engine hands them out.
+
+Credit is the engine's to count [LC-3]; the wire counts along. A delivery leaves at once, or behind
+what the session's window holds back: then the engine hands out no more for the session until that
+has left.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from tallymark.bridge.amqp10_client import LinkEnd, Session, number_of
+from tallymark.bridge.amqp10_delivery import Outgoing, Run
+from tallymark.engine.effects import Deliver, TimedOut
+from tallymark.engine.queue import Queue
+from tallymark.engine.session import DISCARDED, RETURNED, Consumer, timeout_of
+from tallymark.wire.amqp10 import errors
+from tallymark.wire.amqp10.events import CreditReceived
+from tallymark.wire.amqp10.link import SenderLink
+from tallymark.wire.amqp10.outcomes import Error, Released
+
+RELEASED: Final = Released()
+
+
+@final
+class OutgoingLink(LinkEnd):
+    """Consumer.handle. See the module's text."""
+
+    __slots__ = (
+        "_is_dynamic",
+        "_outgoing",
+        "_settled",
+        "consumer",
+        "default_outcome",
+        "link",
+        "session",
+    )
+
+    def __init__(
+        self,
+        session: Session,
+        link: SenderLink,
+        consumer: Consumer,
+        settled: bool,
+        is_dynamic: bool,
+    ) -> None:
+        self.session = session
+        self.link = link
+        self.consumer = consumer
+        self._settled = settled
+        """Whether what is sent is settled by that."""
+        self._is_dynamic = is_dynamic
+        """Whether the queue was made for this link, and goes with it."""
+        self.default_outcome = RETURNED
+        """What settling without an outcome means, an outcome of the engine."""
+        self._outgoing = Outgoing()
+
+    def granted(self, event: CreditReceived) -> None:
+        self.link.available = self.consumer.queue.ready
+        self.session.client.broker.grant(self.consumer, event.credit, event.drain)
+
+    def deliver(self, effect: Deliver) -> None:
+        session, consumer, link = self.session, self.consumer, self.link
+        queue = consumer.queue
+        piece = effect.slice
+        if not consumer.active:
+            session.wire.skip(len(piece))
+            return
+        broker = session.client.broker
+        locked_until_ms = 0
+        if not (consumer.no_ack or consumer.browses):
+            lock_ms = timeout_of(consumer, queue)
+            if lock_ms:
+                locked_until_ms = broker.clock.now_ms + lock_ms
+        tag = effect.first_tag
+        for run in self._outgoing.runs(piece, queue.shows_counts, locked_until_ms):
+            size = run.cuts[run.hi] - run.cuts[run.lo] + len(run.front)
+            if 0 < link.max_message_size < size:  # all of them together
+                self._send_fitting(run, tag)
+            else:
+                number = link.send_run(
+                    run.raw, run.cuts, run.lo, run.hi, settled=self._settled, front=run.front,
+                    skip=run.skip,
+                )  # fmt: skip
+                assert number == number_of(tag), (number, tag)
+            tag += run.hi - run.lo
+        link.available = queue.ready
+        if session.wire.is_blocked and session.engine.flow:
+            broker.set_flow(session.engine, False)
+
+    def _send_fitting(self, run: Run, tag: int) -> None:
+        """A run to a client that takes messages up to some size: larger ones are refused in its
+        name, and die of it."""
+        link, session = self.link, self.session
+        most = link.max_message_size + run.skip - len(run.front)
+        start = run.lo
+        for i in range(run.lo, run.hi + 1):
+            if i < run.hi and run.cuts[i + 1] - run.cuts[i] <= most:
+                continue
+            if start < i:
+                link.send_run(
+                    run.raw, run.cuts, start, i, settled=self._settled, front=run.front,
+                    skip=run.skip,
+                )  # fmt: skip
+            if i < run.hi:
+                session.wire.skip(1)
+                broker = session.client.broker
+                if not self._settled:
+                    one = tag + i - run.lo
+                    broker.settle(session.engine, one, one, DISCARDED)
+                # It spent the engine's credit and none of the client's.
+                broker.grant(self.consumer, self.consumer.limit + 1, self.consumer.draining)
+            start = i + 1
+
+    def drained(self) -> None:
+        """The engine has nothing more for it now."""
+        consumer = self.consumer
+        self.link.available = consumer.queue.ready
+        self.link.drained()
+        if consumer.limit:  # given back for messages that were too large
+            self.session.client.broker.grant(consumer, 0, False)
+
+    def timed_out(self, effect: TimedOut) -> None:
+        """The client held messages for too long: they are somebody else's now [FC-18]."""
+        for first, last in effect.tags:
+            self.session.wire.settle_sent(
+                number_of(first), number_of(last), RELEASED, settled=False
+            )
+
+    def queue_deleted(self) -> None:
+        """The engine stopped the consumer: its queue is gone."""
+        queue = self.consumer.queue
+        text = f"queue '{queue.name}' in vhost '{queue.vhost}' was deleted"
+        self.link.detach(Error(errors.RESOURCE_DELETED, text))
+        self.session.leave(self.link)
+
+    def gone(self, with_session: bool) -> None:
+        broker = self.session.client.broker
+        queue: Queue = self.consumer.queue
+        if not with_session:
+            broker.detach(self.consumer)
+        if self._is_dynamic and not queue.deleted:
+            broker.delete_queue(self.session.client.connection, queue.name, False, False)

@@ -1,0 +1,179 @@
+"""What consumers say of what they were sent: outcomes, from delivery numbers to the engine's tags.
+
+A disposition is a range of the session, over all its links, and may name what is settled already:
+that is passed over. Where the client waits for our answer (it does not settle itself), the answer
+waits for the disk, so that what it hears is so after a crash as well [FC-12].
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from tallymark.bridge.amqp10_client import Delayed, Session
+from tallymark.bridge.amqp10_consume import OutgoingLink
+from tallymark.engine.annotations import Notes
+from tallymark.engine.arguments import LONGEST_MS
+from tallymark.engine.session import (
+    ACCEPTED,
+    DISCARDED,
+    FAILED,
+    REJECTED,
+    RETURNED,
+    InFlight,
+)
+from tallymark.engine.session import Session as EngineSession
+from tallymark.wire.amqp10.codec import encode
+from tallymark.wire.amqp10.events import DispositionReceived
+from tallymark.wire.amqp10.outcomes import (
+    Accepted,
+    DeliveryState,
+    Modified,
+    Received,
+    Rejected,
+    Released,
+)
+
+UNKNOWN: Final = 0
+"""No outcome of the engine."""
+DELIVERY_TIME: Final = "x-opt-delivery-time"
+"""Annotation of `modified`: not ready again before; wall time, milliseconds."""
+OURS: Final = "x-"
+"""What a consumer may annotate begins so [FC-20]."""
+
+
+def outcome_of(state: DeliveryState | None) -> int:
+    """The engine's word for an outcome; UNKNOWN for what is none of the four [FC-20, LC-1]."""
+    if isinstance(state, Accepted):
+        return ACCEPTED
+    if isinstance(state, Released):
+        return RETURNED
+    if isinstance(state, Rejected):
+        return REJECTED
+    if isinstance(state, Modified):
+        if state.undeliverable_here:
+            return REJECTED if state.delivery_failed else DISCARDED
+        return FAILED if state.delivery_failed else RETURNED
+    return UNKNOWN
+
+
+def notes_of(state: DeliveryState | None) -> Notes:
+    """What a consumer adds to messages: its annotations, as bytes."""
+    if not isinstance(state, Modified) or not state.message_annotations:
+        return ()
+    return tuple(
+        [
+            (str(key), encode(value))
+            for key, value in state.message_annotations.items()
+            if isinstance(key, str) and key.startswith(OURS) and key != DELIVERY_TIME
+        ]
+    )
+
+
+def due_of(state: DeliveryState | None) -> int:
+    """When messages are to be ready again, wall time, milliseconds; 0: at once [LC-1]."""
+    if isinstance(state, Modified) and state.message_annotations:
+        due = state.message_annotations.get(DELIVERY_TIME)
+        if isinstance(due, int) and not isinstance(due, bool):
+            return max(0, due)
+    return 0
+
+
+@final
+class Answers(Delayed):
+    """Settlements of one session that are told once the disk has them."""
+
+    __slots__ = ("_ranges", "_session")
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session.client.owner)
+        self._session = session
+        self._ranges: list[tuple[int, int, DeliveryState]] = []
+
+    def add(self, first: int, last: int, state: DeliveryState) -> None:
+        self._ranges.append((first, last, state))
+
+    def say(self) -> None:
+        if not self._session.engine.closed:
+            for first, last, state in self._ranges:
+                self._session.wire.settle_sent(first, last, state)
+
+
+def settle(session: Session, event: DispositionReceived) -> None:
+    """The client has come to an outcome for what it was sent, or is done with it."""
+    first, last = session.tag_of(event.first), session.tag_of(event.last)
+    state = event.state
+    outcome = outcome_of(state)
+    engine, broker = session.engine, session.client.broker
+    if outcome == UNKNOWN:
+        if event.settled:
+            _settle_by_default(session, first, last)
+        return
+    due_ms = min(due_of(state), broker.clock.now_ms + LONGEST_MS)
+    notes = notes_of(state)
+    for low, high in outstanding(engine, first, last):
+        broker.settle(engine, low, high, outcome, notes, due_ms)
+    if not event.settled and state is not None:
+        if session.answers is None:
+            session.answers = Answers(session)
+        session.answers.add(event.first, event.last, state)
+
+
+def withdraw(session: Session, first: int, last: int) -> None:
+    """The client took back the credit for deliveries that had not left: they are ready again. Of
+    those that are settled by being sent nothing is left to return."""
+    engine = session.engine
+    for low, high in outstanding(engine, session.tag_of(first), session.tag_of(last)):
+        session.client.broker.settle(engine, low, high, RETURNED)
+
+
+def outstanding(engine: EngineSession, first: int, last: int) -> list[tuple[int, int]]:
+    """Which of the tags first..last are not settled, as ranges, ascending."""
+    inflight = engine.inflight
+    if not inflight:
+        return []
+    entry = inflight[0]
+    if entry.done is None and entry.first <= first and last <= entry.last:
+        return [(first, last)] if first <= last else []
+    found: list[tuple[int, int]] = []
+    for entry in _held(engine, first, last):
+        found += entry.pieces(max(first, entry.first), min(last, entry.last))
+    return found
+
+
+def _held(engine: EngineSession, first: int, last: int) -> list[InFlight]:
+    """The entries that hold some of the tags first..last."""
+    inflight = engine.inflight
+    low = 0
+    high = len(inflight)
+    while low < high:
+        middle = (low + high) >> 1
+        if inflight[middle].last < first:
+            low = middle + 1
+        else:
+            high = middle
+    found: list[InFlight] = []
+    while low < len(inflight) and inflight[low].first <= last:
+        found.append(inflight[low])
+        low += 1
+    return found
+
+
+def _settle_by_default(session: Session, first: int, last: int) -> None:
+    """Settled without an outcome: each link's source says what that means
+    [amqp-1.0 §3.5.3 default-outcome]."""
+    engine = session.engine
+    found: list[tuple[int, int, int]] = []
+    for entry in _held(engine, first, last):
+        consumer = entry.consumer
+        end = None if consumer is None else consumer.handle
+        outcome = end.default_outcome if isinstance(end, OutgoingLink) else RETURNED
+        for low, high in entry.pieces(max(first, entry.first), min(last, entry.last)):
+            found.append((low, high, outcome))
+    for low, high, outcome in found:
+        session.client.broker.settle(engine, low, high, outcome)
+
+
+def is_final(state: DeliveryState | None) -> bool:
+    """Whether it is one that may stand in a disposition here: none, one of the four outcomes, or
+    how far a delivery has come."""
+    return state is None or isinstance(state, Received) or outcome_of(state) != UNKNOWN

@@ -1,0 +1,81 @@
+"""How AMQP 1.0 clients say who they are, and what the broker says of itself.
+
+    PLAIN      user and password [RFC 4616]
+    EXTERNAL   who the client's certificate says, where TLS has verified one [RFC 4422]
+    ANONYMOUS  nobody: who the configuration says, where it says somebody [RFC 4505]
+
+Clients made for RabbitMQ 4 look at `product` and `version` of our open and go no further with
+anything else. So the broker says there what it behaves as, and its own name in `platform`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tallymark import __version__
+from tallymark.bridge.amqp10_client import Settings
+from tallymark.bridge.filters import CAPABILITIES
+from tallymark.wire.amqp10.performatives import Open
+from tallymark.wire.amqp10.sasl import split_plain
+
+PLAIN: Final = "PLAIN"
+EXTERNAL: Final = "EXTERNAL"
+ANONYMOUS: Final = "ANONYMOUS"
+
+PRODUCT: Final = "RabbitMQ"
+BEHAVES_AS: Final = "4.2.0"
+"""What clients may expect: SQL filters, management over AMQP, addresses of version 2."""
+OFFERED: Final = (*CAPABILITIES, "ANONYMOUS-RELAY", "LINK_PAIR_V1_0")
+VHOST: Final = "vhost:"
+"""In a hostname: what follows is the name of a virtual host [rabbitmq]."""
+DEFAULT_VHOST: Final = "/"
+
+
+def mechanisms(external_user: str, anonymous_user: str) -> tuple[str, ...]:
+    """What is offered, the strongest first."""
+    offered = [PLAIN]
+    if external_user:
+        offered.insert(0, EXTERNAL)
+    if anonymous_user:
+        offered.append(ANONYMOUS)
+    return tuple(offered)
+
+
+def credentials(
+    mechanism: str, response: bytes, external_user: str, anonymous_user: str
+) -> tuple[str, str] | None:
+    """User and password, or None where the response is malformed. The password is empty where none
+    is needed."""
+    if mechanism == PLAIN:
+        parts = split_plain(response)
+        if parts is None or parts[0] not in ("", parts[1]):
+            return None
+        return parts[1], parts[2]
+    if mechanism == EXTERNAL:
+        wanted = response.decode("utf-8", "replace")
+        return (external_user, "") if wanted in ("", external_user) else None
+    return anonymous_user, ""
+
+
+def vhost_of(hostname: str | None) -> str:
+    """The virtual host a client wants to enter."""
+    if hostname is not None and hostname.startswith(VHOST):
+        return hostname[len(VHOST) :]
+    return DEFAULT_VHOST
+
+
+def server_open(settings: Settings) -> Open:
+    """Limits are filled in by the wire."""
+    return Open(
+        container_id=settings.node_name,
+        offered_capabilities=OFFERED,
+        properties={
+            "product": PRODUCT,
+            "version": BEHAVES_AS,
+            "platform": f"Tallymark {__version__}, {settings.platform}",
+            "node": settings.node_name,
+            "cluster_name": settings.node_name,
+            "copyright": "Copyright the Tallymark authors",
+            "information": "Licensed under the Apache License 2.0",
+        },
+    )

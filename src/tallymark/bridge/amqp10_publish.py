@@ -1,0 +1,254 @@
+"""Our end of a link on which a client publishes: credit, outcomes, and where messages go.
+
+Credit is RabbitMQ's rule [FC-8]: the full measure at the start and again whenever half of it is
+used, unless as much is still on its way to the disk. So neither memory nor the client waits.
+
+What cannot be published is refused message by message: rejected with the reason, released where
+nobody takes it [rabbitmq AMQP 1.0 outcomes]. A client that settled a message itself cannot be told
+so: it loses the link [amqp-1.0 anonymous terminus].
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from tallymark.bridge.amqp10_addresses import BadAddress, Target, target_of
+from tallymark.bridge.amqp10_client import LinkEnd, Session
+from tallymark.bridge.amqp10_confirms import FIRST, NEVER, SECOND
+from tallymark.bridge.amqp10_errors import error_of
+from tallymark.bridge.amqp10_front import Arrival, Arrivals
+from tallymark.bridge.amqp10_stretch import Destination, Stretch
+from tallymark.bridge.permissions import EXCHANGE, WRITE
+from tallymark.engine.errors import BrokerError, PreconditionFailed
+from tallymark.engine.message import Route
+from tallymark.engine.queue import Queue
+from tallymark.engine.routing import Targets
+from tallymark.wire.amqp10 import errors
+from tallymark.wire.amqp10.errors import DecodeError
+from tallymark.wire.amqp10.events import TransfersReceived
+from tallymark.wire.amqp10.link import ReceiverLink
+from tallymark.wire.amqp10.outcomes import DeliveryState, Error, Rejected
+from tallymark.wire.amqp10.serial import add, count
+
+REASON: Final = "reason"
+MAXLEN: Final = "maxlen"
+DESTINATIONS_KEPT: Final = 1024
+"""Addresses of messages remembered per link."""
+
+
+@final
+class IncomingLink(LinkEnd):
+    """See the module's text."""
+
+    __slots__ = (
+        "_arrivals",
+        "_destinations",
+        "_generation",
+        "_queue",
+        "can_reject",
+        "is_dynamic",
+        "is_open",
+        "link",
+        "no_room",
+        "session",
+        "target",
+        "unconfirmed",
+    )
+
+    def __init__(
+        self, session: Session, link: ReceiverLink, target: Target | None, queue: Queue | None
+    ) -> None:
+        self.session = session
+        self.link = link
+        self.target = target
+        """None: each message says where it goes."""
+        self._queue = queue
+        """The queue that the address names."""
+        self.can_reject = True
+        """Whether the sender understands the outcome rejected."""
+        self.is_dynamic = False
+        """Whether the queue was made for this link, and goes with it."""
+        self.is_open = True
+        self.unconfirmed = 0
+        """Messages on their way: without an outcome, or with one that is not settled."""
+        self._arrivals = Arrivals()
+        self._destinations: dict[str, Destination] = {}
+        """By the address in a message; under "" where the link's own leads."""
+        self._generation = 0
+        """Of the topology they were found in."""
+        text = "a queue has no room for it"
+        info: dict[object, object] = {REASON: MAXLEN}
+        if queue is not None:
+            session.client.settings.watch.add(queue, self)
+            text = f"queue '{queue.name}' in vhost '{queue.vhost}' has no room for it"
+            info["queue"] = queue.name
+        self.no_room = Rejected(Error(errors.RESOURCE_LIMIT_EXCEEDED, text, info))
+        """The outcome where a queue takes no more [DL-6]."""
+
+    # -- credit
+
+    def grant(self) -> None:
+        client = self.session.client
+        most = client.settings.link_credit
+        if (
+            self.is_open
+            and not client.is_held
+            and self.link.credit <= most // 2
+            and self.unconfirmed < most
+        ):
+            self.link.flow(most)
+
+    def resume(self) -> None:
+        self.grant()
+
+    # -- outcomes
+
+    def tell(self, first: int, last: int, mode: int, state: DeliveryState) -> None:
+        """Deliveries that were not published have this outcome."""
+        if mode == SECOND:
+            self.unconfirmed += count(first, last)
+            self.settle(first, last, state)
+        elif mode == FIRST and self.is_open:
+            self.session.wire.settle_received(first, last, state)
+
+    def refuse(self, first: int, last: int, mode: int, error: Error) -> None:
+        """Deliveries are not taken. Where their sender cannot be told by an outcome, the link
+        ends."""
+        if mode != NEVER and self.can_reject:
+            self.tell(first, last, mode, Rejected(error))
+        else:
+            self.close(error)
+
+    def settle(self, first: int, last: int, state: DeliveryState) -> None:
+        """Deliveries in mode second have their outcome, which the sender will settle."""
+        if self.is_open:
+            self.link.settle(first, last, state)
+        else:
+            self.unconfirmed -= count(first, last)
+
+    def settled(self, number: int) -> None:
+        """The sender settled so many."""
+        self.unconfirmed -= number
+        self.grant()
+
+    # -- the end
+
+    def close(self, error: Error) -> None:
+        """The link ends by our will."""
+        if self.is_open:
+            self.link.detach(error)
+            self.session.leave(self.link)
+
+    def gone(self, with_session: bool) -> None:
+        self.is_open = False
+        queue = self._queue
+        if queue is None:
+            return
+        client = self.session.client
+        client.settings.watch.remove(queue, self)
+        if self.is_dynamic and not queue.deleted:
+            client.broker.delete_queue(client.connection, queue.name, False, False)
+
+    def queue_deleted(self) -> None:
+        """The queue that the link's address names is gone."""
+        queue = self._queue
+        assert queue is not None
+        self._queue = None
+        text = f"queue '{queue.name}' in vhost '{queue.vhost}' was deleted"
+        self.close(Error(errors.RESOURCE_DELETED, text))
+        client = self.session.client
+        client.settings.replies.written.append(client.owner)
+
+    # -- publishing
+
+    def received(self, event: TransfersReceived) -> None:
+        n = len(event)
+        last = add(event.first, n - 1)
+        mode = FIRST
+        if event.settled:
+            mode = NEVER
+        elif event.is_second:
+            mode = SECOND
+        if event.state is not None:
+            # Nothing that may stand here is offered: there is no transaction [TX-14].
+            text = f"transfer in state {type(event.state).__name__}: transactions are not offered"
+            self.close(Error(errors.NOT_IMPLEMENTED, text))
+        elif event.message_format:
+            text = f"message format {event.message_format}, expected 0"
+            self.refuse(event.first, last, mode, Error(errors.NOT_IMPLEMENTED, text))
+        else:
+            at = 0
+            while at < n and self.is_open:
+                at = self._publish(event, at, n, mode)
+        self.grant()
+
+    def _publish(self, event: TransfersReceived, lo: int, hi: int, mode: int) -> int:
+        """Publish messages from `lo` on, up to the first that is none, which is refused. Returns
+        where to go on."""
+        arrivals = self._arrivals
+        sound = arrivals.read(event.data, event.cuts, lo, hi)
+        for piece in arrivals.pieces:
+            self._publish_stretch(event, piece, mode)
+        if sound < hi:
+            self._refuse_one(event, sound, mode, arrivals.problem)
+            sound += 1
+        return sound
+
+    def _publish_stretch(self, event: TransfersReceived, piece: Arrival, mode: int) -> None:
+        """Publish messages which have one front."""
+        if not self.is_open:
+            return
+        lo, hi = piece.lo, piece.hi
+        stretch = Stretch(self, add(event.first, lo), piece.front, mode)
+        try:
+            stretch.read(event.data, event.cuts, piece)
+        except DecodeError as error:
+            if hi > lo + 1:
+                for i in range(lo, hi):
+                    one = Arrival(i, i + 1, piece.front, True)
+                    self._publish_stretch(event, one, mode)
+            else:
+                self._refuse_one(event, lo, mode, error.text)
+            return
+        stretch.publish()
+
+    def _refuse_one(self, event: TransfersReceived, i: int, mode: int, text: str) -> None:
+        """Message i is none."""
+        if self.is_open:
+            id = add(event.first, i)
+            error = Error(errors.DECODE_ERROR, f"delivery {id} cannot be read: {text}")
+            self.refuse(id, id, mode, error)
+
+    def destination(self, address: str) -> Destination:
+        """Where messages with this property `to` go, or with the link's own address: ""."""
+        generation = self.session.client.vhost.generation
+        if generation != self._generation:
+            self._destinations.clear()
+            self._generation = generation
+        found = self._destinations.get(address)
+        if found is None:
+            if len(self._destinations) >= DESTINATIONS_KEPT:
+                self._destinations.clear()
+            found = self._find(address)
+            self._destinations[address] = found
+        return found
+
+    def _find(self, address: str) -> Destination:
+        client = self.session.client
+        target = self.target
+        route = Route("", "")
+        try:
+            if target is None:
+                if not address:
+                    raise PreconditionFailed("anonymous terminus requires 'to' address to be set")
+                target = target_of(address)
+                client.access.check(EXCHANGE, target.exchange, WRITE)
+            route = Route(target.exchange, target.key)
+            targets: Targets | None = None
+            if not client.vhost.needs_headers(target.exchange):
+                targets = client.vhost.route(target.exchange, [target.key], None)
+        except BrokerError as error:
+            return Destination(route, None, False, error_of(error))
+        except BadAddress as bad:
+            return Destination(route, None, False, Error(errors.PRECONDITION_FAILED, str(bad)))
+        return Destination(route, targets, target.is_reply, None)

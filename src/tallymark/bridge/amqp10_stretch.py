@@ -1,0 +1,243 @@
+"""A stretch of deliveries on its way into queues.
+
+All have the same header and annotations, so they are one payload, which is not copied. Where the
+link's address decides, they go to one set of queues; where each says it in its property `to`, or is
+routed by its headers, they are parts of that payload, in the order they came.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Final, final
+
+from tallymark.bridge.amqp10_confirms import ACCEPTED, ANSWERED
+from tallymark.bridge.amqp10_front import (
+    FORMAT,
+    Arrival,
+    Front,
+    destinations,
+    user_ids,
+    without_delivery_annotations,
+)
+from tallymark.engine.arguments import LONGEST_MS
+from tallymark.engine.broker import Part
+from tallymark.engine.message import Payload, Route
+from tallymark.engine.routing import Targets
+from tallymark.wire.amqp10 import errors
+from tallymark.wire.amqp10.errors import DecodeError
+from tallymark.wire.amqp10.outcomes import DeliveryState, Error, Released
+from tallymark.wire.amqp10.serial import add
+
+if TYPE_CHECKING:
+    from tallymark.bridge.amqp10_publish import IncomingLink
+
+RELEASED: Final = Released()
+NOWHERE: Final = Route("", "")
+
+
+@final
+class Destination:
+    """Where messages go while the topology stays, or why they go nowhere."""
+
+    __slots__ = ("error", "is_reply", "route", "targets")
+
+    def __init__(
+        self, route: Route, targets: Targets | None, is_reply: bool, error: Error | None
+    ) -> None:
+        self.route = route
+        self.targets = targets
+        """None: the headers of each message decide."""
+        self.is_reply = is_reply
+        """Whether they answer somebody who waits for it [direct_reply]."""
+        self.error = error
+        """Why they cannot be published."""
+
+
+@final
+class Stretch:
+    """Deliveries with ids from `first` on: first read, then published."""
+
+    __slots__ = (
+        "_bounds",
+        "_cuts",
+        "_destinations",
+        "_first",
+        "_front",
+        "_link",
+        "_mode",
+        "_parts",
+        "_raw",
+    )
+
+    def __init__(self, link: IncomingLink, first: int, front: Front, mode: int) -> None:
+        self._link = link
+        self._first = first
+        self._front = front
+        self._mode = mode
+        self._raw = b""
+        self._cuts = array("I")
+        """Of the messages as they are stored."""
+        self._bounds = [0]
+        """Messages bounds[k]..bounds[k + 1] - 1 go to destinations[k]."""
+        self._destinations: list[Destination] = []
+        self._parts: list[Part] = []
+
+    def read(self, data: bytes, cuts: array[int], piece: Arrival) -> None:
+        """These messages of these bytes, which have the stretch's front.
+
+        Raises DecodeError: what has to be known of one of them cannot be read.
+        """
+        link = self._link
+        self._raw, self._cuts = without_delivery_annotations(
+            data, cuts, piece.lo, piece.hi, self._front
+        )
+        if not self._cuts[-1]:
+            raise DecodeError("no sections but delivery annotations, if any")
+        count = piece.hi - piece.lo
+        user = link.session.client.access.user.encode("utf-8", "surrogateescape")
+        users = user_ids(data, cuts, piece)
+        is_own = users.count(None) + users.count(user) == count
+        addresses: list[str | None] = []
+        if link.target is None:
+            addresses = destinations(data, cuts, piece)
+        elif is_own:
+            self._bounds.append(count)
+            self._destinations.append(link.destination(""))
+            return
+        for i in range(count):
+            id = users[i]
+            if id is not None and id != user:
+                self._add(self._of_another(id), i)
+            elif addresses:
+                self._add(link.destination(addresses[i] or ""), i)
+            else:
+                self._add(link.destination(""), i)
+
+    def _add(self, destination: Destination, i: int) -> None:
+        """Message i, the next one, goes there."""
+        known = self._destinations
+        if known and known[-1] is destination:
+            self._bounds[-1] = i + 1
+        else:
+            known.append(destination)
+            self._bounds.append(i + 1)
+
+    def _of_another(self, id: bytes) -> Destination:
+        """For a message with another's user-id [rabbitmq validated user-id]."""
+        user = self._link.session.client.access.user
+        given = id.decode("utf-8", "replace")
+        text = f"user_id property set to '{given}' but authenticated user was '{user}'"
+        return Destination(NOWHERE, None, False, Error(errors.UNAUTHORIZED_ACCESS, text))
+
+    def publish(self) -> None:
+        """Enter all that can be, and tell the outcome of the others."""
+        payload = self._payload()
+        link = self._link
+        for k, destination in enumerate(self._destinations):
+            if not link.is_open:
+                break
+            lo, hi = self._bounds[k], self._bounds[k + 1]
+            if destination.error is not None:
+                self._refuse(lo, hi, destination.error)
+            elif destination.is_reply:
+                self._answer(payload, destination, lo, hi)
+            elif destination.targets is None or self._front.cc:
+                self._route(payload, destination, lo, hi)
+            else:
+                self._to(destination.targets, lo, hi)
+        self._enter(payload)
+
+    def _payload(self) -> Payload:
+        client = self._link.session.client
+        count = len(self._cuts) - 1
+        route = self._destinations[0].route
+        routes: list[Route] | None = None
+        if len(self._destinations) > 1:
+            routes = []
+            for k, destination in enumerate(self._destinations):
+                routes += [destination.route] * (self._bounds[k + 1] - self._bounds[k])
+        return Payload(
+            FORMAT, self._raw, self._cuts, route, routes, client.broker.new_message_ids(count),
+            client.wall_ms, self._front.durable, 0,
+        )  # fmt: skip
+
+    def _route(self, payload: Payload, destination: Destination, lo: int, hi: int) -> None:
+        """Messages that have more than one routing key, or whose headers matter."""
+        client = self._link.session.client
+        vhost = client.vhost
+        exchange = destination.route.exchange
+        keys = [destination.route.key, *self._front.cc]
+        if not vhost.needs_headers(exchange):
+            self._to(vhost.route(exchange, keys, None), lo, hi)
+            return
+        format = client.broker.formats[FORMAT]
+        for i in range(lo, hi):
+            self._to(vhost.route(exchange, keys, format.headers(payload, i)), i, i + 1)
+
+    def _to(self, targets: Targets, lo: int, hi: int) -> None:
+        """Messages lo..hi-1 go to these queues; a part of what is published."""
+        if not targets.queues:
+            self._tell(lo, hi, RELEASED)
+            return
+        parts = self._parts
+        if parts and parts[-1].targets is targets and parts[-1].hi == lo:
+            parts[-1].hi = hi
+        else:
+            parts.append(Part(targets, lo, hi))
+
+    def _answer(self, payload: Payload, destination: Destination, lo: int, hi: int) -> None:
+        """Direct replies: at most once to whoever waits [rabbitmq direct reply-to]."""
+        client = self._link.session.client
+        waiting = client.settings.replies.find(destination.route.key)
+        if waiting is None:
+            self._tell(lo, hi, RELEASED)
+            return
+        for i in range(lo, hi):
+            cell = self._raw[self._cuts[i] : self._cuts[i + 1]]
+            waiting.answer(payload.format, cell, destination.route, 0, 0)
+        self._tell(lo, hi, ACCEPTED)
+
+    def _tell(self, lo: int, hi: int, state: DeliveryState) -> None:
+        """Messages lo..hi-1 enter no queue; they count as published all the same."""
+        link = self._link
+        session = link.session
+        first = session.engine.published + 1
+        session.client.broker.published_nowhere(session.engine, hi - lo)
+        id = add(self._first, lo)
+        session.confirms.published(first, hi - lo, link, id, ANSWERED)
+        link.tell(id, add(self._first, hi - 1), self._mode, state)
+
+    def _refuse(self, lo: int, hi: int, error: Error) -> None:
+        """What the link's own address stands for cannot be published to any more: the link ends.
+        Where an address of a message is at fault, only the message is refused."""
+        link = self._link
+        first, last = add(self._first, lo), add(self._first, hi - 1)
+        if link.target is None or error.condition == errors.UNAUTHORIZED_ACCESS:
+            link.refuse(first, last, self._mode, error)
+        else:
+            link.tell(first, last, self._mode, RELEASED)
+            link.close(error)
+
+    def _enter(self, payload: Payload) -> None:
+        parts = self._parts
+        if not parts:
+            return
+        link = self._link
+        client = link.session.client
+        engine = link.session.engine
+        front = self._front
+        due_ms = front.due_ms
+        if not due_ms and front.delay_ms:
+            due_ms = client.wall_ms + front.delay_ms
+        due_ms = min(due_ms, client.wall_ms + LONGEST_MS)
+        known = client.known_as(front.ttl_ms, front.cc, due_ms)
+        first = engine.published + 1
+        if len(parts) == 1 and parts[0].hi - parts[0].lo == payload.count:
+            client.broker.publish(engine, parts[0].targets, payload, known)
+        else:
+            client.broker.publish_parts(engine, payload, parts, known)
+        for part in parts:
+            count = part.hi - part.lo
+            id = add(self._first, part.lo)
+            link.session.confirms.published(first, count, link, id, self._mode)
+            first += count

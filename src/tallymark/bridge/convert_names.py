@@ -1,0 +1,101 @@
+"""Names that AMQP 0-9-1 and 1.0 have for each other's properties, and reply addresses.
+
+A property of 1.0 that has no place among those of 0-9-1 becomes the header `x-` and its name; one
+of 0-9-1 that has none in 1.0 becomes the message annotation `x-basic-` and its name
+[rabbitmq conversions]. Both find their way back.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from uuid import UUID
+
+from tallymark.bridge.amqp10_addresses import EXCHANGES, BadAddress, queue_address, queue_of
+from tallymark.bridge.convert_values import text_or_bytes
+
+MESSAGE_ID: Final = "x-message-id"
+USER_ID: Final = "x-user-id"
+TO: Final = "x-to"
+SUBJECT: Final = "x-subject"
+REPLY_TO: Final = "x-reply-to"
+CORRELATION_ID: Final = "x-correlation-id"
+CONTENT_TYPE: Final = "x-content-type"
+CONTENT_ENCODING: Final = "x-content-encoding"
+ABSOLUTE_EXPIRY_TIME: Final = "x-absolute-expiry-time"
+GROUP_ID: Final = "x-group-id"
+GROUP_SEQUENCE: Final = "x-group-sequence"
+REPLY_TO_GROUP_ID: Final = "x-reply-to-group-id"
+
+BASIC: Final = "x-basic-"
+BASIC_TYPE: Final = "x-basic-type"
+BASIC_CLUSTER_ID: Final = "x-basic-cluster-id"
+BASIC_CONTENT_TYPE: Final = "x-basic-content-type"
+BASIC_CONTENT_ENCODING: Final = "x-basic-content-encoding"
+BASIC_APP_ID: Final = "x-basic-app-id"
+BASIC_TIMESTAMP: Final = "x-basic-timestamp"
+BASIC_DELIVERY_MODE: Final = "x-basic-delivery-mode"
+
+BASIC_EXPIRATION: Final = "x-basic-expiration"
+
+DEATHS: Final = "x-opt-deaths"
+EXCHANGE: Final = "x-exchange"
+ROUTING_KEY: Final = "x-routing-key"
+LOCKED_UNTIL: Final = "x-opt-locked-until"
+OURS: Final = (DEATHS, EXCHANGE, ROUTING_KEY, LOCKED_UNTIL)
+"""Annotations that the broker makes: a client's own are not shown [DL-18]."""
+HEADERS: Final = "x-opt-headers"
+"""Message annotation: a map of the headers that application properties have no room for."""
+CC: Final = "CC"
+
+SHORT_MAX: Final = 255
+"""Bytes of a short string."""
+ENCODED: Final = "amqp-1.0"
+"""Property `type` of a message whose body is AMQP 1.0 sections [rabbitmq conversions]."""
+
+_URN: Final = "urn:uuid:"
+
+
+def is_short(text: str) -> bool:
+    """Whether it fits a short string."""
+    return len(text) <= SHORT_MAX and (
+        text.isascii() or len(text.encode("utf-8", "surrogateescape")) <= SHORT_MAX
+    )
+
+
+def address_of(reply_to: str) -> str:
+    """A reply-to of 0-9-1, the name of a queue, as an address; one that is empty or the address of
+    an exchange already stays."""
+    if not reply_to or reply_to.startswith(EXCHANGES):
+        return reply_to
+    return queue_address(reply_to)
+
+
+def reply_to_of(address: str) -> str:
+    """The other way: of the address of a queue its name, any other address as it is."""
+    try:
+        return queue_of(address)
+    except BadAddress:
+        return address
+
+
+def id_to_amqp10(text: str) -> object:
+    """A message or correlation id: a uuid where it is the URN of one as we write it."""
+    if text.startswith(_URN) and len(text) == len(_URN) + 36:
+        try:
+            found = UUID(text[len(_URN) :])
+        except ValueError:
+            return text_or_bytes(text)
+        if f"{_URN}{found}" == text:
+            return found
+    return text_or_bytes(text)
+
+
+def id_to_text(id: object) -> str | None:
+    """An id of 1.0 as text: uuid as URN, ulong in digits; None for bytes and what is no id."""
+    if isinstance(id, str):
+        return str(id)
+    if isinstance(id, UUID):
+        return f"{_URN}{id}"
+    if isinstance(id, int) and not isinstance(id, bool):
+        return f"{id:d}"
+    return None

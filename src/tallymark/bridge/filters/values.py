@@ -1,0 +1,186 @@
+"""Values of filter expressions, and what operators make of them [filtex §6, JMS 2.0 §3.8.1].
+
+A value is a bool, int, float, str, bytes, UUID, None (unknown: not there, or null), or OPAQUE:
+something is there, but of a type that no operator takes. Truth has three values: True, False and
+None.
+
+Like is compared with like: numbers with numbers by value whatever their width, text with text,
+where binary is text too and compares by its bytes (so does a UUID), booleans with booleans for
+equality only.
+Unlike values are unequal, and neither is the smaller one. Where one is unknown, so is the answer.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+from uuid import UUID
+
+from tallymark.bridge.convert_values import decimal_of
+from tallymark.wire.amqp10.types import Decimal
+
+EQUAL: Final = 0
+UNEQUAL: Final = 1
+LESS: Final = 2
+LESS_OR_EQUAL: Final = 3
+GREATER: Final = 4
+GREATER_OR_EQUAL: Final = 5
+
+ADD: Final = 0
+SUBTRACT: Final = 1
+MULTIPLY: Final = 2
+DIVIDE: Final = 3
+MODULO: Final = 4
+
+
+@final
+class Opaque:
+    """See the module's text. There is one."""
+
+    __slots__ = ()
+
+
+OPAQUE: Final = Opaque()
+
+
+def plain(value: object) -> object:
+    """A value as a codec read it, without what only the wire needs: widths, symbol or string."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    if isinstance(value, UUID):
+        return value
+    if isinstance(value, Decimal):
+        return float(decimal_of(value))
+    return OPAQUE  # in annotations: lists, maps, described values
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def bytes_of(value: object) -> bytes | None:
+    """Text, binary or UUID as bytes; None for anything else."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    if isinstance(value, bytes):
+        return value
+    return value.bytes if isinstance(value, UUID) else None
+
+
+def text_of(value: object) -> str | None:
+    """Text, also where it came as binary; None for anything else."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return None
+    return None
+
+
+def same(a: object, b: object) -> bool:
+    """Equality of two known values."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, str) and isinstance(b, str):
+        return a == b
+    if isinstance(a, (int, float)):
+        return isinstance(b, (int, float)) and a == b
+    raw = bytes_of(a)
+    return raw is not None and raw == bytes_of(b)
+
+
+def compare(op: int, a: object, b: object) -> bool | None:
+    """One of EQUAL to GREATER_OR_EQUAL."""
+    if a is None or b is None:
+        return None
+    if op == EQUAL:
+        return same(a, b)
+    if op == UNEQUAL:
+        return not same(a, b)
+    if isinstance(a, bool) or isinstance(b, bool):
+        return False
+    if isinstance(a, (int, float)):
+        return isinstance(b, (int, float)) and _ordered_numbers(op, a, b)
+    left = bytes_of(a)
+    right = bytes_of(b)
+    if left is None or right is None:
+        return False
+    # UTF-8 has the order of the characters it stands for.
+    if op == LESS:
+        return left < right
+    if op == LESS_OR_EQUAL:
+        return left <= right
+    return left > right if op == GREATER else left >= right
+
+
+def _ordered_numbers(op: int, a: int | float, b: int | float) -> bool:
+    if op == LESS:
+        return a < b
+    if op == LESS_OR_EQUAL:
+        return a <= b
+    return a > b if op == GREATER else a >= b
+
+
+def arithmetic(op: int, a: object, b: object, whole: bool) -> object:
+    """One of ADD to MODULO; None where an operand is no number, and for what has no result:
+    division by zero, a result beyond the largest double.
+
+    whole: integers divide to an integer, towards zero; otherwise to a double.
+    """
+    if not is_number(a) or not is_number(b):
+        return None
+    assert isinstance(a, (int, float)), a
+    assert isinstance(b, (int, float)), b
+    try:
+        return _calculated(op, a, b, whole)
+    except (OverflowError, ZeroDivisionError):
+        return None
+
+
+def _calculated(op: int, a: object, b: object, whole: bool) -> object:
+    integers = isinstance(a, int) and isinstance(b, int)
+    if integers and (op == MODULO or (op == DIVIDE and whole)):
+        assert isinstance(a, int), a
+        assert isinstance(b, int), b
+        quotient = abs(a) // abs(b)
+        if (a < 0) != (b < 0):
+            quotient = -quotient
+        return quotient if op == DIVIDE else a - quotient * b
+    if op == MODULO:
+        return None
+    if integers and op != DIVIDE:
+        assert isinstance(a, int), a
+        assert isinstance(b, int), b
+        if op == ADD:
+            return a + b
+        return a - b if op == SUBTRACT else a * b
+    assert isinstance(a, (int, float)), a
+    assert isinstance(b, (int, float)), b
+    left, right = float(a), float(b)
+    if op == ADD:
+        result = left + right
+    elif op == SUBTRACT:
+        result = left - right
+    elif op == MULTIPLY:
+        result = left * right
+    else:
+        result = a / b
+    return None if result - result != 0.0 else result  # neither infinite nor not a number
+
+
+def negated(value: object) -> object:
+    """-value; None for what is no number."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return -value
+    return -value if isinstance(value, float) else None

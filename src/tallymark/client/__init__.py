@@ -1,0 +1,99 @@
+"""An asyncio client for AMQP 1.0: Tallymark's own, for any broker that speaks it.
+
+    from tallymark.client import connect
+
+    async with connect("amqp://guest:guest@localhost") as connection:
+        async with connection.session() as session:
+            async with session.sender("/queues/orders") as sender:
+                await sender.send("one")
+            async with session.receiver("/queues/orders", credit=10) as receiver:
+                async for message in receiver:
+                    async with message:
+                        print(message.body)
+
+docs/client.md is the guide; docs/credit.md says why each message has to be settled.
+"""
+
+from tallymark.client.connection import Connection, Life, connect
+from tallymark.client.errors import (
+    BatchNotAccepted,
+    ClientError,
+    Closed,
+    ConnectFailed,
+    ConnectionClosed,
+    ConnectionLost,
+    LinkClosed,
+    LinkRefused,
+    LoginRefused,
+    MessageModified,
+    MessageRejected,
+    MessageReleased,
+    NotAccepted,
+    NotPossible,
+    Scope,
+    SessionClosed,
+    SettlementRefused,
+    TimedOut,
+)
+from tallymark.client.handlers import Handler, Middleware
+from tallymark.client.message import BadMessage, Message
+from tallymark.client.outcomes import (
+    ACCEPTED,
+    RELEASED,
+    Accepted,
+    Error,
+    Modified,
+    Outcome,
+    Rejected,
+    Released,
+)
+from tallymark.client.received import ReceivedMessage
+from tallymark.client.receiver import Receiver
+from tallymark.client.reconnect import Backoff
+from tallymark.client.sender import Sender
+from tallymark.client.session import Session
+
+__all__ = [
+    # the way in
+    "connect",
+    "Backoff",
+    "Connection",
+    "Life",
+    "Session",
+    "Sender",
+    "Receiver",
+    # messages
+    "Message",
+    "ReceivedMessage",
+    "Handler",
+    "Middleware",
+    # outcomes
+    "ACCEPTED",
+    "RELEASED",
+    "Accepted",
+    "Error",
+    "Modified",
+    "Outcome",
+    "Rejected",
+    "Released",
+    # errors
+    "BadMessage",
+    "BatchNotAccepted",
+    "ClientError",
+    "Closed",
+    "ConnectFailed",
+    "ConnectionClosed",
+    "ConnectionLost",
+    "LinkClosed",
+    "LinkRefused",
+    "LoginRefused",
+    "MessageModified",
+    "MessageRejected",
+    "MessageReleased",
+    "NotAccepted",
+    "NotPossible",
+    "Scope",
+    "SessionClosed",
+    "SettlementRefused",
+    "TimedOut",
+]

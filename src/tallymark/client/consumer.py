@@ -1,0 +1,582 @@
+"""What the client knows of one receiver: its buffer, its window, and what is not settled.
+
+    BUFFERED --hand_over--> HELD --settle--> SETTLED                 mode first
+                            HELD --settle--> SETTLING --> SETTLED    mode second, when answered
+                            HELD --ignore--> IGNORED
+    BUFFERED, HELD, SETTLING --sender takes it back--> SETTLED; gone from the buffer
+    HELD, SETTLING, BUFFERED --link gone--> LOST
+
+Every change of state and of the window's counts is one step without an await. Waiting readers are
+woken with nothing in their hands: who gets a message is decided when it is taken (`hand_over`), so
+nobody holds one across an await, or when cancelled [TX-18, TX-21].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, final
+
+from tallymark.client.credit import NOTHING, Window
+from tallymark.client.errors import ClientError, Closed, NotPossible, SettlementRefused, TimedOut
+from tallymark.client.events import CreditDecided, Decision, Event
+from tallymark.client.leaks import LeakWatch
+from tallymark.client.outcomes import Modified, Outcome, Rejected, Released
+from tallymark.client.received import (
+    BUFFERED,
+    IGNORED,
+    LOST,
+    SETTLED,
+    SETTLING,
+    ReceivedMessage,
+)
+from tallymark.client.waiting import TIME_IS_UP, Waiter, answer_to, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tallymark.client.adapter import ReceiverPort
+    from tallymark.client.dispatcher import Dispatcher
+    from tallymark.client.options import ReceiverOptions
+
+    StateCallback = Callable[[ReceivedMessage, Outcome | None], None]
+
+
+DRAIN_S: Final = 5.0
+"""How long a batch waits for its drain to be answered; seconds."""
+
+
+@final
+class Consumer:
+    """Of one receiver, for as long as that lives; the link behind it may be replaced."""
+
+    __slots__ = (
+        "_batching",
+        "_credit_lost",
+        "_draining",
+        "_is_touched",
+        "_was_paused",
+        "address",
+        "attaching",
+        "buffer",
+        "closing",
+        "dispatcher",
+        "dropped",
+        "ending",
+        "error",
+        "filter",
+        "held",
+        "is_manual",
+        "last_tag",
+        "leaks",
+        "link_error",
+        "mode",
+        "on_state_changed",
+        "opening",
+        "options",
+        "peer_drains",
+        "port",
+        "settled_total",
+        "settling",
+        "waiters",
+        "was_attached",
+        "window",
+    )
+
+    def __init__(self, dispatcher: Dispatcher, options: ReceiverOptions) -> None:
+        self.dispatcher = dispatcher
+        self.options = options
+        self.is_manual = options.credit_mode == "manual"
+        self.window = Window(
+            0 if self.is_manual else options.credit, options.credit_on == "handover"
+        )
+        self.port: ReceiverPort | None = None
+        """None: not attached."""
+        self.opening: ReceiverPort | None = None
+        """The same, while it is being attached, and after."""
+        self.address = options.address or ""
+        self.filter: Mapping[str, object] = {}
+        """Source filters in effect."""
+        self.mode = "first"
+        """rcv-settle-mode in effect."""
+        self.buffer: deque[ReceivedMessage] = deque()
+        self.held: dict[int, weakref.ref[ReceivedMessage]] = {}
+        """What the application has: no reference of ours keeps it, so that a message which it has
+        forgotten is noticed."""
+        self.dropped: dict[int, ReceivedMessage] = {}
+        """What it has forgotten; such a one we keep ourselves."""
+        self.settling: dict[int, ReceivedMessage] = {}
+        """The sender's answer is awaited, with or without anybody who waits [FC-12, FC-A4]."""
+        self.waiters: deque[Waiter] = deque()
+        """Readers; see `wake`."""
+        self.attaching: Waiter | None = None
+        self.closing: list[Waiter] = []
+        self.error: ClientError | None = None
+        """Why nothing more will come, ever."""
+        self.link_error: ClientError | None = None
+        """Why the last link went."""
+        self.ending: ClientError | None = None
+        """The application closes it: what still arrives can be read, not settled [FC-A7]."""
+        self.last_tag = b""
+        self.settled_total = 0
+        self.was_attached = False
+        self.peer_drains = True
+        """As far as we know."""
+        self.on_state_changed: StateCallback | None = None
+        self.leaks = LeakWatch(self)
+        self._is_touched = False
+        self._was_paused = True
+        self._draining: Waiter | None = None
+        self._batching: Waiter | None = None
+        self._credit_lost = 0
+
+    # Called by the adapter
+
+    def attached(
+        self, port: ReceiverPort, address: str, mode: str, filter: Mapping[str, object]
+    ) -> None:
+        self.port = port
+        self.filter = filter
+        self.address = address
+        self.mode = mode
+        self.was_attached = True
+        self.peer_drains = True
+        self._was_paused = True
+        if self._credit_lost:  # by hand: what was issued on the link before
+            port.grant(self._credit_lost)
+            self._credit_lost = 0
+        self.touch()
+        if self.attaching is not None:
+            resolve(self.attaching, None)
+
+    def deliver(self, messages: list[ReceivedMessage]) -> None:
+        """In the order of their tags, and of the session's."""
+        if self.error is not None:
+            return  # given up already
+        last = messages[-1]
+        self.dispatcher.highest_tag = last.tag  # before anybody can see them [TX-17]
+        self.last_tag = last.delivery_tag
+        self.buffer.extend(messages)
+        self.window.buffered += len(messages)
+        if self.ending is not None:
+            self._lose_buffered(self.ending)
+        self.touch()
+        self.leaks.arrived(messages)
+        if self.waiters or self._batching is not None:
+            self.wake(len(messages))
+
+    def answered(self, first: int, last: int, state: Outcome | None) -> None:
+        """The sender settled these, which it was asked to [FC-12]. state None: as asked."""
+        for tag in known_tags(first, last, self.settling):
+            message = self.settling.pop(tag)
+            self._freed(message.delivery_tag)
+            message.answered(_result(message, state), SETTLED)
+        self.touch()
+
+    def drained(self, given_up: int) -> None:
+        self._decided(Decision.DRAINED)
+        draining = self._draining
+        self._draining = None
+        if draining is not None:
+            resolve(draining, given_up)
+
+    def detached(self, error: ClientError) -> None:
+        """The link is gone, and only the link: by the peer, or as the application asked."""
+        if self.error is not None:
+            return
+        asked = self.ending
+        was_open = self.was_attached
+        self.close(error if asked is None else asked)
+        if asked is None and was_open:
+            self.dispatcher.scoped_error(error)
+
+    # Reading
+
+    def take(self) -> ReceivedMessage | None:
+        """The next message, if the application may have one now. Raises the error after the last
+        one of a closed receiver [FC-19]."""
+        if self.buffer:
+            return self.dispatcher.hand_over(self)
+        if self.error is not None:
+            raise self.error.again()
+        return None
+
+    async def next(self, timeout: float | None) -> ReceivedMessage:
+        """The next message, when there is one. See Receiver.receive."""
+        loop = self.dispatcher.loop
+        until = None if timeout is None else loop.time() + timeout
+        while True:
+            message = self.take()
+            if message is not None:
+                return message
+            left = None if until is None else until - loop.time()
+            if left is not None and left <= 0:
+                raise TimedOut(f"no message from {self.address!r} within {timeout} s")
+            await self.readable(left)
+
+    async def next_batch(self, n: int, timeout: float | None) -> list[ReceivedMessage]:
+        """Up to n messages. See Receiver.receive_batch.
+
+        They stay in the buffer until there are enough, or time is up: nobody holds them meanwhile.
+        """
+        if self._batching is not None:
+            raise NotPossible("receive_batch while another one is under way")
+        loop = self.dispatcher.loop
+        until = None if timeout is None else loop.time() + timeout
+        if self.is_manual and self.port is not None:
+            missing = n - len(self.buffer) - self.port.credit
+            if missing > 0:
+                self.issue(missing)
+        await self._gathered(n, until)
+        if self.is_manual and len(self.buffer) < n:
+            await self._end_of_batch()
+        batch: list[ReceivedMessage] = []
+        while len(batch) < n and self.buffer and (message := self.take()) is not None:
+            batch.append(message)
+        if not batch and self.error is not None:
+            raise self.error.again()
+        return batch
+
+    async def _end_of_batch(self) -> None:
+        """Nothing more shall come. A peer that does not answer a drain, as the standard wants it
+        to, is waited for once; then its credit is taken back."""
+        port = self.port
+        if port is not None and self.peer_drains:
+            try:
+                async with asyncio.timeout(DRAIN_S):
+                    await self.drain()
+            except TimeoutError:
+                self.peer_drains = False
+                self._draining = None
+            except Closed:
+                port = None  # it broke meanwhile: nothing comes of that credit
+        if port is None or port is not self.port:
+            self._credit_lost = 0
+        elif not self.peer_drains:
+            port.revoke()
+            self.dispatcher.turn.request()
+
+    async def _gathered(self, n: int, until: float | None) -> None:
+        """Until n messages are in the buffer, nothing more will come, or it is `until`."""
+        loop = self.dispatcher.loop
+        while self.error is None and (len(self.buffer) < n or self.dispatcher.is_stopped):
+            left = None if until is None else until - loop.time()
+            if left is not None and left <= 0:
+                return
+            self._batching = loop.create_future()
+            try:
+                await answer_to(self._batching, left)
+            finally:
+                self._batching = None
+
+    async def readable(self, timeout: float | None) -> None:
+        """Wait until there may be something to take: look again. Or until time is up."""
+        waiter: Waiter = self.dispatcher.loop.create_future()
+        self.waiters.append(waiter)
+        try:
+            result = await answer_to(waiter, timeout)
+        except BaseException:
+            if waiter.done() and not waiter.cancelled():
+                self.wake(1)  # it was woken and cannot look: somebody else shall
+            self._forget(waiter)
+            raise
+        if result is TIME_IS_UP:
+            self._forget(waiter)
+
+    def _forget(self, waiter: Waiter) -> None:
+        """It waits no more; `wake` may have met it already."""
+        if waiter in self.waiters:
+            self.waiters.remove(waiter)
+
+    def wake(self, count: int) -> None:
+        """Let so many readers look whether there is something for them."""
+        if self._batching is not None:
+            resolve(self._batching, None)
+        waiters = self.waiters
+        while count > 0 and waiters:
+            waiter = waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1
+
+    def wake_all(self) -> None:
+        self.wake(len(self.waiters))
+
+    # Credit
+
+    def touch(self) -> None:
+        """Look at the credit at the end of this turn."""
+        if not self._is_touched:
+            self._is_touched = True
+            self.dispatcher.touched(self)
+
+    def evaluate(self) -> None:
+        """Once per turn at most [FC-17]."""
+        self._is_touched = False
+        port = self.port
+        if port is None:
+            return
+        credit = port.credit
+        if not self.is_manual and self._draining is None:
+            due = self.window.grant(credit)
+            if due != NOTHING:
+                port.grant(due)
+                self._decided(Decision.TOP_UP if credit else Decision.RESUME)
+                self._was_paused = False
+                return
+        if credit == 0 and not self._was_paused:
+            self._was_paused = True
+            self._decided(Decision.PAUSE)
+        if credit == 0:
+            self.leaks.paused()
+
+    def issue(self, count: int) -> None:
+        """See Receiver.issue_credit."""
+        if count < 1:
+            raise ValueError(f"issue_credit({count}), expected 1 or more")
+        port = self._by_hand("issue_credit")
+        port.grant(port.credit + count)
+        self._was_paused = False
+        self._decided(Decision.ISSUE)
+        self.dispatcher.turn.request()
+
+    async def drain(self) -> int:
+        """See Receiver.drain."""
+        port = self._by_hand("drain")
+        if not port.drain():
+            return 0
+        self._decided(Decision.DRAIN)
+        self.dispatcher.turn.request()
+        self._draining = self.dispatcher.loop.create_future()
+        given_up = await answer_to(self._draining, None)
+        assert isinstance(given_up, int)
+        return given_up
+
+    @property
+    def credit(self) -> int:
+        """Messages the peer may still send; 0 while there is no link."""
+        return 0 if self.port is None else self.port.credit
+
+    @property
+    def is_draining(self) -> bool:
+        return self._draining is not None
+
+    def _by_hand(self, call: str) -> ReceiverPort:
+        if not self.is_manual:
+            raise NotPossible(
+                f"{call} on a receiver with credit_mode='auto': its window of "
+                f"{self.window.size} gives the credit; pass credit_mode='manual'"
+            )
+        if self.port is None:
+            raise (self.error or self.link_error or NotPossible("not attached")).again()
+        if self._draining is not None:
+            raise NotPossible(f"{call} while a drain is under way")
+        self.dispatcher.say_settlements()
+        return self.port
+
+    def _freed(self, delivery_tag: bytes) -> None:
+        """A slot is free: a message is settled."""
+        self.window.held -= 1
+        self.last_tag = delivery_tag
+        self.settled_total += 1
+
+    # Settling; called by the dispatcher
+
+    def settled(self, message: ReceivedMessage, outcome: Outcome) -> None:
+        message.outcome_or_error = outcome
+        if self.held.pop(message.tag, None) is None:
+            del self.dropped[message.tag]
+        if message.is_second:
+            message.state = SETTLING
+            self.settling[message.tag] = message
+            return
+        message.state = SETTLED
+        self.window.held -= 1
+        self.last_tag = message.delivery_tag
+        self.settled_total += 1
+        if not self._is_touched:
+            self._is_touched = True
+            self.dispatcher.touched(self)
+
+    def ignore(self, message: ReceivedMessage) -> None:
+        message.state = IGNORED
+        del self.held[message.tag]
+        self._freed(message.delivery_tag)
+        self.window.ignored += 1
+        self.touch()
+
+    def forgotten(self, message: ReceivedMessage) -> None:
+        """The application has no reference to it any more, and it is not settled [FC-D2]."""
+        if self.held.pop(message.tag, None) is not None:
+            self.dropped[message.tag] = message
+            self.leaks.forgotten(message)
+
+    def changed_by_peer(self, first: int, last: int, state: Outcome | None) -> None:
+        """The sender changed the state of deliveries that nobody asked it to [FC-18]."""
+        takes_back = isinstance(state, (Released, Modified))
+        if self.buffer and self.buffer[0].tag <= last and self.buffer[-1].tag >= first:
+            self._change_buffered(first, last, state, takes_back)
+        for tag in known_tags(first, last, self.settling):
+            message = self.settling.pop(tag)
+            self._freed(message.delivery_tag)
+            message.answered(_result(message, state), SETTLED)
+        for tag in known_tags(first, last, self.dropped):
+            message = self.dropped.pop(tag)
+            self._freed(message.delivery_tag)
+            message.state = SETTLED
+        for tag in known_tags(first, last, self.held):
+            found = self.held.pop(tag)()
+            self._freed(self.last_tag if found is None else found.delivery_tag)
+            if found is not None:
+                found.state = SETTLED
+                found.outcome_or_error = state
+                if self.on_state_changed is not None:
+                    self._call_back(found, state)
+        self.touch()
+
+    def _change_buffered(
+        self, first: int, last: int, state: Outcome | None, takes_back: bool
+    ) -> None:
+        """A message taken back is not shown; one that is settled otherwise takes no slot once it
+        is."""
+        kept: deque[ReceivedMessage] = deque()
+        for message in self.buffer:
+            if first <= message.tag <= last and message.state == BUFFERED:
+                message.state = SETTLED
+                message.outcome_or_error = state
+                if takes_back:
+                    continue
+            kept.append(message)
+        self.window.buffered = len(kept)
+        self.buffer = kept
+
+    def _call_back(self, message: ReceivedMessage, state: Outcome | None) -> None:
+        assert self.on_state_changed is not None
+        self.dispatcher.call_back(
+            "on_delivery_state_changed", self.on_state_changed, message, state
+        )
+
+    # The end
+
+    def begin_close(self, error: ClientError) -> None:
+        """The application closes it, and the peer has not heard of it yet."""
+        self.ending = error
+        if self.opening is not None:
+            self.opening.close()
+            self.dispatcher.turn.request()
+        self._let_go(error)
+        self._lose_buffered(error)
+
+    def close(self, error: ClientError) -> None:
+        """Nothing more comes: what is buffered may be read, and is lost [FC-19, FC-A6]."""
+        if self.error is None:
+            self.error = error
+        self._let_go(error)
+        self._lose_buffered(error)
+        self.leaks.close()
+        for waiter in self.closing:
+            resolve(waiter, None)
+        self.closing.clear()
+        self.wake_all()
+
+    def suspend(self, error: ClientError) -> None:
+        """The connection broke and is made again: what was not settled comes again, so what is
+        buffered must not be shown; readers wait on [FC-19, TX-22]."""
+        if self.ending is not None:
+            self.close(self.ending)
+            return
+        self._lose_buffered(error)
+        if self.is_manual and self.port is not None:
+            drains = self._draining is not None  # the rest of the credit is given up
+            self._credit_lost = len(self.buffer) + (0 if drains else self.port.credit)
+        self.buffer.clear()
+        self.window.buffered = 0
+        self._let_go(error)
+
+    def _lose_buffered(self, error: ClientError) -> None:
+        for message in self.buffer:
+            if message.state == BUFFERED:
+                message.state = LOST
+                message.outcome_or_error = error
+
+    def _let_go(self, error: ClientError) -> None:
+        """The link is gone: what was not settled never will be."""
+        self.port = self.opening = None
+        self.link_error = error
+        if self.attaching is not None:
+            resolve(self.attaching, error)
+        settling = list(self.settling.values())
+        held = [*self.dropped.values(), *[reference() for reference in self.held.values()]]
+        self.settling.clear()
+        self.held.clear()
+        self.dropped.clear()
+        self.window.held = 0
+        for message in settling:
+            message.answered(error.again(), LOST)
+        for found in held:
+            if found is not None:
+                found.state = LOST
+                found.outcome_or_error = error
+        draining = self._draining
+        self._draining = None
+        if draining is not None:
+            resolve(draining, error.again())
+
+    # Telling
+
+    def report(self, event: Event, error: BaseException | None = None) -> None:
+        self.dispatcher.reporter.report(event, error)
+
+    def _decided(self, decision: Decision) -> None:
+        reporter = self.dispatcher.reporter
+        if not reporter.wants(CreditDecided):
+            return
+        port = self.port
+        window = self.window
+        reporter.report(
+            CreditDecided(
+                decision=decision,
+                address=self.address,
+                link=self.options.name,
+                credit=self.credit,
+                delivery_count=0 if port is None else port.delivery_count,
+                buffered=window.buffered,
+                unsettled=window.held,
+                window=window.size,
+                settle_mode=self.mode,
+                delivery_tag=self.last_tag,
+            )
+        )
+
+
+def _result(message: ReceivedMessage, state: Outcome | None) -> Outcome | ClientError:
+    """What a settlement led to, now that the sender has answered with `state`."""
+    asked = message.outcome_or_error
+    assert asked is not None
+    assert not isinstance(asked, ClientError)
+    if state is None or type(state) is type(asked):
+        return asked if state is None else state
+    error = state.error if isinstance(state, Rejected) else None
+    text = f"the sender answered {_name(state)} to {_name(asked)}"
+    if error is None:
+        return SettlementRefused(text, asked, state)
+    return SettlementRefused(
+        error.description or text,
+        asked,
+        state,
+        condition=error.condition,
+        info=error.info or {},
+    )
+
+
+def _name(outcome: Outcome) -> str:
+    return type(outcome).__name__.lower()
+
+
+def known_tags(first: int, last: int, known: Mapping[int, object]) -> list[int]:
+    """Those of first..last that are in `known`, ascending; never walks more than it has to."""
+    if last - first < len(known):
+        return [tag for tag in range(first, last + 1) if tag in known]
+    return sorted(tag for tag in known if first <= tag <= last)

@@ -1,0 +1,207 @@
+"""What a user of the client catches.
+
+Each error says how far it reaches (`scope`: what is gone with it), who caused it (`is_remote`) and
+whether trying again can help (`may_retry`). `condition` is the standard's name of the error, for
+machines; the text is for people.
+
+    ClientError
+      Closed                    what the call was about is gone; `scope` says what went
+        ConnectionClosed        the connection, and all that was on it
+          ConnectFailed         it never came about
+            LoginRefused
+          ConnectionLost        it broke
+        SessionClosed           the session, and its links
+        LinkClosed              this sender or receiver
+          LinkRefused           it never came about
+      TimedOut                  (also a TimeoutError) the peer did not answer in time
+      NotAccepted               a message was sent and its receiver did not accept it
+        MessageRejected, MessageReleased, MessageModified
+      BatchNotAccepted          some messages of a batch were not accepted
+      SettlementRefused         the sender settled a message otherwise than it was asked to
+      NotPossible               (also a RuntimeError) the call makes no sense in this state
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Self
+
+if TYPE_CHECKING:
+    from tallymark.client.outcomes import Outcome
+
+NO_USE_TRYING: Final = frozenset(
+    (
+        "amqp:unauthorized-access",
+        "amqp:not-found",
+        "amqp:not-allowed",
+        "amqp:not-implemented",
+        "amqp:invalid-field",
+        "amqp:decode-error",
+        "amqp:connection:framing-error",
+    )
+)
+"""Conditions of a closed connection that connecting again will not change."""
+NOTHING_KNOWN: Final[Mapping[object, object]] = {}
+
+
+class Scope(Enum):
+    """What an error takes with it."""
+
+    MESSAGE = "message"
+    LINK = "link"
+    SESSION = "session"
+    CONNECTION = "connection"
+
+
+class ClientError(Exception):
+    """Base of all errors of the client. `condition` is "" where the standard has no name for it."""
+
+    scope = Scope.MESSAGE
+    may_retry = False
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        condition: str = "",
+        info: Mapping[object, object] = NOTHING_KNOWN,
+        is_remote: bool = False,
+    ) -> None:
+        super().__init__(text)
+        self.text = text
+        self.condition = condition
+        self.info = info
+        """What the peer added, by symbol."""
+        self.is_remote = is_remote
+        """The peer did it."""
+        self.in_doubt = False
+        """A message had been sent and its outcome is unknown: the peer may have it."""
+
+    def __str__(self) -> str:
+        return f"{self.condition}: {self.text}" if self.condition else self.text
+
+    def again(self, in_doubt: bool = False) -> Self:
+        """A copy to raise in one more waiting call: tracebacks do not pile up on one object."""
+        other = type(self).__new__(type(self), *self.args)
+        other.__dict__.update(self.__dict__)
+        other.__cause__ = self.__cause__
+        other.in_doubt = in_doubt
+        return other
+
+
+class Closed(ClientError):
+    """A sender, receiver, session or connection is gone, by either side; see `scope`."""
+
+    was_asked_for = False
+    """The application closed it."""
+
+
+class ConnectionClosed(Closed):
+    """The connection is gone: closed by one of the two, or broken."""
+
+    scope = Scope.CONNECTION
+
+
+class ConnectFailed(ConnectionClosed):
+    """No connection came about; trying again may help."""
+
+    may_retry = True
+
+
+class LoginRefused(ConnectFailed):
+    """The peer wants other credentials, or another SASL mechanism."""
+
+    may_retry = False
+
+
+class ConnectionLost(ConnectionClosed):
+    """The connection broke: cut off, silent for too long, or it spoke what is not AMQP."""
+
+    may_retry = True
+
+
+class SessionClosed(Closed):
+    """The session has ended, by either side; the connection lives on."""
+
+    scope = Scope.SESSION
+
+
+class LinkClosed(Closed):
+    """The sender or receiver is detached, by either side; its session lives on."""
+
+    scope = Scope.LINK
+
+
+class LinkRefused(LinkClosed):
+    """The peer did not want this sender or receiver, or offered another settle mode than asked."""
+
+
+class TimedOut(ClientError, TimeoutError):
+    """The peer did not answer in time. What the call leaves behind is said where it is made."""
+
+    may_retry = True
+
+
+class NotAccepted(ClientError):
+    """A message was sent, and its receiver settled it with `outcome`, which is not accepted."""
+
+    def __init__(
+        self,
+        text: str,
+        outcome: Outcome,
+        *,
+        condition: str = "",
+        info: Mapping[object, object] = NOTHING_KNOWN,
+    ) -> None:
+        super().__init__(text, condition=condition, info=info, is_remote=True)
+        self.outcome = outcome
+
+
+class MessageRejected(NotAccepted):
+    """The receiver refuses the message; sending it again as it is will not help."""
+
+
+class MessageReleased(NotAccepted):
+    """The receiver does not take the message and did not look at it, as where no queue is bound."""
+
+    may_retry = True
+
+
+class MessageModified(NotAccepted):
+    """The receiver gives the message back, and says what to change: see `outcome`."""
+
+    may_retry = True
+
+
+class BatchNotAccepted(ClientError):
+    """Some messages of a batch were not accepted. `outcomes` has one entry per message, in order:
+    its outcome, or the error that kept it from having one."""
+
+    def __init__(self, text: str, outcomes: Sequence[Outcome | ClientError | None]) -> None:
+        super().__init__(text, is_remote=True)
+        self.outcomes = outcomes
+
+
+class SettlementRefused(ClientError):
+    """The sender of a message settled it otherwise than asked, e.g. because its lock had expired.
+
+    `asked` is what was asked for, `answered` what holds. The message is settled [FC-12].
+    """
+
+    def __init__(
+        self,
+        text: str,
+        asked: Outcome,
+        answered: Outcome,
+        *,
+        condition: str = "",
+        info: Mapping[object, object] = NOTHING_KNOWN,
+    ) -> None:
+        super().__init__(text, condition=condition, info=info, is_remote=True)
+        self.asked = asked
+        self.answered = answered
+
+
+class NotPossible(ClientError, RuntimeError):
+    """The call makes no sense in the present state or mode; nothing has happened."""

@@ -1,0 +1,250 @@
+"""Messages that nobody settles: found, named, and if asked for given back [FC-D2].
+
+Three ways to find one: the application has no reference to it any more (at once); it is older than
+`max_unsettled_age` (a warning at 80 %, then it is released); every slot of the window is taken and
+nothing has been settled for a while. At most one timer each is armed, whatever the traffic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Final, final
+
+from tallymark.client.errors import ClientError
+from tallymark.client.events import (
+    SHOWN,
+    MessageDropped,
+    MessageOverdue,
+    ReceiverStalled,
+    Unsettled,
+)
+from tallymark.client.outcomes import RELEASED
+from tallymark.client.received import BUFFERED, HELD, ReceivedMessage
+
+if TYPE_CHECKING:
+    from tallymark.client.consumer import Consumer
+
+WARN_AT: Final = 0.8
+"""Of the time there is."""
+LOCK_RELEASE_AT: Final = 0.9
+"""Of the time for which a broker holds a lock: the release has to arrive before it is over."""
+SOONEST_MS: Final = 10
+"""Between two looks."""
+
+
+@final
+class LeakWatch:
+    """Of one receiver."""
+
+    __slots__ = (
+        "_consumer",
+        "_due_ms",
+        "_settled_then",
+        "_stall_timer",
+        "_stalled_ms",
+        "_timer",
+        "_warned",
+        "is_on",
+    )
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self.is_on = consumer.options.max_unsettled_age is not None
+        """Tell us of each message that is handed over."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_ms = 0
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._settled_then = -1
+        self._stalled_ms = -1
+        """Since when nothing was settled, all slots being taken."""
+        self._warned: set[int] = set()
+
+    # What happens
+
+    def arrived(self, messages: list[ReceivedMessage]) -> None:
+        """They are in the buffer, and their locks run already."""
+        if self.is_on and self._consumer.options.max_unsettled_age == "lock":
+            for message in messages:
+                self._arm(self._next_of(message))
+
+    def handed(self) -> None:
+        """The application was given a message."""
+        limit = self._consumer.options.max_unsettled_age
+        if isinstance(limit, int):
+            self._arm(math.ceil(limit * WARN_AT))
+
+    def forgotten(self, message: ReceivedMessage) -> None:
+        consumer = self._consumer
+        consumer.report(
+            MessageDropped(
+                address=consumer.address,
+                message=self._shown(message, True),
+                unsettled=consumer.window.held,
+                window=consumer.window.size,
+            )
+        )
+        window = consumer.window
+        if window.free <= 0 and not window.buffered and len(consumer.dropped) == window.held:
+            self._report_stall()  # nothing will ever leave it
+
+    def paused(self) -> None:
+        """There is no credit. Once per turn at most."""
+        consumer = self._consumer
+        after_ms = consumer.options.stall_warning_ms
+        if not after_ms or consumer.window.free > 0:
+            return
+        now_ms = consumer.dispatcher.turn.now_ms()
+        if self._settled_then != consumer.settled_total or self._stalled_ms < 0:
+            self._settled_then = consumer.settled_total
+            self._stalled_ms = now_ms
+        if self._stall_timer is None:
+            self._arm_stall(self._stalled_ms + after_ms - now_ms)
+
+    def _arm_stall(self, delay_ms: int) -> None:
+        loop = self._consumer.dispatcher.loop
+        self._stall_timer = loop.call_later(max(SOONEST_MS, delay_ms) / 1000, self._still_paused)
+
+    def close(self) -> None:
+        for timer in (self._timer, self._stall_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._stall_timer = None
+        self._warned.clear()
+
+    # A window that nothing leaves
+
+    def _still_paused(self) -> None:
+        self._stall_timer = None
+        consumer = self._consumer
+        window = consumer.window
+        after_ms = consumer.options.stall_warning_ms
+        if window.free > 0 or consumer.port is None:
+            return  # it moves: the next pause arms it again
+        since_ms = consumer.dispatcher.turn.now_ms() - self._stalled_ms
+        if self._settled_then != consumer.settled_total or window.buffered or since_ms < after_ms:
+            self._arm_stall(after_ms - since_ms if since_ms < after_ms else after_ms)
+        else:
+            self._report_stall()
+
+    def _report_stall(self) -> None:
+        consumer = self._consumer
+        consumer.report(
+            ReceiverStalled(
+                address=consumer.address,
+                window=consumer.window.size,
+                messages=self.unsettled(SHOWN),
+            )
+        )
+
+    # Ages
+
+    def unsettled(self, most: int) -> tuple[Unsettled, ...]:
+        """The oldest messages that the application holds; in mode second also those whose
+        settlement is not confirmed."""
+        found = sorted(self._held(), key=lambda pair: pair[0].tag)
+        return tuple(self._shown(message, dropped) for message, dropped in found[:most])
+
+    def oldest_age_ms(self) -> int:
+        ages = [self._age_ms(message) for message, _ in self._held()]
+        return max(ages, default=0)
+
+    def _held(self) -> list[tuple[ReceivedMessage, bool]]:
+        consumer = self._consumer
+        found = [(message, False) for message in consumer.settling.values()]
+        found += [(message, True) for message in consumer.dropped.values()]
+        for reference in consumer.held.values():
+            if (message := reference()) is not None:
+                found.append((message, False))
+        return found
+
+    def _age_ms(self, message: ReceivedMessage) -> int:
+        return max(0, self._consumer.dispatcher.turn.now_ms() - message.taken_ms)
+
+    def _shown(self, message: ReceivedMessage, is_dropped: bool) -> Unsettled:
+        return Unsettled(
+            delivery_id=message.delivery_id,
+            delivery_tag=message.delivery_tag,
+            age_ms=self._age_ms(message),
+            is_dropped=is_dropped,
+        )
+
+    def _arm(self, delay_ms: int) -> None:
+        """Look in so many ms, unless that is before; -1: no need."""
+        if delay_ms < 0:
+            return
+        dispatcher = self._consumer.dispatcher
+        due_ms = dispatcher.turn.now_ms() + max(delay_ms, SOONEST_MS)
+        if self._timer is None or due_ms < self._due_ms:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._due_ms = due_ms
+            self._timer = dispatcher.loop.call_later(max(delay_ms, SOONEST_MS) / 1000, self._look)
+
+    def _look(self) -> None:
+        """Warn, release, and look again when the next one is due."""
+        self._timer = None
+        consumer = self._consumer
+        if consumer.port is None:
+            return
+        held = self._held()
+        self._warned.intersection_update([message.tag for message, _ in held])
+        for message, is_dropped in held:
+            if message.state == HELD:
+                self._attend(message, is_dropped)
+        if consumer.options.max_unsettled_age == "lock":
+            for message in list(consumer.buffer):
+                self._attend_buffered(message)
+
+    def _attend(self, message: ReceivedMessage, is_dropped: bool) -> None:
+        """What is due for a message that the application has."""
+        used_ms, limit_ms, release_ms = self._time_of(message)
+        if limit_ms < 0:
+            return
+        consumer = self._consumer
+        releases = used_ms >= release_ms and consumer.options.release_overdue
+        if releases or (used_ms >= limit_ms * WARN_AT and message.tag not in self._warned):
+            self._warned.add(message.tag)
+            shown = self._shown(message, is_dropped)
+            consumer.report(MessageOverdue(consumer.address, shown, limit_ms, releases))
+        if releases:
+            consumer.dispatcher.settle(message, RELEASED)
+        else:
+            self._arm(self._next_of(message))
+
+    def _attend_buffered(self, message: ReceivedMessage) -> None:
+        """Give back what will have lost its lock before it is read."""
+        if message.state != BUFFERED:
+            return
+        used_ms, limit_ms, release_ms = self._time_of(message)
+        if limit_ms >= 0 and used_ms >= release_ms and self._consumer.options.release_overdue:
+            self._consumer.dispatcher.release_buffered(message)
+        else:
+            self._arm(self._next_of(message))
+
+    def _next_of(self, message: ReceivedMessage) -> int:
+        """In how many ms it has to be looked at; -1 never."""
+        used_ms, limit_ms, release_ms = self._time_of(message)
+        if limit_ms < 0:
+            return -1
+        warn_ms = math.ceil(limit_ms * WARN_AT)
+        if used_ms < warn_ms:
+            return warn_ms - used_ms
+        if not self._consumer.options.release_overdue:
+            return -1
+        return max(0, release_ms - used_ms)
+
+    def _time_of(self, message: ReceivedMessage) -> tuple[int, int, int]:
+        """(ms used, ms there are, ms after which it is released); -1 where there is no limit."""
+        limit = self._consumer.options.max_unsettled_age
+        if isinstance(limit, int):
+            return self._age_ms(message), limit, limit
+        try:
+            until_ms = message.locked_until_ms()
+        except ClientError:  # undecodable: whoever reads it will see
+            until_ms = None
+        if until_ms is None:
+            return 0, -1, -1
+        limit_ms = max(0, until_ms - message.arrived_ms)
+        used_ms = self._consumer.dispatcher.wall_ms() - message.arrived_ms
+        return used_ms, limit_ms, int(limit_ms * LOCK_RELEASE_AT)

@@ -1,0 +1,428 @@
+"""Messages: a body, properties, annotations; made to be sent, or decoded from what was received.
+
+A `Message` is not changed once it is made; `replace` makes another. A received one decodes a
+section when it is asked for, and sent on as it is it keeps its bytes: properties, trace context and
+whatever else it carries pass through untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal, TypeAlias, final
+from uuid import UUID
+
+from tallymark.client.errors import ClientError
+from tallymark.wire.amqp10.codec import encode
+from tallymark.wire.amqp10.errors import DecodeError
+from tallymark.wire.amqp10.sections import (
+    Data,
+    Header,
+    Properties,
+    Sections,
+    Sequences,
+    Value,
+    encode_message,
+)
+from tallymark.wire.amqp10.types import Described, Symbol, Timestamp, UByte, UInt, ULong
+
+BodyKind: TypeAlias = Literal["data", "value", "sequence"]
+MessageId: TypeAlias = ULong | UUID | bytes | str
+Annotations: TypeAlias = Mapping[Any, object]
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class BadMessage(ClientError):
+    """A section of a received message is not what the standard says. The message can still be
+    settled (`reject`)."""
+
+
+@final
+class _Content:
+    """Sections, decoded when asked for."""
+
+    __slots__ = (
+        "annotations",
+        "application_properties",
+        "body",
+        "delivery_annotations",
+        "footer",
+        "header",
+        "kind",
+        "properties",
+        "sections",
+    )
+
+    header: Header
+    properties: Properties
+    delivery_annotations: dict[object, object]
+    annotations: dict[object, object]
+    application_properties: dict[str, object]
+    footer: dict[object, object]
+    body: object
+    kind: BodyKind | Literal[""]
+
+    def __init__(self, sections: Sections | None) -> None:
+        self.sections = sections
+
+    def __getattr__(self, name: str) -> object:
+        """A section that was not asked for before."""
+        sections = self.sections
+        if sections is None or name not in _Content.__slots__:
+            raise AttributeError(name)
+        value: object
+        try:
+            if name == "body":
+                value = _body_of(sections)
+            elif name == "kind":
+                value = sections.body_kind
+            elif name == "header":
+                value = sections.header or Header()
+            elif name == "properties":
+                value = sections.properties or Properties()
+            elif name == "annotations":
+                value = sections.message_annotations or {}
+            else:
+                value = getattr(sections, name) or {}
+        except DecodeError as error:
+            raise BadMessage(error.text, condition=error.condition, is_remote=True) from error
+        setattr(self, name, value)
+        return value
+
+
+def _body_of(sections: Sections) -> object:
+    values = sections.bodies
+    if sections.body_kind == "data":
+        return b"".join([part for part in values if isinstance(part, bytes)])
+    if sections.body_kind == "sequence":
+        return [item for part in values if isinstance(part, list) for item in part]
+    return values[0] if values else None
+
+
+class Message:
+    """A message. The body is bytes (a data section), or any other value that AMQP has a type for
+    (an amqp-value section): str, int, float, bool, None, dict, list, UUID, and the classes of
+    `tallymark.wire.amqp10.types` where the exact type matters (a plain int is a long)."""
+
+    __slots__ = ("_content", "_raw")
+
+    _content: _Content | None
+    _raw: bytes | None
+
+    def __init__(
+        self,
+        body: object = b"",
+        *,
+        kind: BodyKind | None = None,
+        message_id: MessageId | int | None = None,
+        user_id: bytes | str | None = None,
+        to: str | None = None,
+        subject: str | None = None,
+        reply_to: str | None = None,
+        correlation_id: MessageId | int | None = None,
+        content_type: str | None = None,
+        content_encoding: str | None = None,
+        expires_at: datetime | None = None,
+        creation_time: datetime | None = None,
+        group_id: str | None = None,
+        group_sequence: int | None = None,
+        reply_to_group_id: str | None = None,
+        durable: bool = True,
+        priority: int = 4,
+        ttl_ms: int | None = None,
+        application_properties: Mapping[str, object] | None = None,
+        annotations: Annotations | None = None,
+        delivery_annotations: Annotations | None = None,
+        footer: Annotations | None = None,
+    ) -> None:
+        """`kind` says which body sections carry the body where it is not plain from its type:
+        "value" for bytes in an amqp-value, "sequence" for a list in an amqp-sequence.
+
+        priority is 0..255, ttl_ms up to 2^32-1; group_sequence a serial number. Keys of annotations
+        are symbols. Raises ValueError or TypeError from `encode`, and so from sending, where a
+        value has no type in AMQP or does not fit its field.
+        """
+        self._raw = None
+        content = self._content = _Content(None)
+        content.body = body
+        if kind is None:
+            kind = "data" if isinstance(body, (bytes, bytearray, memoryview)) else "value"
+        elif kind not in ("data", "value", "sequence"):
+            raise ValueError(f"kind={kind!r}, expected 'data', 'value' or 'sequence'")
+        content.kind = kind
+        content.header = Header(durable=durable, priority=priority, ttl=ttl_ms)
+        content.properties = Properties(
+            message_id=message_id,
+            user_id=user_id.encode() if isinstance(user_id, str) else user_id,
+            to=to,
+            subject=subject,
+            reply_to=reply_to,
+            correlation_id=correlation_id,
+            content_type=content_type,
+            content_encoding=content_encoding,
+            absolute_expiry_time=ms_of(expires_at),
+            creation_time=ms_of(creation_time),
+            group_id=group_id,
+            group_sequence=group_sequence,
+            reply_to_group_id=reply_to_group_id,
+        )
+        content.application_properties = dict(application_properties or {})
+        content.annotations = _symbols(annotations)
+        content.delivery_annotations = _symbols(delivery_annotations)
+        content.footer = _symbols(footer)
+
+    @staticmethod
+    def parse(data: bytes) -> Message:
+        """The message that these sections are. What is wrong with them shows (BadMessage) when the
+        section is asked for."""
+        message = Message.__new__(Message)
+        message._raw = bytes(data)
+        message._content = None
+        return message
+
+    def encode(self) -> bytes:
+        """Its sections, as in transfer frames; of a received message the very bytes that came.
+
+        Raises ValueError or TypeError where a value does not fit.
+        """
+        if self._raw is None:
+            self._raw = _encode(self._parts)
+        return self._raw
+
+    def replace(self, body: object | None = None, **changes: Any) -> Message:
+        """Another message with these arguments of the constructor in place of what this one has.
+        Application properties and annotations are replaced whole."""
+        content = self._parts
+        p = content.properties
+        values: dict[str, Any] = {
+            "kind": content.kind or None,
+            "message_id": p.message_id,
+            "user_id": p.user_id,
+            "to": p.to,
+            "subject": p.subject,
+            "reply_to": p.reply_to,
+            "correlation_id": p.correlation_id,
+            "content_type": p.content_type,
+            "content_encoding": p.content_encoding,
+            "expires_at": datetime_of(p.absolute_expiry_time),
+            "creation_time": datetime_of(p.creation_time),
+            "group_id": p.group_id,
+            "group_sequence": p.group_sequence,
+            "reply_to_group_id": p.reply_to_group_id,
+            "durable": content.header.durable,
+            "priority": content.header.priority,
+            "ttl_ms": content.header.ttl,
+            "application_properties": content.application_properties,
+            "annotations": content.annotations,
+            "delivery_annotations": content.delivery_annotations,
+            "footer": content.footer,
+        }
+        if body is not None:
+            del values["kind"]
+        return Message(content.body if body is None else body, **(values | changes))
+
+    @property
+    def _parts(self) -> _Content:
+        content = self._content
+        if content is None:
+            raw = self._raw
+            assert raw is not None
+            try:
+                content = self._content = _Content(Sections(raw, 0, len(raw)))
+            except DecodeError as error:
+                raise BadMessage(error.text, condition=error.condition, is_remote=True) from error
+        return content
+
+    # Body
+
+    @property
+    def body(self) -> Any:
+        """bytes of all data sections, the items of all amqp-sequences, or the value of the
+        amqp-value section; None where there is no body."""
+        return self._parts.body
+
+    @property
+    def kind(self) -> BodyKind | Literal[""]:
+        """Which sections the body is in; "" where there is none."""
+        return self._parts.kind
+
+    @property
+    def text(self) -> str:
+        """The body as text: a string, or bytes that are UTF-8. Raises TypeError for any other body,
+        UnicodeDecodeError for other bytes."""
+        body = self.body
+        if isinstance(body, bytes):
+            return body.decode()
+        if not isinstance(body, str):
+            raise TypeError(f"a body of type {type(body).__name__}, expected text")
+        return body
+
+    # Properties [amqp-1.0 §3.2.4]
+
+    @property
+    def properties(self) -> Properties:
+        """All of the properties section; times in ms since 1970."""
+        return self._parts.properties
+
+    @property
+    def message_id(self) -> Any:
+        """ULong, UUID, bytes or str."""
+        return self._parts.properties.message_id
+
+    @property
+    def user_id(self) -> bytes | None:
+        return self._parts.properties.user_id
+
+    @property
+    def to(self) -> str | None:
+        return self._parts.properties.to
+
+    @property
+    def subject(self) -> str | None:
+        return self._parts.properties.subject
+
+    @property
+    def reply_to(self) -> str | None:
+        return self._parts.properties.reply_to
+
+    @property
+    def correlation_id(self) -> Any:
+        """ULong, UUID, bytes or str."""
+        return self._parts.properties.correlation_id
+
+    @property
+    def content_type(self) -> str | None:
+        return self._parts.properties.content_type
+
+    @property
+    def content_encoding(self) -> str | None:
+        return self._parts.properties.content_encoding
+
+    @property
+    def creation_time(self) -> datetime | None:
+        return datetime_of(self._parts.properties.creation_time)
+
+    @property
+    def group_id(self) -> str | None:
+        return self._parts.properties.group_id
+
+    @property
+    def group_sequence(self) -> int | None:
+        return self._parts.properties.group_sequence
+
+    @property
+    def reply_to_group_id(self) -> str | None:
+        return self._parts.properties.reply_to_group_id
+
+    @property
+    def application_properties(self) -> dict[str, object]:
+        """What applications say to each other."""
+        return self._parts.application_properties
+
+    # Header and annotations [amqp-1.0 §3.2.1 to §3.2.3]
+
+    @property
+    def durable(self) -> bool:
+        return self._parts.header.durable
+
+    @property
+    def priority(self) -> int:
+        return self._parts.header.priority
+
+    @property
+    def ttl_ms(self) -> int | None:
+        return self._parts.header.ttl
+
+    @property
+    def annotations(self) -> dict[object, object]:
+        """Message annotations, by symbol: `message.annotations["x-opt-partition-key"]`."""
+        return self._parts.annotations
+
+    @property
+    def delivery_annotations(self) -> dict[object, object]:
+        """From the next hop, or for it."""
+        return self._parts.delivery_annotations
+
+    @property
+    def footer(self) -> dict[object, object]:
+        return self._parts.footer
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When it is of no use any more, as its sender says."""
+        return datetime_of(self._parts.properties.absolute_expiry_time)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self.encode())} bytes>"
+
+
+def _encode(content: _Content) -> bytes:
+    body = content.body
+    carrier: object
+    if content.kind == "data":
+        if not isinstance(body, (bytes, bytearray, memoryview)):
+            raise TypeError(f"data of type {type(body).__name__}, expected bytes")
+        carrier = Data(bytes(body))
+    elif content.kind == "sequence":
+        if not isinstance(body, Sequence) or isinstance(body, (str, bytes)):
+            raise TypeError(f"a sequence of type {type(body).__name__}, expected a list")
+        carrier = Sequences(list(body))
+    else:
+        carrier = Value(body)
+    properties = content.properties
+    front = b""
+    header: Header | None = content.header
+    if not content.header.durable:
+        front, header = _transient(content.header), None
+    return front + encode_message(
+        header=header,
+        delivery_annotations=content.delivery_annotations or None,
+        message_annotations=content.annotations or None,
+        properties=None if properties == _NO_PROPERTIES else properties,
+        application_properties=_named(content.application_properties),
+        body=carrier,
+        footer=content.footer or None,
+    )
+
+
+def _transient(header: Header) -> bytes:
+    """The header section with durable=false spelt out: brokers take a header that does not say for
+    durable, though the standard's default is false [rabbitmq]."""
+    ttl = None if header.ttl is None else UInt(header.ttl)
+    return encode(Described(ULong(0x70), [False, UByte(header.priority), ttl]))
+
+
+_NO_PROPERTIES: Final = Properties()
+
+
+def _named(values: Mapping[str, object]) -> dict[object, object] | None:
+    found: dict[object, object] = {}
+    for key, value in values.items():
+        found[key] = value
+    return found or None
+
+
+def _symbols(values: Annotations | None) -> dict[object, object]:
+    found: dict[object, object] = {}
+    for key, value in (values or {}).items():
+        found[Symbol(key) if isinstance(key, str) else key] = value
+    return found
+
+
+def ms_of(time: datetime | None) -> int | None:
+    if time is None:
+        return None
+    if time.tzinfo is None:
+        raise ValueError(f"{time.isoformat()} without a time zone, expected an aware datetime")
+    return Timestamp((time - EPOCH) // timedelta(milliseconds=1))
+
+
+def datetime_of(ms: int | None) -> datetime | None:
+    """None also for times that datetime has no room for."""
+    if ms is None:
+        return None
+    try:
+        return EPOCH + timedelta(milliseconds=ms)
+    except OverflowError:
+        return None

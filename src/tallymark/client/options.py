@@ -1,0 +1,114 @@
+"""What can be asked of a connection, a receiver, a sender. Times in ms unless a name says seconds.
+
+Users pass these as keywords of `connect`, `session.receiver` and `session.sender`; the client keeps
+them as they are here, because a connection that comes back must be asked the same again.
+"""
+
+from __future__ import annotations
+
+import ssl as tls
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from tallymark.client.credit import CREDIT_MAX
+from tallymark.client.uri import Endpoint
+
+CreditMode: TypeAlias = Literal["auto", "manual"]
+CreditOn: TypeAlias = Literal["settlement", "handover"]
+ReceiverSettleMode: TypeAlias = Literal["first", "second"]
+SenderSettleMode: TypeAlias = Literal["unsettled", "settled", "mixed"]
+OnError: TypeAlias = Literal["release", "reject", "modify", "ignore", "raise"]
+OnSuccess: TypeAlias = Literal["accept"] | None
+Sasl: TypeAlias = Literal["PLAIN", "ANONYMOUS", "EXTERNAL", "none"]
+
+ANSWER_S: Final = 30.0
+"""How long a peer may take to answer an open, begin, attach, detach, end or close; seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionOptions:
+    """See `connect`."""
+
+    endpoints: tuple[Endpoint, ...]
+    sasl: Sasl | None = None
+    ssl: tls.SSLContext | None = None
+    timeout_s: float = ANSWER_S
+    container_id: str = ""
+    hostname: str | None = None
+    properties: Mapping[str, object] = field(default_factory=dict)
+    idle_timeout_ms: int = 60_000
+    max_frame_size: int = 131_072
+    session_window: int = 5_000
+    max_message_size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverOptions:
+    """See `Session.receiver`."""
+
+    address: str | None
+    name: str
+    credit: int = 1
+    credit_mode: CreditMode = "auto"
+    credit_on: CreditOn = "settlement"
+    rcv_mode: ReceiverSettleMode | None = None
+    snd_mode: SenderSettleMode | None = None
+    browse: bool = False
+    dynamic: bool = False
+    durable: bool = False
+    filter: Mapping[str, object] | None = None
+    capabilities: tuple[str, ...] = ()
+    properties: Mapping[str, object] | None = None
+    max_unsettled_age: int | Literal["lock"] | None = None
+    release_overdue: bool = True
+    stall_warning_ms: int = 60_000
+
+    def __post_init__(self) -> None:
+        _one_of("credit_mode", self.credit_mode, ("auto", "manual"))
+        _one_of("credit_on", self.credit_on, ("settlement", "handover"))
+        _one_of("rcv_mode", self.rcv_mode, (None, "first", "second"))
+        _one_of("snd_mode", self.snd_mode, (None, "unsettled", "settled", "mixed"))
+        if self.credit_mode == "auto" and not 1 <= self.credit <= CREDIT_MAX:
+            raise ValueError(f"credit={self.credit}, expected a window of 1 to {CREDIT_MAX}")
+        if self.credit_mode == "manual" and self.credit_on != "settlement":
+            raise ValueError("credit_on belongs to credit_mode='auto': by hand, you decide")
+        age = self.max_unsettled_age
+        if isinstance(age, int) and age < 1:
+            raise ValueError(f"max_unsettled_age={age}, expected milliseconds above 0, or 'lock'")
+        if isinstance(age, str) and age != "lock":
+            raise ValueError(f"max_unsettled_age={age!r}, expected milliseconds or 'lock'")
+        if self.dynamic and self.address is not None:
+            raise ValueError(
+                f"dynamic with address {self.address!r}: the peer makes the address, pass None"
+            )
+        if self.stall_warning_ms < 0:
+            raise ValueError(f"stall_warning_ms={self.stall_warning_ms}, expected 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SenderOptions:
+    """See `Session.sender`."""
+
+    address: str | None
+    name: str
+    settle_mode: SenderSettleMode | None = None
+    rcv_mode: ReceiverSettleMode | None = None
+    dynamic: bool = False
+    durable: bool = False
+    capabilities: tuple[str, ...] = ()
+    properties: Mapping[str, object] | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("settle_mode", self.settle_mode, (None, "unsettled", "settled", "mixed"))
+        _one_of("rcv_mode", self.rcv_mode, (None, "first", "second"))
+        if self.dynamic and self.address is not None:
+            raise ValueError(
+                f"dynamic with address {self.address!r}: the peer makes the address, pass None"
+            )
+
+
+def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        listed = ", ".join(repr(choice) for choice in allowed)
+        raise ValueError(f"{name}={value!r}, expected one of {listed}")

@@ -1,0 +1,52 @@
+"""How a message ends: the four outcomes, as whoever receives it decides [amqp-1.0 §3.4].
+
+Accepted   processed
+Rejected   it is invalid; a broker drops or dead-letters it
+Released   not processed; a broker makes it available again, at its old place
+Modified   as released, with changes: count it as failed, keep it from this receiver, annotate it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+
+from tallymark.wire.amqp10.outcomes import Accepted, Error, Modified, Rejected, Released
+from tallymark.wire.amqp10.types import Symbol
+
+__all__ = ["Accepted", "Error", "Modified", "Outcome", "Rejected", "Released"]
+
+Outcome: TypeAlias = Accepted | Rejected | Released | Modified
+
+ACCEPTED: Final = Accepted()
+RELEASED: Final = Released()
+REJECTED: Final = Rejected()
+
+DESCRIPTION_MAX: Final = 1_000
+"""Characters of an exception's text that go into a rejection."""
+
+
+def rejected(reason: Error | BaseException | str | None) -> Rejected:
+    """A rejection that says why: an error of the standard's form, or one made of an exception or a
+    text (condition amqp:internal-error)."""
+    if reason is None:
+        return REJECTED
+    if isinstance(reason, Error):
+        return Rejected(error=reason)
+    if isinstance(reason, BaseException):
+        reason = f"{type(reason).__name__}: {reason}"
+    return Rejected(
+        error=Error(condition=Symbol("amqp:internal-error"), description=reason[:DESCRIPTION_MAX])
+    )
+
+
+def modified(
+    failed: bool, undeliverable_here: bool, annotations: Mapping[str, object] | None
+) -> Modified:
+    """Brokers merge annotations whose keys begin with `x-` over those of the message [FC-20]."""
+    changes: dict[object, object] | None = None
+    if annotations:
+        changes = {Symbol(key): value for key, value in annotations.items()}
+    return Modified(
+        delivery_failed=failed, undeliverable_here=undeliverable_here, message_annotations=changes
+    )

@@ -1,0 +1,287 @@
+"""What the client knows of one sender: messages that wait for credit, and who waits for them.
+
+A message that waits is here and nowhere else: the protocol hears of it when it may leave. So a send
+that is cancelled before that leaves no trace, and credit and delivery-count are as if it never had
+been [FC-A13]. What may leave, leaves once per turn of the event loop, as one stretch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, final
+
+from tallymark.client.errors import ClientError
+from tallymark.client.outcomes import ACCEPTED, Outcome
+from tallymark.client.waiting import Waiter, resolve
+
+if TYPE_CHECKING:
+    from tallymark.client.adapter import SenderPort
+    from tallymark.client.dispatcher import Dispatcher
+    from tallymark.client.options import SenderOptions
+
+TURN_BYTES: Final = 1_048_576
+"""Bytes of messages that leave one sender in one turn; more wait for the next."""
+WAITING: Final = -1
+WITHDRAWN: Final = -2
+
+
+@final
+class Group:
+    """Messages that one call sent, and their outcomes."""
+
+    __slots__ = ("outcomes", "remaining", "waiter")
+
+    def __init__(self, size: int, waiter: Waiter) -> None:
+        self.outcomes: list[Outcome | ClientError | None] = [None] * size
+        self.remaining = size
+        self.waiter = waiter
+
+    def finish(self, index: int, outcome: Outcome | ClientError | None) -> None:
+        """None: accepted, without a word."""
+        self.outcomes[index] = ACCEPTED if outcome is None else outcome
+        self.remaining -= 1
+        if not self.remaining:
+            resolve(self.waiter, None)
+
+    def left(self) -> None:
+        """One that was sent settled is with the transport: it will have no outcome."""
+        self.remaining -= 1
+        if not self.remaining:
+            resolve(self.waiter, None)
+
+
+@final
+class Pending:
+    """A message on its way."""
+
+    __slots__ = ("data", "group", "index", "number", "producer", "settled")
+
+    def __init__(
+        self, producer: Producer, group: Group, index: int, data: bytes, settled: bool
+    ) -> None:
+        self.producer = producer
+        self.group = group
+        self.index = index
+        self.data = data
+        self.settled = settled
+        self.number = WAITING
+        """The protocol's, once it has it; or WAITING, or WITHDRAWN."""
+
+
+@final
+class Producer:
+    """Of one sender, for as long as that lives; the link behind it may be replaced."""
+
+    __slots__ = (
+        "_is_marked",
+        "_leaving",
+        "address",
+        "attaching",
+        "closing",
+        "dispatcher",
+        "ending",
+        "error",
+        "opening",
+        "options",
+        "port",
+        "queue",
+        "was_attached",
+    )
+
+    def __init__(self, dispatcher: Dispatcher, options: SenderOptions) -> None:
+        self.dispatcher = dispatcher
+        self.options = options
+        self.port: SenderPort | None = None
+        self.opening: SenderPort | None = None
+        """The same, while it is being attached, and after."""
+        self.address = options.address
+        self.queue: deque[Pending] = deque()
+        self.attaching: Waiter | None = None
+        self.closing: list[Waiter] = []
+        self.error: ClientError | None = None
+        """Why nothing more will be sent, ever."""
+        self.ending: ClientError | None = None
+        """The application closes it."""
+        self.was_attached = False
+        self._is_marked = False
+        self._leaving: list[Pending] = []  # sent settled, and behind the session's window
+
+    # Called by the adapter
+
+    def attached(self, port: SenderPort, address: str | None) -> None:
+        self.port = port
+        self.address = address
+        self.was_attached = True
+        self.may_send()
+        if self.attaching is not None:
+            resolve(self.attaching, None)
+
+    def may_send(self) -> None:
+        """There is credit, or the transport's buffer has room."""
+        if not self._is_marked:
+            self._is_marked = True
+            self.dispatcher.turn.mark(self)
+
+    def unblocked(self) -> None:
+        """All that was handed over has left."""
+        leaving = self._leaving
+        self._leaving = []
+        for pending in leaving:
+            if self.dispatcher.sent.pop(pending.number, None) is not None:
+                pending.group.left()
+        self.may_send()
+
+    def taken_back(self, low: int, high: int) -> None:
+        """The receiver took credit back for messages low..high (numbers), which had not left: they
+        wait for new credit."""
+        sent = self.dispatcher.sent
+        for number in range(high, low - 1, -1):
+            pending = sent.pop(number, None)
+            if pending is not None:
+                pending.number = WAITING
+                self.queue.appendleft(pending)
+        self._leaving = [pending for pending in self._leaving if pending.number != WAITING]
+
+    def detached(self, error: ClientError) -> None:
+        """The link is gone, and only the link: by the peer, or as the application asked."""
+        if self.error is not None:
+            return
+        asked = self.ending
+        was_open = self.was_attached
+        self.close(error if asked is None else asked)
+        if asked is None and was_open:
+            self.dispatcher.scoped_error(error)
+
+    # Sending
+
+    @property
+    def waiting(self) -> int:
+        """Messages that have not left."""
+        return sum(pending.number == WAITING for pending in self.queue)
+
+    def post(self, messages: Sequence[bytes], settled: bool) -> list[Pending]:
+        """Put messages behind those that wait; their group's waiter hears when all have left or
+        have their outcomes."""
+        waiter: Waiter = self.dispatcher.loop.create_future()
+        group = Group(len(messages), waiter)
+        posted = [Pending(self, group, index, data, settled) for index, data in enumerate(messages)]
+        self.queue.extend(posted)
+        self.may_send()
+        return posted
+
+    def withdraw(self, posted: Sequence[Pending]) -> bool:
+        """Nobody waits for these any more: what has not left will not. Returns whether any message
+        may have reached the receiver without its outcome being known."""
+        in_doubt = False
+        port = self.port
+        for pending in posted:
+            number = pending.number
+            if number == WAITING:
+                pending.number = WITHDRAWN
+                pending.data = b""
+            elif number >= 0 and self.dispatcher.sent.get(number) is pending:
+                if port is not None and port.withdraw(number):
+                    del self.dispatcher.sent[number]
+                    pending.number = WITHDRAWN
+                else:
+                    in_doubt = True
+        while self.queue and self.queue[0].number == WITHDRAWN:
+            self.queue.popleft()
+        return in_doubt
+
+    def flush(self) -> None:
+        """Send what may leave. Once per turn at most."""
+        self._is_marked = False
+        port = self.port
+        if port is None:
+            return
+        queue = self.queue
+        room = TURN_BYTES
+        while queue and room > 0 and not self.dispatcher.turn.is_paused:
+            run = self._next_run(port.sendable, room)
+            if not run:
+                break
+            room -= sum(len(pending.data) for pending in run)
+            self._send(port, run)
+        if not queue:
+            port.idle()
+        elif room <= 0:
+            self.dispatcher.loop.call_soon(self.may_send)
+
+    def _next_run(self, most: int, room: int) -> list[Pending]:
+        """Messages from the front of the queue that leave alike."""
+        queue = self.queue
+        run: list[Pending] = []
+        while queue and most > 0 and room > 0:
+            pending = queue[0]
+            if pending.group.waiter.done():  # cancelled or timed out: it may not know yet
+                pending.number = WITHDRAWN
+                queue.popleft()
+                continue
+            if run and pending.settled != run[0].settled:
+                break
+            run.append(queue.popleft())
+            room -= len(pending.data)
+            most -= 1
+        return run
+
+    def _send(self, port: SenderPort, run: list[Pending]) -> None:
+        settled = run[0].settled
+        numbers = port.send([pending.data for pending in run], settled)
+        sent = self.dispatcher.sent
+        has_left = settled and not port.is_blocked
+        for pending, number in zip(run, numbers, strict=True):
+            pending.number = number
+            if has_left:
+                pending.group.left()
+            else:
+                sent[number] = pending
+        if settled and not has_left:
+            self._leaving += run
+
+    # The end
+
+    def begin_close(self, error: ClientError) -> None:
+        """The application closes it, and the peer has not heard of it yet."""
+        self.ending = error
+        if self.opening is not None:
+            self.opening.close()
+            self.dispatcher.turn.request()
+        self._let_go(error)
+        self._fail_waiting(error)
+
+    def close(self, error: ClientError) -> None:
+        """Nothing more will be sent."""
+        if self.error is None:
+            self.error = error
+        self._let_go(error)
+        self._fail_waiting(error)
+        for waiter in self.closing:
+            resolve(waiter, None)
+        self.closing.clear()
+
+    def _fail_waiting(self, error: ClientError) -> None:
+        queue = self.queue
+        self.queue = deque()
+        for pending in queue:
+            if pending.number == WAITING:
+                pending.group.finish(pending.index, error.again())
+
+    def suspend(self, error: ClientError) -> None:
+        """The connection broke and is made again: what has not left waits on."""
+        if self.ending is not None:
+            self.close(self.ending)
+            return
+        self._let_go(error)
+
+    def _let_go(self, error: ClientError) -> None:
+        """The link is gone: the outcomes of what was sent will never be known."""
+        self.port = self.opening = None
+        if self.attaching is not None:
+            resolve(self.attaching, error)
+        self._leaving.clear()
+        sent = self.dispatcher.sent
+        for number in [number for number, pending in sent.items() if pending.producer is self]:
+            pending = sent.pop(number)
+            pending.group.finish(pending.index, error.again(in_doubt=True))

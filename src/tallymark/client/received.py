@@ -1,0 +1,247 @@
+"""A message that was received: what is known of it, and how it is settled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self, final
+from uuid import UUID
+
+from tallymark.client.errors import ClientError
+from tallymark.client.events import SettlementFailed, tag_as_uuid
+from tallymark.client.message import Message, datetime_of
+from tallymark.client.outcomes import ACCEPTED, RELEASED, Error, Outcome, modified, rejected
+from tallymark.client.waiting import Waiter, answer_to
+
+if TYPE_CHECKING:
+    from tallymark.client.consumer import Consumer
+
+LOCKED_UNTIL: Final = "x-opt-locked-until"
+
+BUFFERED: Final = 0
+"""A state of a received message: waits to be read."""
+HELD: Final = 1
+"""The application has it and has not settled it."""
+SETTLING: Final = 2
+"""Settled by the application; the sender's answer is awaited (mode second)."""
+SETTLED: Final = 3
+IGNORED: Final = 4
+LOST: Final = 5
+"""Its link went before it was settled: the broker gives it to somebody again."""
+
+
+@final
+class ReceivedMessage(Message):
+    """A message from a receiver: settle it, once, by one of accept, reject, release and modify, or
+    by `async with message:`; or give its slot back with `ignore`. While it is neither, it takes a
+    slot of the receiver's window [FC-22, FC-25].
+
+    A message that is forgotten unsettled is reported (`message.dropped`).
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "arrived_ms",
+        "consumer",
+        "delivery_tag",
+        "is_second",
+        "outcome_or_error",
+        "state",
+        "tag",
+        "taken_ms",
+        "waiters",
+    )
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        tag: int,
+        delivery_tag: bytes,
+        raw: bytes,
+        is_settled: bool,
+        is_second: bool,
+        arrived_ms: int,
+    ) -> None:
+        """For the adapter. arrived_ms: wall clock, ms since 1970."""
+        self._raw = raw
+        self._content = None
+        self.consumer = consumer
+        self.tag = tag
+        self.delivery_tag = delivery_tag
+        self.state = SETTLED if is_settled else BUFFERED
+        self.is_second = is_second
+        self.arrived_ms = arrived_ms
+        self.taken_ms = 0
+        self.outcome_or_error: Outcome | ClientError | None = None
+        self.waiters: list[Waiter] | None = None
+
+    # What is known of it
+
+    @property
+    def delivery_id(self) -> int:
+        """Its number in the session, 0..2^32-1."""
+        return self.tag & 0xFFFF_FFFF
+
+    @property
+    def delivery_uuid(self) -> UUID | None:
+        """The delivery-tag where it has 16 bytes: some brokers' lock token."""
+        return tag_as_uuid(self.delivery_tag)
+
+    @property
+    def delivery_count(self) -> int:
+        """Failed attempts before this one."""
+        return self._parts.header.delivery_count
+
+    @property
+    def first_acquirer(self) -> bool:
+        return self._parts.header.first_acquirer
+
+    @property
+    def locked_until(self) -> datetime | None:
+        """When the broker gives it to somebody else unless it is settled (annotation
+        x-opt-locked-until); None: the broker does not say. By the broker's clock."""
+        return datetime_of(self.locked_until_ms())
+
+    def locked_until_ms(self) -> int | None:
+        """The same in ms since 1970."""
+        until = self._parts.annotations.get(LOCKED_UNTIL)
+        return until if isinstance(until, int) else None
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When its time to live is over: as its sender says, or counted from its arrival here. It
+        may be settled later all the same."""
+        at = self._parts.properties.absolute_expiry_time
+        ttl = self._parts.header.ttl
+        if at is None and ttl is not None:
+            at = self.arrived_ms + ttl
+        return datetime_of(at)
+
+    @property
+    def settled(self) -> bool:
+        """By us (in mode second: and confirmed by the sender), or by the sender."""
+        return self.state == SETTLED
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it was settled; None while it is not, and of one that was sent settled."""
+        found = self.outcome_or_error
+        return None if isinstance(found, ClientError) or self.state != SETTLED else found
+
+    # Settling. The first call wins; later ones change nothing and have the same result.
+
+    async def accept(self) -> Outcome | None:
+        """It is processed. Returns the outcome it has been settled with.
+
+        In mode first the settlement leaves at the end of this turn of the event loop, with others,
+        and nobody answers; in mode second this waits for the sender's answer [FC-11, FC-12].
+
+        Raises SettlementRefused where the sender settled it otherwise, and Closed (LinkClosed,
+        SessionClosed, ConnectionClosed) where the link it came on is gone: then the broker gives it
+        to somebody again. A cancelled call in mode second leaves the settlement under way; call
+        again to wait on.
+        """
+        self.consumer.dispatcher.settle(self, ACCEPTED)
+        return await self._result() if self.state == SETTLING else self._outcome()
+
+    async def reject(self, reason: Error | BaseException | str | None = None) -> Outcome | None:
+        """It is invalid: a broker drops or dead-letters it. See `accept`."""
+        self.consumer.dispatcher.settle(self, rejected(reason))
+        return await self._result()
+
+    async def release(self) -> Outcome | None:
+        """It was not processed: a broker puts it back in its place. See `accept`."""
+        self.consumer.dispatcher.settle(self, RELEASED)
+        return await self._result()
+
+    async def modify(
+        self,
+        failed: bool = True,
+        undeliverable_here: bool = False,
+        annotations: Mapping[str, object] | None = None,
+    ) -> Outcome | None:
+        """As release, but counted as failed, and with annotations for whoever gets it next (keys
+        begin with `x-`). `undeliverable_here`: not to this receiver again; most brokers take it
+        for a rejection. See `accept`."""
+        outcome = modified(failed, undeliverable_here, annotations)
+        self.consumer.dispatcher.settle(self, outcome)
+        return await self._result()
+
+    def ignore(self) -> None:
+        """Give its slot back and say nothing to the broker, which goes on holding it for us until
+        the link is closed or its own lock expires: it is not settled, cannot be settled any more,
+        and is counted (`receiver.ignored_total`) [FC-25]. No-op on one that is settled."""
+        self.consumer.dispatcher.ignore(self)
+
+    async def settlement(self) -> Outcome | None:
+        """Wait until it is settled, where it was asked for; as `accept`."""
+        return await self._result()
+
+    def settle_nowait(self, outcome: Outcome) -> None:
+        """Settle, and do not wait for an answer: where waiting is out of place, as in cleaning up.
+        An answer that refuses it is reported as an event. Raises as `accept` where the link is
+        gone."""
+        self.consumer.dispatcher.settle(self, outcome)
+
+    def _outcome(self) -> Outcome | None:
+        found = self.outcome_or_error
+        if isinstance(found, ClientError):
+            raise found.again()
+        return found
+
+    async def _result(self) -> Outcome | None:
+        if self.state != SETTLING:
+            return self._outcome()
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        if self.waiters is None:
+            self.waiters = [waiter]
+        else:
+            self.waiters.append(waiter)
+        await answer_to(waiter, None)
+        return self._outcome()
+
+    def answered(self, result: Outcome | ClientError, state: int) -> None:
+        """For the dispatcher: what the settlement led to, in which state the message is now."""
+        self.state = state
+        self.outcome_or_error = result
+        waiters = self.waiters
+        self.waiters = None
+        told = False
+        for waiter in waiters or ():
+            if not waiter.done():
+                waiter.set_result(None)
+                told = True
+        if isinstance(result, ClientError) and not told:
+            self.consumer.report(SettlementFailed(self.consumer.address, self.delivery_id, result))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Accept on a clean exit, release on an exception or a cancellation (without waiting for an
+        answer), unless it was settled or ignored inside."""
+        if self.state == HELD:
+            if error is None:
+                await self.accept()
+            else:
+                self.settle_nowait(RELEASED)
+        elif self.state == LOST and error is None:
+            self._outcome()
+
+    def __del__(self) -> None:
+        if self.state == HELD:
+            self.consumer.forgotten(self)
+
+    def __repr__(self) -> str:
+        state = _STATES[self.state]
+        return f"<message {self.delivery_id} of {self.consumer.address!r}, {state}>"
+
+
+_STATES: Final = ("buffered", "unsettled", "settling", "settled", "ignored", "lost")

@@ -1,0 +1,392 @@
+"""What a transaction holds until it ends: publishes, as runs, and settlements, in their order.
+
+Publishes that arrive one by one are gathered into runs, so that a commit costs per run, as
+publishing in stretches does. A run is added to for as long as no queue that its messages go to
+could be sent another run's messages in between: several are open at a time, and no two of them have
+a target in common. So the order in each queue is that of publishing, whatever the runs.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final, final
+
+from tallymark.engine.annotations import Annotations, Notes, keys_of
+from tallymark.engine.deadlines import Timed
+from tallymark.engine.errors import PreconditionFailed, ResourceExhausted
+from tallymark.engine.message import Payload, Route
+from tallymark.engine.routing import Targets
+from tallymark.engine.session import InFlight, Session
+
+RUN_BYTES: Final = 64 * 1024
+"""A run of so many bytes is added to no more."""
+OPEN_RUNS: Final = 64
+"""Runs of one transaction that may be added to at a time."""
+MOST_WEIGHT: Final = 1 << 20
+"""What a transaction may hold: some 4 for a run or a settlement and 1 for each queue a run goes to,
+which bounds its memory beside the bodies (a few hundred MiB) and the size of its block."""
+ENTRY_WEIGHT: Final = 4
+
+
+@final
+class StagedRun:
+    """Messages of one session, published to the same places, in their order."""
+
+    __slots__ = (
+        "annotations",
+        "count",
+        "generation",
+        "handle",
+        "parts",
+        "payload",
+        "reached",
+        "session",
+        "size",
+        "staged_ms",
+        "targets",
+    )
+
+    def __init__(
+        self,
+        session: Session,
+        targets: Targets,
+        annotations: Annotations | None,
+        handle: object,
+        generation: int,
+        staged_ms: int,
+    ) -> None:
+        self.session = session
+        self.targets = targets
+        """Where they were routed, when `generation` was the topology's."""
+        self.annotations = annotations
+        self.handle = handle
+        """The bridge's own: see `Transactions.publish`. None: it wants to hear nothing."""
+        self.generation = generation
+        self.staged_ms = staged_ms
+        """When the first of them was published; wall time."""
+        self.parts: list[Payload] = []
+        """As they arrived, until the run is sealed."""
+        self.payload: Payload | None = None
+        """All of them, once it is."""
+        self.count = 0
+        self.size = 0
+        self.reached = False
+        """After the commit: whether they are in any queue."""
+
+    def seal(self, first_id: int) -> Payload:
+        """Make one payload of the parts; nothing is added any more. first_id: of as many message
+        ids as there are messages."""
+        parts, self.parts = self.parts, []
+        whole = parts[0] if len(parts) == 1 else _joined(parts, first_id)
+        self.payload = whole
+        return whole
+
+
+def _joined(parts: list[Payload], first_id: int) -> Payload:
+    """The messages of several payloads as one; their bytes are in memory."""
+    first = parts[0]
+    cuts = array("I", (0,))
+    raws: list[bytes] = []
+    routes: list[Route] = []
+    largest = end = 0
+    for part in parts:
+        raw = part.raw
+        assert raw is not None, part.first_id
+        raws.append(raw)
+        if part.count == 1:
+            cuts.append(end + part.size)
+        else:
+            cuts.extend([end + cut for cut in part.cuts[1:]])
+        end += part.size
+        routes += part.routes if part.routes is not None else [part.route] * part.count
+        largest = max(largest, part.largest_frame)
+    route = routes[0]
+    column = None if routes.count(route) == len(routes) else routes
+    return Payload(
+        first.format, b"".join(raws), cuts, route, column, first_id, first.arrived_ms,
+        first.persistent, largest,
+    )  # fmt: skip
+
+
+@final
+class StagedSettlement:
+    """What a client said of deliveries, to be done at the commit."""
+
+    __slots__ = ("due_ms", "entries", "is_final", "notes", "outcome", "session")
+
+    def __init__(
+        self, session: Session, outcome: int, notes: Notes, due_ms: int, is_final: bool
+    ) -> None:
+        self.session = session
+        self.outcome = outcome
+        self.notes = notes
+        self.due_ms = due_ms
+        """Not ready again before then; 0: at once."""
+        self.is_final = is_final
+        """The client is through with them whatever becomes of the transaction: after a rollback
+        they are given back; else they are in its hands again [TX-15]."""
+        self.entries: list[InFlight] = []
+        """Taken out of the session, by tag."""
+
+    def add(self, entry: InFlight, may_merge: bool) -> bool:
+        """One more entry; True: it went on from the last one and was merged with it."""
+        if may_merge and self.entries and continues(self.entries[-1], entry):
+            extend(self.entries[-1], entry)
+            return True
+        self.entries.append(entry)
+        return False
+
+
+def continues(entry: InFlight, after: InFlight) -> bool:
+    """Whether two entries of one session may be one."""
+    return (
+        entry.last + 1 == after.first
+        and entry.done is None
+        and after.done is None
+        and entry.consumer is after.consumer
+        and entry.queue is after.queue
+        and entry.since_ms == after.since_ms
+        and entry.given_ms == after.given_ms
+        and entry.void == after.void
+        and entry.is_late == after.is_late
+        and entry.slice.followed_by(after.slice)
+    )
+
+
+def extend(entry: InFlight, after: InFlight) -> None:
+    """`after` becomes part of `entry`, whose slice may be shared: it gets one of its own."""
+    whole = entry.slice.part(0, len(entry.slice))
+    whole.hi = after.slice.hi
+    entry.slice = whole
+    entry.last = after.last
+    entry.left += after.left
+
+
+def take_out(session: Session, at: int, low: int, high: int) -> InFlight:
+    """Tags low..high, all outstanding, of the range at index `at` leave the session as an entry of
+    their own. What is left of the range stays in place; its slice is no longer than its tags."""
+    inflight = session.inflight
+    entry = inflight[at]
+    if low == entry.first and high == entry.last and len(entry.slice) == high + 1 - low:
+        del inflight[at]
+        return entry
+    found = entry.cut(low, high)
+    assert found is not None, (low, high)
+    before = entry.cut(entry.first, low - 1)
+    after = entry.cut(high + 1, entry.last)
+    if before is not None:
+        inflight[at] = before
+        if after is not None:
+            inflight.insert(at + 1, after)
+    elif after is not None:
+        inflight[at] = after
+    else:
+        del inflight[at]
+    return found
+
+
+def _first(entry: InFlight) -> int:
+    return entry.first
+
+
+def put_back(session: Session, entries: list[InFlight]) -> None:
+    """Entries taken out of the session are outstanding again, in the order of their tags."""
+    together = [*session.inflight, *entries]
+    together.sort(key=_first)
+    session.inflight.clear()
+    last: InFlight | None = None
+    for entry in together:
+        if last is not None and continues(last, entry):
+            extend(last, entry)
+        else:
+            session.inflight.append(entry)
+            last = entry
+
+
+@final
+class Transaction(Timed):
+    """Publishes and settlements that come into effect together, or not at all.
+
+    It belongs to a session and ends with it; what it holds may be of other sessions of the same
+    connection too. Made and ended by Transactions.
+    """
+
+    __slots__ = (
+        "_names",
+        "_open",
+        "_told_of",
+        "acquisitions",
+        "due_ms",
+        "ended",
+        "failure",
+        "id",
+        "is_stored",
+        "last_handled",
+        "published",
+        "released",
+        "reopened",
+        "runs",
+        "session",
+        "settled",
+        "settlements",
+        "untold",
+        "unwritten",
+        "weight",
+    )
+
+    def __init__(self, id: int, session: Session) -> None:
+        super().__init__()
+        self.id = id
+        """Broker-wide, never reused: also the owner of its rows in the ledger."""
+        self.session = session
+        """With it the transaction ends."""
+        self.due_ms = 0
+        """When its time is up, wall time; 0: never."""
+        self.ended = False
+        self.failure = ""
+        """Why it can only be rolled back [TX-13]; empty: nothing is wrong."""
+        self.is_stored = False
+        """After the commit: whether any of it has to reach the disk."""
+        self.runs: list[StagedRun] = []
+        """In the order in which the first message of each was published."""
+        self.settlements: list[StagedSettlement] = []
+        """In the order in which they were issued."""
+        self.acquisitions: list[tuple[Session, int, int]] = []
+        """Tags handed out under it [TX-16]: session, first, last."""
+        self.published = 0
+        """Messages it publishes."""
+        self.settled = 0
+        """Deliveries it settles."""
+        self.reopened: list[tuple[Session, int, int]] = []
+        """After a rollback: tags that are in their sessions' hands again."""
+        self.released: list[tuple[Session, int, int]] = []
+        """After a rollback: tags handed out under it, whose messages are ready again."""
+        self.weight = 0
+        """See MOST_WEIGHT."""
+        self.unwritten = 0
+        """Bytes of its sealed runs that the journal will keep and was not given yet."""
+        self.untold = False
+        """Whether the Transactions have it on their list of those the ledger does not know of."""
+        self._told_of = 0
+        """How many of the settlements the ledger was told of."""
+        self.last_handled: StagedRun | None = None
+        """The last run that has a handle: only that one is added to, so that their order stays."""
+        self._open: dict[tuple[object, ...], StagedRun] = {}
+        """Runs that may be added to, by what their messages have in common."""
+        self._names: set[str] = set()
+        """Of all queues that those may get to, however the topology changes."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.runs and not self.settlements
+
+    def check_open(self) -> None:
+        """Raises PreconditionFailed once it has ended."""
+        if self.ended:
+            raise PreconditionFailed(f"transaction {self.id} has ended")
+
+    def fits(self, weight: int) -> None:
+        """Raises ResourceExhausted where it would hold more than it may."""
+        if self.weight + weight > MOST_WEIGHT:
+            raise ResourceExhausted(
+                f"transaction of weight {self.weight + weight}, at most {MOST_WEIGHT} expected: "
+                f"{len(self.runs)} runs of messages, {len(self.settlements)} settlements"
+            )
+
+    # -- publishes
+
+    def run_for(
+        self,
+        session: Session,
+        targets: Targets,
+        payload: Payload,
+        annotations: Annotations | None,
+        handle: object,
+        generation: int,
+        now_ms: int,
+    ) -> tuple[StagedRun, list[StagedRun]]:
+        """The run that the messages belong to, and runs that are added to no more. Raises
+        ResourceExhausted."""
+        direct = payload.route.exchange == ""
+        key = (
+            session.id, id(targets), id(annotations), id(handle), generation, payload.format,
+            payload.persistent, payload.route.key if direct else None,
+        )  # fmt: skip
+        old = self._open.get(key)
+        goes_on = old is not None and (handle is None or old is self.last_handled)
+        if old is not None and goes_on and old.size + payload.size <= RUN_BYTES:
+            return old, []
+        weight = ENTRY_WEIGHT + len(targets.queues)
+        self.fits(weight)
+        self.weight += weight
+        full: list[StagedRun] = []
+        if not goes_on:
+            names = _names_of(targets, payload, annotations, direct)
+            if len(self._open) >= OPEN_RUNS or self._names.intersection(names):
+                full = self.close_runs()
+            self._names.update(names)
+        if old is not None and not full:
+            full.append(old)
+        run = StagedRun(session, targets, annotations, handle, generation, now_ms)
+        self._open[key] = run
+        self.runs.append(run)
+        if handle is not None:
+            self.last_handled = run
+        return run, full
+
+    def close_runs(self) -> list[StagedRun]:
+        """Add to no run any more; returns those that are not sealed."""
+        closed = list(self._open.values())
+        self._open.clear()
+        self._names.clear()
+        return closed
+
+    # -- settlements
+
+    def settlement_for(
+        self, session: Session, outcome: int, notes: Notes, due_ms: int, is_final: bool
+    ) -> StagedSettlement:
+        """The one that comes last, if it is like this; else a new one."""
+        if len(self.settlements) > self._told_of:
+            last = self.settlements[-1]
+            if (
+                last.session is session
+                and last.outcome == outcome
+                and last.notes == notes
+                and last.due_ms == due_ms
+                and last.is_final == is_final
+            ):
+                return last
+        made = StagedSettlement(session, outcome, notes, due_ms, is_final)
+        self.settlements.append(made)
+        return made
+
+    def park(self, into: StagedSettlement, entry: InFlight) -> None:
+        """An entry, taken out of its session, waits for the end."""
+        self.settled += entry.left
+        if not into.add(entry, True):
+            self.weight += ENTRY_WEIGHT
+
+    def take_untold(self) -> list[StagedSettlement]:
+        """Settlements that the ledger was not told of; it is now."""
+        found = self.settlements[self._told_of :]
+        self._told_of = len(self.settlements)
+        return found
+
+    def told(self) -> list[StagedSettlement]:
+        """Settlements that the ledger was told of."""
+        return self.settlements[: self._told_of]
+
+
+def _names_of(
+    targets: Targets, payload: Payload, annotations: Annotations | None, direct: bool
+) -> list[str]:
+    """Of the queues that messages may get to at the commit: those they were routed to; through the
+    default exchange, those that have their keys as names, whether they are there or not."""
+    if not direct:
+        return [queue.name for queue in targets.queues]
+    routes = [payload.route] if payload.routes is None else payload.routes
+    names: list[str] = []
+    for route in routes:
+        names += keys_of(annotations, route)
+    return names

@@ -1,0 +1,160 @@
+"""Ranges of a stream, for readers that come and go: Spark's tasks, a page of an HTTP client.
+
+Everything here is in sequence numbers, low..high-1; a message's offset is its sequence number less
+one. A range may have holes: numbers whose messages were passed over (sent twice by a publisher that
+numbers them) or lost.
+
+Retention waits for nobody: a range of which it has taken a part is `Gone`, never silently shorter.
+Who must be able to read a range again pins it: what retention takes of it from then on leaves the
+stream, its account and every other reader as usual, and stays readable under the pin.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import final
+
+from tallymark.engine.arguments import named
+from tallymark.engine.errors import Fenced, Gone, PreconditionFailed
+from tallymark.engine.message import Slice
+from tallymark.engine.queue import Queue
+from tallymark.engine.store import Store
+
+
+@final
+class Pin:
+    """Somebody wants to read sequences low..high-1 for as long as this is among queue.pins."""
+
+    __slots__ = ("held", "high", "low")
+
+    def __init__(self, low: int, high: int) -> None:
+        self.low = low
+        self.high = high
+        self.held: list[Slice] = []
+        """What retention took of them since, in order."""
+
+    def keep(self, piece: Slice, store: Store) -> None:
+        """Retention takes a slice."""
+        start = max(0, self.low - piece.first)
+        stop = min(len(piece), self.high - piece.first)
+        if start < stop:
+            store.use(piece.payload, stop - start)
+            self.held.append(piece.part(start, stop))
+
+    def between(self, low: int, high: int) -> list[Slice]:
+        """What it holds of sequences low..high-1, as parts of their own."""
+        found: list[Slice] = []
+        for piece in self.held:
+            start = max(0, low - piece.first)
+            stop = min(len(piece), high - piece.first)
+            if start < stop:
+                found.append(piece.part(start, stop))
+        return found
+
+
+def pin(queue: Queue, low: int, high: int) -> Pin:
+    """From now on the range can be read until `unpin`. O(1).
+
+    Raises: as check_range.
+    """
+    check_range(queue, low, high)
+    made = Pin(low, high)
+    queue.pins.append(made)
+    return made
+
+
+def unpin(queue: Queue, which: Pin, store: Store) -> None:
+    """Repeating is no error."""
+    if which in queue.pins:
+        queue.pins.remove(which)
+        for piece in which.held:
+            store.finish(piece.payload, len(piece))
+        which.held.clear()
+
+
+def check_stream(queue: Queue, id: int) -> None:
+    """Raises PreconditionFailed where it is no stream, and Fenced where it is another one than that
+    of this id (0: any): it was deleted and made again."""
+    if not queue.settings.is_stream:
+        raise PreconditionFailed(f"{named('queue', queue.name, queue.vhost)} is no stream")
+    if id and id != queue.id:
+        raise Fenced(
+            f"stream {id} is not the one there now ({queue.id}): '{queue.name}' in vhost "
+            f"'{queue.vhost}' was deleted and made again"
+        )
+
+
+def check_range(queue: Queue, low: int, high: int, under: Pin | None = None) -> None:
+    """Raises Gone where retention took a part of it (and the pin does not hold it), and
+    PreconditionFailed where it ends behind what readers may see, or before it begins."""
+    if under is not None and under.low <= low <= high <= under.high:
+        return
+    if low < queue.kept_from:
+        raise Gone(
+            f"offsets {low - 1} to {queue.kept_from - 2} of stream '{queue.name}' in vhost "
+            f"'{queue.vhost}' are not kept any more: it begins at {queue.kept_from - 1}"
+        )
+    if not low <= high <= queue.end():
+        raise PreconditionFailed(
+            f"offsets from {low - 1} to {high - 1} of stream '{queue.name}' in vhost "
+            f"'{queue.vhost}', expected from <= to <= {queue.end() - 1}"
+        )
+
+
+def between(queue: Queue, low: int, high: int, under: Pin | None = None) -> list[Slice]:
+    """The slices of a checked range, in order, packed as they may be: parts of their own. O(slices)
+    of the range."""
+    found: list[Slice] = []
+    if under is not None and low < queue.kept_from:
+        found = under.between(low, high)
+    return found + queue.lanes[0].between(low, high)
+
+
+@final
+class Batch:
+    """How far a reader gets within its limits."""
+
+    __slots__ = ("bytes", "end", "messages")
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+        """The sequence number behind the last message."""
+        self.messages = 0
+        self.bytes = 0
+        """Raw, framing included."""
+
+
+def batch(queue: Queue, low: int, most: int, most_bytes: int) -> Batch:
+    """Where a batch from `low` on ends: with `most` messages, or before the one that passes
+    `most_bytes`, but not before the first; or where there is no more that readers may see.
+
+    Raises: as check_range.
+    """
+    end = queue.end()
+    check_range(queue, low, max(low, end))
+    found = Batch(low)
+    lane = queue.lanes[0]
+    index = lane.index_of(low)
+    while index < len(lane.fresh) and found.messages < most:
+        piece = lane.fresh[index]
+        start = max(0, low - piece.first)
+        stop = min(len(piece), end - piece.first)
+        if stop <= start:
+            break
+        cuts = piece.payload.cuts
+        lo = piece.lo + start
+        n = min(stop - start, most - found.messages)
+        room = cuts[lo] + most_bytes - found.bytes
+        fitting = bisect_left(cuts, room + 1, lo, lo + n + 1) - 1 - lo
+        fitting = max(fitting, 0 if found.messages else 1)
+        taken = min(n, fitting)
+        found.messages += taken
+        found.bytes += cuts[lo + taken] - cuts[lo]
+        if taken:
+            found.end = piece.first + start + taken
+        if taken < stop - start:
+            return found
+        index += 1
+    if found.messages < most:
+        found.end = max(found.end, end)  # behind what was passed over at the end
+    return found

@@ -1,0 +1,88 @@
+"""Where a reader of a stream begins [rabbitmq x-stream-offset].
+
+A message's *offset* is its sequence number less one: the first that ever entered has offset 0. It
+never changes, and never is another message's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, final
+
+from tallymark.engine.arguments import age_ms, erlang_term, type_name
+from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.queue import Queue
+
+if TYPE_CHECKING:
+    from tallymark.engine.session import Consumer
+
+FIRST: Final = "first"
+LAST: Final = "last"
+NEXT: Final = "next"
+OFFSET: Final = "offset"
+TIME: Final = "time"
+AGO: Final = "ago"
+
+
+@final
+class Start:
+    """A place in a stream, as its reader names it."""
+
+    __slots__ = ("kind", "value")
+
+    def __init__(self, kind: str, value: int = 0) -> None:
+        """kind: FIRST (what is oldest), LAST (what was stored last, together), NEXT (what is to
+        come), OFFSET (value, or the first that is there behind it), TIME (arrived at value or
+        later; wall time, ms) or AGO (the same, value ms before now)."""
+        self.kind = kind
+        self.value = value
+
+    def place(self, queue: Queue, now_ms: int) -> int:
+        """The first sequence number of the stream that its reader is to see."""
+        lane = queue.lanes[0]
+        if self.kind == OFFSET:
+            return self.value + 1
+        if self.kind == NEXT or not lane.fresh:
+            return queue.entered + 1 if self.kind != FIRST else 1
+        if self.kind == LAST:
+            newest = lane.fresh[-1]
+            return newest.first + (len(newest) - 1 if newest.payload.pack is not None else 0)
+        if self.kind == TIME:
+            return lane.since(self.value)
+        if self.kind == AGO:
+            return lane.since(now_ms - self.value)
+        return 1
+
+
+def start_of(value: object, what: str) -> Start:
+    """What `x-stream-offset` says: first, last, next (None says that too), an offset, of which a
+    negative one is the first, or an interval such as 5m. Of a time every protocol has a type of its
+    own: its bridge makes a Start(TIME, ms) of it. `what`: names the queue.
+
+    Raises:
+        PreconditionFailed: it says nothing that has a meaning [rabbitmq].
+    """
+    if value is None:
+        return Start(NEXT)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Start(OFFSET, max(0, value))
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    if isinstance(text, str):
+        if text in (FIRST, LAST, NEXT):
+            return Start(text)
+        ago = age_ms(text)
+        if ago >= 0:
+            return Start(AGO, ago)
+    raise PreconditionFailed(
+        f"invalid arg 'x-stream-offset' for {what}: {{invalid_stream_offset_arg,"
+        f"{{{type_name(value)},{erlang_term(value)}}}}}"
+    )
+
+
+def first_offset(queue: Queue) -> int:
+    """From which on a stream keeps its messages."""
+    return queue.kept_from - 1
+
+
+def offset_of(consumer: Consumer) -> int:
+    """Where the reader of a stream has come to: of the message that it is shown next."""
+    return consumer.cursors[0] - 1

@@ -1,0 +1,592 @@
+"""Transactions: publishes and settlements that come into effect together, or not at all.
+
+Until the end everything is held (staging.py): publishes are invisible; settled deliveries are
+*staged*, out of their session's hands, but in their place in its window and in the account of their
+queue [TX-4]. A commit carries all of it out in one step: publishes in their order, then settlements
+in theirs, with the dead letters they cause [TX-5]. A step lies in one turn, and a turn is one block
+of the journal: so a transaction is there whole or not at all, across queues and crashes [TX-D1].
+What could make it impossible, a queue that refuses messages, is found before anything is changed.
+
+A rollback changes nothing but that the transaction is over: messages published under it are
+forgotten, staged deliveries are in their session's hands again under the same tags, and nothing is
+redelivered [TX-6].
+
+Bodies beyond AHEAD_BYTES are written to the journal before the commit, which then only names them;
+they may leave memory like any others. Recovery finds nothing that names those of a transaction that
+was not committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, final
+
+from tallymark.engine import records
+from tallymark.engine.admission import Admission
+from tallymark.engine.annotations import (
+    Annotations,
+    Notes,
+    deferred_until,
+    keys_of,
+    ready_since,
+)
+from tallymark.engine.clock import Clock
+from tallymark.engine.deadlines import Deadlines
+from tallymark.engine.effects import Effect, TransactionExpired
+from tallymark.engine.entrance import Entrance
+from tallymark.engine.errors import RolledBack
+from tallymark.engine.message import NOWHERE, Payload
+from tallymark.engine.queue import Queue
+from tallymark.engine.records import Record
+from tallymark.engine.routing import Targets
+from tallymark.engine.session import InFlight, Session
+from tallymark.engine.settlement import Settlement
+from tallymark.engine.staging import (
+    ENTRY_WEIGHT,
+    StagedRun,
+    StagedSettlement,
+    Transaction,
+    put_back,
+    take_out,
+)
+from tallymark.engine.store import Store
+from tallymark.engine.vhost import VirtualHost
+
+AHEAD_BYTES: Final = 1 << 20
+"""Bytes of a transaction that wait for its commit to be written; what goes beyond is written as it
+comes."""
+
+
+@final
+class Transactions:
+    """Begins and ends them. Shares its parts with the Broker."""
+
+    __slots__ = (
+        "_entrance",
+        "_gathering",
+        "_of_session",
+        "_settlement",
+        "_vhosts",
+        "clock",
+        "committed",
+        "deadlines",
+        "effects",
+        "new_id",
+        "new_message_ids",
+        "open",
+        "records",
+        "rolled_back",
+        "store",
+        "torn",
+        "untold",
+    )
+
+    def __init__(
+        self,
+        clock: Clock,
+        deadlines: Deadlines,
+        entrance: Entrance,
+        settlement: Settlement,
+        store: Store,
+        vhosts: dict[str, VirtualHost],
+        records: list[Record],
+        effects: list[Effect],
+        new_id: Callable[[], int],
+        new_message_ids: Callable[[int], int],
+    ) -> None:
+        self.clock = clock
+        self.deadlines = deadlines
+        self._entrance = entrance
+        self._settlement = settlement
+        self.store = store
+        self._vhosts = vhosts
+        self.records = records
+        self.effects = effects
+        self.new_id = new_id
+        self.new_message_ids = new_message_ids
+        self.open: dict[int, Transaction] = {}
+        """By id."""
+        self.committed = 0
+        """Since the broker started, those that held anything."""
+        self.rolled_back = 0
+        self.torn = False
+        """A commit failed half-way, which no client can cause: no turn may write it."""
+        self.untold: list[Transaction] = []
+        """With staged deliveries that the ledger does not know of."""
+        self._gathering: dict[int, Transaction] = {}
+        """By id: those with runs that may be added to."""
+        self._of_session: dict[int, list[Transaction]] = {}
+
+    # -- beginning
+
+    def begin(self, session: Session, timeout_ms: int = 0) -> Transaction:
+        """A transaction that ends with the session at the latest. timeout_ms: it is rolled back
+        then, and a TransactionExpired effect says so; 0: never."""
+        transaction = Transaction(self.new_id(), session)
+        self.open[transaction.id] = transaction
+        self._of_session.setdefault(session.id, []).append(transaction)
+        if timeout_ms > 0:
+            transaction.due_ms = self.clock.now_ms + timeout_ms
+            self.deadlines.arm(transaction, transaction.due_ms)
+        return transaction
+
+    # -- what is held
+
+    def publish(
+        self,
+        transaction: Transaction,
+        session: Session,
+        targets: Targets,
+        payload: Payload,
+        annotations: Annotations | None = None,
+        handle: object = None,
+    ) -> None:
+        """Hold messages until the commit [TX-4]. Their queues are those they are routed to now;
+        through the default exchange, those that have their names then, as in RabbitMQ.
+
+        Through the default exchange all messages of a payload must have one route.
+
+        handle: the caller's own: the commit says of those with a handle whether they are in any
+        queue. Without one, messages for which there is none are gone.
+
+        Raises:
+            ResourceExhausted: it holds as much as it may; the messages are not held.
+            PreconditionFailed: it has ended.
+        """
+        transaction.check_open()
+        if not targets.queues and handle is None and payload.route.exchange != "":
+            return
+        vhost = self._vhosts[session.connection.vhost]
+        run, full = transaction.run_for(
+            session, targets, payload, annotations, handle, vhost.generation, self.clock.now_ms
+        )
+        for other in full:
+            self._seal(transaction, other)
+        run.parts.append(payload)
+        run.count += payload.count
+        run.size += payload.size
+        transaction.published += payload.count
+        self._gathering[transaction.id] = transaction
+        self.store.hold(payload.size)
+
+    def settle(
+        self,
+        transaction: Transaction,
+        session: Session,
+        first: int,
+        last: int,
+        outcome: int,
+        notes: Notes = (),
+        due_ms: int = 0,
+        is_final: bool = False,
+    ) -> None:
+        """Hold the settlement of tags first..last: they are outstanding no longer, their messages
+        stay where they are [TX-4, TX-15]. outcome, notes, due_ms: as Broker.settle.
+
+        is_final: the client forgets them whatever becomes of the transaction: its rollback gives
+        the messages back.
+
+        Raises:
+            PreconditionFailed: at the first tag that is not outstanding; those before it are held.
+            It has ended.
+            ResourceExhausted: it holds as much as it may.
+        """
+        transaction.check_open()
+        tag = first
+        while tag <= last:
+            transaction.fits(ENTRY_WEIGHT)
+            at = session.find(tag)
+            entry = session.inflight[at]
+            high = min(last, entry.last)
+            if entry.done is not None:
+                stop = entry.done.find(1, tag - entry.first, high - entry.first + 1)
+                if stop >= 0:
+                    high = entry.first + stop - 1
+            into = transaction.settlement_for(session, outcome, notes, due_ms, is_final)
+            self._park(transaction, into, at, tag, high)
+            tag = high + 1
+
+    def settle_up_to(
+        self,
+        transaction: Transaction,
+        session: Session,
+        last: int,
+        outcome: int,
+        notes: Notes = (),
+        due_ms: int = 0,
+        is_final: bool = False,
+    ) -> None:
+        """As settle, for every outstanding tag up to `last`, or all when it is 0.
+
+        Raises: as settle, but `last` not outstanding changes nothing.
+        """
+        transaction.check_open()
+        inflight = session.inflight
+        if last == 0:
+            if not inflight:
+                return
+            last = inflight[-1].last
+        else:
+            session.find(last)
+        while inflight and inflight[0].first <= last:
+            transaction.fits(ENTRY_WEIGHT)
+            entry = inflight[0]
+            high = min(last, entry.last)
+            into = transaction.settlement_for(session, outcome, notes, due_ms, is_final)
+            self._park(transaction, into, 0, entry.first, high)
+
+    def _park(
+        self, transaction: Transaction, into: StagedSettlement, at: int, low: int, high: int
+    ) -> None:
+        """Outstanding tags among low..high, all of the range at index `at` of the session."""
+        entry = take_out(into.session, at, low, high)
+        if not entry.void and not entry.queue.deleted:
+            for a, b in entry.pieces(entry.first, entry.last):
+                entry.queue.stage(entry.part(a, b))
+        transaction.park(into, entry)
+        if not transaction.untold:
+            transaction.untold = True
+            self.untold.append(transaction)
+
+    def acquired(self, transaction: Transaction, session: Session, first: int, last: int) -> None:
+        """Tags first..last were handed out under the transaction [TX-16]: its rollback takes back
+        those that are still outstanding."""
+        transaction.acquisitions.append((session, first, last))
+
+    def tell(self) -> None:
+        """The ledger learns of staged deliveries, if they are staged still: once per turn."""
+        for transaction in self.untold:
+            transaction.untold = False
+            if transaction.ended:
+                continue
+            for settlement in transaction.take_untold():
+                for entry in settlement.entries:
+                    self._record(records.STAGED, transaction, entry, settlement.outcome)
+        self.untold.clear()
+
+    def press(self) -> None:
+        """Memory is short: let whatever can leave it do so."""
+        for transaction in self._gathering.values():
+            for run in transaction.close_runs():
+                self._seal(transaction, run)
+        self._gathering.clear()
+
+    def _seal(self, transaction: Transaction, run: StagedRun) -> None:
+        """One payload for the run's messages, which the transaction keeps alive."""
+        if run.payload is not None:
+            return
+        first_id = self.new_message_ids(run.count) if len(run.parts) > 1 else 0
+        payload = run.seal(first_id)
+        self.store.hold(-run.size)
+        self.store.enter(payload, run.count)
+        if not payload.persistent or not run.targets.durable:
+            return
+        if transaction.unwritten + payload.size <= AHEAD_BYTES:
+            transaction.unwritten += payload.size
+        else:
+            self._entrance.keep(payload)
+
+    # -- the end
+
+    def commit(self, transaction: Transaction) -> list[StagedRun]:
+        """Carry out everything it holds. Returns its runs with a handle, in the order in which
+        they were published; `reached` says whether their messages are in any queue.
+
+        `transaction.is_stored` is true afterwards if its outcome is safe only when all records
+        emitted so far are on disk.
+
+        Raises:
+            RolledBack: a queue has no room for all of it, or it was marked: nothing came into
+            effect, and it is rolled back.
+            PreconditionFailed: it has ended.
+        """
+        transaction.check_open()
+        if not transaction.failure:
+            for run in transaction.runs:
+                self._seal(transaction, run)
+                self._resolve(run)
+            transaction.failure = self._obstacle(transaction)
+        if transaction.failure:
+            self.rollback(transaction)
+            raise RolledBack(transaction.failure)
+        self._end(transaction)
+        if not transaction.is_empty:
+            self.committed += 1
+        try:
+            self._carry_out(transaction)
+        except Exception:
+            self.torn = True
+            raise
+        return [run for run in transaction.runs if run.handle is not None]
+
+    def _obstacle(self, transaction: Transaction) -> str:
+        """Why it cannot be committed as a whole; empty: it can. Whatever carrying it out needs is
+        in memory then."""
+        admission = Admission(self._entrance)
+        for run in transaction.runs:
+            payload = run.payload
+            assert payload is not None, run.count
+            if run.targets.plain:
+                continue
+            self.store.load(payload)
+            for queue in run.targets.queues:
+                if not admission.takes(queue, payload, 0, run.count):
+                    return (
+                        f"queue '{queue.name}' in vhost '{queue.vhost}' has no room for what the "
+                        "transaction publishes, nothing of it was committed"
+                    )
+        return ""
+
+    def _resolve(self, run: StagedRun) -> None:
+        """Where its messages go now: queues that were deleted meanwhile take nothing, unless there
+        is another of the same name."""
+        vhost = self._vhosts[run.session.connection.vhost]
+        if run.generation == vhost.generation:
+            return
+        payload = run.payload
+        assert payload is not None, run.count
+        if payload.route.exchange == "":
+            run.targets = vhost.route("", keys_of(run.annotations, payload.route), None)
+            return
+        found = [vhost.queues.get(queue.name) for queue in run.targets.queues]
+        run.targets = Targets([queue for queue in found if queue is not None])
+
+    def _carry_out(self, transaction: Transaction) -> None:
+        now = self.clock.now_ms
+        before = len(self.records)
+        known: dict[Annotations | None, Annotations] = {}
+        for run in transaction.runs:
+            self._publish(run, now, known)
+        stored = False
+        for settlement in transaction.settlements:
+            stored = self._settle(settlement) or stored
+        transaction.is_stored = stored or len(self.records) > before
+        if transaction.is_stored:
+            self.records.append(
+                Record(
+                    records.COMMITTED, 0, transaction.session.id, transaction.published, now,
+                    owner=transaction.id, other=transaction.settled,
+                )
+            )  # fmt: skip
+
+    def _publish(
+        self, run: StagedRun, now: int, known: dict[Annotations | None, Annotations]
+    ) -> None:
+        """Messages arrive with the commit: their times count from then."""
+        payload = run.payload
+        assert payload is not None, run.count
+        queues = run.targets.queues
+        annotations = run.annotations
+        if annotations is not None and annotations.due_ms:
+            annotations = deferred_until(annotations, annotations.due_ms + now - run.staged_ms)
+        if payload.position == NOWHERE:
+            payload.arrived_ms = now
+        elif payload.arrived_ms < now and (annotations is None or not annotations.due_ms):
+            dated = known.get(annotations)
+            if dated is None:
+                dated = known[annotations] = ready_since(annotations, now)
+            annotations = dated
+        if queues:
+            run.reached = True
+            self.store.use(payload, run.count * len(queues))
+            kept = payload.persistent and run.targets.durable
+            if kept:
+                self._entrance.keep(payload)
+            refused = self._entrance.publish(run.targets, payload, 0, run.count, annotations, kept)
+            assert not refused, refused
+        self.store.finish(payload, run.count)
+
+    def _settle(self, settlement: StagedSettlement) -> bool:
+        """Returns whether a queue that is stored has to do with it."""
+        session, outcome = settlement.session, settlement.outcome
+        stored = False
+        for entry in settlement.entries:
+            queue = entry.queue
+            stored = stored or (queue.stored and not queue.deleted)
+            for low, high in entry.pieces(entry.first, entry.last):
+                if not entry.void and not queue.deleted:
+                    queue.unstage(entry.part(low, high))
+                self._settlement.finish(
+                    session, entry, low, high, outcome, settlement.notes, settlement.due_ms
+                )
+        return stored
+
+    def rollback(self, transaction: Transaction, lost: bool = False) -> None:
+        """Forget what it publishes; what it settles is in its session's hands again, with the tags
+        it had [TX-6]. What cannot be (the session or the link is gone, or the client forgot it)
+        is given back to its queue. `reopened` and `released` of the transaction say which.
+
+        lost: the client vanished: what is given back for that counts as failed [FC-19].
+        Raises PreconditionFailed: it has ended.
+        """
+        transaction.check_open()
+        self._end(transaction)
+        if not transaction.is_empty:
+            self.rolled_back += 1
+        for run in transaction.runs:
+            if run.payload is None:
+                self.store.hold(-run.size)
+            else:
+                self.store.finish(run.payload, run.count)
+        for settlement in transaction.told():
+            for entry in settlement.entries:
+                self._record(records.UNSTAGED, transaction, entry, 0)
+        reopened: dict[Session, list[InFlight]] = {}
+        for settlement in transaction.settlements:
+            session = settlement.session
+            for entry in settlement.entries:
+                self._unstage(entry)
+                if settlement.is_final or _is_gone(session, entry):
+                    self._give_back(session, entry, lost and session.closed)
+                else:
+                    reopened.setdefault(session, []).append(entry)
+        for session, entries in reopened.items():
+            for entry in entries:
+                transaction.reopened.append((session, entry.first, entry.last))
+            put_back(session, entries)
+            self.deadlines.arm(session, self.clock.now_ms)
+        for session, first, last in transaction.acquisitions:
+            self._release(transaction, session, first, last)
+
+    def _unstage(self, entry: InFlight) -> None:
+        if not entry.void and not entry.queue.deleted:
+            for low, high in entry.pieces(entry.first, entry.last):
+                entry.queue.unstage(entry.part(low, high))
+
+    def _give_back(self, session: Session, entry: InFlight, lost: bool) -> None:
+        """An entry that is in no session's hands returns to its queue."""
+        queue = entry.queue
+        reason = records.RETURNED_BY_CLIENT
+        if _is_gone(session, entry):
+            reason = records.RETURNED_BY_LOSS if lost else records.RETURNED_BY_CLOSE
+        self._settlement.free_credit(session, entry.consumer, entry.left)
+        if entry.is_late and entry.consumer is not None:
+            entry.consumer.overdue -= entry.left
+            self._settlement.dispatcher.mark(queue)
+        if entry.void:
+            return
+        pieces = [entry.part(low, high) for low, high in entry.pieces(entry.first, entry.last)]
+        if queue.deleted:
+            for piece in pieces:
+                self.store.finish(piece.payload, len(piece))
+        else:
+            self._settlement.give_back(queue, pieces, session.id, reason, lost)
+
+    def _release(self, transaction: Transaction, session: Session, first: int, last: int) -> None:
+        """Of tags handed out under it, those that are outstanding go back."""
+        at = 0
+        inflight = session.inflight
+        while at < len(inflight) and inflight[at].first <= last:
+            entry = inflight[at]
+            low, high = max(first, entry.first), min(last, entry.last)
+            if low > high or entry.cut(low, high) is None:
+                at += 1
+                continue
+            taken = take_out(session, at, low, high)
+            transaction.released.append((session, taken.first, taken.last))
+            self._give_back(session, taken, False)
+
+    def _end(self, transaction: Transaction) -> None:
+        transaction.ended = True
+        del self.open[transaction.id]
+        self._gathering.pop(transaction.id, None)
+        others = self._of_session[transaction.session.id]
+        others.remove(transaction)
+        if not others:
+            del self._of_session[transaction.session.id]
+        self.deadlines.forget(transaction)
+
+    def close_session(self, session: Session, lost: bool) -> None:
+        """The session ends, before it gives back what it holds: its transactions are rolled back
+        [TX-7, TX-16]."""
+        for transaction in self.of(session):
+            self.rollback(transaction, lost)
+
+    def look_at(self, transaction: Transaction) -> None:
+        """Its time is up."""
+        if not transaction.ended and transaction.due_ms:
+            self.rollback(transaction)
+            self.effects.append(TransactionExpired(transaction))
+
+    # -- what others need to know
+
+    def of(self, session: Session) -> list[Transaction]:
+        """Those that belong to a session, in the order they began."""
+        return list(self._of_session.get(session.id, ()))
+
+    def parked(self) -> list[InFlight]:
+        """Everything staged whose queue still counts it."""
+        return [
+            entry
+            for transaction in self.open.values()
+            for settlement in transaction.settlements
+            for entry in settlement.entries
+            if not entry.void and not entry.queue.deleted
+        ]
+
+    def payloads(self) -> list[Payload]:
+        """Of messages that are published in open transactions and have a place in the journal."""
+        return [
+            run.payload
+            for transaction in self.open.values()
+            for run in transaction.runs
+            if run.payload is not None and run.payload.position >= 0
+        ]
+
+    def drop(self, queue: Queue, reason: int, is_emptied: bool) -> None:
+        """The queue is deleted, or emptied: what is staged there ends, and is settled in vain."""
+        for entry in self.parked():
+            if entry.queue is not queue:
+                continue
+            for low, high in entry.pieces(entry.first, entry.last):
+                piece = entry.part(low, high)
+                queue.leave_staged(piece)
+                if is_emptied:
+                    self._settlement.letters.drop(queue, piece, reason)
+                else:
+                    queue.drop(len(piece), reason)
+                    self._settlement.record_drop(
+                        queue, piece.first, piece.first + len(piece), reason
+                    )
+            entry.void = is_emptied
+
+    def check(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Assert that open transactions agree with themselves. Returns how many deliveries are
+        staged, by queue and by session."""
+        by_queue: dict[int, int] = {}
+        by_session: dict[int, int] = {}
+        for transaction in self.open.values():
+            settled = 0
+            for settlement in transaction.settlements:
+                for entry in settlement.entries:
+                    n = sum(b - a + 1 for a, b in entry.pieces(entry.first, entry.last))
+                    assert n == entry.left, (entry.first, entry.last, n, entry.left)
+                    settled += n
+                    id = settlement.session.id
+                    by_session[id] = by_session.get(id, 0) + n
+                    if not entry.void and not entry.queue.deleted:
+                        by_queue[entry.queue.id] = by_queue.get(entry.queue.id, 0) + n
+            assert settled == transaction.settled, (transaction.id, settled, transaction.settled)
+            published = sum(run.count for run in transaction.runs)
+            assert published == transaction.published, (transaction.id, published)
+        return by_queue, by_session
+
+    def _record(self, kind: int, transaction: Transaction, entry: InFlight, reason: int) -> None:
+        queue = entry.queue
+        if not queue.stored or queue.deleted or entry.void:
+            return
+        for low, high in entry.pieces(entry.first, entry.last):
+            first = entry.slice.first + low - entry.first
+            self.records.append(
+                Record(
+                    kind, queue.id, first, high - low + 1, self.clock.now_ms,
+                    owner=transaction.id, reason=reason,
+                )
+            )  # fmt: skip
+
+
+def _is_gone(session: Session, entry: InFlight) -> bool:
+    """Whether nobody is there any more whom the messages were handed to: their session, or with
+    AMQP 1.0 their link [FC-19]."""
+    consumer = entry.consumer
+    return session.closed or (consumer is not None and consumer.by_link and not consumer.active)

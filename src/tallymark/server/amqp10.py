@@ -1,0 +1,61 @@
+"""AMQP 1.0 of a node: what its connections share, and TLS for both versions of AMQP."""
+
+from __future__ import annotations
+
+import platform
+import secrets
+import ssl
+from typing import TYPE_CHECKING, Final
+
+from tallymark.bridge.amqp10_client import Settings
+from tallymark.server.config import Config
+from tallymark.server.tls import server_context
+from tallymark.wire.amqp10.limits import Limits
+
+if TYPE_CHECKING:
+    from tallymark.server.node import Node
+
+MODES: Final = {
+    "none": ssl.CERT_NONE,
+    "optional": ssl.CERT_OPTIONAL,
+    "require": ssl.CERT_REQUIRED,
+}
+
+
+def limits_of(config: Config) -> Limits:
+    """What AMQP 1.0 connections may do: the same settings as of 0-9-1, where they mean the same."""
+    return Limits(
+        max_frame_size=config.frame_max,
+        channel_max=config.channel_max - 1,
+        idle_time_out_ms=config.heartbeat_s * 1000,
+        max_message_size=config.max_message_size,
+        handshake_timeout_ms=config.handshake_timeout_ms,
+        incoming_window=2 * config.link_credit,
+    )
+
+
+def settings_of(node: Node, node_name: str) -> Settings:
+    """node_name: shown to clients."""
+    config = node.config
+    return Settings(
+        limits_of(config),
+        lambda: secrets.token_urlsafe(16),
+        node.replies,
+        node.watch,
+        node_name=node_name,
+        platform=f"Python {platform.python_version()}",
+        link_credit=config.link_credit,
+        anonymous_user=config.anonymous_user,
+        auto_create=config.auto_create_queues,
+    )
+
+
+def tls_context(config: Config) -> ssl.SSLContext | None:
+    """For the certificate of the configuration; None: there is none. Raises TlsRefused."""
+    if config.amqps_cert is None:
+        return None
+    return server_context(
+        ("amqps_cert", "amqps_key", "amqps_ca_file"),
+        config.amqps_cert, config.amqps_key, config.amqps_ca_file, MODES[config.amqps_verify],
+        config.amqps_min_version,
+    )  # fmt: skip

@@ -1,0 +1,60 @@
+"""Who waits for a stream to grow: long polls. A turn costs per stream that somebody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tallymark.engine.queue import Queue
+
+
+class Appends:
+    """One node's."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: dict[Queue, list[tuple[int, asyncio.Future[None]]]] = {}
+        self._ends: dict[Queue, int] = {}
+        """Where each of these ended when it was last looked at."""
+
+    async def beyond(self, queue: Queue, sequence: int) -> None:
+        """Return when readers may see the message of that number, or the stream is gone."""
+        if queue.end() > sequence or queue.deleted:
+            return
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        entry = (sequence, waiter)
+        self._waiting.setdefault(queue, []).append(entry)
+        self._ends.setdefault(queue, queue.end())
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            self._forget(queue, entry)
+            raise
+
+    def _forget(self, queue: Queue, entry: tuple[int, asyncio.Future[None]]) -> None:
+        entries = self._waiting.get(queue, [])
+        if entry in entries:
+            entries.remove(entry)
+            if not entries:
+                del self._waiting[queue]
+                del self._ends[queue]
+
+    def wake(self) -> None:
+        """A turn is over."""
+        for queue in [q for q, end in self._ends.items() if q.end() != end or q.deleted]:
+            left = []
+            end = queue.end()
+            for sequence, waiter in self._waiting.pop(queue):
+                if waiter.done():
+                    continue
+                if end > sequence or queue.deleted:
+                    waiter.set_result(None)
+                else:
+                    left.append((sequence, waiter))
+            del self._ends[queue]
+            if left:
+                self._waiting[queue] = left
+                self._ends[queue] = end
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._ends)

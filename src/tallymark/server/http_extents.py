@@ -1,0 +1,416 @@
+"""Messages as an answer, sent from where they lie in the journal: none of their bytes come by here.
+
+An answer is one block whose tables are made for it, followed by its raw: stretches of segment
+files, sent by sendfile where the connection is plain. What is in the page cache is sent by the
+loop, a MiB at a time; what is not is first read in by a thread, so that a disk that has to turn
+holds up the reader alone. Small stretches that lie apart are gathered by a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from bisect import bisect_left
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+from aiohttp import web
+
+from tallymark.engine.message import Payload, Slice
+from tallymark.engine.records import DROPPED, LIVE, PAYLOAD, Record
+from tallymark.journal.journal import Journal
+from tallymark.server.config import is_loopback
+from tallymark.server.http_blocks import known_of
+from tallymark.server.logs import log_of
+
+SMALL: Final = 16 * 1024
+"""Bytes: stretches below are copied together, others are sent by sendfile."""
+GATHERED: Final = 1 << 20
+"""Bytes that are gathered at a time."""
+CHUNK: Final = 1 << 20
+"""Bytes that sendfile is asked for at a time: what the loop does for one reader in one go."""
+GAP: Final = 4096
+"""Stretches that are further apart are read by calls of their own."""
+AT_ONCE: Final = 512
+"""Buffers in one call, two for each stretch; the kernel takes 1024."""
+STALLED_S: Final = 60.0
+"""A reader that takes nothing for so long is dropped."""
+PIECES: Final = 4096
+"""Slices in one answer, at most."""
+
+log = log_of("http")
+
+
+class Span:
+    """A stretch of the journal: bytes from a position on, all in one segment."""
+
+    __slots__ = ("position", "size")
+
+    def __init__(self, position: int, size: int) -> None:
+        self.position = position
+        self.size = size
+
+
+class Extents:
+    """The rows of one answer and where the bytes they mean are."""
+
+    def __init__(self, queue_id: int, low: int, most_bytes: int) -> None:
+        """Rows are of messages from sequence number `low` on."""
+        self.records: list[Record] = []
+        self.spans: list[Span] = []
+        self.next = low
+        """The sequence number that the answer ends before."""
+        self._queue_id = queue_id
+        self._room = most_bytes
+        self._pieces = 0
+
+    @property
+    def full(self) -> bool:
+        return self._room <= 0 or self._pieces >= PIECES
+
+    def add(self, piece: Slice) -> Slice:
+        """Put a slice, or as much of it as there is room for, but one message at least where there
+        is none yet. Its bytes are in the journal. Returns what was put."""
+        self.pass_over(piece.first)
+        payload, lo = piece.payload, piece.lo
+        cuts = payload.cuts
+        fitting = bisect_left(cuts, cuts[lo] + self._room + 1, lo, piece.hi + 1) - 1
+        hi = max(fitting, lo if self.records else lo + 1)
+        if hi < piece.hi:
+            self._room = 0
+            piece = piece.part(0, hi - lo)
+            if hi == lo:
+                return piece
+        part = payload.window(lo, hi)
+        self.records.append(Record(PAYLOAD, 0, part.first_id, part.count, part.arrived_ms, part))
+        self._add_rows(piece, part)
+        self._add_spans(part)
+        self._room -= part.size
+        self._pieces += 1
+        self.next = piece.first + len(piece)
+        return piece
+
+    def pass_over(self, high: int) -> None:
+        """Below `high` there is nothing more: the answer says so of every number."""
+        if high > self.next:
+            self.records.append(Record(DROPPED, self._queue_id, self.next, high - self.next, 0))
+            self.next = high
+
+    def _add_rows(self, piece: Slice, part: Payload) -> None:
+        """What the queue knows of the messages: one row, but where they died one by one."""
+        pack = piece.payload.pack
+        if pack is None or not pack.annotations:
+            self._add_row(piece, part, 0, part.count, known_of(piece))
+            return
+        blobs = pack.blobs(piece.lo, piece.hi)
+        at = 0
+        while at < len(blobs):
+            end = at + 1
+            while end < len(blobs) and blobs[end] == blobs[at]:
+                end += 1
+            self._add_row(piece, part, at, end, blobs[at])
+            at = end
+
+    def _add_row(self, piece: Slice, part: Payload, lo: int, hi: int, known: bytes) -> None:
+        self.records.append(
+            Record(
+                LIVE, self._queue_id, piece.first + lo, hi - lo, part.arrived_ms, part, lo,
+                blob=known,
+            )
+        )  # fmt: skip
+
+    def _add_spans(self, part: Payload) -> None:
+        pack = part.pack
+        if pack is None:
+            self._add_span(part.position, part.size)
+            return
+        cuts = part.cuts
+        for i, position in enumerate(pack.positions):
+            self._add_span(position, cuts[i + 1] - cuts[i])
+
+    def _add_span(self, position: int, size: int) -> None:
+        spans = self.spans
+        if spans and spans[-1].position + spans[-1].size == position:
+            spans[-1].size += size
+        else:
+            spans.append(Span(position, size))
+
+
+# -- sending ------------------------------------------------------------------------------------
+
+
+async def send_apart(
+    request: web.Request,
+    journal: Journal,
+    head: bytes,
+    spans: list[Span],
+    padding: int,
+    headers: Mapping[str, str],
+) -> web.StreamResponse:
+    """Answer with `head`, the stretches, and so many zeros. An answer that cannot be ended is cut
+    off: it has a length, so that the reader notices.
+
+    Raises BytesLost, OSError before anything is sent.
+    """
+    size = len(head) + sum([span.size for span in spans]) + padding
+    files = _Files(journal, spans)
+    try:
+        response = web.StreamResponse(
+            headers={
+                "Content-Type": "application/octet-stream", "Content-Length": str(size), **headers
+            }
+        )  # fmt: skip
+        await response.prepare(request)
+        transport = request.transport
+        if transport is None:
+            return response
+        try:
+            out: _Out
+            if transport.get_extra_info("sslcontext") is None:
+                out = await _Plain.over(transport)
+            else:
+                out = _Encrypted(response)
+            with out:
+                await out.write(head)
+                await _send_spans(out, files, spans)
+                await out.write(bytes(padding))
+        except (OSError, TimeoutError) as error:
+            log.info("answer.cut_off", path=request.path, error=str(error) or "timed out")
+            transport.abort()
+            return response
+        await response.write_eof()
+        return response
+    finally:
+        files.close()
+
+
+class _Files:
+    """Descriptors of the segments that spans are in."""
+
+    def __init__(self, journal: Journal, spans: list[Span]) -> None:
+        self._open: dict[int, int] = {}
+        try:
+            for span in spans:
+                number = span.position >> 32
+                if number not in self._open:
+                    self._open[number] = journal.file_of(span.position)
+        except BaseException:
+            self.close()
+            raise
+
+    def of(self, span: Span) -> int:
+        return self._open[span.position >> 32]
+
+    def close(self) -> None:
+        for fd in self._open.values():
+            os.close(fd)
+        self._open.clear()
+
+
+class _Out:
+    """Where an answer goes."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    async def write(self, data: bytes | bytearray) -> None:
+        raise NotImplementedError
+
+    async def send(self, fd: int, offset: int, size: int) -> None:
+        """Bytes of a file."""
+        raise NotImplementedError
+
+
+class _Encrypted(_Out):
+    """A connection whose bytes have to come through here."""
+
+    def __init__(self, response: web.StreamResponse) -> None:
+        self._response = response
+
+    async def write(self, data: bytes | bytearray) -> None:
+        if data:
+            await self._response.write(data)
+
+    async def send(self, fd: int, offset: int, size: int) -> None:
+        while size:
+            some = min(size, CHUNK)
+            await self.write(await asyncio.to_thread(_read, fd, offset, some))
+            offset += some
+            size -= some
+
+
+class _Plain(_Out):
+    """A connection's socket itself, while its transport has nothing to write."""
+
+    def __init__(self, own: socket.socket, is_near: bool) -> None:
+        """own: the same socket under a descriptor of ours. is_near: it leads to this machine."""
+        self._socket = own
+        self._fd = own.fileno()
+        if is_near:
+            # Pacing, such as bbr's, halves the bytes that sendfile moves in a second of CPU, and
+            # there is no network here to be shared. reno is in every kernel.
+            with suppress(OSError):
+                own.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._waits = 0
+        """How often the socket was full so far; and when it was looked at last."""
+        self._waits_then = 0
+
+    @staticmethod
+    async def over(transport: asyncio.Transport) -> _Plain:
+        """Once the transport has written what it has, which are headers."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + STALLED_S
+        pause = 0.0
+        while transport.get_write_buffer_size():
+            if loop.time() > deadline:
+                raise TimeoutError(f"the reader took nothing for {STALLED_S:.0f} s")
+            await asyncio.sleep(pause)
+            pause = min(pause + 0.001, 0.05)
+        if transport.is_closing():
+            raise ConnectionResetError("the reader is gone")
+        own = os.dup(transport.get_extra_info("socket").fileno())
+        peer = transport.get_extra_info("peername")
+        return _Plain(socket.socket(fileno=own), is_loopback(str(peer[0]) if peer else ""))
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._socket.close()
+
+    async def write(self, data: bytes | bytearray) -> None:
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[os.write(self._fd, left[:CHUNK]) :]
+            except BlockingIOError:
+                await self._writable()
+
+    async def send(self, fd: int, offset: int, size: int) -> None:
+        end = offset + size
+        ready = offset
+        while offset < end:
+            if offset >= ready:
+                ready = min(end, offset + CHUNK)
+                if not _is_cached(fd, ready - 1):
+                    await self._loop.run_in_executor(None, _read, fd, offset, ready - offset)
+            try:
+                sent = os.sendfile(self._fd, fd, offset, ready - offset)
+            except BlockingIOError:
+                await self._writable()
+                continue
+            if not sent:
+                raise OSError(f"a segment ends at {offset}, expected {end} bytes")
+            offset += sent
+            if offset == ready and offset < end:
+                await asyncio.sleep(0)
+
+    async def _writable(self) -> None:
+        """Return when the socket takes more. Raises TimeoutError when it has not for STALLED_S, or
+        twice that: one timer serves a whole answer."""
+        self._waiter = waiter = self._loop.create_future()
+        self._waits += 1
+        if self._timer is None:
+            self._timer = self._loop.call_later(STALLED_S, self._look)
+        self._loop.add_writer(self._fd, self._wake)
+        try:
+            await waiter
+        finally:
+            self._loop.remove_writer(self._fd)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _look(self) -> None:
+        """Whether something was sent since the last look."""
+        waiter = self._waiter
+        if self._waits == self._waits_then and waiter is not None and not waiter.done():
+            waiter.set_exception(TimeoutError(f"the reader took nothing for {STALLED_S:.0f} s"))
+        self._waits_then = self._waits
+        self._timer = self._loop.call_later(STALLED_S, self._look)
+
+
+async def _send_spans(out: _Out, files: _Files, spans: list[Span]) -> None:
+    at = 0
+    while at < len(spans):
+        span = spans[at]
+        if span.size >= SMALL:
+            await out.send(files.of(span), span.position & 0xFFFFFFFF, span.size)
+            at += 1
+            continue
+        size = 0
+        end = at
+        fd = files.of(span)
+        while end < len(spans) and spans[end].size < SMALL and size < GATHERED:
+            if files.of(spans[end]) != fd:
+                break
+            size += spans[end].size
+            end += 1
+        await out.write(await asyncio.to_thread(_gather, fd, spans[at:end], size))
+        at = end
+
+
+def _is_cached(fd: int, offset: int) -> bool:
+    """Whether a byte of a file is in memory, as far as the file system says. What lies before it
+    and is wanted too was read ahead, or will be."""
+    try:
+        os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:  # not on this file system
+        return True
+    return True
+
+
+def _read(fd: int, offset: int, size: int) -> bytes:
+    """Raises OSError where the file is shorter."""
+    os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
+    data = os.pread(fd, size, offset)
+    if len(data) == size:
+        return data
+    parts = [data]
+    have = len(data)
+    while have < size:
+        more = os.pread(fd, size - have, offset + have)
+        if not more:
+            raise OSError(f"a segment ends at {offset + have}, expected {offset + size} bytes")
+        parts.append(more)
+        have += len(more)
+    return b"".join(parts)
+
+
+def _gather(fd: int, spans: list[Span], size: int) -> bytearray:
+    """The bytes of small stretches of one file, end to end: those that lie near each other by one
+    call, which reads what is between them into nowhere. Raises OSError."""
+    found = bytearray(size)
+    into = memoryview(found)
+    nowhere = memoryview(bytearray(GAP))
+    at = 0
+    done = 0
+    while at < len(spans):
+        begin = spans[at].position
+        here = begin
+        buffers: list[memoryview] = []
+        while at < len(spans) and len(buffers) < AT_ONCE:
+            span = spans[at]
+            gap = span.position - here
+            if not 0 <= gap <= GAP:
+                break
+            if gap:
+                buffers.append(nowhere[:gap])
+            buffers.append(into[done : done + span.size])
+            done += span.size
+            here = span.position + span.size
+            at += 1
+        wanted = here - begin
+        if os.preadv(fd, buffers, begin & 0xFFFFFFFF) != wanted:
+            raise OSError(f"a segment ends before {here & 0xFFFFFFFF}, expected {wanted} bytes")
+    return found

@@ -1,0 +1,306 @@
+"""The life of a connection: open and close, how it fails, its times, and what it writes
+[amqp-1.0 §2.4]. What happens while it is open is in connection.py."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from tallymark.wire.amqp10 import errors
+from tallymark.wire.amqp10.errors import DecodeError
+from tallymark.wire.amqp10.events import (
+    CloseReceived,
+    ConnectionFailed,
+    Ended,
+    Event,
+    OpenReceived,
+)
+from tallymark.wire.amqp10.frames import HEAD, HEARTBEAT, frame
+from tallymark.wire.amqp10.heartbeat import Heartbeat
+from tallymark.wire.amqp10.limits import FRAME_MIN, INITIAL_FRAME_MAX, Limits
+from tallymark.wire.amqp10.outcomes import Error
+from tallymark.wire.amqp10.performatives import Close, Open
+from tallymark.wire.amqp10.states import (
+    CAN_CLOSE,
+    CAN_OPEN,
+    CLOSING,
+    OVER,
+    RECEIVING,
+    SENDING,
+    Input,
+    State,
+)
+from tallymark.wire.amqp10.trace import RECEIVED, SENT, Tracer
+from tallymark.wire.inbox import Inbox
+
+CLOSING_TIMEOUT_MS: Final = 30_000
+"""How long a peer may take to answer our close."""
+DEAF_TIMEOUT_MS: Final = 3_000
+"""The same, where the answer would not be seen, or is not to be hoped for."""
+IDLE_TIME_OUT_MIN_MS: Final = 100
+"""A peer that wants to hear of us more often does not know what it asks."""
+
+
+class Lifecycle:
+    """What `Connection` is made of."""
+
+    __slots__ = (
+        "_deadline_ms",
+        "_eof",
+        "_events",
+        "_frame_limit",
+        "_heartbeat",
+        "_inbox",
+        "_is_deaf",
+        "_now_ms",
+        "_trace_in",
+        "_trace_out",
+        "channel_max",
+        "limits",
+        "max_frame_size",
+        "out",
+        "remote_open",
+        "state",
+    )
+
+    def __init__(self, limits: Limits, trace: Callable[[str], None] | None) -> None:
+        self.limits = limits
+        self.state = State.START
+        self.out: list[bytes] = []
+        """What to write, in order; take_output takes and clears it."""
+        self.remote_open: Open | None = None
+        self.max_frame_size = FRAME_MIN
+        """Bytes of the largest frame we send: the smaller of both sides' limits once the peer's
+        open is there."""
+        self.channel_max = limits.channel_max
+        """The smaller of both sides'."""
+        self._events: deque[Event] = deque()
+        self._inbox = Inbox(HEAD)
+        self._frame_limit = INITIAL_FRAME_MAX
+        self._is_deaf = False
+        self._eof = False
+        self._now_ms = -1
+        self._deadline_ms = -1  # of the handshake or of the close, -1: none
+        self._heartbeat = Heartbeat(0, 0, 0)
+        self._trace_in = None if trace is None else Tracer(RECEIVED, trace)
+        self._trace_out = None if trace is None else Tracer(SENT, trace)
+
+    def _drop_sessions(self) -> None:
+        """They are gone, and their links."""
+        raise NotImplementedError
+
+    # Opening and closing
+
+    def open(self, open: Open) -> None:
+        """Open, or answer OpenReceived. Of `open` the limits are filled in. ValueError out of
+        turn."""
+        if self.state in OVER:
+            return
+        limits = self.limits
+        open.max_frame_size = limits.max_frame_size
+        open.channel_max = limits.channel_max
+        open.idle_time_out = limits.idle_time_out_ms or None
+        raw = frame(0, open.encode())
+        self._send_moves(Input.OPEN)
+        self.out.append(raw)
+        if self.state is State.OPENED:
+            self._run()
+
+    def _receive_open(self, open: Open) -> None:
+        after = RECEIVING.get((self.state, Input.OPEN))
+        if after is None:
+            raise DecodeError(f"open in state {self.state.value}", errors.ILLEGAL_STATE)
+        limits = self.limits
+        frame_size = limits.max_frame_size if open.max_frame_size is None else open.max_frame_size
+        if frame_size < FRAME_MIN:
+            raise DecodeError(
+                f"max-frame-size {frame_size}, at least {FRAME_MIN} expected", errors.INVALID_FIELD
+            )
+        wanted = open.idle_time_out or 0
+        if 0 < wanted < IDLE_TIME_OUT_MIN_MS:
+            raise DecodeError(
+                f"idle-time-out {wanted} ms, at least {IDLE_TIME_OUT_MIN_MS} expected",
+                errors.NOT_ALLOWED,
+            )
+        self.state = after
+        self.remote_open = open
+        self.max_frame_size = min(frame_size, limits.max_frame_size)
+        if open.channel_max is not None:
+            self.channel_max = min(open.channel_max, limits.channel_max)
+        if after not in CLOSING:
+            if after is State.OPENED:
+                self._run()
+            self._events.append(OpenReceived(open))
+
+    def _run(self) -> None:
+        """Both opens were exchanged."""
+        assert self.remote_open is not None
+        self._deadline_ms = -1
+        self._frame_limit = self.limits.max_frame_size
+        wanted = self.remote_open.idle_time_out or 0
+        self._heartbeat = Heartbeat(self.limits.idle_time_out_ms, wanted, self._now_ms)
+
+    def close(self, error: Error | None = None) -> None:
+        """Close, or answer CloseReceived; sessions and links are gone. Where the peer is not known
+        yet nothing is said. `Ended` follows. Does nothing if we have closed."""
+        if self.state in CLOSING or self.state is State.END:
+            return
+        answers = self.state is State.CLOSE_RCVD
+        if not self._send_close(error):
+            self._end("closed before it was open", False)
+        elif answers:
+            self._end("closed by the peer", True)
+        else:
+            self._drop_sessions()
+            self._set_deadline(DEAF_TIMEOUT_MS if self._is_deaf else CLOSING_TIMEOUT_MS)
+
+    def _send_close(self, error: Error | None) -> bool:
+        """False: nothing may be said. A close needs an open before it."""
+        if self.state in CAN_OPEN:
+            self.open(Open(""))
+        if self.state not in CAN_CLOSE:
+            return False
+        raw = frame(0, Close(error).encode())
+        after = SENDING[self.state, Input.CLOSE if error is None else Input.CLOSE_ERROR]
+        if after is not State.END:  # that is for _end
+            self.state = after
+        if error is not None and len(raw) > self.max_frame_size:
+            raw = frame(0, Close(Error(error.condition)).encode())
+        self.out.append(raw)
+        return True
+
+    def _receive_close(self, close: Close) -> None:
+        after = RECEIVING.get((self.state, Input.CLOSE))
+        if after is None:
+            raise DecodeError(f"close in state {self.state.value}", errors.ILLEGAL_STATE)
+        if after is State.CLOSE_RCVD:
+            self.state = after
+            self._drop_sessions()
+            self._stop_listening()
+            self._events.append(CloseReceived(close.error))
+            self._set_deadline(CLOSING_TIMEOUT_MS)
+        else:
+            error = close.error
+            self._end("closed" if error is None else f"closed: {error.condition}", True)
+
+    def _send_moves(self, moved: Input) -> None:
+        after = SENDING.get((self.state, moved))
+        if after is None:
+            raise ValueError(f"{moved.value} in state {self.state.value}")
+        self.state = after
+
+    # Endings
+
+    def _fail(self, condition: str, text: str) -> None:
+        """The connection is over by the peer's fault."""
+        if self.state in OVER:
+            return
+        error = Error(condition, text)
+        self._drop_sessions()
+        is_said = self._send_close(error)
+        self._events.append(ConnectionFailed(error))
+        if is_said:
+            self._set_deadline(DEAF_TIMEOUT_MS if self._is_deaf else CLOSING_TIMEOUT_MS)
+        else:
+            self._end(f"{condition}: {text}", False)
+
+    def fail_frame_size(self, size: int) -> None:
+        """The peer's frames are too small for what we have to say."""
+        self._fail(
+            errors.FRAME_SIZE_TOO_SMALL,
+            f"a frame of {size} bytes is due, max-frame-size is {self.max_frame_size}",
+        )
+
+    def _stop_listening(self) -> None:
+        """Whatever comes is thrown away: where the next frame begins is not known, or it does not
+        matter any more."""
+        self._is_deaf = True
+        self._inbox.clear()
+        if self.state in CLOSING:
+            self._set_deadline(DEAF_TIMEOUT_MS)
+
+    def _end(self, reason: str, is_clean: bool) -> None:
+        if self.state is State.END:
+            return
+        self.state = State.END
+        self._drop_sessions()
+        self._stop_listening()
+        self._deadline_ms = -1
+        self._events.append(Ended(reason, is_clean))
+
+    def emit(self, event: Event) -> None:
+        """Of a session or a link."""
+        if self.state not in OVER:
+            self._events.append(event)
+
+    # Time
+
+    def _start_clock(self, now_ms: int) -> None:
+        if self._now_ms < 0:
+            self._heartbeat = Heartbeat(0, 0, now_ms)
+            self._deadline_ms = now_ms + self.limits.handshake_timeout_ms
+        self._now_ms = now_ms
+
+    def _set_deadline(self, after_ms: int) -> None:
+        self._deadline_ms = self._now_ms + after_ms
+
+    def next_deadline(self) -> int | None:
+        """When to call tick, None: no need. 0 before the first tick or byte: at once, so that the
+        handshake's time begins to run."""
+        if self._now_ms < 0:
+            return 0
+        if self.state is State.END:
+            return None
+        deadline = self._heartbeat.next_deadline() if self.state not in OVER else None
+        if self._deadline_ms >= 0 and (deadline is None or self._deadline_ms < deadline):
+            return self._deadline_ms
+        return deadline
+
+    def tick(self, now_ms: int) -> None:
+        """Send an empty frame that is due; notice a peer that is dead or too slow."""
+        self._start_clock(now_ms)
+        if self.state is State.END:
+            return
+        if 0 <= self._deadline_ms <= now_ms:
+            if self.state in OVER:
+                self._end("no close in time", False)
+            else:
+                self._end(f"not open after {self.limits.handshake_timeout_ms} ms", False)
+        elif self.state in OVER:
+            return
+        elif self._heartbeat.is_missed(now_ms):
+            silent_ms = now_ms - self._heartbeat.received_ms
+            self._fail(errors.RESOURCE_LIMIT_EXCEEDED, f"nothing received for {silent_ms} ms")
+            self._set_deadline(DEAF_TIMEOUT_MS)
+        elif self._heartbeat.is_due(now_ms):
+            if not self.out:
+                self.out.append(HEARTBEAT)
+            self._heartbeat.sent_ms = now_ms
+
+    # Output
+
+    def take_output(self, now_ms: int) -> list[bytes]:
+        """Take what is to be written; it counts as sent now, and puts off the next empty frame."""
+        out = self.out
+        if out:
+            self.out = []
+            self._heartbeat.sent_ms = now_ms
+            if self._trace_out is not None:
+                for data in out:
+                    self._trace_out.add(data)
+        return out
+
+    def write_frame(self, raw: bytes) -> None:
+        """Of a session or a link. One that the peer cannot take closes the connection
+        [amqp-1.0 §2.8.15 frame-size-too-small]."""
+        if self.state is State.OPENED:
+            if len(raw) > self.max_frame_size:
+                self.fail_frame_size(len(raw))
+            else:
+                self.out.append(raw)
+
+    def write(self, frames: bytes) -> None:
+        """For sessions: frames that fit."""
+        if self.state is State.OPENED:
+            self.out.append(frames)

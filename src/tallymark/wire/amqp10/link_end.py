@@ -1,0 +1,238 @@
+"""What both ends of a link have in common [amqp-1.0 §2.6]: attaching and detaching.
+
+Either side attaches, either side detaches; what is legal when, states.py says. An owner's call on
+a link that is gone does nothing: it may not know yet.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tallymark.wire.amqp10 import errors
+from tallymark.wire.amqp10.events import Event, LinkAttached, LinkDetached, LinkFailed
+from tallymark.wire.amqp10.outcomes import Error
+from tallymark.wire.amqp10.performatives import (
+    RCV_FIRST,
+    RECEIVER,
+    SENDER,
+    SND_MIXED,
+    Attach,
+    Detach,
+    Flow,
+    Transfer,
+)
+from tallymark.wire.amqp10.states import LINK_RECEIVING, LINK_SENDING, Input, LinkState
+
+if TYPE_CHECKING:
+    from tallymark.wire.amqp10.session import Session
+
+NO_HANDLE: Final = -1
+"""On our side: we have not attached yet. On the peer's: it has not."""
+
+
+class Link:
+    """One of the two in sender_link.py and receiver_link.py."""
+
+    __slots__ = (
+        "_asked",
+        "_closes",
+        "context",
+        "handle",
+        "is_sender",
+        "name",
+        "rcv_settle_mode",
+        "remote_attach",
+        "remote_handle",
+        "session",
+        "snd_settle_mode",
+        "state",
+    )
+
+    def __init__(self, session: Session, name: str, is_sender: bool) -> None:
+        self.session = session
+        self.name = name
+        self.is_sender = is_sender
+        """We send."""
+        self.context: object = None
+        """The owner's."""
+        self.state = LinkState.DETACHED
+        self.handle = NO_HANDLE
+        """Ours."""
+        self.remote_handle = NO_HANDLE
+        self.remote_attach: Attach | None = None
+        self.snd_settle_mode = SND_MIXED
+        """In effect once attached."""
+        self.rcv_settle_mode = RCV_FIRST
+        self._closes = True
+        self._asked: tuple[int | None, int | None] = (None, None)
+
+    # Attaching
+
+    def answer(
+        self,
+        attach: Attach,
+        snd_settle_mode: int | None = None,
+        rcv_settle_mode: int | None = None,
+    ) -> None:
+        """Grant what LinkRequested asks for. Of `attach` name, handle, role and modes are filled
+        in; a mode that is None is the one asked for. ValueError where nothing was asked."""
+        if self.is_gone():
+            return
+        asked = self.remote_attach
+        if asked is None or self.handle != NO_HANDLE:
+            raise ValueError(f"answer for a link in state {self.state.value}")
+        self._take_modes(asked)
+        if snd_settle_mode is not None:
+            self.snd_settle_mode = snd_settle_mode
+        if rcv_settle_mode is not None:
+            self.rcv_settle_mode = rcv_settle_mode
+        self._send_attach(attach)
+
+    def refuse(self, error: Error) -> None:
+        """Do not grant it: the link is attached without a terminus, and closed [§2.6.3]."""
+        self.detach(error)
+
+    def attach(self, attach: Attach, snd_mode: int | None, rcv_mode: int | None) -> None:
+        """For Session.attach_sender and attach_receiver."""
+        self._asked = (snd_mode, rcv_mode)
+        self.snd_settle_mode = SND_MIXED if snd_mode is None else snd_mode
+        self.rcv_settle_mode = RCV_FIRST if rcv_mode is None else rcv_mode
+        self._send_attach(attach)
+
+    def _send_attach(self, attach: Attach) -> None:
+        state = LINK_SENDING.get((self.state, Input.ATTACH))
+        if state is None:
+            raise ValueError(f"attach of a link in state {self.state.value}")
+        attach.name = self.name
+        attach.handle = self.session.free_handle()
+        attach.role = SENDER if self.is_sender else RECEIVER
+        attach.snd_settle_mode = self.snd_settle_mode
+        attach.rcv_settle_mode = self.rcv_settle_mode
+        self._fill(attach)
+        body = attach.encode()  # whatever does not fit its field: nothing has happened
+        self.handle = self.session.take_handle()
+        self.state = state
+        self.session.write(body)
+
+    def _fill(self, attach: Attach) -> None:
+        """The fields that only one of the ends has."""
+        raise NotImplementedError
+
+    def _adopt(self, attach: Attach) -> None:
+        """The same, of the peer's attach."""
+        raise NotImplementedError
+
+    def request(self, attach: Attach) -> None:
+        """The peer's attach, and it was first."""
+        self.state = LINK_RECEIVING[self.state, Input.ATTACH]
+        self.remote_attach = attach
+        self.remote_handle = attach.handle
+        self._adopt(attach)
+
+    def attached(self, attach: Attach) -> None:
+        """The peer's attach, and it is the answer to ours."""
+        terminus = attach.target if self.is_sender else attach.source
+        moved = Input.ATTACH_NULL if terminus is None else Input.ATTACH
+        self.state = LINK_RECEIVING[self.state, moved]
+        self.remote_attach = attach
+        self.remote_handle = attach.handle
+        if self.state is not LinkState.ATTACHED:
+            return
+        self._adopt(attach)
+        self._take_modes(attach)
+        snd, rcv = self._asked
+        if snd is not None and snd != self.snd_settle_mode:
+            self._fail_mode("snd", snd, self.snd_settle_mode)
+        elif rcv is not None and rcv != self.rcv_settle_mode:
+            self._fail_mode("rcv", rcv, self.rcv_settle_mode)
+        else:
+            self.emit(LinkAttached(self, attach))
+
+    def _take_modes(self, attach: Attach) -> None:
+        """Those of the peer's attach."""
+        snd = attach.snd_settle_mode
+        rcv = attach.rcv_settle_mode
+        self.snd_settle_mode = SND_MIXED if snd is None else snd
+        self.rcv_settle_mode = RCV_FIRST if rcv is None else rcv
+
+    def _fail_mode(self, side: str, asked: int, got: int) -> None:
+        """FC-9."""
+        self.fail(errors.NOT_ALLOWED, f"{side}-settle-mode {asked} was asked for, not {got}")
+
+    # Detaching
+
+    def is_gone(self) -> bool:
+        """There is nothing to be said on it any more."""
+        return self.state is LinkState.DETACHED
+
+    def detach(self, error: Error | None = None, closed: bool | None = None) -> None:
+        """Begin or answer a detach. Begun with an error, what comes before the peer's detach is
+        dropped [FC-21]; without, it still comes [FC-A7]. Does nothing if we have detached.
+
+        `closed`: the link is forgotten, not merely suspended; None: as the peer says in its
+        detach, and closed where we begin."""
+        if self.state is LinkState.ATTACH_RCVD or self.state is LinkState.DETACH_RCVD:
+            self._attach_null()
+        moved = Input.DETACH if error is None else Input.DETACH_ERROR
+        state = LINK_SENDING.get((self.state, moved))
+        if state is None:
+            return
+        body = Detach(self.handle, self._closes if closed is None else closed, error).encode()
+        self._let_go()
+        if state is not LinkState.DETACH_SENT:
+            self._drop()
+        self.state = state
+        self.session.write(body)
+        if state is LinkState.DETACHED:
+            self.session.forget_link(self)
+
+    def _attach_null(self) -> None:
+        if self.handle == NO_HANDLE:
+            asked = self.remote_attach
+            assert asked is not None
+            self._take_modes(asked)
+            self._send_attach(Attach())
+
+    def detached(self, detach: Detach) -> None:
+        """The peer's detach."""
+        was = self.state
+        self.state = LINK_RECEIVING[was, Input.DETACH]
+        self._closes = detach.closed
+        self._let_go()
+        self._drop()
+        if self.state is LinkState.DETACHED:
+            self.session.forget_link(self)
+        self.emit(LinkDetached(self, detach.closed, detach.error, was is LinkState.REFUSED))
+
+    def fail(self, condition: str, text: str) -> None:
+        """The peer broke the link's rules: close it, and tell the owner."""
+        if LINK_SENDING.get((self.state, Input.DETACH_ERROR)) is None and self.handle != NO_HANDLE:
+            return
+        error = Error(condition, text)
+        self.detach(error)
+        self.emit(LinkFailed(self, error))
+
+    def end(self) -> None:
+        """The session is over, or the connection."""
+        self.state = LinkState.DETACHED
+        self._let_go()
+        self._drop()
+
+    def _let_go(self) -> None:
+        """Nothing is sent on it any more."""
+        raise NotImplementedError
+
+    def _drop(self) -> None:
+        """Nothing is received on it any more."""
+        raise NotImplementedError
+
+    # What else the peer says
+
+    def receive_flow(self, flow: Flow) -> None:
+        raise NotImplementedError
+
+    def receive_transfer(self, transfer: Transfer, payload: bytes) -> None:
+        raise NotImplementedError
+
+    def emit(self, event: Event) -> None:
+        self.session.emit(event)

@@ -1,0 +1,336 @@
+"""The end of a link that receives, on whichever side of the connection: the credit it gives, its
+deliveries, and their settlement [FC-2, FC-4, FC-5, FC-10 to FC-13]."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, final
+
+from tallymark.wire.amqp10 import errors
+from tallymark.wire.amqp10.composites import Fields
+from tallymark.wire.amqp10.events import (
+    DrainFinished,
+    FlowReceived,
+    SettlementReceived,
+    TransfersReceived,
+)
+from tallymark.wire.amqp10.frames import TAG_MAX
+from tallymark.wire.amqp10.link_end import Link
+from tallymark.wire.amqp10.outcomes import DeliveryState
+from tallymark.wire.amqp10.performatives import RCV_FIRST, RCV_SECOND, Attach, Flow, Transfer
+from tallymark.wire.amqp10.scanning import Transfers
+from tallymark.wire.amqp10.serial import add, diff
+from tallymark.wire.amqp10.states import LinkState
+from tallymark.wire.amqp10.transfers import Assembly
+
+if TYPE_CHECKING:
+    from tallymark.wire.amqp10.session import Session
+
+
+@final
+class ReceiverLink(Link):
+    __slots__ = (
+        "_aborted",
+        "_assembly",
+        "allowance",
+        "available",
+        "credit",
+        "delivery_count",
+        "is_draining",
+        "max_message_size",
+    )
+
+    def __init__(self, session: Session, name: str) -> None:
+        super().__init__(session, name, False)
+        self.credit = 0
+        """Deliveries that the sender may still send."""
+        self.allowance = 0
+        """The same, with those that it may have sent before it heard that credit was taken back;
+        what is more than that costs it the link [FC-4]."""
+        self.delivery_count = 0
+        """The sender's, as far as we know: a serial number."""
+        self.is_draining = False
+        self.available = 0
+        """The sender's hint of what it has."""
+        self.max_message_size = session.connection.limits.max_message_size
+        """Bytes of the largest message taken, 0: any."""
+        self._assembly: Assembly | None = None
+        self._aborted = 0  # deliveries counted that the sender may not have counted
+
+    @property
+    def unfinished(self) -> int:
+        """Bytes of a delivery that is not complete."""
+        return 0 if self._assembly is None else self._assembly.size
+
+    @property
+    def is_receiving(self) -> bool:
+        """Transfers are taken: also behind our own orderly detach, while the peer's is on its way
+        [FC-A7]."""
+        return self.state is LinkState.ATTACHED or self.state is LinkState.DETACH_SENT
+
+    def _fill(self, attach: Attach) -> None:
+        attach.initial_delivery_count = None
+        if attach.max_message_size is None:
+            attach.max_message_size = self.max_message_size or None
+        self.max_message_size = attach.max_message_size or 0
+
+    def _adopt(self, attach: Attach) -> None:
+        self.delivery_count = attach.initial_delivery_count or 0
+
+    def _let_go(self) -> None:
+        self.is_draining = False
+
+    def _drop(self) -> None:
+        self._drop_assembly()
+        self.session.in_flight.remove(self)
+
+    # Credit
+
+    def flow(self, credit: int, echo: bool = False, properties: Fields | None = None) -> None:
+        """Let the sender send `credit` deliveries from now on; `echo` asks for its answer. A drain
+        that is under way is called off. If that is less than before, some more may come: they are
+        on their way, or the sender has not heard of it yet [§2.6.7]."""
+        if credit < 0:
+            raise ValueError(f"credit {credit}, expected 0 or more")
+        if self.state is LinkState.ATTACHED or self.state is LinkState.ATTACH_SENT:
+            self.credit = credit
+            if credit > self.allowance:
+                self.allowance = credit
+            self.is_draining = False
+            self._send_flow(echo, properties)
+
+    def drain(self) -> bool:
+        """Have the sender use up its credit or give it up: DrainFinished follows. False: there is
+        none, and nothing follows. One Flow, however often it is asked for [FC-A9]."""
+        if self.credit == 0 or self.state is not LinkState.ATTACHED:
+            return False
+        if not self.is_draining:
+            self.is_draining = True
+            self._send_flow(False, None)
+        return True
+
+    def _send_flow(self, echo: bool, properties: Fields | None) -> None:
+        flow = Flow(
+            handle=self.handle,
+            delivery_count=None if self.remote_attach is None else self.delivery_count,
+            link_credit=self.credit,
+            drain=self.is_draining,
+            echo=echo,
+            properties=properties,
+        )
+        self.session.write_flow(flow)
+
+    def receive_flow(self, flow: Flow) -> None:
+        given_up = self._adopt_count(flow)
+        if flow.echo:
+            self._send_flow(False, None)
+        if self.is_draining and flow.drain and flow.link_credit == 0:
+            self.credit = 0  # whatever the count says: the sender is done
+        if flow.link_credit is not None and flow.link_credit < self.allowance:
+            self.allowance = max(flow.link_credit, self.credit)
+        self._check_drained(given_up)
+        available = flow.available
+        if available is not None or flow.properties is not None or given_up:
+            if available is not None:
+                self.available = available
+            self.emit(FlowReceived(self.session, self, self.available, flow.properties))
+
+    def _adopt_count(self, flow: Flow) -> int:
+        """The sender knows how far it is [FC-5]; the credit that it skipped is returned.
+
+        In the middle of a delivery some senders count that one already.
+        """
+        if flow.delivery_count is None or (self._assembly is not None and not flow.drain):
+            return 0
+        ahead = diff(flow.delivery_count, self.delivery_count)
+        if ahead <= 0:
+            if -ahead <= self._aborted:
+                self._uncount(-ahead)
+            return 0
+        self._aborted = 0
+        given_up = ahead if ahead < self.credit else self.credit
+        self._count(ahead)
+        return given_up
+
+    def _uncount(self, deliveries: int) -> None:
+        """The sender has shown that it does not count so many of those it aborted."""
+        self.delivery_count = add(self.delivery_count, -deliveries)
+        self.credit += deliveries
+        self.allowance += deliveries
+        self._aborted = 0
+
+    def _check_drained(self, given_up: int) -> None:
+        """A drain is done when there is no credit left, however it went: a sender that could use
+        all of it need not say anything."""
+        if self.is_draining and self.credit == 0:
+            self.is_draining = False
+            self.emit(DrainFinished(self, given_up))
+
+    def _count(self, deliveries: int) -> None:
+        """FC-2"""
+        if deliveries > self.allowance and self._aborted:
+            self._uncount(self._aborted)
+        self.delivery_count = add(self.delivery_count, deliveries)
+        self.credit = self.credit - deliveries if self.credit > deliveries else 0
+        self.allowance = self.allowance - deliveries if self.allowance > deliveries else 0
+
+    # Deliveries
+
+    def may_scan(self) -> bool:
+        """Whether whole deliveries may be taken many at a time."""
+        return self._assembly is None and self.is_receiving and self.room() > 0
+
+    def room(self) -> int:
+        """Deliveries that are taken: see `allowance` and `_abort`."""
+        return self.allowance + self._aborted
+
+    def receive_run(self, run: Transfers) -> None:
+        """A run that credit and session window have room for."""
+        count = len(run.tags)
+        shape = run.shape
+        if shape.rcv_settle_mode == RCV_SECOND and self.rcv_settle_mode == RCV_FIRST:
+            self._fail_second()
+            return
+        self._count(count)
+        self.emit(
+            TransfersReceived(
+                self,
+                run.first,
+                run.tags,
+                run.data,
+                run.cuts,
+                shape.settled,
+                shape.state,
+                shape.message_format,
+                self._is_second(shape.rcv_settle_mode),
+            )
+        )
+        self._check_drained(0)
+
+    def receive_transfer(self, transfer: Transfer, payload: bytes) -> None:
+        """One frame, of whatever kind."""
+        if self.is_receiving or self.state is LinkState.ATTACH_RCVD:
+            assembly = self._assembly
+            if assembly is None:
+                assembly = self._begin(transfer)
+                if assembly is None:
+                    return
+            else:
+                wrong = assembly.disagreement(transfer)
+                if wrong:
+                    self.fail(errors.NOT_ALLOWED, wrong)
+                    return
+            self._go_on(assembly, transfer, payload)
+
+    def _begin(self, transfer: Transfer) -> Assembly | None:
+        """The first frame of a delivery; None: there is none, or it is not taken."""
+        if self.room() <= 0:
+            self.fail(errors.TRANSFER_LIMIT_EXCEEDED, "delivery without credit")
+            return None
+        delivery_id = transfer.delivery_id
+        tag = transfer.delivery_tag
+        message_format = transfer.message_format
+        if delivery_id is None or tag is None or message_format is None:
+            self.fail(
+                errors.NOT_ALLOWED,
+                "first transfer of a delivery without delivery-id, delivery-tag or message-format",
+            )
+            return None
+        if len(tag) > TAG_MAX:
+            self.fail(
+                errors.NOT_ALLOWED, f"delivery-tag of {len(tag)} bytes, at most {TAG_MAX} expected"
+            )
+            return None
+        if transfer.resume:
+            self.fail(errors.NOT_IMPLEMENTED, "deliveries are not resumed")
+            return None
+        if not self.session.is_next_delivery(delivery_id):
+            return None
+        return Assembly(delivery_id, tag, message_format)
+
+    def _go_on(self, assembly: Assembly, transfer: Transfer, payload: bytes) -> None:
+        if transfer.aborted:
+            self._abort()
+            return
+        if transfer.rcv_settle_mode == RCV_SECOND and self.rcv_settle_mode == RCV_FIRST:
+            self._fail_second()
+            return
+        if self.max_message_size and assembly.size + len(payload) > self.max_message_size:
+            self.fail(
+                errors.MESSAGE_SIZE_EXCEEDED,
+                f"delivery of more than {self.max_message_size} bytes",
+            )
+            return
+        assembly.add(transfer, payload)
+        if transfer.more:
+            self._assembly = assembly
+            self.session.connection.count_unfinished(len(payload))
+            return
+        self._finish(assembly, len(payload))
+
+    def _abort(self) -> None:
+        """Senders do not agree on whether an aborted delivery counts [FC-2]: it does for proton,
+        which would be left without credit if we thought otherwise; not for us. So it counts, the
+        sender is asked, and until it answers it may send one more than it has credit for."""
+        self._drop_assembly()
+        self._count(1)
+        self._aborted += 1  # [amqp-1.0 §2.6.7] has no word on it
+        if self.state is LinkState.ATTACHED:
+            self._send_flow(True, None)
+            self.emit(FlowReceived(self.session, self, self.available, None))
+        self._check_drained(0)
+
+    def _finish(self, assembly: Assembly, last_size: int) -> None:
+        if self._assembly is not None:
+            self._assembly = None
+            self.session.connection.count_unfinished(last_size - assembly.size)
+        self._count(1)
+        data = assembly.whole()
+        self.emit(
+            TransfersReceived(
+                self,
+                assembly.delivery_id,
+                [assembly.tag],
+                data,
+                array("I", (0, len(data))),
+                assembly.settled,
+                assembly.state,
+                assembly.message_format,
+                self._is_second(assembly.mode),
+            )
+        )
+        self._check_drained(0)
+
+    def _is_second(self, mode: int | None) -> bool:
+        return self.rcv_settle_mode == RCV_SECOND and mode != RCV_FIRST
+
+    def _fail_second(self) -> None:
+        self.fail(errors.NOT_ALLOWED, "rcv-settle-mode second on a link of mode first")
+
+    def _drop_assembly(self) -> None:
+        assembly = self._assembly
+        if assembly is not None:
+            self._assembly = None
+            self.session.connection.count_unfinished(-assembly.size)
+
+    # Settling
+
+    def settle(self, first: int, last: int, state: DeliveryState) -> None:
+        """The outcome of deliveries first..last of this link (and none between them of others).
+
+        Mode first: they are settled [FC-11]. Mode second: they are in flight from now on until the
+        sender settles them, SettlementReceived [FC-12]. Does nothing on a link that is gone.
+        """
+        if self.is_receiving or self.state is LinkState.DETACH_RCVD:
+            if self.rcv_settle_mode == RCV_FIRST:
+                self.session.settle_received(first, last, state)
+            else:
+                self.session.settle_second(self, first, last, state)
+
+    def settled(self, first: int, last: int, state: DeliveryState | None) -> None:
+        """The sender's answer."""
+        self.emit(SettlementReceived(self, first, last, state))
+
+    def in_flight(self) -> list[tuple[int, int]]:
+        """Ranges of delivery-ids that await the sender's answer."""
+        return self.session.in_flight.of(self)

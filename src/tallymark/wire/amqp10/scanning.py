@@ -1,0 +1,389 @@
+"""The hot loops for what comes in: runs of transfers, and dispositions joined [amqp-1.0 §2.7.5,
+§2.7.6].
+
+    transfer     head | 00 53 14 | list head | handle | delivery-id | delivery-tag | rest | payload
+    disposition  head | 00 53 15 | list head | role | first | last | rest
+
+Pure functions; nothing here judges the peer. What a scan does not recognise it leaves to the
+connection, which reads frame by frame: what a scan takes is what that would have given.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final, final
+
+from mypy_extensions import i64
+
+from tallymark.wire.amqp10.composites import BY_CLASS, read_fields
+from tallymark.wire.amqp10.errors import DecodeError
+from tallymark.wire.amqp10.frames import AMQP, TAG_MAX
+from tallymark.wire.amqp10.limits import FRAME_MIN
+from tallymark.wire.amqp10.outcomes import DeliveryState
+from tallymark.wire.amqp10.performatives import Disposition, Transfer
+from tallymark.wire.amqp10.reader import Reader, u32
+
+KNOWN_MAX: Final = 256
+"""Ends of transfers and dispositions remembered, per connection."""
+
+
+@final
+class Shape:
+    """What the fields behind the delivery-tag of a transfer say. Shared by all that say the same:
+    not to be changed, nor is its state."""
+
+    __slots__ = ("is_plain", "message_format", "rcv_settle_mode", "settled", "state")
+
+    def __init__(
+        self,
+        is_plain: bool,
+        message_format: int,
+        settled: bool,
+        rcv_settle_mode: int | None,
+        state: DeliveryState | None,
+    ) -> None:
+        self.is_plain = is_plain
+        """One whole delivery: neither more nor aborted nor resumed."""
+        self.message_format = message_format
+        self.settled = settled
+        self.rcv_settle_mode = rcv_settle_mode
+        self.state = state
+
+
+_NOT_PLAIN: Final = Shape(False, 0, False, None, None)
+
+
+@final
+class Transfers:
+    """A run of whole deliveries on one link: consecutive ids, fields alike."""
+
+    __slots__ = ("cuts", "data", "end", "first", "handle", "shape", "tags")
+
+    def __init__(
+        self,
+        handle: int,
+        first: int,
+        tags: list[bytes],
+        data: bytes,
+        cuts: array[int],
+        shape: Shape,
+        end: int,
+    ) -> None:
+        self.handle = handle
+        self.first = first
+        """delivery-id of the first; the others follow it, modulo 2^32."""
+        self.tags = tags
+        self.data = data
+        """The payloads, end to end: message i is data[cuts[i]:cuts[i + 1]]."""
+        self.cuts = cuts
+        self.shape = shape
+        self.end = end
+        """Where in the buffer the run ends."""
+
+    def __len__(self) -> int:
+        return len(self.tags)
+
+
+@final
+class _Place:
+    """Where the parts of one transfer frame are, as offsets from its beginning."""
+
+    __slots__ = ("body", "handle", "id", "id_at", "rest_at", "shape", "tag_at")
+
+    def __init__(self) -> None:
+        self.handle = 0
+        self.id = 0
+        self.id_at = 0
+        self.tag_at = 0
+        """Of the tag's bytes, behind its code and size."""
+        self.rest_at = 0
+        self.body = 0
+        """Of the payload."""
+        self.shape = _NOT_PLAIN
+
+
+def scan_transfers(
+    data: bytes,
+    pos: i64,
+    end: i64,
+    channel: int,
+    frame_limit: i64,
+    payload_limit: i64,
+    most: i64,
+    known: dict[bytes, Shape],
+) -> Transfers | None:
+    """The longest run of complete single-frame deliveries at data[pos:end], at most `most`; None:
+    not one.
+
+    `frame_limit` and `payload_limit` are the most bytes of a frame and of a message. `known` holds
+    ends of transfers read before (a cache the caller only keeps). A frame laid out as the one
+    before costs two comparisons of bytes.
+    """
+    tags: list[bytes] = []
+    payloads: list[bytes] = []
+    cuts = [0]
+    total: i64 = 0
+    shape = _NOT_PLAIN
+    handle = -1
+    first = 0
+    expected: i64 = 0
+    head = b""  # from behind the size up to the delivery-id
+    id_at: i64 = 0
+    tag_at: i64 = 0
+    rest_at: i64 = 0
+    rest = b""  # the fields behind the tag
+    body: i64 = 0
+    while pos + 8 <= end and most > 0:
+        after: i64 = pos + u32(data, pos)
+        if after > end or after - pos > frame_limit:
+            break
+        if not (
+            head
+            and after - pos >= body
+            and data[pos + 4 : pos + id_at] == head
+            and _uint(data, pos + id_at, tag_at - 2 - id_at) == expected
+            and data[pos + tag_at - 2] == 0xA0
+            and data[pos + tag_at - 1] == rest_at - tag_at
+            and data[pos + rest_at : pos + body] == rest
+        ):
+            place = _parse(data, pos, after, channel, known)
+            if place is None or not place.shape.is_plain:
+                break
+            if handle < 0:
+                handle = place.handle
+                first = place.id
+                shape = place.shape
+            elif place.handle != handle or place.id != expected or place.shape is not shape:
+                break
+            expected = place.id
+            id_at = place.id_at
+            tag_at = place.tag_at
+            rest_at = place.rest_at
+            body = place.body
+            head = data[pos + 4 : pos + id_at]
+            rest = data[pos + rest_at : pos + body]
+        size: i64 = after - pos - body
+        if size > payload_limit:
+            break
+        total += size
+        tags.append(data[pos + tag_at : pos + rest_at])
+        payloads.append(data[pos + body : after])
+        cuts.append(total)
+        expected = (expected + 1) & 0xFFFF_FFFF
+        most -= 1
+        pos = after
+    if not tags:
+        return None
+    return Transfers(handle, first, tags, b"".join(payloads), array("I", cuts), shape, pos)
+
+
+def _parse(
+    data: bytes, pos: i64, after: i64, channel: i64, known: dict[bytes, Shape]
+) -> _Place | None:
+    """The transfer frame data[pos:after], or None for another or one in an unusual encoding."""
+    if (
+        after - pos < 20
+        or data[pos + 4] != 2
+        or data[pos + 5] != AMQP
+        or data[pos + 6] << 8 | data[pos + 7] != channel
+        or not data.startswith(b"\0\x53\x14", pos + 8)
+    ):
+        return None
+    code = data[pos + 11]
+    if code == 0xC0:
+        body: i64 = pos + 13 + data[pos + 12]
+        count: i64 = data[pos + 13]
+        p: i64 = pos + 14
+    elif code == 0xD0:
+        body = pos + 16 + u32(data, pos + 12)
+        count = u32(data, pos + 16)
+        p = pos + 20
+    else:
+        return None
+    if body > after or not 4 <= count <= 11:
+        return None
+    place = _Place()
+    place.body = body - pos
+    width: i64 = _width(data, p, body)
+    if width < 0:
+        return None
+    place.handle = _uint(data, p + 1, width)
+    p += 1 + width
+    width = _width(data, p, body)
+    if width < 0:
+        return None
+    place.id = _uint(data, p + 1, width)
+    place.id_at = p + 1 - pos
+    p += 1 + width
+    if p + 2 > body or data[p] != 0xA0 or data[p + 1] > TAG_MAX:
+        return None
+    place.tag_at = p + 2 - pos
+    p += 2 + data[p + 1]
+    if p > body:
+        return None
+    place.rest_at = p - pos
+    if body - p > FRAME_MIN:  # kept by `known`, so not just any size
+        return None
+    key = bytes((count,)) + data[p:body]
+    found = known.get(key)
+    if found is None:
+        found = _shape(data[p:body], count - 3)
+        if len(known) >= KNOWN_MAX:
+            known.clear()
+        known[key] = found
+    place.shape = found
+    return place
+
+
+def _width(data: bytes, pos: i64, end: i64) -> i64:
+    """Bytes of the uint whose format code is at `pos`; -1: it is none, or not all there."""
+    if pos >= end:
+        return -1
+    code: i64 = data[pos]
+    width: i64 = 0 if code == 0x43 else 1 if code == 0x52 else 4 if code == 0x70 else -1
+    return width if pos + 1 + width <= end else -1
+
+
+def _uint(data: bytes, pos: i64, width: i64) -> i64:
+    return u32(data, pos) if width == 4 else data[pos] if width == 1 else 0
+
+
+def _shape(rest: bytes, count: int) -> Shape:
+    """What the last `count` fields of a transfer say."""
+    reader = Reader(rest, 0, len(rest))
+    try:
+        values = read_fields(reader, BY_CLASS[Transfer], 3, count)
+    except DecodeError:
+        return _NOT_PLAIN
+    values += [None] * (8 - count)
+    message_format, settled, more, mode, state, resume, aborted = values[:7]
+    if reader.pos != len(rest) or message_format is None or more or resume or aborted:
+        return _NOT_PLAIN
+    assert isinstance(message_format, int)
+    assert mode is None or isinstance(mode, int)
+    assert state is None or isinstance(state, DeliveryState)
+    return Shape(True, message_format, settled is True, mode, state)
+
+
+@final
+class Dispositions:
+    """Consecutive dispositions that say the same of adjoining deliveries, as one. The state is
+    shared with others: not to be changed."""
+
+    __slots__ = ("end", "first", "last", "role", "settled", "state")
+
+    def __init__(
+        self, role: bool, first: int, last: int, settled: bool, state: DeliveryState | None
+    ) -> None:
+        self.role = role
+        """Of who sent it: True for the receiver of the deliveries."""
+        self.first = first
+        self.last = last
+        """Included; at most 2^31 - 1 behind `first`."""
+        self.settled = settled
+        self.state = state
+        self.end = 0
+        """Where in the buffer the run ends."""
+
+
+Meaning = tuple[bool, DeliveryState | None]
+"""Settled or not, and the state."""
+
+
+def scan_dispositions(
+    data: bytes, pos: i64, end: i64, channel: i64, known: dict[bytes, Meaning]
+) -> Dispositions | None:
+    """Join consecutive dispositions at data[pos:end] that go on where the one before ended and say
+    the same; None: there is none, or it is in an unusual encoding, or larger than the least of all
+    frame limits.
+
+    `known` holds ends of dispositions read before (a cache the caller only keeps).
+    """
+    found: Dispositions | None = None
+    said = b""  # count of fields, and the fields behind `last`
+    while pos + 8 <= end:
+        after: i64 = pos + u32(data, pos)
+        if (
+            after > end
+            or not 18 <= after - pos <= FRAME_MIN
+            or data[pos + 4] != 2
+            or data[pos + 5] != AMQP
+            or data[pos + 6] << 8 | data[pos + 7] != channel
+            or not data.startswith(b"\0\x53\x15", pos + 8)
+        ):
+            break
+        code: i64 = data[pos + 11]
+        if code == 0xC0:
+            body_end: i64 = pos + 13 + data[pos + 12]
+            p: i64 = pos + 13
+        elif code == 0xD0:
+            body_end = pos + 16 + u32(data, pos + 12)
+            p = pos + 19
+            if not data.startswith(b"\0\0\0", pos + 16):
+                break
+        else:
+            break
+        if body_end != after or p + 2 > after:
+            break
+        count = data[p : p + 1]
+        role = data[p + 1] == 0x41
+        if not role and data[p + 1] != 0x42:
+            break
+        p += 2
+        width: i64 = _width(data, p, after)
+        if width < 0:
+            break
+        first: i64 = _uint(data, p + 1, width)
+        last: i64 = first
+        p += 1 + width
+        if p < after and data[p] == 0x40:
+            p += 1
+        else:
+            width = _width(data, p, after)
+            if width < 0:
+                break
+            last = _uint(data, p + 1, width)
+            p += 1 + width
+        if (last - first) & 0xFFFF_FFFF >= 0x8000_0000:
+            break
+        says = count + data[p:after]
+        if found is not None:
+            if (
+                says != said
+                or role is not found.role
+                or first != (found.last + 1) & 0xFFFF_FFFF
+                or (last - found.first) & 0xFFFF_FFFF >= 0x8000_0000
+            ):
+                break
+            found.last = last
+        else:
+            meaning = _meaning(says, known)
+            if meaning is None:
+                break
+            found = Dispositions(role, first, last, meaning[0], meaning[1])
+            said = says
+        found.end = pos = after
+    return found
+
+
+def _meaning(says: bytes, known: dict[bytes, Meaning]) -> Meaning | None:
+    found = known.get(says)
+    if found is not None:
+        return found
+    count = says[0] - 3
+    if not 0 <= count <= 3:
+        return None
+    reader = Reader(says, 1, len(says))
+    try:
+        values = read_fields(reader, BY_CLASS[Disposition], 3, count)
+    except DecodeError:
+        return None
+    if reader.pos != len(says):
+        return None
+    state = values[1] if count > 1 else None
+    assert state is None or isinstance(state, DeliveryState)
+    found = (count > 0 and values[0] is True, state)
+    if len(known) >= KNOWN_MAX:
+        known.clear()
+    known[says] = found
+    return found

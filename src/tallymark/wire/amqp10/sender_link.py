@@ -1,0 +1,255 @@
+"""The end of a link that sends, on whichever side of the connection: its credit [FC-3, FC-5]."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, final
+
+from tallymark.wire.amqp10 import errors
+from tallymark.wire.amqp10.composites import Fields
+from tallymark.wire.amqp10.events import CreditReceived, DeliveriesWithdrawn
+from tallymark.wire.amqp10.frames import TAG_MAX
+from tallymark.wire.amqp10.link_end import Link
+from tallymark.wire.amqp10.outcomes import DeliveryState
+from tallymark.wire.amqp10.performatives import Attach, Flow, Transfer
+from tallymark.wire.amqp10.sending import TransferForm
+from tallymark.wire.amqp10.serial import add, diff
+from tallymark.wire.amqp10.states import LinkState
+from tallymark.wire.amqp10.transfers import Drained, Run, encoded_state
+
+if TYPE_CHECKING:
+    from tallymark.wire.amqp10.session import Session
+
+
+@final
+class SenderLink(Link):
+    __slots__ = (
+        "_drained",
+        "_form",
+        "_form_key",
+        "_initial_count",
+        "_more",
+        "_queued",
+        "_remaining",
+        "available",
+        "credit",
+        "delivery_count",
+        "is_draining",
+        "max_message_size",
+    )
+
+    def __init__(self, session: Session, name: str) -> None:
+        super().__init__(session, name, True)
+        self.credit = 0
+        """Deliveries that may be handed over now."""
+        self.delivery_count = 0
+        """Deliveries that have left, and credit given up: a serial number."""
+        self.is_draining = False
+        """The receiver waits for `drained`."""
+        self.available = 0
+        """What flows say of deliveries there are to send: a hint, the owner's to set."""
+        self.max_message_size = 0
+        """What the receiver takes, in bytes; 0: any size. Not looked at here."""
+        self._remaining = 0  # credit, with that for deliveries which have not left yet
+        self._queued = 0  # those deliveries
+        self._drained: Drained | None = None  # the rest of the credit is given up, behind this
+        self._initial_count = 0  # what a receiver means that does not know ours yet
+        self._form: TransferForm | None = None
+        self._more: TransferForm | None = None
+        self._form_key: tuple[bool, int, bytes] = (False, 0, b"")
+
+    def _fill(self, attach: Attach) -> None:
+        if attach.initial_delivery_count is None:
+            attach.initial_delivery_count = 0
+        self.delivery_count = attach.initial_delivery_count
+        self._initial_count = attach.initial_delivery_count
+
+    def _adopt(self, attach: Attach) -> None:
+        self.max_message_size = attach.max_message_size or 0
+
+    def _let_go(self) -> None:
+        self.credit = 0
+        self.is_draining = False
+        self._drained = None
+        self._remaining = 0
+        self._queued = 0
+        self.session.outbox.withdraw(self)
+
+    def _drop(self) -> None:
+        pass
+
+    # Sending
+
+    def send(
+        self,
+        message: bytes,
+        *,
+        tag: bytes | None = None,
+        settled: bool = False,
+        state: DeliveryState | None = None,
+        message_format: int = 0,
+        beyond_credit: bool = False,
+    ) -> int:
+        """One message; see `send_run`."""
+        return self.send_run(
+            message,
+            array("I", (0, len(message))),
+            0,
+            1,
+            settled=settled,
+            tags=None if tag is None else [tag],
+            state=state,
+            message_format=message_format,
+            beyond_credit=beyond_credit,
+        )
+
+    def send_run(
+        self,
+        raw: bytes,
+        cuts: array[int],
+        lo: int,
+        hi: int,
+        *,
+        settled: bool,
+        front: bytes = b"",
+        skip: int = 0,
+        tags: list[bytes] | None = None,
+        state: DeliveryState | None = None,
+        message_format: int = 0,
+        beyond_credit: bool = False,
+    ) -> int:
+        """Send messages lo..hi-1: front + raw[cuts[i] + skip:cuts[i + 1]], as far as the peer's
+        session window goes; the rest leaves when it opens. Returns the number of the first.
+
+        `tags`: one for each; where there are none the number makes one, see frames.text_tag.
+        `beyond_credit`: they were decided on while there was credit, which the receiver may have
+        taken back since: those that it has are withdrawn at once, DeliveriesWithdrawn. On a link
+        that is not attached any more all are, without an event. ValueError: more than `credit`
+        otherwise.
+        """
+        count = hi - lo
+        session = self.session
+        if count > self.credit and not beyond_credit:
+            raise ValueError(f"{count} deliveries on a link with a credit of {self.credit}")
+        if count <= 0 or (tags is not None and len(tags) != count):
+            raise ValueError(f"{count} deliveries, with {'no' if tags is None else len(tags)} tags")
+        if tags is not None:
+            for tag in tags:
+                if len(tag) > TAG_MAX:
+                    raise ValueError(f"delivery-tag of {len(tag)} bytes, at most {TAG_MAX} fit")
+        if self.state is not LinkState.ATTACHED:
+            return session.skip(count)
+        form = self._form_for(settled, message_format, state)
+        more = self._more
+        assert more is not None
+        number = session.outbox.numbers.take(count)
+        if count > self.credit:
+            self._withdraw_last(add(number, count - 1), count - self.credit)
+            hi = lo + self.credit
+            if lo == hi:
+                return number
+        self._queued += hi - lo
+        self._recount()
+        session.outbox.dispatch(Run(self, form, more, number, raw, cuts, lo, hi, front, skip, tags))
+        return number
+
+    def _withdraw_last(self, last: int, count: int) -> None:
+        first = add(last, 1 - count)
+        self.session.outbox.numbers.withdraw(first, count)
+        self.emit(DeliveriesWithdrawn(self, first, last))
+
+    def _form_for(
+        self, settled: bool, message_format: int, state: DeliveryState | None
+    ) -> TransferForm:
+        key = (settled, message_format, encoded_state(state))
+        form = self._form
+        if form is None or key != self._form_key:
+            channel = self.session.channel
+            handle = self.handle
+            form = TransferForm(channel, handle, message_format, settled, key[2])
+            self._form = form
+            self._more = TransferForm(channel, handle, message_format, settled, key[2], more=True)
+            self._form_key = key
+        return form
+
+    def _recount(self) -> None:
+        credit = self._remaining - self._queued
+        self.credit = credit if credit > 0 and self._drained is None else 0
+
+    def count_sent(self, count: int) -> None:
+        """So many have left completely."""
+        self.delivery_count = add(self.delivery_count, count)
+        self._remaining -= count
+        self._queued -= count
+
+    def cancel(self, number: int) -> bool:
+        """Withdraw a delivery that waits for the peer's window, or what is left of it: then
+        delivery-count and credit are as if it had never been [FC-A13]. False: it has left."""
+        if not self.session.outbox.cancel(self, number):
+            return False
+        self._queued -= 1
+        self._recount()
+        return True
+
+    # Credit
+
+    def receive_flow(self, flow: Flow) -> None:
+        if flow.link_credit is not None:
+            count = flow.delivery_count
+            if count is None:
+                count = self._initial_count
+            self._remaining = diff(count, self.delivery_count) + flow.link_credit
+        self._drained = None
+        if self._queued > self._remaining:
+            self._withdraw_surplus()
+        self._recount()
+        self.is_draining = flow.drain
+        if flow.echo and not flow.drain:
+            self.flow()
+        self.emit(CreditReceived(self, self.credit, flow.drain, flow.properties))
+
+    def _withdraw_surplus(self) -> None:
+        """The receiver has taken back credit for deliveries that wait for its window."""
+        surplus = self._queued - (self._remaining if self._remaining > 0 else 0)
+        for first, last in self.session.outbox.withdraw_newest(self, surplus):
+            self._queued -= diff(last, first) + 1
+            self.emit(DeliveriesWithdrawn(self, first, last))
+
+    def drained(self) -> None:
+        """Everything there was is sent: give up what is left of the credit, and say so behind it
+        [FC-5]. Does nothing unless the receiver asked."""
+        if self.is_draining:
+            self.is_draining = False
+            self._drained = Drained(self)
+            self.credit = 0
+            self.session.outbox.dispatch(self._drained)
+
+    def give_up(self, drained: Drained) -> None:
+        """Everything before `drained` has left. If the receiver has spoken since, it is not about
+        this drain any more."""
+        if drained is self._drained:
+            self._drained = None
+            if self._remaining > 0:
+                self.delivery_count = add(self.delivery_count, self._remaining)
+                self._remaining = 0
+            self._send_flow(False, True, None)
+
+    def flow(self, echo: bool = False, properties: Fields | None = None) -> None:
+        """Tell the receiver how the link stands; `echo` asks for its answer."""
+        if self.state is LinkState.ATTACHED:
+            self._send_flow(echo, False, properties)
+
+    def _send_flow(self, echo: bool, drain: bool, properties: Fields | None) -> None:
+        flow = Flow(
+            handle=self.handle,
+            delivery_count=self.delivery_count,
+            link_credit=self._remaining if self._remaining > 0 else 0,
+            available=self.available,
+            drain=drain,
+            echo=echo,
+            properties=properties,
+        )
+        self.session.write_flow(flow)
+
+    def receive_transfer(self, transfer: Transfer, payload: bytes) -> None:
+        self.fail(errors.NOT_ALLOWED, "transfer to the sender of a link")

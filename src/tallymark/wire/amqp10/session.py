@@ -1,0 +1,594 @@
+"""One session [amqp-1.0 §2.5]: its state, its windows, its links, and what is said of deliveries.
+
+The owner knows a delivery that we send by its *number*, see numbers.py; what waits to be sent is in
+outbox.py.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Final, final
+
+from tallymark.wire.amqp10 import errors
+from tallymark.wire.amqp10.composites import Fields
+from tallymark.wire.amqp10.errors import FRAMING_ERROR, DecodeError
+from tallymark.wire.amqp10.events import (
+    DispositionReceived,
+    Event,
+    FlowReceived,
+    LinkRequested,
+    SessionBegun,
+    SessionEnded,
+    SessionFailed,
+    SessionRequested,
+)
+from tallymark.wire.amqp10.frames import frame
+from tallymark.wire.amqp10.in_flight import InFlight
+from tallymark.wire.amqp10.link import Link, ReceiverLink, SenderLink
+from tallymark.wire.amqp10.numbers import REACH
+from tallymark.wire.amqp10.outbox import Outbox
+from tallymark.wire.amqp10.outcomes import DeliveryState, Error
+from tallymark.wire.amqp10.performatives import (
+    RECEIVER,
+    SENDER,
+    Attach,
+    Begin,
+    Detach,
+    Disposition,
+    End,
+    Flow,
+    Performative,
+    Transfer,
+)
+from tallymark.wire.amqp10.scanning import Transfers
+from tallymark.wire.amqp10.sending import disposition_frame
+from tallymark.wire.amqp10.serial import add, diff
+from tallymark.wire.amqp10.states import (
+    SESSION_ENDING,
+    SESSION_RECEIVING,
+    SESSION_SENDING,
+    Input,
+    LinkState,
+    SessionState,
+)
+from tallymark.wire.amqp10.transfers import Settled, encoded_state
+
+if TYPE_CHECKING:
+    from tallymark.wire.amqp10.connection import Connection
+
+NO_CHANNEL: Final = -1
+
+
+@final
+class Session:
+    __slots__ = (
+        "_attaching",
+        "_first_received",
+        "_free_handles",
+        "_has_begun",
+        "_has_peer_seen_begin",
+        "_incoming_left",
+        "_is_window_held",
+        "_last_received",
+        "_links",
+        "_next_handle",
+        "_remote",
+        "channel",
+        "connection",
+        "context",
+        "in_flight",
+        "incoming_window",
+        "next_incoming_id",
+        "outbox",
+        "remote_begin",
+        "remote_channel",
+        "remote_outgoing_window",
+        "state",
+    )
+
+    def __init__(self, connection: Connection, channel: int) -> None:
+        self.connection = connection
+        self.channel = channel
+        """Ours."""
+        self.remote_channel = NO_CHANNEL
+        self.context: object = None
+        """The owner's."""
+        self.state = SessionState.UNMAPPED
+        self.remote_begin: Begin | None = None
+        self.incoming_window = connection.limits.incoming_window
+        """Transfer frames that we let the peer send at once."""
+        self.next_incoming_id = 0
+        """Transfer-id of the next transfer frame that comes: not a delivery-id."""
+        self.remote_outgoing_window = 0
+        """What the peer says that it has to send."""
+        self.outbox = Outbox(self)
+        self.in_flight = InFlight()
+        """What our receivers settled in mode second, and the senders did not yet."""
+        self._incoming_left = 0  # of what we let the peer send
+        self._is_window_held = False
+        self._has_begun = False
+        self._has_peer_seen_begin = False  # as far as it has shown
+        self._first_received = -1  # delivery-ids, -1: none came
+        self._last_received = -1
+        self._links: list[Link] = []
+        self._remote: dict[int, Link] = {}  # by the peer's handle
+        self._attaching: dict[tuple[str, bool], Link] = {}  # by name and whether we send
+        self._next_handle = 0
+        self._free_handles: list[int] = []
+
+    @property
+    def links(self) -> list[Link]:
+        """Those that are not detached on both sides."""
+        return list(self._links)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Deliveries wait for the peer's window: SessionUnblocked follows. What is handed over
+        meanwhile waits too, in order."""
+        return bool(self.outbox.waiting)
+
+    @property
+    def next_delivery_id(self) -> int:
+        """Number of the next delivery handed over. May be set as long as there was none."""
+        return self.outbox.numbers.next
+
+    @next_delivery_id.setter
+    def next_delivery_id(self, number: int) -> None:
+        self.outbox.start_numbers(number)
+
+    @property
+    def next_outgoing_id(self) -> int:
+        """Transfer-id of the next transfer frame that we send."""
+        return self.outbox.next_id
+
+    @property
+    def remote_incoming_window(self) -> int:
+        """Transfer frames that we may send now; negative where the peer has changed its mind."""
+        return self.outbox.window
+
+    # Beginning and ending
+
+    def begin(self, begin: Begin | None = None) -> None:
+        """Grant what SessionRequested asks for. Of `begin` channel, windows and handle-max are
+        filled in. ValueError where nothing was asked."""
+        if self.is_gone():
+            return
+        after = SESSION_SENDING.get((self.state, Input.BEGIN))
+        if after is None:
+            raise ValueError(f"begin of a session in state {self.state.value}")
+        if begin is None:
+            begin = Begin()
+        limits = self.connection.limits
+        begin.remote_channel = None if self.remote_channel < 0 else self.remote_channel
+        begin.incoming_window = self.incoming_window
+        begin.outgoing_window = limits.outgoing_window
+        begin.handle_max = limits.handle_max
+        body = begin.encode()
+        self.state = after
+        self._has_begun = True
+        self._incoming_left = self.incoming_window
+        self.outbox.start_ids(begin.next_outgoing_id)
+        self.write(body)
+
+    def end(self, error: Error | None = None) -> None:
+        """Begin or answer the end: its links are gone. Does nothing if we have ended it."""
+        if self.is_gone():
+            return
+        if not self._has_begun and self.remote_begin is not None:
+            self.begin()  # an end without a begin before it would be of no session
+        moved = Input.END if error is None else Input.END_ERROR
+        after = SESSION_SENDING.get((self.state, moved))
+        if after is None:
+            return
+        body = End(error).encode()
+        self.drop()
+        self.state = after
+        self.write(body)
+        if after is SessionState.UNMAPPED:
+            self.connection.forget_session(self)
+
+    def fail(self, condition: str, text: str) -> None:
+        """The peer broke the session's rules: end it, and tell the owner."""
+        if self.is_gone() or self.state in SESSION_ENDING:
+            return
+        error = Error(condition, text)
+        self.end(error)
+        self.emit(SessionFailed(self, error))
+
+    def drop(self) -> None:
+        """Its links are gone, and what they had."""
+        self.outbox.clear()
+        links = self._links
+        self._links = []
+        self._remote.clear()
+        self._attaching.clear()
+        for link in links:
+            link.end()
+
+    def lose(self) -> None:
+        """The connection is over."""
+        self.drop()
+        self.state = SessionState.UNMAPPED
+
+    def is_gone(self) -> bool:
+        """It has ended on both sides, or with the connection."""
+        return self.state is SessionState.UNMAPPED and (
+            self._has_begun or self.remote_begin is not None
+        )
+
+    # Links
+
+    def attach_sender(
+        self,
+        attach: Attach,
+        snd_settle_mode: int | None = None,
+        rcv_settle_mode: int | None = None,
+    ) -> SenderLink:
+        """Attach a link on which we send. Of `attach` handle, role, modes and, unless given, the
+        initial delivery-count are filled in. A mode that is given has to be granted [FC-9]; one
+        that is None is as the peer says.
+
+        ValueError: the session is not mapped, the peer takes no more links, or one of that name is
+        being attached."""
+        link = SenderLink(self, attach.name)
+        self._attach(link, attach, snd_settle_mode, rcv_settle_mode)
+        return link
+
+    def attach_receiver(
+        self,
+        attach: Attach,
+        snd_settle_mode: int | None = None,
+        rcv_settle_mode: int | None = None,
+    ) -> ReceiverLink:
+        """Attach a link on which we receive; as `attach_sender`."""
+        link = ReceiverLink(self, attach.name)
+        self._attach(link, attach, snd_settle_mode, rcv_settle_mode)
+        return link
+
+    def _attach(self, link: Link, attach: Attach, snd: int | None, rcv: int | None) -> None:
+        if self.state is not SessionState.MAPPED:
+            raise ValueError(f"attach in a session in state {self.state.value}")
+        key = (link.name, link.is_sender)
+        if key in self._attaching:
+            raise ValueError(f"a link of the name {link.name!r} is being attached")
+        if not self._has_room():
+            raise ValueError(f"{len(self._links)} links, the peer takes no more")
+        self._links.append(link)
+        self._attaching[key] = link
+        try:
+            link.attach(attach, snd, rcv)
+        except (ValueError, TypeError):  # something in it does not fit its field
+            self._links.remove(link)
+            del self._attaching[key]
+            raise
+
+    def _has_room(self) -> bool:
+        most = None if self.remote_begin is None else self.remote_begin.handle_max
+        return most is None or len(self._links) <= most
+
+    def free_handle(self) -> int:
+        """The lowest handle that is free."""
+        return self._free_handles[0] if self._free_handles else self._next_handle
+
+    def take_handle(self) -> int:
+        """The same, and it is not free any more."""
+        if self._free_handles:
+            return heappop(self._free_handles)
+        self._next_handle += 1
+        return self._next_handle - 1
+
+    def forget_link(self, link: Link) -> None:
+        """It is detached on both sides."""
+        if link in self._links:
+            self._links.remove(link)
+            heappush(self._free_handles, link.handle)
+
+    def _receive_attach(self, attach: Attach) -> None:
+        limits = self.connection.limits
+        if attach.handle > limits.handle_max:
+            raise DecodeError(
+                f"handle {attach.handle}, at most {limits.handle_max} expected", FRAMING_ERROR
+            )
+        if attach.handle in self._remote:
+            self.fail(errors.HANDLE_IN_USE, f"attach with handle {attach.handle}, which is in use")
+            return
+        we_send = attach.role == RECEIVER
+        link = self._attaching.pop((attach.name, we_send), None)
+        if link is not None:
+            self._remote[attach.handle] = link
+            link.attached(attach)
+            return
+        if not self._has_room():
+            self.fail(errors.NOT_ALLOWED, f"{len(self._links)} links, your own handle-max")
+            return
+        link = SenderLink(self, attach.name) if we_send else ReceiverLink(self, attach.name)
+        self._links.append(link)
+        self._remote[attach.handle] = link
+        link.request(attach)
+        self.emit(LinkRequested(link, attach))
+
+    def _receive_detach(self, detach: Detach) -> None:
+        link = self._remote.pop(detach.handle, None)
+        if link is None:
+            self._fail_handle("detach", detach.handle)
+        else:
+            link.detached(detach)
+
+    def _fail_handle(self, what: str, handle: int) -> None:
+        self.fail(
+            errors.UNATTACHED_HANDLE, f"{what} with handle {handle}, which no link is attached to"
+        )
+
+    # What the peer says
+
+    def receive(self, performative: Performative, payload: bytes) -> None:
+        """Any performative on the session's channel, but for the begin that made it."""
+        if isinstance(performative, Begin):
+            self._receive_begin(performative)
+        elif isinstance(performative, End):
+            self._receive_end(performative)
+        elif self.state in SESSION_ENDING or self.state is SessionState.END_RCVD:
+            return
+        elif isinstance(performative, Transfer):
+            self._receive_transfer(performative, payload)
+        elif isinstance(performative, Flow):
+            self._receive_flow(performative)
+        elif isinstance(performative, Disposition):
+            first = performative.first
+            last = first if performative.last is None else performative.last
+            self.receive_disposition(
+                performative.role, first, last, performative.settled, performative.state
+            )
+        elif isinstance(performative, Attach):
+            self._receive_attach(performative)
+        elif isinstance(performative, Detach):
+            self._receive_detach(performative)
+
+    def request(self, begin: Begin, channel: int) -> None:
+        """The peer's begin, and it was first."""
+        self.remote_channel = channel
+        self._map(begin, SESSION_RECEIVING[self.state, Input.BEGIN])
+        self.emit(SessionRequested(self, begin))
+
+    def _receive_begin(self, begin: Begin) -> None:
+        after = SESSION_RECEIVING.get((self.state, Input.BEGIN))
+        if after is None or self.remote_begin is not None:
+            raise DecodeError(
+                f"begin on channel {self.remote_channel}, which has a session",
+                errors.ILLEGAL_STATE,
+            )
+        self._has_peer_seen_begin = True
+        self._map(begin, after)
+        if after is SessionState.MAPPED:
+            self.emit(SessionBegun(self, begin))
+
+    def _map(self, begin: Begin, state: SessionState) -> None:
+        self.state = state
+        self.remote_begin = begin
+        self.next_incoming_id = begin.next_outgoing_id
+        self.outbox.window = begin.incoming_window
+        self.remote_outgoing_window = begin.outgoing_window
+
+    def _receive_end(self, end: End) -> None:
+        after = SESSION_RECEIVING.get((self.state, Input.END))
+        if after is None:
+            raise DecodeError(f"end of a session in state {self.state.value}", errors.ILLEGAL_STATE)
+        self.drop()
+        self.state = after
+        self.connection.unmap(self)
+        if after is SessionState.UNMAPPED:
+            self.connection.forget_session(self)
+        self.emit(SessionEnded(self, end.error))
+
+    def write(self, body: bytes) -> None:
+        """A frame on the session's channel, now."""
+        self.connection.write_frame(frame(self.channel, body))
+
+    def emit(self, event: Event) -> None:
+        self.connection.emit(event)
+
+    # Windows
+
+    def _receive_flow(self, flow: Flow) -> None:
+        seen = flow.next_incoming_id
+        if seen is not None:
+            self._has_peer_seen_begin = True
+        elif self._has_peer_seen_begin:
+            self.fail(errors.NOT_ALLOWED, "flow without next-incoming-id")  # [FC-6]
+            return
+        self.outbox.open(seen, flow.incoming_window)
+        self.remote_outgoing_window = flow.outgoing_window
+        handle = flow.handle
+        if handle is None:
+            if flow.echo:
+                self.flow()
+            if flow.properties is not None:
+                self.emit(FlowReceived(self, None, 0, flow.properties))
+        else:
+            link = self._remote.get(handle)
+            if link is None:
+                self._fail_handle("flow", handle)
+                return
+            if link.state is LinkState.ATTACHED or link.state is LinkState.ATTACH_RCVD:
+                link.receive_flow(flow)
+        self.outbox.flush()
+
+    def flow(self, echo: bool = False, properties: Fields | None = None) -> None:
+        """Tell the peer our windows; `echo` asks for its own."""
+        self.write_flow(Flow(echo=echo, properties=properties))
+
+    def write_flow(self, flow: Flow) -> None:
+        """Fill in the session's part, which opens the window again, and send it."""
+        if self.state is not SessionState.MAPPED and self.state is not SessionState.BEGIN_SENT:
+            return
+        if not self._is_window_held:
+            self._incoming_left = self.incoming_window
+        flow.next_incoming_id = None if self.remote_begin is None else self.next_incoming_id
+        flow.incoming_window = self._incoming_left
+        flow.next_outgoing_id = self.outbox.next_id
+        flow.outgoing_window = self.connection.limits.outgoing_window
+        self.write(flow.encode())
+
+    def hold_window(self, is_held: bool) -> None:
+        """Do not open the incoming window again, until told otherwise: then the peer has to stop
+        when it has used up what it was given."""
+        self._is_window_held = is_held
+        self._open_window()
+
+    def _open_window(self) -> None:
+        """A flow when half the window is used up [FC-7]."""
+        used_up = self._incoming_left <= self.incoming_window >> 1
+        if used_up and not self._is_window_held and self.state is SessionState.MAPPED:
+            self.flow()
+
+    def window_left(self) -> int:
+        """Transfer frames that the peer may still send."""
+        return self._incoming_left
+
+    def _count_frames(self, count: int) -> bool:
+        """Take note of incoming transfer frames; False: more than the window lets."""
+        if count > self._incoming_left:
+            self.fail(errors.WINDOW_VIOLATION, f"transfer {count - self._incoming_left} too many")
+            return False
+        self._incoming_left -= count
+        self.next_incoming_id = add(self.next_incoming_id, count)
+        if self.remote_outgoing_window >= count:
+            self.remote_outgoing_window -= count
+        return True
+
+    # Receiving
+
+    def link_of(self, handle: int) -> Link | None:
+        """By the peer's handle."""
+        return self._remote.get(handle)
+
+    def receive_run(self, link: ReceiverLink, run: Transfers) -> None:
+        """Whole deliveries, many at a time; as many as credit and window let."""
+        count = len(run.tags)
+        if self.is_next_delivery(run.first) and self._count_frames(count):
+            self._last_received = add(run.first, count - 1)
+            link.receive_run(run)
+            self._open_window()
+
+    def _receive_transfer(self, transfer: Transfer, payload: bytes) -> None:
+        if not self._count_frames(1):
+            return
+        link = self._remote.get(transfer.handle)
+        if link is None:
+            self._fail_handle("transfer", transfer.handle)
+            return
+        link.receive_transfer(transfer, payload)
+        self._open_window()
+
+    def is_next_delivery(self, delivery_id: int) -> bool:
+        """Take note of a delivery that begins. Ids go up, over all links of the session [FC-A12];
+        gaps are let pass, there are brokers that leave some."""
+        last = self._last_received
+        if last < 0:
+            self._first_received = delivery_id
+        elif diff(delivery_id, last) <= 0:
+            self.fail(errors.INVALID_FIELD, f"delivery-id {delivery_id} behind {last}")
+            return False
+        elif diff(delivery_id, self._first_received) < 0 or (
+            diff(delivery_id, self._first_received) > REACH
+        ):
+            self._first_received = add(delivery_id, -REACH)
+        self._last_received = delivery_id
+        return True
+
+    # Sending
+
+    def skip(self, count: int) -> int:
+        """Numbers for deliveries that will not be sent: keeps numbers in step with whatever the
+        owner counts. Returns the first."""
+        numbers = self.outbox.numbers
+        first = numbers.take(count)
+        numbers.withdraw(first, count)
+        return first
+
+    # Settling
+
+    def settle_sent(
+        self, first: int, last: int, state: DeliveryState | None, settled: bool = True
+    ) -> None:
+        """A disposition about what we sent, by numbers; behind the last of it where that has not
+        left yet. With settled=False the receiver learns that it does not hold them any more, and
+        answers [FC-18]."""
+        encoded = encoded_state(state)
+        if self.outbox.has_left(last):
+            self.write_settled(first, last, encoded, settled)
+        else:
+            self.outbox.dispatch(Settled(first, last, encoded, settled))
+
+    def settle_received(self, first: int, last: int, state: DeliveryState | None) -> None:
+        """Settle what we received, on whatever links [FC-11]."""
+        self._write_disposition(RECEIVER, first, last, True, encoded_state(state))
+
+    def settle_second(
+        self, link: ReceiverLink, first: int, last: int, state: DeliveryState | None
+    ) -> None:
+        """For ReceiverLink.settle. In flight before a byte of it is written [FC-12]."""
+        encoded = encoded_state(state)
+        if self.state is SessionState.MAPPED:
+            self.in_flight.add(first, last, link)
+            self._write_disposition(RECEIVER, first, last, False, encoded)
+
+    def write_settled(self, first: int, last: int, state: bytes, settled: bool) -> None:
+        """Of numbers that have left."""
+        ids = self.outbox.numbers.ids_of(first, last)
+        if ids is not None:
+            self._write_disposition(SENDER, ids[0], ids[1], settled, state)
+
+    def _write_disposition(
+        self, role: bool, first: int, last: int, settled: bool, state: bytes
+    ) -> None:
+        if self.state is SessionState.MAPPED:
+            self.connection.write_frame(
+                disposition_frame(self.channel, role, first, last, settled, state)
+            )
+
+    def receive_disposition(
+        self, role: bool, first: int, last: int, settled: bool, state: DeliveryState | None
+    ) -> None:
+        """`role` is the peer's. Names of deliveries that never were are cut off."""
+        if self.state is not SessionState.MAPPED:
+            return
+        if diff(last, first) < 0:
+            self.fail(errors.INVALID_FIELD, f"disposition of deliveries {first} to {last}")
+        elif role == RECEIVER:
+            self._receive_word_on_sent(first, last, settled, state)
+        elif self._last_received >= 0:
+            self._receive_word_on_received(first, last, settled, state)
+
+    def _receive_word_on_sent(
+        self, first: int, last: int, settled: bool, state: DeliveryState | None
+    ) -> None:
+        numbers = self.outbox.numbers
+        newest = add(self.outbox.next_delivery_id, -1)
+        oldest = numbers.floor_id()
+        if diff(last, newest) > 0:
+            last = newest
+        if diff(first, oldest) < 0:
+            first = oldest
+        if diff(last, first) >= 0:
+            for low, high in numbers.ranges_of(first, last):
+                self.emit(DispositionReceived(self, False, low, high, settled, state))
+
+    def _receive_word_on_received(
+        self, first: int, last: int, settled: bool, state: DeliveryState | None
+    ) -> None:
+        if diff(last, self._last_received) > 0:
+            last = self._last_received
+        if diff(first, self._first_received) < 0:
+            first = self._first_received
+        if diff(last, first) < 0:
+            return
+        if not settled:
+            self.emit(DispositionReceived(self, True, first, last, False, state))
+            return
+        for piece in self.in_flight.take(first, last):
+            link = piece.link
+            if link is not None:
+                link.settled(piece.first, piece.last, state)
+            else:
+                self.emit(DispositionReceived(self, True, piece.first, piece.last, True, state))

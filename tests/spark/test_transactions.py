@@ -1,0 +1,73 @@
+"""Transactions as Spark sees them: staged messages in the account, commits in the ledger."""
+
+from __future__ import annotations
+
+import pika
+import pytest
+from pyspark.sql import SparkSession
+
+from tallymark.spark import reconcile
+from tallymark.spark.client import Endpoint
+from tests.support.process import BrokerProcess
+
+pytestmark = pytest.mark.spark
+
+PERSISTENT = pika.BasicProperties(delivery_mode=2)
+
+
+def test_lc_5_staged_is_a_term_of_the_equation(spark: SparkSession, broker: BrokerProcess) -> None:
+    connection = pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port))
+    channel = connection.channel()
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "t.letters"}
+    channel.queue_declare("t.work", durable=True, arguments=arguments)
+    channel.queue_declare("t.letters", durable=True)
+    channel.tx_select()
+    for n in range(10):
+        channel.basic_publish("", "t.work", b"%d" % n, PERSISTENT)
+    channel.tx_commit()
+    for _ in range(7):
+        channel.basic_get("t.work")
+    channel.basic_ack(1)
+    channel.basic_reject(2, requeue=False)
+    channel.basic_publish("", "t.letters", b"x", PERSISTENT)
+    channel.tx_commit()
+    channel.basic_ack(3)
+    channel.queue_declare("t.work", passive=True)
+    channel.tx_rollback()
+    channel.basic_ack(4)
+    channel.basic_nack(6, multiple=True, requeue=True)
+    channel.queue_declare("t.work", passive=True)
+
+    outcome = reconcile.run(spark, broker.data_dir, Endpoint(port=broker.http_port))
+    faults = [fault for fault in outcome.faults if fault.queue.startswith("t.")]
+    assert faults == []
+    found = {one.queue: one for one in outcome.accounts}
+    work = found["t.work"]
+    assert (work.entered, work.settled, work.dead_lettered, work.difference) == (10, 1, 1, 0)
+    there = {name: n for name, n in work.still_there.items() if n}
+    assert there == {"ready": 3, "acquired": 1, "staged": 4}
+    assert (found["t.letters"].entered, found["t.letters"].difference) == (2, 0)
+
+    number = broker.queues()["t.work"]["id"]
+    rows = spark.read.format("tallymark").option("ledger", str(broker.data_dir)).load()
+    told = (
+        rows.where(f"queue_id = {number} and kind in ('staged', 'unstaged')")
+        .orderBy("position", "row")
+        .collect()
+    )
+    seen = [(row.kind, row.first, row["count"], row.reason) for row in told if row.first > 2]
+    assert seen == [
+        ("staged", 3, 1, "accepted"),
+        ("unstaged", 3, 1, None),
+        ("staged", 4, 1, "accepted"),
+        ("staged", 3, 1, "returned"),
+        ("staged", 5, 2, "returned"),
+    ]
+    committed = rows.where("kind = 'committed'").orderBy("position").collect()
+    assert [(row["count"], row.other) for row in committed] == [(10, 0), (1, 2)]
+    # All rows of a commit are in its block.
+    block = rows.where(f"position = {committed[1].position}").collect()
+    kinds = [row.kind for row in block]
+    assert kinds.count("entered") == 2
+    assert {"settled", "dead_lettered"} <= set(kinds)
+    connection.close()

@@ -1,0 +1,122 @@
+"""An AMQP 1.0 client on a socket: our own wire layer in the client's role, a step at a time."""
+
+from __future__ import annotations
+
+import select
+import socket
+
+from tallymark.wire.amqp10.connection import Connection
+from tallymark.wire.amqp10.events import (
+    Event,
+    LinkAttached,
+    OpenReceived,
+    SaslReceived,
+    SessionBegun,
+)
+from tallymark.wire.amqp10.limits import Limits
+from tallymark.wire.amqp10.link import Link
+from tallymark.wire.amqp10.performatives import Attach, Open, Source, Target
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
+from tallymark.wire.amqp10.sasl import SaslMechanisms, SaslOutcome, plain_response
+from tallymark.wire.amqp10.sender_link import SenderLink
+from tallymark.wire.amqp10.session import Session
+
+
+class Client:
+    """An AMQP 1.0 client on a socket: as far as its open."""
+
+    def __init__(self, raw: socket.socket) -> None:
+        raw.settimeout(20)
+        self.socket = raw
+        self.wire = Connection(Limits(), is_server=False)
+        self.events: list[Event] = []
+
+    def exchange(self) -> Event | None:
+        """The next thing the broker says; None: it hung up."""
+        while not self.events:
+            self.socket.sendall(b"".join(self.wire.take_output(0)))
+            data = self.socket.recv(65536)
+            if not data:
+                return None
+            self.wire.receive_data(data, 0)
+            while (event := self.wire.next_event()) is not None:
+                self.events.append(event)
+        return self.events.pop(0)
+
+    def mechanisms(self) -> tuple[str, ...]:
+        self.wire.start(True)
+        event = self.exchange()
+        assert isinstance(event, SaslReceived)
+        assert isinstance(event.frame, SaslMechanisms)
+        return event.frame.sasl_server_mechanisms
+
+    def authenticate(self, mechanism: str, response: bytes) -> int:
+        """The code of the outcome."""
+        self.wire.sasl_init(mechanism, response)
+        event = self.exchange()
+        assert isinstance(event, SaslReceived)
+        assert isinstance(event.frame, SaslOutcome)
+        return event.frame.code
+
+    def open(self) -> Open:
+        self.wire.open(Open("test"))
+        event = self.exchange()
+        assert isinstance(event, OpenReceived)
+        return event.open
+
+    # -- beyond open
+
+    def work(self, wait_s: float = 0.01) -> list[Event]:
+        """Write, read what is there, and return what that was; empty as well when the broker hung
+        up."""
+        output = b"".join(self.wire.take_output(0))
+        if output:
+            self.socket.sendall(output)
+        while select.select([self.socket], [], [], wait_s)[0]:
+            data = self.socket.recv(1 << 20)
+            if not data:
+                break
+            self.wire.receive_data(data, 0)
+            wait_s = 0
+        found: list[Event] = []
+        while (event := self.wire.next_event()) is not None:
+            found.append(event)
+        return found
+
+    def login(self, user: str = "guest", password: str = "guest") -> Client:
+        self.mechanisms()
+        assert self.authenticate("PLAIN", plain_response(user, password)) == 0
+        self.open()
+        return self
+
+    def session(self) -> Session:
+        session = self.wire.begin()
+        assert isinstance(self.exchange(), SessionBegun)
+        return session
+
+    def _attached(self, link: Link) -> None:
+        while not isinstance(self.exchange(), LinkAttached):
+            pass
+        assert link.state.value == "ATTACHED"
+
+    def sender(
+        self, session: Session, address: str, snd: int | None = None, name: str = ""
+    ) -> SenderLink:
+        asked = Attach(
+            name=name or f"to {address}", source=Source(), target=Target(address=address)
+        )
+        link = session.attach_sender(asked, snd)
+        self._attached(link)
+        return link
+
+    def receiver(self, session: Session, address: str, snd: int | None = None) -> ReceiverLink:
+        asked = Attach(name=f"from {address}", source=Source(address=address), target=Target())
+        link = session.attach_receiver(asked, snd)
+        self._attached(link)
+        return link
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()

@@ -1,0 +1,260 @@
+"""Frame sizes, channels, time-outs: what a connection bears and what it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tallymark.wire.amqp10.connection import Connection
+from tallymark.wire.amqp10.events import ConnectionFailed, Ended, OpenReceived, SessionRequested
+from tallymark.wire.amqp10.frames import AMQP_HEADER, HEARTBEAT, frame
+from tallymark.wire.amqp10.limits import Limits
+from tallymark.wire.amqp10.outcomes import Error
+from tallymark.wire.amqp10.performatives import (
+    Attach,
+    Begin,
+    Close,
+    Detach,
+    End,
+    Flow,
+    Open,
+    Performative,
+    Source,
+    Target,
+    Transfer,
+)
+from tallymark.wire.amqp10.states import State
+from tests.support.amqp10_pair import CUTS, Cut, Pair, Server, conditions, transfer
+
+
+def failure(server: Server) -> str:
+    """The condition of the one fatal error, which was also said in a close."""
+    condition = server.one(ConnectionFailed).error.condition
+    assert conditions(server) == [("Close", condition)]
+    assert server.connection.state is State.DISCARDING
+    assert server.connection.sessions == []
+    return condition
+
+
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"\0\0\0\x07\x02\0\0\0",  # smaller than its own head
+        b"\0\0\0\x08\x01\0\0\0",  # a data offset within the head
+        b"\0\0\0\x08\x03\0\0\0",  # a data offset behind the frame
+        b"\0\x02\0\x01\x02\0\0\0",  # a frame of 131,073 bytes
+    ],
+)
+def test_a_frame_that_cannot_be_is_a_framing_error(cut: Cut, bad: bytes) -> None:
+    server = Server(cut=cut).open()
+    server.hear(bad + frame(0, Close().encode()))
+    assert failure(server) == "amqp:connection:framing-error"
+    assert server.connection.next_deadline() == 3_000  # the peer's close would not be seen
+    server.connection.tick(3_000)
+    server.read()
+    assert not server.one(Ended).clean
+
+
+def test_a_frame_of_exactly_the_limit_is_read() -> None:
+    server = Server(Limits(max_frame_size=512))
+    link = server.publisher()
+    front = transfer(0).encode()
+    server.say(transfer(0), payload=bytes(512 - 8 - len(front)))
+    assert len(server.messages()[0][2]) == 512 - 8 - len(front)
+    server.say(transfer(1), payload=bytes(512 - 8 - len(front) + 1))
+    assert failure(server) == "amqp:connection:framing-error"
+    assert link.is_gone()
+
+
+def test_before_open_frames_may_be_larger_than_512_but_not_much() -> None:
+    server = Server(Limits(max_frame_size=512))
+    server.hear(AMQP_HEADER)
+    server.say(Open("x" * 4000))
+    assert server.one(OpenReceived)
+    server = Server(Limits(max_frame_size=512))
+    server.hear(AMQP_HEADER)
+    server.say(Open("x" * 9000))
+    assert server.one(ConnectionFailed).error.condition == "amqp:connection:framing-error"
+    assert [type(frame[1]) for frame in server.frames] == [Open, Close]  # a close needs an open
+
+
+def test_extended_headers_are_skipped() -> None:
+    server = Server().open()
+    body = Begin(None, 0, 1, 1).encode()
+    size = 8 + 4 + len(body)
+    server.hear(size.to_bytes(4, "big") + b"\x03\0\0\0" + b"more" + body)
+    assert server.one(SessionRequested)
+
+
+@pytest.mark.parametrize(
+    ("said", "channel", "condition"),
+    [
+        (Open("again"), 0, "amqp:illegal-state"),
+        (Begin(None, 0, 1, 1), 0, "amqp:illegal-state"),
+        (Begin(None, 0, 1, 1), 256, "amqp:connection:framing-error"),
+        (Begin(9, 0, 1, 1), 1, "amqp:not-allowed"),
+        (Begin(0, 0, 1, 1), 1, "amqp:not-allowed"),
+        (End(), 1, "amqp:not-allowed"),
+        (Attach("x", 0), 1, "amqp:not-allowed"),
+        (Detach(0), 1, "amqp:not-allowed"),
+        (Flow(0, 1, 0, 1), 1, "amqp:not-allowed"),
+        (Transfer(0), 1, "amqp:not-allowed"),
+        (Attach("x", 256), 0, "amqp:connection:framing-error"),
+    ],
+)
+def test_what_does_not_belong_there_ends_the_connection(
+    said: Performative, channel: int, condition: str
+) -> None:
+    server = Server()
+    server.begin()
+    server.say(said, channel=channel)
+    assert failure(server) == condition
+
+
+@pytest.mark.parametrize("said", [Begin(None, 0, 1, 1), Attach("x", 0), Close(), Transfer(0)])
+def test_before_open_there_is_nothing_else(said: Performative) -> None:
+    server = Server()
+    server.hear(AMQP_HEADER)
+    server.say(said)
+    assert failure(server) == "amqp:illegal-state"
+    assert [type(frame[1]) for frame in server.frames] == [Open, Close]
+
+
+@pytest.mark.parametrize(
+    ("frames", "condition"),
+    [
+        (frame(0, b"\0\x53\x99\x45"), "amqp:decode-error"),  # unknown performative
+        (frame(0, b"\0\x53\x10\x45"), "amqp:decode-error"),  # open without container-id
+        (frame(0, Flow(0, 1, 0, 1).encode(), b"payload"), "amqp:decode-error"),
+        (b"\0\0\0\x0c\x02\x01\0\0\0\x53\x18\x45", "amqp:connection:framing-error"),  # SASL frame
+        (b"\0\0\0\x0c\x02\x07\0\0\0\x53\x18\x45", "amqp:connection:framing-error"),  # frame type 7
+    ],
+)
+def test_malformed_frames(frames: bytes, condition: str) -> None:
+    server = Server()
+    server.begin()
+    server.hear(frames)
+    assert failure(server) == condition
+    server.say(Close())  # where frames begin is still known
+    assert server.one(Ended).clean
+
+
+def test_sessions_up_to_channel_max_of_both() -> None:
+    pair = Pair(Limits(channel_max=5), Limits(channel_max=2)).open()
+    sessions = [pair.session()[0] for _ in range(3)]
+    assert [session.channel for session in sessions] == [0, 1, 2]
+    with pytest.raises(ValueError, match="channel-max is 2"):
+        pair.client.connection.begin()
+    sessions[1].end()
+    pair.pump()
+    assert pair.session()[0].channel == 1  # the lowest that is free
+
+
+def test_more_sessions_than_the_peer_itself_can_number() -> None:
+    server = Server()
+    server.open(Open("peer", channel_max=0))
+    server.say(Begin(None, 0, 1, 1), channel=0)
+    server.say(Begin(None, 0, 1, 1), channel=1)
+    assert failure(server) == "amqp:not-allowed"
+
+
+def test_a_frame_the_peer_cannot_take_closes_the_connection() -> None:
+    server = Server()
+    server.open(Open("peer", max_frame_size=512))
+    server.say(Begin(None, 0, 1, 1))
+    session = server.one(SessionRequested).session
+    session.attach_sender(Attach("x" * 600, source=Source(), target=Target()))
+    server.take(0)
+    server.read()
+    assert failure(server) == "amqp:frame-size-too-small"
+
+
+def test_a_close_whose_text_is_too_long_is_cut_down() -> None:
+    server = Server()
+    server.open(Open("peer", max_frame_size=512))
+    server.connection.close(Error("amqp:internal-error", "x" * 1000))
+    server.take(0)
+    assert server.sent(Close) == [Close(Error("amqp:internal-error"))]
+
+
+@pytest.mark.parametrize(
+    ("said", "condition"),
+    [
+        (Open("peer", max_frame_size=511), "amqp:invalid-field"),
+        (Open("peer", idle_time_out=99), "amqp:not-allowed"),
+    ],
+)
+def test_an_open_that_cannot_be_agreed_to(said: Open, condition: str) -> None:
+    server = Server().open(said)
+    assert failure(server) == condition
+
+
+# Time
+
+
+def test_empty_frames_at_half_the_time_the_peer_bears() -> None:
+    server = Server(Limits(idle_time_out_ms=0))
+    server.open(Open("peer", idle_time_out=10_000))
+    connection = server.connection
+    assert connection.next_deadline() == 5_000
+    connection.tick(4_999)
+    assert connection.take_output(4_999) == []
+    connection.tick(5_000)
+    assert connection.take_output(5_000) == [HEARTBEAT]
+    assert connection.next_deadline() == 10_000
+    connection.begin()
+    connection.take_output(8_000)  # anything sent puts it off
+    connection.tick(10_000)
+    assert connection.take_output(10_000) == []
+    assert connection.next_deadline() == 13_000
+
+
+def test_a_silent_peer_is_closed_after_twice_the_announced_time() -> None:
+    server = Server(Limits(idle_time_out_ms=10_000)).open()
+    assert server.sent(Open)[0].idle_time_out == 10_000
+    connection = server.connection
+    assert connection.next_deadline() == 20_000
+    server.now_ms = 1_000
+    server.hear(HEARTBEAT)  # any byte counts
+    assert server.events[1:] == []
+    connection.tick(20_999)
+    assert connection.next_event() is None
+    connection.tick(21_000)
+    server.read()
+    server.take(21_000)
+    assert failure(server) == "amqp:resource-limit-exceeded"
+    assert connection.next_deadline() == 24_000
+    connection.tick(24_000)
+    server.read()
+    assert not server.one(Ended).clean
+
+
+def test_no_time_outs_where_nobody_asked_for_one() -> None:
+    server = Server(Limits(idle_time_out_ms=0)).open(Open("peer", idle_time_out=0))
+    assert server.connection.next_deadline() is None
+
+
+def test_the_handshake_has_its_time() -> None:
+    connection = Connection(Limits(handshake_timeout_ms=500), is_server=True)
+    assert connection.next_deadline() == 0
+    connection.tick(100)
+    assert connection.next_deadline() == 600
+    connection.receive_data(AMQP_HEADER, 599)
+    assert connection.next_event() is None
+    connection.tick(600)
+    ended = connection.next_event()
+    assert isinstance(ended, Ended)
+    assert "500 ms" in ended.reason
+    connection.open(Open("too late"))
+    connection.close()
+    assert connection.take_output(600) == [AMQP_HEADER]
+
+
+def test_behind_a_fatal_error_there_is_nothing_but_the_end() -> None:
+    server = Server()
+    server.publisher()
+    server.hear(b"\0\0\0\x07\x02\0\0\0" + frame(0, transfer(0).encode(), b"x"))
+    server.say(transfer(0), payload=b"x")
+    server.say(Close())
+    assert [type(event).__name__ for event in server.events][-1] == "ConnectionFailed"
+    assert server.messages() == []
