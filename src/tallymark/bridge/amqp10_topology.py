@@ -130,7 +130,7 @@ class Topology:
             "durable": queue.durable,
             "auto_delete": queue.auto_delete,
             "exclusive": queue.exclusive_owner != 0,
-            "type": "quorum" if queue.settings.is_quorum else "classic",
+            "type": queue.settings.type,
             "arguments": _shown_arguments(queue.arguments),
         }
 

@@ -45,13 +45,6 @@ def counted(counts: dict[str, int]) -> dict[str, Any]:
 # -- queues
 
 
-def type_of(queue: Queue) -> str:
-    settings = queue.settings
-    if settings.is_stream:
-        return "stream"
-    return "quorum" if settings.is_quorum else "classic"
-
-
 def queue_counts(queue: Queue) -> dict[str, int]:
     """Messages: ready, handed out (settled in a transaction or not), and all, with those that are
     deferred and dead letters that wait for a way out."""
@@ -73,7 +66,7 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
     row: dict[str, Any] = {
         "name": queue.name,
         "vhost": queue.vhost,
-        "type": type_of(queue),
+        "type": queue.settings.type,
         "node": node_name(),
         "state": "running",
         "durable": queue.durable,
