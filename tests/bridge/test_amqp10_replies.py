@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.bridge.amqp10_addresses import queue_of
 from tallymark.wire.amqp091.methods import BasicConsume, BasicDeliver
 from tallymark.wire.amqp10.events import DrainFinished
 from tallymark.wire.amqp10.link import ReceiverLink
@@ -12,6 +11,7 @@ from tallymark.wire.amqp10.outcomes import Accepted, Released
 from tallymark.wire.amqp10.performatives import Attach, Source, Target
 from tallymark.wire.amqp10.sections import Properties, encode_message
 from tallymark.wire.amqp10.session import Session
+from tallymark.wire.conversion.addresses import queue_of
 from tests.bridge.rig import Content
 from tests.bridge.rig10 import Peer, Rig
 

@@ -24,9 +24,9 @@ from tests.bridge.conversion import (
     sent,
     whole,
 )
-from tests.bridge.test_convert_values import lossy
 from tests.support.amqp091 import publish
 from tests.wire.amqp091.test_fields import tables
+from tests.wire.test_conversion_values import lossy
 
 short = st.text(max_size=60).filter(lambda text: len(text.encode("utf-8", "surrogateescape")) < 256)
 loose = short | st.binary(max_size=40).map(lambda raw: raw.decode("utf-8", "surrogateescape"))

@@ -291,9 +291,8 @@ def test_policies_and_tasks_come_by_entry_point_and_harm_nobody(
         assert "not this one" in failed[0]["error"]
         assert broker.queues()["first"]["dropped"] == {}
         acted = log_of(broker, "slow_consumer.acted")
-        assert {(one["queue"], one["policy"], one["dropped"]) for one in acted} == {
-            ("second", "grumble", 7)
-        }
+        assert {(one["queue"], one["policy"]) for one in acted} == {("second", "grumble")}
+        assert sum(one["dropped"] for one in acted) == 7  # a look may come between the messages
         eventually(lambda: tasks(broker)["counting"]["runs"] > 3)
         counting = tasks(broker)["counting"]
         assert 0 < counting["errors"] < counting["runs"]

@@ -19,14 +19,14 @@ from __future__ import annotations
 from typing import Final, final
 
 from tallymark.bridge.amqp091_format import expiration_at, table_at
-from tallymark.bridge.convert_names import BASIC, OURS, is_short
-from tallymark.bridge.convert_values import to_field
 from tallymark.engine.annotations import Annotations, Death, death_headers
 from tallymark.engine.message import Slice
 from tallymark.wire.amqp091.errors import WireError
 from tallymark.wire.amqp091.fields import Reader, write_short_string, write_value
 from tallymark.wire.amqp10.codec import decode
 from tallymark.wire.amqp10.errors import DecodeError
+from tallymark.wire.conversion.names import BASIC, OURS, is_short
+from tallymark.wire.conversion.values import to_field
 
 DELIVERY_COUNT: Final = "x-delivery-count"
 ACQUIRED_COUNT: Final = "x-acquired-count"

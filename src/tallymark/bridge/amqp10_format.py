@@ -12,7 +12,6 @@ from hashlib import sha256
 from operator import index
 from typing import Final, final
 
-from tallymark.bridge import convert_names as names
 from tallymark.bridge.amqp091_format import DEDUPLICATION, HOP_LIMIT, LONGEST_ID, MOST_HOPS
 from tallymark.bridge.amqp10_front import UNREADABLE, Front, entry_value, loose_fronts
 from tallymark.bridge.amqp10_sections import (
@@ -23,13 +22,14 @@ from tallymark.bridge.amqp10_sections import (
     section_end,
     value_at,
 )
-from tallymark.bridge.convert_values import field_name, to_field
 from tallymark.engine.exchange import property_key
 from tallymark.engine.formats import Format
 from tallymark.engine.message import Payload
 from tallymark.wire.amqp10 import types
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.sections import DATA, SEQUENCE, VALUE
+from tallymark.wire.conversion import names
+from tallymark.wire.conversion.values import field_name, to_field
 
 PRIORITY: Final = 4
 """Of a message whose header does not say: clients leave the standard's default out

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.bridge.amqp10_addresses import BadAddress, Target, target_of
 from tallymark.bridge.amqp10_client import LinkEnd, Session
 from tallymark.bridge.amqp10_confirms import FIRST, NEVER, SECOND
 from tallymark.bridge.amqp10_errors import error_of
@@ -29,6 +28,7 @@ from tallymark.wire.amqp10.events import TransfersReceived
 from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.outcomes import DeliveryState, Error, Rejected
 from tallymark.wire.amqp10.serial import add, count
+from tallymark.wire.conversion.addresses import BadAddress, Target, target_of
 
 REASON: Final = "reason"
 MAXLEN: Final = "maxlen"

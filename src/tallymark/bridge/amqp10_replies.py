@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.bridge.amqp10_addresses import queue_address
 from tallymark.bridge.amqp10_client import LinkEnd, Session
 from tallymark.bridge.amqp10_delivery import reply_to_amqp10
 from tallymark.bridge.direct_reply import PREFIX, ReplyConsumer
 from tallymark.engine.message import Route
 from tallymark.wire.amqp10.events import CreditReceived
 from tallymark.wire.amqp10.link import SenderLink
+from tallymark.wire.conversion.addresses import queue_address
 
 VOLATILE_QUEUE: Final = "rabbitmq:volatile-queue"
 """Capability of a source."""

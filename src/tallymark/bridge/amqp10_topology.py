@@ -14,7 +14,6 @@ from tallymark.bridge.amqp10_management_paths import (
     arguments_hash,
     binding_location,
 )
-from tallymark.bridge.convert_values import field_name, to_amqp10, to_field
 from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE, Access
 from tallymark.engine.arguments import named, wire_bytes
 from tallymark.engine.broker import Broker
@@ -24,6 +23,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.session import Connection
 from tallymark.engine.vhost import VirtualHost
 from tallymark.wire.amqp10.types import Array, UInt, ULong
+from tallymark.wire.conversion.values import field_name, to_amqp10, to_field
 
 RESERVED: Final = "amq."
 NAMED_BY_US: Final = "amq.gen-AAAAAAAAAAAAAAAAAAAAAA"

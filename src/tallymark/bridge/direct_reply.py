@@ -11,9 +11,10 @@ from __future__ import annotations
 from typing import Final, final
 
 from tallymark.engine.message import Route
+from tallymark.wire.conversion.addresses import DIRECT_REPLY
 
 PSEUDO_QUEUE: Final = "amq.rabbitmq.reply-to"
-PREFIX: Final = PSEUDO_QUEUE + "."
+PREFIX: Final = DIRECT_REPLY
 
 
 class ReplyConsumer:

@@ -37,6 +37,7 @@ from tallymark.engine.message import ON_ITS_WAY, Payload, Slice
 from tallymark.engine.policies import Policy
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
+from tallymark.engine.redrive import Redrives
 from tallymark.engine.seeking import Seeking
 from tallymark.engine.session import UNLIMITED, Connection, Consumer, Session
 from tallymark.engine.settlement import Settlement
@@ -131,6 +132,11 @@ class Broker:
         self.queues: dict[int, Queue] = {}
         """Every queue by id."""
         self.connections: dict[int, Connection] = {}
+        self.redrives = Redrives(
+            self.clock, self.entrance, self.vhosts, self.connections, self.transactions,
+            self.records,
+        )  # fmt: skip
+        """Dead letters back to where they came from."""
         self.slow = SlowConsumers(self.clock, self.vhosts, self.connections, self.entrance)
         """Subscriptions to topics, and which of them hold too much; see slow_actions.py."""
         self.held: dict[int, dict[int, Connection]] = {}

@@ -181,6 +181,7 @@ class DeadLetters:
     def drop(self, queue: Queue, piece: Slice, reason: int) -> None:
         """Messages that are neither ready nor acquired any more end here, counted."""
         n = len(piece)
+        size = piece.size() if reason == records.DROPPED_RETENTION else 0
         queue.drop(n, reason)
         self.entrance.store.finish(piece.payload, n)
         if queue.stored:
@@ -194,10 +195,14 @@ class DeadLetters:
                 and last.first + last.count == piece.first
             ):
                 last.count += n
+                last.other += size
             else:
                 out.append(
-                    Record(records.DROPPED, queue.id, piece.first, n, self._now(), reason=reason)
-                )
+                    Record(
+                        records.DROPPED, queue.id, piece.first, n, self._now(), other=size,
+                        reason=reason,
+                    )
+                )  # fmt: skip
 
     # -- to its targets
 

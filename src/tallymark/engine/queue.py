@@ -92,6 +92,7 @@ class Queue(Timed):
         "kept_from",
         "lanes",
         "leased",
+        "let_go_bytes",
         "letters",
         "loose",
         "mark",
@@ -216,6 +217,8 @@ class Queue(Timed):
 
         self.kept_from = 1
         """Of a stream: what lies below it was let go of."""
+        self.let_go_bytes = 0
+        """Of a stream: how much that was, since it was made."""
         self.pins: list[Pin] = []
         """Of a stream: ranges that somebody wants to read whatever retention does."""
         self.publishers: dict[str, int] = {}
@@ -465,6 +468,7 @@ class Queue(Timed):
         self.ready -= len(piece)
         self.ready_bytes -= piece.size()
         self.kept_from = piece.first + len(piece)
+        self.let_go_bytes += piece.size()
         return piece
 
     def remove(self, lane: Ready, n: int) -> Slice:
@@ -613,6 +617,7 @@ class Queue(Timed):
         of_streams: dict[str, object] = {}
         if self.settings.is_stream:
             of_streams["kept_from"] = self.kept_from
+            of_streams["let_go_bytes"] = self.let_go_bytes
         return {
             "entered": self.entered,
             "ready": self.ready,

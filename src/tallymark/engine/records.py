@@ -28,7 +28,8 @@ RETURNED: Final = 5
 flags & RETURNED_FAILED: counted as a failed delivery. blob = annotations, where the consumer may
 have added to them."""
 DROPPED: Final = 6
-"""Gone without success. reason = why (DROPPED_*)."""
+"""Gone without success. reason = why (DROPPED_*); DROPPED_RETENTION: other = their bytes, framing
+included."""
 MARK: Final = 7
 """Every sequence of queue below first may have been delivered: redelivered after a crash."""
 DEFINITION: Final = 8
@@ -94,6 +95,9 @@ SETTLED_ON_SEND: Final = 2
 SETTLED_BY_BATCH: Final = 3
 SETTLED_BY_TRANSFER: Final = 4
 """Moved to other queues by the broker, whose ENTERED rows name this one [NQ-9]."""
+SETTLED_BY_REDRIVE: Final = 5
+"""Dead letters moved by an operator's word to where they were published first; the ENTERED rows of
+those queues stand in the same block and name this one."""
 RETURNED_BY_CLIENT: Final = 1
 RETURNED_BY_CLOSE: Final = 2
 RETURNED_BY_LOSS: Final = 3

@@ -182,6 +182,7 @@ class Restorer:
             history.acquired.remove(first, end)
             if record.reason == records.DROPPED_RETENTION:
                 queue.kept_from = max(queue.kept_from, end)
+                queue.let_go_bytes += record.other
             if record.reason == records.DROPPED_LOST:
                 for subscription in queue.subscriptions:
                     subscription.lose(first, end)
@@ -523,9 +524,10 @@ def _set_counters(queue: Queue, counters: dict[str, object]) -> None:
         value = counters[name]
         assert isinstance(value, int), (name, value)
         setattr(queue, name, value)
-    kept_from = counters.get("kept_from", 1)
-    assert isinstance(kept_from, int), kept_from
-    queue.kept_from = kept_from
+    for name, default in (("kept_from", 1), ("let_go_bytes", 0)):
+        value = counters.get(name, default)
+        assert isinstance(value, int), (name, value)
+        setattr(queue, name, value)
     dropped = counters["dropped"]
     assert isinstance(dropped, dict), dropped
     queue.dropped = {_REASONS[reason]: count for reason, count in dropped.items()}

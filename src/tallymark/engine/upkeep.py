@@ -139,13 +139,20 @@ class Upkeep:
 
     def _retain(self, queue: Queue) -> bool:
         """A stream lets go of what is too old, or beyond its size, from its beginning. False: this
-        turn has no room for all of it."""
+        turn has no room for all of it.
+
+        Size is counted in bytes since the stream was made, and what is beyond it is cut off at a
+        whole number of segments: so what is kept does not depend on when that is looked at.
+        """
         settings = queue.settings
         lane = queue.lanes[0]
         oldest = self.clock.now_ms - settings.max_age_ms if settings.max_age_ms >= 0 else -1
-        excess = queue.ready_bytes - settings.retain_bytes if settings.retain_bytes >= 0 else 0
-        if excess < settings.segment_bytes:
-            excess = 0
+        excess = 0
+        if settings.retain_bytes >= 0:
+            cut = queue.let_go_bytes + queue.ready_bytes - settings.retain_bytes
+            if settings.segment_bytes:
+                cut -= cut % settings.segment_bytes
+            excess = cut - queue.let_go_bytes
         while lane.fresh:
             head = lane.fresh[0]
             n = 0

@@ -96,6 +96,7 @@ class HttpServer:
         from tallymark.server.http_browse import Browsing
         from tallymark.server.http_consumers import Consumers
         from tallymark.server.http_features import FeatureFlags
+        from tallymark.server.http_redrive import Redriving
         from tallymark.server.http_state import State
         from tallymark.server.http_streams import Streams
         from tallymark.server.http_subscriptions import Subscriptions
@@ -118,6 +119,7 @@ class HttpServer:
         Consumers(self).add_to(app)
         Subscriptions(self).add_to(app)
         FeatureFlags(self).add_to(app)
+        Redriving(self).add_to(app)
         self._browsing = Browsing(self)
         self._browsing.add_to(app)
         self._streams = Streams(self)

@@ -34,7 +34,6 @@ from tallymark.bridge.amqp10_sections import (
 )
 from tallymark.bridge.convert_amqp10_to_amqp091 import convert
 from tallymark.bridge.convert_cells import content_of, method_of
-from tallymark.bridge.convert_names import ENCODED
 from tallymark.engine.message import Route
 from tallymark.spark import extents
 from tallymark.spark.cells import PROPERTY_NAMES, decode_cells
@@ -43,6 +42,7 @@ from tallymark.spark.schema import BY_NAME
 from tallymark.wire.amqp10.codec import decode
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.sections import DATA, FOOTER, VALUE
+from tallymark.wire.conversion.names import ENCODED
 
 SMALL: Final = 0x0053
 """A descriptor that is a number of one byte."""

@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import Final, final
 from uuid import UUID
 
-from tallymark.bridge.convert_values import decimal_of
 from tallymark.wire.amqp10.types import Decimal
+from tallymark.wire.conversion.values import decimal_of
 
 EQUAL: Final = 0
 UNEQUAL: Final = 1

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Final
 from uuid import UUID
 
-from tallymark.bridge.amqp10_addresses import EXCHANGES, BadAddress, queue_address, queue_of
-from tallymark.bridge.convert_values import text_or_bytes
+from tallymark.wire.conversion.addresses import EXCHANGES, BadAddress, queue_address, queue_of
+from tallymark.wire.conversion.values import text_or_bytes
 
 MESSAGE_ID: Final = "x-message-id"
 USER_ID: Final = "x-user-id"
@@ -46,6 +46,8 @@ OURS: Final = (DEATHS, EXCHANGE, ROUTING_KEY, LOCKED_UNTIL)
 HEADERS: Final = "x-opt-headers"
 """Message annotation: a map of the headers that application properties have no room for."""
 CC: Final = "CC"
+X_CC: Final = "x-cc"
+"""Message annotation: further routing keys."""
 
 SHORT_MAX: Final = 255
 """Bytes of a short string."""

@@ -16,12 +16,12 @@ import re
 from typing import Final, final
 from urllib.parse import quote, unquote_to_bytes
 
-from tallymark.bridge.direct_reply import PREFIX
-
 QUEUES: Final = "/queues/"
 EXCHANGES: Final = "/exchanges/"
 MANAGEMENT: Final = "/management"
 """The node of AMQP management."""
+DIRECT_REPLY: Final = "amq.rabbitmq.reply-to."
+"""In front of the names under which somebody waits for an answer [rabbitmq direct reply-to]."""
 PLAIN: Final = ("/queue/", "/amq/queue/")
 """In front of a queue's name in RabbitMQ's first version of addresses."""
 DEFAULT_EXCHANGE: Final = "amq.default"
@@ -43,8 +43,8 @@ class Target:
         self.key = key
         self.is_queue = is_queue
         """Whether the address names a queue, `key`, which must be there."""
-        self.is_reply = is_queue and key.startswith(PREFIX)
-        """Whether somebody waits under it for an answer [direct_reply]."""
+        self.is_reply = is_queue and key.startswith(DIRECT_REPLY)
+        """Whether somebody waits under it for an answer."""
 
 
 def target_of(address: str) -> Target:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.bridge.convert_values import decimal_of, field_name, to_amqp10, to_field
 from tallymark.wire.amqp091 import fields
 from tallymark.wire.amqp091.fields import Float32, WireInt, decode_table, encode_table
 from tallymark.wire.amqp10 import types
 from tallymark.wire.amqp10.codec import decode, encode
+from tallymark.wire.conversion.values import decimal_of, field_name, to_amqp10, to_field
 from tests.bridge.conversion import same
 from tests.wire.amqp091.test_fields import tables
 
