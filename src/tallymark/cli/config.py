@@ -10,7 +10,6 @@ import typer
 
 from tallymark.cli.inspect import LOGIN, URL, Json, Login, Url, ask
 from tallymark.cli.output import fail, show_json
-from tallymark.server.qpid import QpidRefused, as_toml, read_qpid
 from tallymark.spark.client import api_path
 
 USAGE = 2
@@ -35,6 +34,8 @@ def import_qpid(
     file: Annotated[Path, typer.Argument(help="Qpid's XML with <consumer> sections.")],
 ) -> None:
     """Show Qpid's configuration of slow consumers as a [slow_consumers] section."""
+    from tallymark.server.qpid import QpidRefused, as_toml, read_qpid
+
     try:
         text = file.read_text(encoding="utf-8")
         found = read_qpid(text)
