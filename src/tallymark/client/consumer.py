@@ -530,7 +530,9 @@ class Consumer:
         settling = list(self.settling.values())
         held = [*self.dropped.values(), *[reference() for reference in self.held.values()]]
         self.settling.clear()
-        self.staged.clear()  # they are the transaction's
+        if self.staged:
+            self.dispatcher.link_gone(self, error)
+            self.staged.clear()  # they are the transaction's
         self.held.clear()
         self.dropped.clear()
         self.window.held = 0

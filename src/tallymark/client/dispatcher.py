@@ -281,8 +281,6 @@ class Dispatcher:
             runs = self._unsaid + runs
             self._unsaid = []
         for run in runs:
-            if run.work is not None and run.work.error is not None:
-                continue  # rolled back
             if not self.may_say(run.work):
                 self._unsaid.append(run)
             elif run.second is not None:
@@ -378,6 +376,28 @@ class Dispatcher:
             self.work = work
         return before
 
+    def link_gone(self, consumer: Consumer, error: ClientError) -> None:
+        """A receiver is gone, and messages of it are settled in a transaction. Where the broker has
+        heard of that it keeps them; where nobody can tell, nothing of it must take effect."""
+        staged = consumer.staged
+        if consumer.ending is not None:  # the broker hears of everything first, if it can
+            unsure = {run.work for run in self._unsaid if any(t in staged for t in run.tags)}
+        else:
+            unsure = {work for work in self._live if any(m.tag in staged for m in work.settled)}
+        for work in unsure:
+            if work is not None:
+                work.doom(rolled_back(f"with a receiver: {error}", error))
+
+    async def all_told(self, consumer: Consumer) -> None:
+        """Until the broker has heard of all that was settled of a receiver, as far as it may."""
+
+        def is_told() -> bool:
+            self.say_settlements()
+            return not any(tag in consumer.staged for run in self._unsaid for tag in run.tags)
+
+        with suppress(TimedOut):
+            await self._until(self.port, is_told, self.answer_s)
+
     def may_say(self, work: Work | None) -> bool:
         """Whether what was done in it, or in none, may be said to the broker now. Begins it, if
         this is the first."""
@@ -388,6 +408,8 @@ class Dispatcher:
             return False  # [TX-5]
         if work is None:
             return True
+        if work.error is not None:
+            return False  # a rollback finds it
         if work.stage is Stage.NEW and self._ending is None:
             if self._is_selected:
                 work.stage = Stage.BEGINNING
@@ -445,7 +467,7 @@ class Dispatcher:
         """Say the commit. What other tasks do from now on is not in it any more."""
         self._renew(transaction, last)
         port = self.port
-        if work.stage is Stage.OPEN and port is not None:
+        if work.error is None and port is not None:
             work.stage = Stage.ENDING
             work.is_committing = True
             if not transaction.is_explicit:
@@ -461,20 +483,19 @@ class Dispatcher:
         try:
             await self._answered(port, lambda: work.stage is not Stage.ENDING)
             error = work.error
-            self._is_over(work, error)
-            if error is None:
-                transaction.commits += 1
-                if work.returned:
-                    raise MessagesReturned(
-                        f"committed, and no queue took {work.returned} of its messages",
-                        work.returned,
-                    )
-                return
-            transaction.rollbacks += 1
-            if port is not None and self.port is port and not transaction.is_explicit:
+            if error is not None:
+                transaction.rollbacks += 1
                 with suppress(RollbackUncertain):  # this is what it would be uncertain about
-                    await self._give_all_back(error)
-            raise error.again()
+                    if transaction.is_explicit:
+                        await self._give_one_back(work, error)
+                    else:
+                        await self._give_all_back(error, lambda: work)
+                raise error.again()
+            self._is_over(work, None)
+            transaction.commits += 1
+            if work.returned:
+                text = f"committed, and no queue took {work.returned} of its messages"
+                raise MessagesReturned(text, work.returned)
         finally:
             transaction.lock.release()
 
@@ -493,19 +514,27 @@ class Dispatcher:
             if transaction.work is None:
                 return
             error = _by_the_application()
-            if not transaction.is_explicit:
-                await self._give_all_back(error, transaction, last)
-                return
-            transaction.rollbacks += 1
-            work = self._renew(transaction, last)
-            assert work is not None
-            port = self.port
-            is_done = True
-            if port is not None:
-                is_done = await self._said_rollback(port, work, self._forget_unsaid(work), error)
-            self._is_over(work, error)
-            if not is_done:
-                raise (work.error or _uncertain()).again()
+
+            def taken() -> Work | None:
+                transaction.rollbacks += 1
+                return self._renew(transaction, last)
+
+            if transaction.is_explicit:
+                work = taken()
+                assert work is not None
+                await self._give_one_back(work, error)
+            else:
+                await self._give_all_back(error, taken)
+
+    async def _give_one_back(self, work: Work, error: ClientError) -> None:
+        """What was settled in an explicit transaction, and nothing else."""
+        port = self.port
+        is_done = True
+        if port is not None:
+            is_done = await self._said_rollback(port, work, self._forget_unsaid(work), error)
+        self._is_over(work, error)
+        if not is_done:
+            raise _uncertain(work)
 
     async def recover(self) -> None:
         """See Session.recover [TX-26]."""
@@ -524,24 +553,19 @@ class Dispatcher:
             await self._give_all_back(NotPossible("given back by recover: it comes again"))
 
     async def _give_all_back(
-        self, error: ClientError, transaction: Transaction | None = None, last: bool = False
+        self, error: ClientError, taken: Callable[[], Work | None] = lambda: None
     ) -> None:
-        """Everything delivered and not settled goes back, to come again in its old order; with a
-        transaction, that is rolled back in between [TX-19, TX-19a, TX-25, TX-26].
+        """Everything delivered and not settled goes back, to come again in its old order; in
+        between, what `taken` returns is rolled back [TX-19, TX-19a, TX-25, TX-26].
 
         Raises RollbackUncertain where the session goes in the middle of it.
         """
-        work: Work | None = None
-        is_done = True
         self.gate.pause()
         try:
             await self.gate.quiet()
             port = self.port
-            if port is not None:
-                is_done = await self._stop_inflow(port)
-            if transaction is not None:
-                work = self._renew(transaction, last)
-                transaction.rollbacks += 1
+            is_done = port is None or await self._stop_inflow(port)
+            work = taken()
             if port is not None and is_done:
                 is_done = await self._rolled_back(port, work, error)
             if work is not None:
@@ -551,8 +575,7 @@ class Dispatcher:
             self.has_no_inflow = False
             self.gate.unpause()
         if not is_done:
-            uncertain = None if work is None else work.error
-            raise (uncertain if isinstance(uncertain, RollbackUncertain) else _uncertain()).again()
+            raise _uncertain(work)
 
     async def _stop_inflow(self, port: SessionPort) -> bool:
         """Step 1: until the last delivery is in. False: the session is gone."""
@@ -836,7 +859,9 @@ def _by_the_application() -> TransactionRolledBack:
     return error
 
 
-def _uncertain() -> RollbackUncertain:
+def _uncertain(work: Work | None) -> TransactionError:
+    if work is not None and isinstance(work.error, RollbackUncertain):
+        return work.error.again()
     return RollbackUncertain("the session went before everything was given back")
 
 

@@ -267,9 +267,11 @@ class Receiver:
         closed on our side. A cancelled call leaves the detach under way.
         """
         consumer = self._consumer
+        dispatcher = consumer.dispatcher
+        if consumer.ending is None and consumer.staged:
+            await dispatcher.all_told(consumer)  # of a transaction that begins with it
         if consumer.error is not None:
             return
-        dispatcher = consumer.dispatcher
         if consumer.ending is None:
             dispatcher.turn.finish()
             error = LinkClosed("closed by the application")

@@ -22,6 +22,10 @@ class Run(NamedTuple):
     work: Work | None
     """The transaction that they are settled in."""
 
+    @property
+    def tags(self) -> range:
+        return range(self.first, self.last + 1)
+
 
 @final
 class Settlements:

@@ -63,7 +63,7 @@ class Work:
         self.is_committing = False
         """Of ENDING: not rolled back."""
         self.error: TransactionError | None = None
-        """Why it failed, or was rolled back where it should be committed."""
+        """Why it failed, can only be rolled back, or was where it should be committed."""
 
     @property
     def is_empty(self) -> bool:
@@ -79,6 +79,12 @@ class Work:
         """Raises TransactionRolledBack where nothing that is done in it now could take effect."""
         if self.error is not None:
             raise self.error.again()
+
+    def doom(self, error: TransactionError) -> None:
+        """Not everything that was done in it can take effect: it can only be rolled back."""
+        if self.error is None and self.stage in (Stage.NEW, Stage.BEGINNING, Stage.OPEN):
+            self.error = error
+            self.dispatcher.work_changed(self)
 
     def answered(self) -> None:
         """One message less whose outcome is not known."""
