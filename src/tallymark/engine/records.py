@@ -28,8 +28,8 @@ RETURNED: Final = 5
 flags & RETURNED_FAILED: counted as a failed delivery. blob = annotations, where the consumer may
 have added to them."""
 DROPPED: Final = 6
-"""Gone without success. reason = why (DROPPED_*); DROPPED_RETENTION: other = their bytes, framing
-included."""
+"""Gone without success. reason = why (DROPPED_*); DROPPED_RETENTION, DROPPED_ARCHIVED:
+other = their bytes, framing included."""
 MARK: Final = 7
 """Every sequence of queue below first may have been delivered: redelivered after a crash."""
 DEFINITION: Final = 8
@@ -71,6 +71,9 @@ messages published, other = deliveries settled."""
 PUBLISHERS: Final = 23
 """Of a stream: the highest numbers that publishers gave messages it took. blob = JSON object,
 number by name of publisher."""
+ARCHIVED: Final = 30
+"""Of a stream: count sequences from first on, which are other messages, are safe elsewhere. blob =
+JSON object, see archives.py."""
 
 LIVE_ACQUIRED: Final = 1
 LIVE_PACKED: Final = 2
@@ -138,6 +141,8 @@ DROPPED_REFUSED: Final = 12
 DROPPED_DUPLICATE: Final = 13
 DROPPED_RETENTION: Final = 15
 """A stream kept them as long as it was told to."""
+DROPPED_ARCHIVED: Final = 20
+"""A stream let go of them by an archiver's word: an ARCHIVED record says where they are."""
 DROP_REASONS: Final = {
     DROPPED_REJECTED: "rejected",
     DROPPED_PURGED: "purged",
@@ -153,6 +158,7 @@ DROP_REASONS: Final = {
     DROPPED_REFUSED: "dead_letter_refused",
     DROPPED_DUPLICATE: "duplicate",
     DROPPED_RETENTION: "retention",
+    DROPPED_ARCHIVED: "archived",
 }
 
 

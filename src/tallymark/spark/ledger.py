@@ -86,6 +86,7 @@ KINDS: Final = {
     records.STAGED: "staged",
     records.UNSTAGED: "unstaged",
     records.COMMITTED: "committed",
+    records.ARCHIVED: "archived",
 }
 _RETURNED: Final = {
     records.RETURNED_BY_CLIENT: "client",
