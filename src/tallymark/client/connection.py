@@ -15,6 +15,8 @@ from types import TracebackType
 from typing import Final, Self, TypeAlias, final
 
 import tallymark
+from tallymark.client.adapter import Adapter, Peer
+from tallymark.client.amqp091 import Amqp091
 from tallymark.client.amqp10 import Amqp10
 from tallymark.client.dispatcher import Dispatcher, State
 from tallymark.client.errors import (
@@ -201,7 +203,7 @@ class Connection:
             line = Line(
                 self,
                 self._turn,
-                lambda peer: Amqp10(peer, options, endpoint, _wall_ms, self._trace),
+                lambda peer: self._adapter(peer, endpoint),
             )
             made.append(line)
             return line
@@ -222,6 +224,10 @@ class Connection:
                 raise ConnectFailed(f"{endpoint}: {error}") from error
             raise
         return made[0]
+
+    def _adapter(self, peer: Peer, endpoint: Endpoint) -> Adapter:
+        kind = Amqp091 if endpoint.is_091 else Amqp10
+        return kind(peer, self._options, endpoint, _wall_ms, self._trace)
 
     async def _open_socket(
         self, endpoint: Endpoint, factory: Callable[[], asyncio.Protocol]
