@@ -153,12 +153,10 @@ class Amqp091Receiver(ReceiverPort):
         if self.credit == 0 and self._stage is not Stage.ENDING:
             return False
         self._drains = True
-        if self._stage is Stage.STARTING:
-            self._waits_to_cancel = True
-        elif self._stage is Stage.ACTIVE:
-            self._cancel()
-        elif self._stage is Stage.IDLE:
+        if self._stage is Stage.IDLE:
             self._session.adapter.later(self._drained)
+        else:
+            self._cancel()
         return True
 
     def revoke(self) -> None:
@@ -191,8 +189,9 @@ class Amqp091Receiver(ReceiverPort):
                 self._cancel()
 
     def _cancel(self) -> None:
-        self._waits_to_cancel = False
-        if self._stage is Stage.STARTING or self._stage is Stage.ACTIVE:
+        """Not before consume-ok: RabbitMQ 3.10 crashes; and the broker shall serve it once."""
+        self._waits_to_cancel = self._stage is Stage.STARTING
+        if self._stage is Stage.ACTIVE:
             assert self.subscription is not None
             self._stage = Stage.ENDING
             self._ends_drain = self._drains
@@ -210,8 +209,9 @@ class Amqp091Receiver(ReceiverPort):
         if self._drains and (self._ends_drain or not self._wanted):
             self._drained()
             return
-        self._waits_to_cancel = self._drains  # the broker has not heard of this credit yet
         self._consume()
+        if self._drains:  # the broker has not heard of this credit yet
+            self._cancel()
 
     def _drained(self) -> None:
         if self._drains:
@@ -224,6 +224,8 @@ class Amqp091Receiver(ReceiverPort):
 
     def received(self, subscription: Subscription, message: ReceivedMessage) -> None:
         self.deliveries += 1
+        if subscription is self.subscription:
+            self.started()
         if subscription.left > 0:
             subscription.left -= 1
         elif self._wanted > 0:  # it was on its way when its consumer was cancelled
@@ -231,9 +233,10 @@ class Amqp091Receiver(ReceiverPort):
         if self._is_manual and not subscription.left and subscription is self.subscription:
             self._cancel()
 
-    def settles(self) -> None:
-        """Something of ours is about to be settled: by hand that must let nothing come."""
-        if self._is_manual:
+    def settles(self, subscription: Subscription) -> None:
+        """Something that came by it is about to be settled: by hand that must let nothing come. The
+        prefetch of a consumer counts what that one was sent, so of others anything may be."""
+        if self._is_manual and subscription is self.subscription:
             self._cancel()
 
     def freed(self, subscription: Subscription) -> None:
@@ -256,7 +259,7 @@ class Amqp091Receiver(ReceiverPort):
         if self.subscription is not None:
             self.subscription.left = 0
             self._cancel()
-        return self._stage is Stage.ENDING
+        return self._stage is not Stage.IDLE
 
     def resume(self) -> None:
         if self._stage is Stage.IDLE:

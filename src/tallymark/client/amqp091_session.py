@@ -219,8 +219,8 @@ class Amqp091Session(SessionPort, ChannelUser):
             tags = [tag for tag in range(first, last + 1) if tag in known]
         else:
             tags = [tag for tag in known if first <= tag <= last]
-        for port in {known[tag].port for tag in tags}:
-            port.settles()
+        for subscription in {known[tag] for tag in tags}:
+            subscription.port.settles(subscription)
         self._settle(tags, outcome)
         if work is None and self._is_selected and tags:
             self._commit_later()
