@@ -71,6 +71,7 @@ class Queue(Timed):
         "arguments",
         "auto_delete",
         "body_bytes",
+        "comings",
         "consumers",
         "dead_lettered",
         "deep",
@@ -86,6 +87,7 @@ class Queue(Timed):
         "entered",
         "exclusive_owner",
         "had_consumer",
+        "holds_publishers",
         "id",
         "kept_from",
         "lanes",
@@ -247,6 +249,11 @@ class Queue(Timed):
         self.next_turn = 0
         """Index of the consumer whose turn it is, among those of equal priority."""
         self.had_consumer = False
+        self.comings = 0
+        """How often a consumer came or went."""
+        self.holds_publishers = False
+        """Whether connections that publish to it are held back, since its consumer is too slow
+        [SC-D7]; see Broker.hold_publishers."""
         self.subscriptions: list[Subscription] = []
 
         self.mark = 0

@@ -25,6 +25,8 @@ from tallymark.engine.records import Record
 from tallymark.engine.settings import OFF
 from tallymark.engine.subscription import Subscription
 
+TELL_ONLY: Final = (records.SLOW, records.CONSUMER)
+"""Kinds of record from which nothing follows for what a queue holds."""
 _REASONS: Final = {name: reason for reason, name in records.DROP_REASONS.items()}
 
 
@@ -128,6 +130,8 @@ class Restorer:
             self._broker.message_ids.at_least(record.first + record.count - 1)
             return
         self._broker.owner_ids.at_least(record.owner)
+        if kind in TELL_ONLY:
+            return
         if kind == records.LEASE_SETTLED:
             self._settle_lease(record)
             return

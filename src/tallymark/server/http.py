@@ -94,6 +94,7 @@ class HttpServer:
 
     def __init__(self, node: Node) -> None:
         from tallymark.server.http_browse import Browsing
+        from tallymark.server.http_consumers import Consumers
         from tallymark.server.http_features import FeatureFlags
         from tallymark.server.http_redrive import Redriving
         from tallymark.server.http_state import State
@@ -115,6 +116,7 @@ class HttpServer:
         )
         app.router.add_get("/healthz", self._health)
         State(self).add_to(app)
+        Consumers(self).add_to(app)
         Subscriptions(self).add_to(app)
         FeatureFlags(self).add_to(app)
         Redriving(self).add_to(app)
