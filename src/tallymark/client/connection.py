@@ -417,10 +417,11 @@ def connect(
     trace: Callable[[str], None] | None = None,
     opener: Opener | None = None,
 ) -> Opening[Connection]:
-    """Connect to an AMQP 1.0 broker: `connection = await connect("amqp://user:secret@host")`, or
+    """Connect to a broker: `connection = await connect("amqp://user:secret@host")`, or
     `async with connect(...) as connection:`.
 
     url: `amqp://` or `amqps://` (TLS), `user:password@host:port/vhost`; or several, tried in turn.
+        `amqp091://` and `amqps091://`: over AMQP 0-9-1; what differs is in docs/client.md.
     sasl: "PLAIN" (where a user is given), "ANONYMOUS" (where none is), "EXTERNAL" (the certificate
         in `ssl` says who we are), "none" (no SASL layer at all).
     ssl: for amqps; None: the system's authorities, the host name is checked.
