@@ -1,4 +1,4 @@
-"""An asyncio client for AMQP 1.0: Tallymark's own, for any broker that speaks it.
+"""An asyncio client for AMQP 1.0 and 0-9-1: Tallymark's own, for any broker that speaks them.
 
     from tallymark.client import connect
 
