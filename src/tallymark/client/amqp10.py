@@ -87,6 +87,8 @@ OUTCOMES: Final = (
     "amqp:released:list",
     "amqp:modified:list",
 )
+EXCLUSIVE: Final = "tallymark:exclusive"
+"""Property of a link that wants to be the only one to consume."""
 TAKEN_BACK: Final = "the server does not begin sessions or links with this client"
 NO_TRACE: Final[Callable[[str], None] | None] = None
 
@@ -449,11 +451,12 @@ class _SessionPort(SessionPort):
         )
         if options.durable:
             source.expiry_policy = EXPIRE_NEVER
+        asked = {EXCLUSIVE: True} if options.exclusive else {}
         attach = Attach(
             name=options.name,
             source=source,
             target=Target(),
-            properties=_fields(options.properties),
+            properties=_fields({**asked, **(options.properties or {})}),
         )
         rcv_mode = _mode(RCV_MODES, options.rcv_mode)
         with _possible("receiver"):
