@@ -33,6 +33,7 @@ RULES = {
         {"key": "age.#", "message_age": "2s", **DELETE},
         {"key": "stocks.us.*", "message_count": 39, **DELETE},
         {"key": "stocks.us.ibm", "message_count": COUNT, **DELETE},
+        {"key": "link.#", "message_count": COUNT, "policy": "Delete", "options": {"scope": "link"}},
         {"key": "drop.#", "message_count": COUNT, "policy": "drop-oldest"},
         {"key": "dead.#", "message_count": COUNT, "policy": "dead-letter"},
         {"key": "flow.#", "message_count": COUNT, "policy": "flow"},

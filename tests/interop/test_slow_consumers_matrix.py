@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any
 
 import pika.exceptions
 import pytest
@@ -25,6 +24,8 @@ from tallymark.client import (
     Receiver,
     Scope,
     Session,
+    Transaction,
+    TransactionRolledBack,
     connect,
 )
 from tallymark.client.events import ConnectionChanged
@@ -41,7 +42,6 @@ CASES = [
     for protocol in PROTOCOLS
     for ack in ACKS
     if (protocol, ack) != ("amqp091", "no-ack")
-    and (protocol == "pika" or ack != "transacted" or hasattr(Session, "transaction"))
 ]
 PATIENCE_S = 60
 NUMBERED = [b"%03d" % n for n in range(1000)]
@@ -96,7 +96,7 @@ class Peer:
         self.errors: list[ClientError] = []
         self.changes: list[ConnectionChanged] = []
         self.may_work = asyncio.Event()
-        self.transaction: Any = None
+        self.transaction: Transaction | None = None
         self.connection: Connection
         self.session: Session
         self.receiver: Receiver
@@ -189,9 +189,12 @@ class Peer:
                 await call()
             names_506(closed.value)
         if self.transaction is not None:
-            with pytest.raises(ClientError) as rolled_back:
+            with pytest.raises(TransactionRolledBack) as rolled_back:
                 await self.transaction.commit()
             assert (rolled_back.value.code, SLOW[1] in str(rolled_back.value)) == (506, True)
+            with pytest.raises(Closed) as closed:
+                await self.transaction.rollback()
+            names_506(closed.value)
 
     async def goes_on(self, key: str) -> None:
         """It was no error of the connection: that opens another session at once [SC-10, SC-A3]."""

@@ -181,9 +181,7 @@ class Amqp091Receiver(ReceiverPort):
         session.subscriptions[tag] = self.subscription
         session.say(BasicQos(prefetch_count=credit))
         session.say(
-            BasicConsume(
-                self._queue, tag, exclusive=self._exclusive, arguments=self._arguments
-            )
+            BasicConsume(self._queue, tag, exclusive=self._exclusive, arguments=self._arguments)
         )
 
     def started(self) -> None:
