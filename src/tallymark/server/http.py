@@ -95,6 +95,7 @@ class HttpServer:
     def __init__(self, node: Node) -> None:
         from tallymark.server.http_browse import Browsing
         from tallymark.server.http_features import FeatureFlags
+        from tallymark.server.http_sinks import Sinks
         from tallymark.server.http_state import State
         from tallymark.server.http_streams import Streams
         from tallymark.server.http_subscriptions import Subscriptions
@@ -115,6 +116,7 @@ class HttpServer:
         app.router.add_get("/healthz", self._health)
         State(self).add_to(app)
         Subscriptions(self).add_to(app)
+        Sinks(self).add_to(app)
         FeatureFlags(self).add_to(app)
         self._browsing = Browsing(self)
         self._browsing.add_to(app)

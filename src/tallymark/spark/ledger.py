@@ -86,6 +86,9 @@ KINDS: Final = {
     records.STAGED: "staged",
     records.UNSTAGED: "unstaged",
     records.COMMITTED: "committed",
+    records.SINK_STAGED: "sink_staged",
+    records.SINK_ENDED: "sink_ended",
+    records.VERDICTS: "verdicts",
 }
 _RETURNED: Final = {
     records.RETURNED_BY_CLIENT: "client",
@@ -107,6 +110,7 @@ REASONS: Final = {
     records.DEAD_LETTERED: records.DEATHS,
     records.PENDING: records.DEATHS,
     records.STAGED: records.OUTCOMES,
+    records.SINK_ENDED: records.SINK_ENDS,
 }
 WITH_PRIORITY: Final = (records.ENTERED, records.LEASED, records.LIVE)
 """Kinds whose `reason` is a priority."""
