@@ -8,6 +8,7 @@ import itertools
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -316,6 +317,32 @@ async def test_filters(broker: BrokerProcess) -> None:
                 assert [message.body for message in messages] == expected
         async with session.receiver(queue, filter={"unheard-of": 1}) as receiver:
             assert receiver.filter == {}
+
+
+@over_sockets
+async def test_a_stream_is_read_from_where_its_reader_says(broker: BrokerProcess) -> None:
+    stream = declare(broker, x_queue_type="stream")
+    async with session_on(broker) as session:
+        async with session.sender(stream) as sender:
+            for i in range(4):
+                await sender.send(Message(b"%d" % i, application_properties={"n": i}))
+        for filter, expected in (
+            (filters.stream_offset("first"), [0, 1, 2, 3]),
+            (filters.stream_offset(2), [2, 3]),
+            (filters.stream_offset("1h") | filters.sql("n > 2"), [3]),
+            (filters.stream_offset(datetime(2000, 1, 1, tzinfo=UTC)), [0, 1, 2, 3]),
+        ):
+            async with session.receiver(stream, credit=10, filter=filter) as receiver:
+                assert receiver.filter.keys() == filter.keys()
+                messages = await receiver.receive_batch(len(expected), timeout=10)
+                assert [message.stream_offset for message in messages] == expected
+                assert [message.body for message in messages] == [b"%d" % i for i in expected]
+        with pytest.raises(LinkRefused, match="expected first, last, next"):
+            async with session.receiver(stream, filter=filters.stream_offset("soon")):
+                pass
+    for wrong in (-1, datetime(1960, 1, 1, tzinfo=UTC)):
+        with pytest.raises(ValueError, match="expected"):
+            filters.stream_offset(wrong)
 
 
 @over_sockets

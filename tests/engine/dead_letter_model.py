@@ -298,9 +298,42 @@ class Model:
             history=(new, *older),
             first=message.first or last,
             last=last,
+            home=message.home or (message.exchange, (message.key, *message.cc), message.ttl),
             failed_before=message.failed_before + (message.failed if carries else 0),
             acquired_before=message.acquired_before + (message.acquired if carries else 0),
         )
+
+    # -- redrive
+
+    def redrive(self, name: str, start: int, n: int, to: str) -> list[str]:
+        """n ready messages from the start-th on begin anew where they were first published, or in
+        the queue `to`; what became of each."""
+        source = self.queues[name]
+        found = []
+        for message in source.line()[start : start + n]:
+            home = message.home
+            if to:
+                home = ("", (to,), message.ttl if home is None else home[2])
+            if home is None:
+                found.append("no_letter")
+                continue
+            exchange, keys, ttl = home
+            targets = [q for q in self.route(exchange, list(keys)) if q is not source]
+            again = replace(
+                message, exchange=exchange, key=keys[0], cc=keys[1:], bcc=(), ttl=ttl, hops=-1,
+                history=(), first=None, last=None, failed_before=0, acquired_before=0, home=None,
+            )  # fmt: skip
+            full = [q for q in targets if q.overflow != "drop-head" and not q.has_room(again)]
+            if full or not targets:
+                found.append("full" if full else "unroutable")
+                continue
+            for target in targets:
+                self.enter(target, again.in_target())
+            source.ready.remove(message)
+            source.settled += 1
+            self.touch(source)
+            found.append("moved")
+        return found
 
     # -- what happens by itself
 

@@ -44,6 +44,8 @@ class Message:
     last: tuple[str, str, str] | None = None
     failed_before: int = 0
     acquired_before: int = 0
+    home: tuple[str, tuple[str, ...], int] | None = None
+    """Of a letter: exchange, keys (without BCC) and own TTL of its first publish."""
     # in its queue
     position: int = 0
     entered_ms: int = 0

@@ -110,6 +110,12 @@ KINDS: dict[str, tuple[int, st.SearchStrategy[tuple]]] = {
     "policy": (3, st.tuples(queue, policies())),
     "exchange": (1, st.tuples(st.just("missing"), st.sampled_from(["direct", "fanout"]))),
     "bind": (2, st.tuples(st.sampled_from(["direct", "fanout", "missing"]), queue, queue)),
+    "redrive": (
+        3,
+        st.tuples(
+            queue, st.integers(0, 2), st.integers(1, 5), st.sampled_from(["", "", "", *NAMES])
+        ),
+    ),
     "restart": (2, st.tuples(st.booleans())),
 }
 """Commands: how often, and with what."""
@@ -341,6 +347,23 @@ class Player:
             self.rig.bind(name, exchange, key)
             self.model.bindings.append((exchange, key, name))
             self.model.rerouted()
+
+    def do_redrive(self, name: str, start: int, n: int, to: str) -> None:
+        if not self.has(name):
+            return
+        queue, redrives = self.rig.vhost.queues[name], self.rig.broker.redrives
+        queue.unpack()
+        wanted = [
+            (piece.first + i, piece.payload.first_id + piece.lo + i)
+            for piece in queue.slices()
+            for i in range(len(piece))
+        ][start : start + n]
+        self.rig.broker.clock.tell(self.rig.now_ms)
+        self.rig.broker.use(queue)
+        target = ("", to) if to else (None, None)
+        found = redrives.look(queue, wanted, *target)
+        redrives.move(queue, found)
+        assert [one.status for one in found] == self.model.redrive(name, start, n, to)
 
     def do_restart(self, checkpoint: bool) -> None:
         if checkpoint:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pika
@@ -456,3 +456,29 @@ def test_a_filter_that_makes_no_sense_is_refused(
     assert caught.value.condition == "amqp:invalid-field"
     assert management.queue_info(queue).consumer_count == 0
     other.close()
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        (client.OffsetSpecification.first, [0, 1, 2, 3]), (2, [2, 3]),
+        (datetime.now(UTC) - timedelta(hours=1), [0, 1, 2, 3]),
+    ],
+)  # fmt: skip
+def test_a_stream_from_an_offset(
+    connection: Any, management: Any, name: str, start: Any, expected: list[int]
+) -> None:
+    management.declare_queue(client.StreamSpecification(name=name, max_age=timedelta(hours=2)))
+    assert management.queue_info(name).queue_type == client.QueueType.stream
+    address = ADDRESS.queue_address(name)
+    sent = [message(b"%d" % i, application_properties={"n": i}) for i in range(4)]
+    publish(connection, address, *sent)
+    options = client.StreamConsumerOptions(offset_specification=start)
+    for _ in range(2):  # reading takes nothing
+        got = consumed(connection, name, len(expected), options=options)
+        assert got.bodies() == [b"%d" % i for i in expected]
+        assert got.offset == 3
+    odd = client.StreamFilterOptions(sql="n % 2 = 1")
+    options = client.StreamConsumerOptions(offset_specification=2, filter_options=odd)
+    assert consumed(connection, name, 1, options=options).bodies() == [b"3"]
+    management.delete_queue(name)

@@ -8,15 +8,16 @@ message stays as its sender encoded it [amqp-1.0 §3.2].
     message annotations  the publisher's, but for those that are ours; what consumers noted by
                          `modified` [FC-20]; x-exchange, x-routing-key; x-opt-deaths and
                          x-first-death-*, x-last-death-* of dead letters [DL-14, DL-16];
-                         x-acquired-count [DL-5]; x-opt-locked-until, last, since it changes from
-                         turn to turn
+                         x-acquired-count [DL-5]; and last, since they change, x-opt-locked-until
+                         from turn to turn or, of what is read from a stream, x-stream-offset from
+                         message to message
 """
 
 from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.bridge.amqp091_annotated import ACQUIRED_COUNT, DEATH_HEADERS
+from tallymark.bridge.amqp091_annotated import ACQUIRED_COUNT, DEATH_HEADERS, STREAM_OFFSET
 from tallymark.bridge.amqp10_front import Entry, Front
 from tallymark.engine.annotations import Annotations, Death, death_headers
 from tallymark.engine.message import Route
@@ -38,13 +39,14 @@ IN_A_SECTION: Final = 2
 """How deep an annotation is nested: in a map that is described."""
 
 _LOCKED_UNTIL: Final = encode(types.Symbol(LOCKED_UNTIL)) + b"\x83"
+_OFFSET: Final = encode(types.Symbol(STREAM_OFFSET)) + b"\x80"
 
 
 @final
 class Shown:
     """What is said of messages of one slice and one route."""
 
-    __slots__ = ("_acquired", "_entries", "_failed", "_fresh", "_known", "_locks", "_names",
+    __slots__ = ("_acquired", "_entries", "_failed", "_fresh", "_known", "_last", "_names",
                  "_persistent", "_said", "_start", "_taken")  # fmt: skip
 
     def __init__(
@@ -77,9 +79,9 @@ class Shown:
         if acquired:
             self._add(ACQUIRED_COUNT, acquired)
         self._said: Front | None = None
-        self._locks = False
+        self._last = b""
         self._start = b""
-        """The front for `_said`, without the time of x-opt-locked-until if there is one."""
+        """The front for `_said` that ends with `_last`: the start of an entry, or nothing."""
 
     def of(
         self,
@@ -101,13 +103,20 @@ class Shown:
     def front(self, said: Front, locked_until_ms: int) -> bytes:
         """Header and message annotations. said: by their publisher; locked_until_ms: wall time, 0:
         they are not locked."""
-        locks = locked_until_ms > 0
-        if self._said is not said or self._locks != locks:
-            self._start = self._header(said) + self._annotations(said, locks)
+        if locked_until_ms > 0:
+            return self._up_to(said, _LOCKED_UNTIL) + locked_until_ms.to_bytes(8, "big")
+        return self._up_to(said, b"")
+
+    def before_offset(self, said: Front) -> bytes:
+        """The same of messages of a stream; eight bytes are missing at its end, the message's
+        offset."""
+        return self._up_to(said, _OFFSET)
+
+    def _up_to(self, said: Front, last: bytes) -> bytes:
+        if self._said is not said or self._last is not last:
+            self._start = self._header(said) + self._annotations(said, last)
             self._said = said
-            self._locks = locks
-        if locks:
-            return self._start + locked_until_ms.to_bytes(8, "big")
+            self._last = last
         return self._start
 
     def _header(self, said: Front) -> bytes:
@@ -123,8 +132,10 @@ class Shown:
             fields.append(types.UInt(self._failed))
         return b"\x00\x53\x70" + encode(fields)
 
-    def _annotations(self, said: Front, locks: bool) -> bytes:
+    def _annotations(self, said: Front, last: bytes) -> bytes:
         names = self._names
+        if last is _OFFSET:
+            names = names | {STREAM_OFFSET}
         known = self._known
         notes = () if known is None else known.notes
         noted = {key for key, _ in notes}
@@ -133,8 +144,8 @@ class Shown:
         entries += self._entries
         count = 2 * len(entries)
         room = 0
-        if locks:
-            entries.append(_LOCKED_UNTIL)
+        if last:
+            entries.append(last)
             count += 2
             room = 8
         return _map_start(b"".join(entries), room, count)

@@ -19,6 +19,7 @@ from tallymark.bridge.amqp10_errors import error_of
 from tallymark.bridge.amqp10_management_link import LinkPair, RequestLink, ResponseLink
 from tallymark.bridge.amqp10_publish import IncomingLink
 from tallymark.bridge.amqp10_replies import VOLATILE_QUEUE, ReplyLink, ReplyRecipient
+from tallymark.bridge.amqp10_streams import start_of_source
 from tallymark.bridge.direct_reply import PSEUDO_QUEUE
 from tallymark.bridge.filters import FilterError, filters_of
 from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE
@@ -230,6 +231,7 @@ def _attach_queue(
     client = session.client
     broker = client.broker
     filter, supported = filters_of(source.filter, broker.clock)
+    is_stream = queue.settings.is_stream
     arguments: dict[str, object] = {}
     for name, argument in ARGUMENTS.items():
         if attach.properties and name in attach.properties:
@@ -238,9 +240,12 @@ def _attach_queue(
     tag = link.name
     if tag in session.engine.consumers:
         tag = f"{tag} ({link.remote_handle})"
-    browses = source.distribution_mode == amqp.COPY
+    browses = source.distribution_mode == amqp.COPY or is_stream
     settled = attach.snd_settle_mode == amqp.SND_SETTLED
-    if browses:
+    if is_stream:
+        start = start_of_source(source.filter, supported, queue)
+        consumer = broker.read(session.engine, queue, tag, start, settled, filter)
+    elif browses:
         consumer = broker.browse(session.engine, queue, tag, filter)
     else:
         consumer = broker.consume(
@@ -257,7 +262,7 @@ def _attach_queue(
                 expiry_policy=amqp.EXPIRE_LINK_DETACH,
                 dynamic=source.dynamic,
                 dynamic_node_properties=_lifetime(source.dynamic),
-                distribution_mode=source.distribution_mode if browses else amqp.MOVE,
+                distribution_mode=amqp.COPY if browses else amqp.MOVE,
                 filter=supported or None,
                 default_outcome=default,
                 outcomes=tuple([one for one in source.outcomes if one in OUTCOMES]) or OUTCOMES,
@@ -269,7 +274,7 @@ def _attach_queue(
     end = OutgoingLink(session, link, consumer, settled, source.dynamic)
     end.default_outcome = outcome_of(default)
     consumer.handle = end
-    link.available = queue.ready
+    link.available = end.available
     session.enter(link, end)
     if link.credit or link.is_draining:  # it was given before the answer
         broker.grant(consumer, link.credit, link.is_draining)

@@ -53,10 +53,18 @@ class OutgoingLink(LinkEnd):
         """Whether the queue was made for this link, and goes with it."""
         self.default_outcome = RETURNED
         """What settling without an outcome means, an outcome of the engine."""
-        self._outgoing = Outgoing()
+        self._outgoing = Outgoing(consumer.queue.settings.is_stream)
+
+    @property
+    def available(self) -> int:
+        """How many messages are there for it now, not counting what a filter passes over."""
+        queue = self.consumer.queue
+        if not queue.settings.is_stream:
+            return queue.ready
+        return min(queue.ready, max(0, queue.end() - self.consumer.cursors[0]))
 
     def granted(self, event: CreditReceived) -> None:
-        self.link.available = self.consumer.queue.ready
+        self.link.available = self.available
         self.session.client.broker.grant(self.consumer, event.credit, event.drain)
 
     def deliver(self, effect: Deliver) -> None:
@@ -84,7 +92,7 @@ class OutgoingLink(LinkEnd):
                 )  # fmt: skip
                 assert number == number_of(tag), (number, tag)
             tag += run.hi - run.lo
-        link.available = queue.ready
+        link.available = self.available
         if session.wire.is_blocked and session.engine.flow:
             broker.set_flow(session.engine, False)
 
@@ -115,7 +123,7 @@ class OutgoingLink(LinkEnd):
     def drained(self) -> None:
         """The engine has nothing more for it now."""
         consumer = self.consumer
-        self.link.available = consumer.queue.ready
+        self.link.available = self.available
         self.link.drained()
         if consumer.limit:  # given back for messages that were too large
             self.session.client.broker.grant(consumer, 0, False)

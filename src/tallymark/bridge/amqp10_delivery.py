@@ -43,10 +43,12 @@ class Run:
 class Outgoing:
     """What one outgoing link remembers of the messages it sent last."""
 
-    __slots__ = ("_acquired", "_converter", "_failed", "_fresh", "_known", "_persistent", "_said",
-                 "_shown")  # fmt: skip
+    __slots__ = ("_acquired", "_converter", "_failed", "_fresh", "_known", "_of_stream",
+                 "_persistent", "_said", "_shown")  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, of_stream: bool = False) -> None:
+        """of_stream: what it is sent comes from a stream, and says at which offset it is."""
+        self._of_stream = of_stream
         self._converter = from_amqp091.Converter()
         self._said: Front | None = None
         """The front read last."""
@@ -86,8 +88,14 @@ class Outgoing:
                 continue
             while lo < hi:
                 route, end = _route_until(piece, lo + shift, hi + shift)
-                front = self._shown_for(route).front(said, locked_until_ms)
-                out.append(Run(raw, cuts, lo, end - shift, said.size, front))
+                shown = self._shown_for(route)
+                if self._of_stream:
+                    offset = piece.first - 1 + lo + shift - piece.lo
+                    start = shown.before_offset(said)
+                    out.append(_numbered(raw, cuts, lo, end - shift, said.size, start, offset))
+                else:
+                    front = shown.front(said, locked_until_ms)
+                    out.append(Run(raw, cuts, lo, end - shift, said.size, front))
                 lo = end - shift
         return out
 
@@ -129,6 +137,25 @@ class Outgoing:
             )
             self._shown[route] = found
         return found
+
+
+def _numbered(
+    raw: bytes, cuts: array[int], lo: int, hi: int, skip: int, start: bytes, offset: int
+) -> Run:
+    """Messages lo..hi-1, each with a front of its own: `start` and its offset, counted from
+    `offset`."""
+    out: list[bytes] = []
+    ends = array("I", (0,))
+    size = 0
+    more = len(start) + 8
+    at = cuts[lo] + skip
+    for cut in cuts[lo + 1 : hi + 1]:
+        out += (start, offset.to_bytes(8, "big"), raw[at:cut])
+        size += more + cut - at
+        ends.append(size)
+        offset += 1
+        at = cut + skip
+    return Run(b"".join(out), ends, 0, hi - lo, 0, b"")
 
 
 def _route_until(piece: Slice, lo: int, hi: int) -> tuple[Route, int]:

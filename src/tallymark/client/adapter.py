@@ -7,11 +7,26 @@ and calls back into the client's own objects as bytes come in:
     Consumer   attached, deliver, answered, drained, detached         one receiver's deliveries
     Producer   attached, may_send, unblocked, taken_back, detached    one sender's messages
     Dispatcher opened, sent_settled, changed_by_peer, closed, ended   what spans links
+               selected, inflow_stopped, given_back                   and its transactions
+    Work       begun, ended, failed                                   one transaction
     Peer       opened, closed                                         the connection
 
 Tags number the deliveries of a session: whole numbers that only grow, however the protocol wraps
 them. Numbers of sent messages are the protocol's own. No method waits, and none raises because of
-what the peer did; what an adapter is told while its link is gone, it forgets.
+what the peer did; what an adapter is told while its link is gone, it forgets. Answers may come
+before the call that asks for them has returned.
+
+Transactions [TX-17 to TX-26]. The dispatcher decides; an adapter says it in its protocol:
+
+    begin      select, once a session; then begin for each transaction, when it has something to do
+    commit     SessionPort.commit, when all that was posted and settled in it has been said
+    rollback   stop_inflow, wait; rollback, wait; give_back, wait; resume_inflow    [TX-19, TX-19a]
+    recover    stop_inflow, wait; give_back, wait; resume_inflow                    [TX-26]
+
+From commit or rollback to its answer the dispatcher says no settlement and sends no message on that
+session. Credit, closing, and attaching may be asked for; where the protocol has no room for them
+[TX-5], the adapter keeps them until the answer. When a session goes, its dispatcher is told, and
+finds its transactions itself.
 """
 
 from __future__ import annotations
@@ -20,7 +35,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from tallymark.client.errors import ClientError
+from tallymark.client.errors import ClientError, NotPossible
 from tallymark.client.outcomes import Outcome
 
 if TYPE_CHECKING:
@@ -28,6 +43,7 @@ if TYPE_CHECKING:
     from tallymark.client.dispatcher import Dispatcher
     from tallymark.client.options import ReceiverOptions, SenderOptions
     from tallymark.client.producer import Producer
+    from tallymark.client.work import Work
 
 
 class ReceiverPort(ABC):
@@ -57,12 +73,14 @@ class ReceiverPort(ABC):
         """Take the credit back, and call off a drain. What is on its way comes all the same."""
 
     @abstractmethod
-    def settle(self, first: int, last: int, outcome: Outcome) -> None:
-        """Settle in two steps (mode second); Consumer.answered follows [FC-12]."""
+    def settle(self, first: int, last: int, outcome: Outcome, work: Work | None = None) -> None:
+        """Settle in two steps (mode second); Consumer.answered follows [FC-12]. In a transaction
+        there is one step, and nothing follows but its end."""
 
     @abstractmethod
     def close(self) -> None:
-        """Begin to detach; Consumer.detached follows."""
+        """Begin to detach; Consumer.detached follows. What is neither settled nor ignored goes back
+        to the broker; what is settled in a transaction stays in it."""
 
 
 class SenderPort(ABC):
@@ -83,8 +101,10 @@ class SenderPort(ABC):
         follows, or Producer.taken_back of some."""
 
     @abstractmethod
-    def send(self, messages: list[bytes], settled: bool) -> Iterable[int]:
-        """Send at most `sendable` messages; their numbers, in order."""
+    def send(self, messages: list[bytes], settled: bool, work: Work | None = None) -> Iterable[int]:
+        """Send at most `sendable` messages; their numbers, in order. In a transaction their outcome
+        (Dispatcher.sent_settled) says whether the broker holds them for it: where a protocol has no
+        such answer, they are accepted as soon as they have left."""
 
     @abstractmethod
     def withdraw(self, number: int) -> bool:
@@ -113,12 +133,56 @@ class SessionPort(ABC):
         """Begin to attach; Producer.attached or Producer.detached follows."""
 
     @abstractmethod
-    def settle(self, first: int, last: int, outcome: Outcome) -> None:
-        """Settle for good the deliveries first..last, of whichever receivers [FC-11]."""
+    def settle(self, first: int, last: int, outcome: Outcome, work: Work | None = None) -> None:
+        """Settle for good the deliveries first..last, of whichever receivers [FC-11]; in a
+        transaction, if it is committed."""
 
     @abstractmethod
     def close(self) -> None:
         """Begin to end the session; Dispatcher.closed follows."""
+
+    # Transactions; a protocol without has none of these
+
+    has_several: bool = False
+    """Transactions of one session may be open side by side. Otherwise one follows the other, and
+    all that is settled and sent on the session is in the present one."""
+
+    def select(self) -> None:
+        """Transactions are wanted on this session, the first time [TX-1, TX-11];
+        Dispatcher.selected follows. Raises NotPossible where that is known already.
+
+        Where this makes a session transactional for good, what is settled and sent outside of a
+        transaction (work None) has to take effect at once all the same."""
+        raise NotPossible("no transactions over this protocol")
+
+    def begin(self, work: Work) -> None:
+        """Begin a transaction; Work.begun follows, or Work.failed."""
+        raise NotImplementedError
+
+    def commit(self, work: Work) -> None:
+        """End it, all or nothing; Work.ended follows."""
+        raise NotImplementedError
+
+    def rollback(self, work: Work) -> None:
+        """End it: what was sent in it never was. Of what was settled in it, whatever the broker
+        still takes for delivered to us is given back with `give_back`. Work.ended follows."""
+        raise NotImplementedError
+
+    def stop_inflow(self) -> None:
+        """No more deliveries: Dispatcher.inflow_stopped follows once the last one is in. From then
+        until `resume_inflow` there is none, also of receivers that are attached meanwhile [TX-19
+        step 1, TX-D3]. All credit is gone then; the dispatcher grants none before."""
+        raise NotImplementedError
+
+    def resume_inflow(self) -> None:
+        """Go on; credit is granted anew after this."""
+        raise NotImplementedError
+
+    def give_back(self, ranges: list[tuple[int, int]]) -> None:
+        """Everything delivered that is not settled goes back to its place, ascending [TX-8, TX-19a]
+        but what is settled in an open transaction. `ranges`: what that is as far as the client
+        knows, ascending; it includes no message that was ignored. Dispatcher.given_back follows."""
+        raise NotImplementedError
 
 
 class Peer(ABC):

@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from tallymark.client.consumer import Consumer
     from tallymark.client.dispatcher import Dispatcher
     from tallymark.client.producer import Producer
+    from tallymark.client.work import Work
 
 SND_MODES: Final = {"unsettled": 0, "settled": 1, "mixed": 2}
 RCV_MODES: Final = {"first": 0, "second": 1}
@@ -481,7 +482,8 @@ class _SessionPort(SessionPort):
         link.context = port
         return port
 
-    def settle(self, first: int, last: int, outcome: Outcome) -> None:
+    def settle(self, first: int, last: int, outcome: Outcome, work: Work | None = None) -> None:
+        assert work is None, work
         self.wire.settle_received(first & MASK, last & MASK, outcome)
 
     def close(self) -> None:
@@ -515,7 +517,8 @@ class _ReceiverPort(ReceiverPort):
     def revoke(self) -> None:
         self.link.flow(0)
 
-    def settle(self, first: int, last: int, outcome: Outcome) -> None:
+    def settle(self, first: int, last: int, outcome: Outcome, work: Work | None = None) -> None:
+        assert work is None, work
         self.link.settle(first & MASK, last & MASK, outcome)
 
     def close(self) -> None:
@@ -544,7 +547,8 @@ class _SenderPort(SenderPort):
     def is_blocked(self) -> bool:
         return self.session.wire.is_blocked
 
-    def send(self, messages: list[bytes], settled: bool) -> Iterable[int]:
+    def send(self, messages: list[bytes], settled: bool, work: Work | None = None) -> Iterable[int]:
+        assert work is None, work
         link = self.link
         if len(messages) == 1:
             return (link.send(messages[0], settled=settled),)

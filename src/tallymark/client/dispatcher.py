@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tallymark.client.adapter import SessionPort
     from tallymark.client.consumer import Consumer
     from tallymark.client.producer import Pending, Producer
+    from tallymark.client.work import Work
 
 ErrorCallback = Callable[[ClientError], object]
 
@@ -109,6 +110,7 @@ class Dispatcher:
     """Of one session, for as long as that lives; the protocol's session may be replaced."""
 
     __slots__ = (
+        "_asked",
         "_handling",
         "_is_marked",
         "_settlements",
@@ -156,6 +158,7 @@ class Dispatcher:
         self.callbacks: list[ErrorCallback] = []
         self._settlements = Settlements()
         self._touched: list[Consumer] = []
+        self._asked: Waiter | None = None
         self._is_marked = False
         self._handling: set[asyncio.Task[Any]] = set()
         self._stopping: set[asyncio.Task[Any]] = set()
@@ -320,6 +323,31 @@ class Dispatcher:
             resolve(waiter, None)
 
     # Coming and going, told by the adapter or the connection
+
+    # What the adapter answers of transactions: one question at a time
+
+    def selected(self, error: ClientError | None) -> None:
+        """The session takes transactions, or why not."""
+        self._answer(error)
+
+    def inflow_stopped(self, error: ClientError | None = None) -> None:
+        """The last delivery is in."""
+        self._answer(error)
+
+    def given_back(self, error: ClientError | None = None) -> None:
+        """The broker has what was ours; what it delivers from now on is new."""
+        self._answer(error)
+
+    def work_changed(self, work: Work) -> None:
+        """It has begun, or is over: what waited for that is said."""
+        self._answer(None)
+        self._mark()
+        for producer in self.producers:
+            producer.may_send()
+
+    def _answer(self, result: ClientError | None) -> None:
+        if self._asked is not None:
+            resolve(self._asked, result)
 
     def opened(self, port: SessionPort) -> None:
         self.port = port

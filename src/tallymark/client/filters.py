@@ -10,13 +10,15 @@ effect.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 
-from tallymark.wire.amqp10.types import Described, Symbol
+from tallymark.wire.amqp10.types import Described, Symbol, Timestamp, ULong
 
 SQL = "amqp:sql-filter"
 PROPERTIES = "amqp:properties-filter"
 APPLICATION_PROPERTIES = "amqp:application-properties-filter"
 SELECTOR = "apache.org:selector-filter:string"
+STREAM_OFFSET = "rabbitmq:stream-offset-spec"
 
 
 def sql(expression: str) -> dict[str, object]:
@@ -44,6 +46,26 @@ def application_properties(values: Mapping[str, object]) -> dict[str, object]:
     for name, value in values.items():
         fields[name] = value
     return _one("application-properties-filter", APPLICATION_PROPERTIES, fields)
+
+
+def stream_offset(start: int | str | datetime) -> dict[str, object]:
+    """Where to begin to read a stream, as RabbitMQ and Tallymark have it: an offset; `first`,
+    `last` or `next`; an interval back from now, such as `5m`; or a time (one without a time zone is
+    local time). Joined with others by `|`: `stream_offset("first") | sql("n > 3")`.
+
+    Raises ValueError: an offset below 0, or a time before 1970.
+    """
+    value: object = start
+    if isinstance(start, datetime):
+        ms = int(start.timestamp() * 1000)
+        if ms < 0:
+            raise ValueError(f"stream offset {start}: expected a time from 1970 on")
+        value = Timestamp(ms)
+    elif isinstance(start, int):
+        if start < 0:
+            raise ValueError(f"stream offset {start}: expected 0 or more")
+        value = ULong(start)
+    return _one(STREAM_OFFSET, STREAM_OFFSET, value)
 
 
 def _one(name: str, descriptor: str, value: object) -> dict[str, object]:

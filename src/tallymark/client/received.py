@@ -18,6 +18,7 @@ from tallymark.client.waiting import Waiter, answer_to
 if TYPE_CHECKING:
     from tallymark.client.consumer import Consumer
 
+STREAM_OFFSET: Final = "x-stream-offset"
 LOCKED_UNTIL: Final = "x-opt-locked-until"
 
 BUFFERED: Final = 0
@@ -97,6 +98,13 @@ class ReceivedMessage(Message):
     @property
     def first_acquirer(self) -> bool:
         return self._parts.header.first_acquirer
+
+    @property
+    def stream_offset(self) -> int | None:
+        """Where it is in the stream that it was read from (annotation x-stream-offset); None: it
+        comes from a queue."""
+        offset = self._parts.annotations.get(STREAM_OFFSET)
+        return offset if isinstance(offset, int) else None
 
     @property
     def locked_until(self) -> datetime | None:

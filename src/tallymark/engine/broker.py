@@ -37,6 +37,7 @@ from tallymark.engine.message import ON_ITS_WAY, Payload, Slice
 from tallymark.engine.policies import Policy
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
+from tallymark.engine.redrive import Redrives
 from tallymark.engine.seeking import Seeking
 from tallymark.engine.session import UNLIMITED, Connection, Consumer, Session
 from tallymark.engine.settlement import Settlement
@@ -136,6 +137,11 @@ class Broker:
         self.queues: dict[int, Queue] = {}
         """Every queue by id."""
         self.connections: dict[int, Connection] = {}
+        self.redrives = Redrives(
+            self.clock, self.entrance, self.vhosts, self.connections, self.transactions,
+            self.records,
+        )  # fmt: skip
+        """Dead letters back to where they came from."""
         self.published = 0
         self.observers: list[Callable[[Queue, bool], None]] = []
         """Each is told at once of every queue that is made (True) or gone (False)."""

@@ -102,6 +102,9 @@ SETTLED_ON_SEND: Final = 2
 SETTLED_BY_BATCH: Final = 3
 SETTLED_BY_TRANSFER: Final = 4
 """Moved to other queues by the broker, whose ENTERED rows name this one [NQ-9]."""
+SETTLED_BY_REDRIVE: Final = 5
+"""Dead letters moved by an operator's word to where they were published first; the ENTERED rows of
+those queues stand in the same block and name this one."""
 RETURNED_BY_CLIENT: Final = 1
 RETURNED_BY_CLOSE: Final = 2
 RETURNED_BY_LOSS: Final = 3

@@ -95,6 +95,7 @@ class HttpServer:
     def __init__(self, node: Node) -> None:
         from tallymark.server.http_browse import Browsing
         from tallymark.server.http_features import FeatureFlags
+        from tallymark.server.http_redrive import Redriving
         from tallymark.server.http_sinks import Sinks
         from tallymark.server.http_state import State
         from tallymark.server.http_streams import Streams
@@ -118,6 +119,7 @@ class HttpServer:
         Subscriptions(self).add_to(app)
         Sinks(self).add_to(app)
         FeatureFlags(self).add_to(app)
+        Redriving(self).add_to(app)
         self._browsing = Browsing(self)
         self._browsing.add_to(app)
         self._streams = Streams(self)

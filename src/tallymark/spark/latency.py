@@ -25,7 +25,7 @@ def latencies(rows: DataFrame) -> DataFrame:
 
     journal = f.col("source") == "journal"
     entered = rows.where(journal & (f.col("kind") == "entered"))
-    by_consumer = (f.col("kind") == "settled") & (f.col("reason") != "transfer")
+    by_consumer = (f.col("kind") == "settled") & ~f.col("reason").isin("transfer", "redrive")
     steps = _steps(entered, "entered").unionByName(
         _steps(rows.where(journal & by_consumer), "settled"), allowMissingColumns=True
     )

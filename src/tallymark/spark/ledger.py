@@ -103,6 +103,7 @@ REASONS: Final = {
         records.SETTLED_ON_SEND: "on_send",
         records.SETTLED_BY_BATCH: "batch",
         records.SETTLED_BY_TRANSFER: "transfer",
+        records.SETTLED_BY_REDRIVE: "redrive",
     },
     records.RETURNED: _RETURNED,
     records.DEFERRED: _RETURNED,

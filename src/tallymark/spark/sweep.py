@@ -27,7 +27,8 @@ def intervals(rows: DataFrame) -> DataFrame:
     """The ranges that matter, as (queue_id, low, high, what, reason), high exclusive; `what` is
     entered, settled, dropped, dead_lettered, pending (from the journal), live (from the checkpoint:
     there in whatever state), letter: messages of this queue which one that entered another queue
-    names as its source, or transferred: settled because they were handed on as they were.
+    names as its source, or transferred: settled because they were handed on as they were, or
+    redriven.
     """
     from pyspark.sql import functions as f
 
@@ -63,10 +64,10 @@ def intervals(rows: DataFrame) -> DataFrame:
 
 
 def _transferred() -> Column:
-    """Whether a row says that messages were handed on to other queues as they were."""
+    """Whether a row says that messages were handed on to other queues."""
     from pyspark.sql import functions as f
 
-    return (f.col("kind") == "settled") & (f.col("reason") == "transfer")
+    return (f.col("kind") == "settled") & f.col("reason").isin("transfer", "redrive")
 
 
 def sweep(ranges: DataFrame) -> DataFrame:

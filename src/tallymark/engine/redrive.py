@@ -1,0 +1,411 @@
+"""Redrive: ready messages of a queue, mostly dead letters, go back to where they were published.
+
+A caller names messages by (sequence, message id), as a browse showed them. `look` says of each what
+would become of it; `move` carries that out. Each message moves whole or not at all: that it left
+its queue (SETTLED, reason SETTLED_BY_REDRIVE) and that it entered the others stand in one block. So
+it moves once however often it is asked for: afterwards there is nothing under its number.
+
+What moved begins anew: its keys and its expiration are those of its first publish, counted from
+now; history, counts and hops are gone, so no cycle test and no limit holds it up. The ledger has
+all of it, and a stamp that the caller makes of its notes says where it came from.
+
+Only what is ready moves. The queue that a message leaves is none of its targets.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, final
+
+from tallymark.engine import records
+from tallymark.engine.annotations import Annotations, Death, Notes
+from tallymark.engine.arguments import named
+from tallymark.engine.clock import Clock
+from tallymark.engine.entrance import Entrance
+from tallymark.engine.errors import Unsupported
+from tallymark.engine.exchange import Exchange
+from tallymark.engine.intervals import IntervalSet
+from tallymark.engine.message import Route, Slice
+from tallymark.engine.queue import Queue
+from tallymark.engine.ready import Ready
+from tallymark.engine.records import Record
+from tallymark.engine.session import Connection
+from tallymark.engine.settings import DROP_HEAD
+from tallymark.engine.transactions import Transactions
+from tallymark.engine.vhost import VirtualHost
+
+if TYPE_CHECKING:
+    from tallymark.engine.routing import Targets
+
+MOVED: Final = "moved"
+GONE: Final = "gone"
+"""Not in the queue any more, or another message has its number."""
+NOT_READY: Final = "not_ready"
+"""A consumer, a subscription or a transaction has it, or it is deferred or pending."""
+UNROUTABLE: Final = "unroutable"
+"""No such exchange, or no queue takes it from there."""
+FULL: Final = "full"
+"""A target refuses for want of room."""
+NO_LETTER: Final = "no_letter"
+"""It never died, and no target was named."""
+FORBIDDEN: Final = "forbidden"
+"""The caller may not publish to that exchange."""
+REPEATED: Final = "repeated"
+"""It was moved before under the same name of a run, and came back."""
+
+
+@final
+class Way:
+    """Where messages go that were first published alike and died alike."""
+
+    __slots__ = ("before", "exchange", "keys", "made", "published", "source", "ttl_ms")
+
+    def __init__(
+        self,
+        exchange: str,
+        keys: tuple[str, ...],
+        ttl_ms: int,
+        before: Annotations | None,
+        published: Route,
+    ) -> None:
+        self.exchange = exchange
+        self.keys = keys
+        self.ttl_ms = ttl_ms
+        """The time to live they have of their own, ms; -1: none."""
+        self.before = before
+        """What is known of them in the queue they leave."""
+        self.published = published
+        self.source: Exchange | None = None
+        self.made: Annotations | None = None
+        """What is known of them once they have moved."""
+
+
+@final
+class Found:
+    """What is or would become of one message that a caller asked for."""
+
+    __slots__ = ("id", "lane", "place", "queues", "sequence", "status", "way")
+
+    def __init__(self, sequence: int, id: int) -> None:
+        self.sequence = sequence
+        self.id = id
+        self.status = GONE
+        self.way: Way | None = None
+        """Where it goes, if it is ready and that is known."""
+        self.queues: list[Queue] = []
+        """What it enters, where its status is MOVED or FULL."""
+        self.lane = 0
+        self.place = 0
+
+
+@final
+class Redrives:
+    """Shares its parts with the Broker."""
+
+    __slots__ = ("_clock", "_connections", "_entrance", "_records", "_transactions", "_vhosts")
+
+    def __init__(
+        self,
+        clock: Clock,
+        entrance: Entrance,
+        vhosts: dict[str, VirtualHost],
+        connections: dict[int, Connection],
+        transactions: Transactions,
+        records: list[Record],
+    ) -> None:
+        self._clock = clock
+        self._entrance = entrance
+        self._vhosts = vhosts
+        self._connections = connections
+        self._transactions = transactions
+        self._records = records
+
+    def look(
+        self,
+        queue: Queue,
+        wanted: list[tuple[int, int]],
+        exchange: str | None = None,
+        key: str | None = None,
+        done: Callable[[Notes], bool] | None = None,
+    ) -> list[Found]:
+        """What would become of these messages (sequence, message id), in this order: MOVED where
+        `move` would try. Changes nothing, and does not foresee that a target gets full.
+
+        exchange: another target than that of the first publish, and `key` there (None: as first
+        published). done: tells by a message's notes that it is not to be moved again.
+        O(log ready) a message; O(ready) where something was put to the tail.
+
+        Raises: Unsupported (a stream).
+        """
+        if queue.settings.is_stream:
+            where = named("queue", queue.name, queue.vhost)
+            raise Unsupported(f"redrive not supported by stream queues {where}")
+        found = [Found(sequence, id) for sequence, id in wanted]
+        ways: dict[tuple[int, int], Way | None] = {}
+        missing: list[Found] = []
+        tails = _tails(queue, found) if queue.shift else {}
+        for one in found:
+            piece = self._find(queue, one, tails.get(one.sequence, one.sequence))
+            if piece is None:
+                missing.append(one)
+                continue
+            if _id_of(piece) != one.id:
+                continue
+            before, published = piece.annotations, _route_of(piece)
+            mark = (id(before), id(published))
+            if mark not in ways:
+                ways[mark] = self._way(queue, before, published, exchange, key)
+            way = ways[mark]
+            one.way = way
+            if way is None:
+                one.status = NO_LETTER
+            elif done is not None and before is not None and done(before.notes):
+                one.status = REPEATED
+            else:
+                one.queues = self._queues(queue, way, piece)
+                one.status = MOVED if one.queues else UNROUTABLE
+        if missing:
+            held = self._held(queue)
+            for one in missing:
+                if one.sequence in held:
+                    one.status = NOT_READY
+        return found
+
+    def move(
+        self, queue: Queue, found: list[Found], stamp: Callable[[Notes], Notes] | None = None
+    ) -> None:
+        """Carry out what `look` said in this turn, each message by itself, in this order; what has
+        no room becomes FULL and stays.
+
+        stamp: what their notes become.
+        """
+        at = 0
+        asked: set[int] = set()
+        while at < len(found):
+            one = found[at]
+            at += 1
+            if one.status != MOVED:
+                continue
+            if one.sequence in asked:  # named twice
+                one.status = GONE
+                continue
+            asked.add(one.sequence)
+            n = 1
+            while at < len(found) and _follows(found[at - 1], found[at]):
+                asked.add(found[at].sequence)
+                at += 1
+                n += 1
+            self._move_run(queue, found[at - n : at], stamp)
+
+    def _move_run(
+        self, queue: Queue, run: list[Found], stamp: Callable[[Notes], Notes] | None
+    ) -> None:
+        """Messages with numbers in a row on one way, as far as each slice of them goes."""
+        way = run[0].way
+        assert way is not None
+        if way.made is None:
+            way.made = self._made(way, stamp)
+        at = 0
+        while at < len(run):
+            lane = queue.lanes[run[at].lane]
+            place = run[at].place
+            piece = lane.at(place)
+            assert piece is not None, (queue.name, place)
+            n = min(len(piece), len(run) - at)
+            for target in run[at].queues:
+                if target.settings.guarded:  # it may have room for some of them
+                    n = 1
+            if self._fits(run[at].queues, piece.part(0, n)):
+                self._move(queue, lane, place, n, run[at].queues, way.made)
+            else:
+                run[at].status = FULL
+            at += n
+
+    def _move(
+        self,
+        queue: Queue,
+        lane: Ready,
+        place: int,
+        n: int,
+        targets: list[Queue],
+        made: Annotations,
+    ) -> None:
+        entrance = self._entrance
+        piece = queue.pick(lane, place, n)
+        queue.leave_acquired(piece)
+        payload = piece.payload
+        entrance.store.use(payload, n * len(targets))
+        for target in targets:
+            kept = payload.persistent and target.stored
+            if kept:
+                entrance.keep(payload)
+            entrance.enter(target, payload, piece.lo, piece.hi, made, kept, queue.id, piece.first)
+        queue.settled += n
+        if queue.stored:
+            self._records.append(
+                Record(
+                    records.SETTLED, queue.id, piece.first, n, self._clock.now_ms,
+                    reason=records.SETTLED_BY_REDRIVE,
+                )
+            )  # fmt: skip
+        entrance.store.finish(payload, n)
+        if queue.watched:
+            entrance.dispatcher.mark(queue)  # what is its head now has a time of its own
+
+    # -- where they are
+
+    def _find(self, queue: Queue, one: Found, place: int) -> Slice | None:
+        """The message as a slice of its own, if it is ready; where it is, is noted."""
+        if not 0 < one.sequence <= queue.entered:
+            return None
+        for i, lane in enumerate(queue.lanes):
+            piece = lane.at(place)
+            if piece is not None and piece.first == one.sequence:
+                one.lane, one.place = i, place
+                return piece.part(0, 1)
+        return None
+
+    def _held(self, queue: Queue) -> IntervalSet:
+        """Sequences that are in the queue and not ready. O(ranges)."""
+        pieces = [entry[3] for entry in queue.deferrals]
+        pieces += [letter.piece for letter in queue.letters]
+        pieces += [lease.slice for s in queue.subscriptions for lease in s.leases]
+        entries = [e for c in self._connections.values() for s in c.sessions for e in s.inflight]
+        for transaction in self._transactions.open.values():
+            entries += [e for settlement in transaction.settlements for e in settlement.entries]
+        for entry in entries:
+            if entry.queue is queue and not entry.void:
+                pieces += [entry.part(a, b) for a, b in entry.pieces(entry.first, entry.last)]
+        held = IntervalSet()
+        for piece in pieces:
+            held.add(piece.first, piece.first + len(piece))
+        return held
+
+    # -- where they go
+
+    def _way(
+        self,
+        queue: Queue,
+        before: Annotations | None,
+        published: Route,
+        exchange: str | None,
+        key: str | None,
+    ) -> Way | None:
+        """Where messages go of which this is known; None: they are no letters."""
+        keys: tuple[str, ...] = (published.key,)
+        home = None
+        ttl_ms = -1
+        death = None if before is None else _first_death(before)
+        if death is not None:
+            home, keys, ttl_ms = death.exchange, death.keys, death.ttl_ms
+        elif before is not None:
+            ttl_ms = before.ttl_ms
+            place = published if before.route is None else before.route
+            keys = (place.key, *before.more_keys[: len(before.more_keys) - len(before.bcc)])
+        if exchange is not None:
+            home = exchange
+            if key is not None:
+                keys = (key,)
+        if home is None:
+            return None
+        way = Way(home, keys, ttl_ms, before, published)
+        way.source = self._vhosts[queue.vhost].exchanges.get(home)
+        return way
+
+    def _queues(self, queue: Queue, way: Way, piece: Slice) -> list[Queue]:
+        """The queues that one message enters."""
+        if way.source is None:
+            return []
+        vhost = self._vhosts[queue.vhost]
+        headers = None
+        if vhost.needs_headers(way.exchange):
+            payload = piece.payload
+            self._entrance.store.load(payload)
+            headers = self._entrance.formats[payload.format].headers(payload, piece.lo)
+        targets: Targets = vhost.route_from(way.source, list(way.keys), headers)
+        return [target for target in targets.queues if target is not queue]
+
+    def _made(self, way: Way, stamp: Callable[[Notes], Notes] | None) -> Annotations:
+        """What is known of messages from now on."""
+        before, published = way.before, way.published
+        notes = () if before is None else before.notes
+        key = way.keys[0]
+        route = None
+        if (way.exchange, key) != (published.exchange, published.key):
+            route = Route(way.exchange, key)
+        return Annotations(
+            ttl_ms=way.ttl_ms,
+            more_keys=way.keys[1:],
+            route=route,
+            since_ms=self._clock.now_ms,
+            notes=notes if stamp is None else stamp(notes),
+        )
+
+    def _fits(self, targets: list[Queue], piece: Slice) -> bool:
+        """Whether every target has room, where it is one that refuses [DL-6]."""
+        entrance = self._entrance
+        n = len(piece)
+        for target in targets:
+            settings = target.settings
+            if not settings.guarded or settings.overflow == DROP_HEAD:
+                continue
+            size = 0
+            if settings.max_bytes >= 0:
+                entrance.weigh(piece.payload)
+                size = piece.body_bytes()
+            if entrance.room(target) < n or (
+                entrance.room_bytes(target) < size and entrance.awaited(target) < n
+            ):
+                return False
+        return True
+
+
+def _follows(before: Found, after: Found) -> bool:
+    """Whether two messages may move together."""
+    return (
+        after.status == MOVED
+        and after.way is before.way
+        and after.sequence == before.sequence + 1
+        and after.lane == before.lane
+        and after.place == before.place + 1
+        and after.queues == before.queues
+    )
+
+
+def _tails(queue: Queue, found: list[Found]) -> dict[int, int]:
+    """Where messages are that were put to the tail, or entered behind such: place by sequence."""
+    wanted = sorted({one.sequence for one in found})
+    places: dict[int, int] = {}
+    queue.unpack()
+    for piece in queue.slices():
+        at = bisect_left(wanted, piece.first)
+        while at < len(wanted) and wanted[at] < piece.first + len(piece):
+            places[wanted[at]] = wanted[at] + piece.shift
+            at += 1
+    return places
+
+
+def _first_death(known: Annotations) -> Death | None:
+    """The death that made it a letter. The history is ordered by the newest death of each entry, so
+    it need not be the last one."""
+    if not known.deaths:
+        return None
+    first = known.first_death
+    if first is not None:
+        for death in reversed(known.deaths):
+            if (death.reason, death.queue, death.exchange) == first:
+                return death
+    return known.deaths[-1]
+
+
+def _route_of(piece: Slice) -> Route:
+    payload = piece.payload
+    return payload.route if payload.routes is None else payload.routes[piece.lo]
+
+
+def _id_of(piece: Slice) -> int:
+    """The broker-wide id of its first message."""
+    payload = piece.payload
+    pack = payload.pack
+    return payload.first_id + piece.lo if pack is None else pack.ids[piece.lo]

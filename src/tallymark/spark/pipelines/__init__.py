@@ -1,0 +1,34 @@
+"""The pipelines as functions on DataFrames; each is a command too, `tallymark pipeline NAME`.
+
+    from tallymark.spark import pipelines
+    letters = pipelines.browse(spark, "parked").where("deaths[0].reason = 'rejected'")
+    pipelines.redrive(letters, dry_run=False)
+
+docs/pipelines.md says what each does. A module is imported, and with it Spark, when one of its
+functions is first asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from tallymark.spark.land import follow, land, read_queue
+    from tallymark.spark.reconcile import read_ledger, reconcile
+
+__all__ = ["follow", "land", "read_ledger", "read_queue", "reconcile"]
+
+_FROM: Final = {
+    "tallymark.spark.land": ("follow", "land", "read_queue"),
+    "tallymark.spark.reconcile": ("read_ledger", "reconcile"),
+}
+"""Names by the module they come from."""
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _FROM.items():
+        if name in names:
+            found = globals()[name] = getattr(import_module(module), name)
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
