@@ -86,6 +86,7 @@ KINDS: Final = {
     records.STAGED: "staged",
     records.UNSTAGED: "unstaged",
     records.COMMITTED: "committed",
+    records.PUBLISHERS: "publishers",
     records.SINK_STAGED: "sink_staged",
     records.SINK_ENDED: "sink_ended",
     records.VERDICTS: "verdicts",
