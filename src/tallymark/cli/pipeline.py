@@ -80,6 +80,9 @@ def reconcile(
         ),
     ] = None,
     user: Login = LOGIN,
+    hours: Annotated[
+        bool, typer.Option("--hours", help="And of every hour in which messages entered it.")
+    ] = False,
     master: Master = MASTER,
     json: Json = False,
 ) -> None:
@@ -89,7 +92,7 @@ def reconcile(
 
     name, password = _login(url, user)
     try:
-        code = reconciling.main(data_dir, url, name, password, master, json)
+        code = reconciling.main(data_dir, url, name, password, master, json, hours)
     except (ValueError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
         fail(str(error), 2)
     _run(code)

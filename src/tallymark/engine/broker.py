@@ -581,10 +581,13 @@ class Broker:
         payload: Payload,
         annotations: Annotations | None = None,
         handle: object = None,
+        rules: int = 0,
     ) -> None:
         """As publish, when and if the transaction is committed: see Transactions.publish."""
         self.published += payload.count
-        self.transactions.publish(transaction, session, targets, payload, annotations, handle)
+        self.transactions.publish(
+            transaction, session, targets, payload, annotations, handle, rules
+        )
 
     # -- consuming
 

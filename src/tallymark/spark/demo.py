@@ -25,6 +25,7 @@ from tallymark.spark.demo_broker import BrokerDidNotStart, BrokerProcess
 from tallymark.spark.demo_publisher import PublishingEnded
 from tallymark.spark.java import JavaNotFound
 from tallymark.spark.ledger import LedgerIncomplete
+from tallymark.spark.reconcile_table import show
 from tallymark.spark.session import SparkDidNotStart, build_session, stop_session
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def _new_folder(out: Path | None) -> Path:
 
 def _finale(stage: Stage) -> None:
     outcome = reconcile.run(stage.spark(), stage.broker.data_dir, stage.broker.endpoint)
-    reconcile.show(outcome, console=stage.console)
+    show(outcome, console=stage.console)
     stage.check("every queue's difference is 0", outcome.balanced)
     for check in stage.in_account:
         check(outcome)

@@ -24,6 +24,7 @@ from tallymark.engine import records
 from tallymark.engine.annotations import Annotations
 from tallymark.journal import layout, segment
 from tallymark.spark.blocks import ROW, block_at
+from tallymark.spark.payloads import Payloads
 
 JOURNAL: Final = "journal"
 CHECKPOINT: Final = "checkpoint"
@@ -32,7 +33,8 @@ DDL: Final = (
     "source string, position bigint, row int, kind string, queue_id bigint, first bigint, "
     "count bigint, time timestamp, reason string, owner bigint, other bigint, flags int, "
     "blob string, priority int, failed boolean, from_queue_id bigint, from_first bigint, "
-    "due timestamp"
+    "due timestamp, payload bigint, lo bigint, message_id bigint, exchange string, "
+    "routing_key string"
 )
 """source: "journal", or "checkpoint" for the state at the newest checkpoint. position: where the
 block lies, or what a checkpoint speaks of. blob: JSON of definitions and counters, of a dead
@@ -40,7 +42,11 @@ letter's history, of what is pending and of ids taken. priority: of messages tha
 or are still there. failed: whether what was returned or deferred counts as a failed delivery.
 from_queue_id, from_first: the queue whose dead letters entered, or which handed its messages on,
 and the sequence the first of them had there; null for what was published. due: when messages that
-were deferred, or entered so, are ready. The rest is as tallymark.engine.records says."""
+were deferred, or entered so, are ready. payload, lo: where the bytes meant lie, and the first of
+their messages that is meant; null for rows that mean none. message_id: of the first message, the
+others follow; exchange, routing_key: as published, null where they are several. These three are
+null where the bytes lie in another file than the row (of letters, mostly), and stand in the payload
+row with the same `payload`. The rest is as tallymark.engine.records says."""
 
 SCHEMA: Final = pa.schema(
     [
@@ -62,6 +68,11 @@ SCHEMA: Final = pa.schema(
         ("from_queue_id", pa.int64()),
         ("from_first", pa.int64()),
         ("due", pa.timestamp("us", "UTC")),
+        ("payload", pa.int64()),
+        ("lo", pa.int64()),
+        ("message_id", pa.int64()),
+        ("exchange", pa.string()),
+        ("routing_key", pa.string()),
     ]
 )
 
@@ -308,13 +319,22 @@ def _batches(
     else:
         position = np.repeat([block.header.position for block in found], counts)
     number = np.concatenate([np.arange(count) for count in counts])
+    known = Payloads(found, rows)
     for low in range(0, len(rows), BATCH_ROWS):
         part = slice(low, low + BATCH_ROWS)
-        yield _batch(data, rows[part], starts[part], position[part], number[part], partition.source)
+        yield _batch(
+            data, rows[part], starts[part], position[part], number[part], partition.source, known
+        )
 
 
 def _batch(
-    data: bytes, rows: Any, starts: Any, position: Any, number: Any, source: str
+    data: bytes,
+    rows: Any,
+    starts: Any,
+    position: Any,
+    number: Any,
+    source: str,
+    known: Payloads,
 ) -> pa.RecordBatch:
     assert rows.dtype == ROW
     kinds = rows["kind"]
@@ -340,6 +360,9 @@ def _batch(
         _where(rows["owner"], letters),
         _where(rows["other"], letters),
         _dues(rows, blobs),
+        _where(rows["payload"], rows["payload"] >= 0),
+        _where(rows["lo"].astype(np.int64), (rows["payload"] >= 0) & (kinds != records.PAYLOAD)),
+        *known.columns(rows),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
