@@ -18,6 +18,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyspark.errors import StreamingQueryException
+
 from tallymark.spark.delta import QueryId, append_batch
 from tallymark.spark.land import land, read_queue
 from tallymark.spark.session import build_session
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 WAYS = ("parquet", "delta", "copy", "judge")
 SUBSCRIPTION = "out"
 TRIGGER = "100ms"
+TOO_BUSY = "Python worker failed to connect back"
 MAX_ROWS = 60
 OUTCOME = """case when int(message_id) % 5 = 0 then 'rejected' when redelivered then 'accepted'
     when int(message_id) % 7 = 1 then 'released' when int(message_id) % 7 = 2 then 'modified'
@@ -56,8 +59,23 @@ class Ways:
         self._url = url
         self._folder = folder
 
-    def start(self) -> list[StreamingQuery]:
-        return [self._parquet(), self._delta(), self._copy(), self._judge()]
+    def run(self) -> None:
+        """Until one of them ends for another reason than that the machine is too busy to start a
+        Python process within the ten seconds that Spark gives it."""
+        starts = (self._parquet, self._delta, self._copy, self._judge)
+        queries = [start() for start in starts]
+        print("started", flush=True)
+        while True:
+            for at, query in enumerate(queries):
+                try:
+                    ended = query.awaitTermination(1)
+                except StreamingQueryException as error:
+                    if TOO_BUSY not in str(error):
+                        raise
+                    print(f"{WAYS[at]}: {TOO_BUSY}, started again", file=sys.stderr, flush=True)
+                    queries[at] = starts[at]()
+                else:
+                    assert not ended, f"{WAYS[at]} ended by itself"
 
     def _read(self, queue: str) -> DataFrame:
         options = {"maxRows": str(MAX_ROWS), "waitMs": "300", "retryMs": "120000"}
@@ -106,16 +124,10 @@ class Ways:
         return writer.trigger(processingTime="100 milliseconds").start()
 
 
-def main(url: str, folder: str, master: str) -> int:
+def main(url: str, folder: str, master: str) -> None:
     spark = build_session(master, "tallymark every way", brief=True, settings=SETTINGS)
-    queries = Ways(spark, url, Path(folder)).start()
-    print("started", flush=True)
-    spark.streams.awaitAnyTermination()
-    for query in queries:
-        if query.exception() is not None:
-            print(query.exception(), file=sys.stderr, flush=True)
-    return 1
+    Ways(spark, url, Path(folder)).run()
 
 
 if __name__ == "__main__":
-    sys.exit(main(**json.loads(sys.argv[1])))
+    main(**json.loads(sys.argv[1]))
