@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,19 +64,20 @@ class Ways:
         """Until one of them ends for another reason than that the machine is too busy to start a
         Python process within the ten seconds that Spark gives it."""
         starts = (self._parquet, self._delta, self._copy, self._judge)
-        queries = [start() for start in starts]
         print("started", flush=True)
+        queries = [self._begin(start) for start in starts]
         while True:
             for at, query in enumerate(queries):
-                try:
-                    ended = query.awaitTermination(1)
-                except StreamingQueryException as error:
-                    if TOO_BUSY not in str(error):
-                        raise
-                    print(f"{WAYS[at]}: {TOO_BUSY}, started again", file=sys.stderr, flush=True)
-                    queries[at] = starts[at]()
-                else:
-                    assert not ended, f"{WAYS[at]} ended by itself"
+                if _is_over(query):
+                    queries[at] = self._begin(starts[at])
+
+    def _begin(self, start: Callable[[], StreamingQuery]) -> StreamingQuery:
+        """One after the other, since each starts a Python process."""
+        query = start()
+        while query.lastProgress is None:
+            if _is_over(query):
+                query = start()
+        return query
 
     def _read(self, queue: str) -> DataFrame:
         options = {"maxRows": str(MAX_ROWS), "waitMs": "300", "retryMs": "120000"}
@@ -122,6 +124,19 @@ class Ways:
         writer = self._read("judge").writeStream.foreachBatch(judge)
         writer = writer.option("checkpointLocation", self._checkpoint("judge"))
         return writer.trigger(processingTime="100 milliseconds").start()
+
+
+def _is_over(query: StreamingQuery) -> bool:
+    """Whether it has to be started again; takes a second if not."""
+    try:
+        ended = query.awaitTermination(1)
+    except StreamingQueryException as error:
+        if TOO_BUSY not in str(error):
+            raise
+        print(f"{TOO_BUSY}: started again", file=sys.stderr, flush=True)
+        return True
+    assert not ended, "a query ended by itself"
+    return False
 
 
 def main(url: str, folder: str, master: str) -> None:
