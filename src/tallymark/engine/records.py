@@ -28,8 +28,8 @@ RETURNED: Final = 5
 flags & RETURNED_FAILED: counted as a failed delivery. blob = annotations, where the consumer may
 have added to them."""
 DROPPED: Final = 6
-"""Gone without success. reason = why (DROPPED_*); DROPPED_RETENTION: other = their bytes, framing
-included."""
+"""Gone without success. reason = why (DROPPED_*); DROPPED_RETENTION, DROPPED_ARCHIVED:
+other = their bytes, framing included."""
 MARK: Final = 7
 """Every sequence of queue below first may have been delivered: redelivered after a crash."""
 DEFINITION: Final = 8
@@ -72,6 +72,17 @@ messages published, other = deliveries settled."""
 PUBLISHERS: Final = 23
 """Of a stream: the highest numbers that publishers gave messages it took. blob = JSON object,
 number by name of publisher."""
+ARCHIVED: Final = 30
+"""Of a stream: count sequences from first on, which are other messages, are safe elsewhere. blob =
+JSON object, see archives.py."""
+
+SLOW: Final = 21
+"""A subscription to topics came near a limit, above one, had something done about it, or is below
+them again [SC-4]: reason = SLOW_*. owner = its consumer's id; blob = JSON object: measures, limits,
+who, what was done. first and count are 0: it says nothing of single messages."""
+CONSUMER: Final = 22
+"""What consumer `owner` of a queue came to by now: reason = CONSUMER_*. other = messages it
+settled; blob = JSON object, see statistics.py. first and count are 0."""
 
 SINK_STAGED: Final = 24
 """Messages were handed over under staging `owner`, to be published by a commit of their sink.
@@ -166,6 +177,10 @@ DROPPED_REFUSED: Final = 12
 DROPPED_DUPLICATE: Final = 13
 DROPPED_RETENTION: Final = 15
 """A stream kept them as long as it was told to."""
+DROPPED_SLOW_CONSUMER: Final = 16
+"""Their subscription's consumer was too slow, and its policy is to drop the oldest [SC-D7]."""
+DROPPED_ARCHIVED: Final = 20
+"""A stream let go of them by an archiver's word: an ARCHIVED record says where they are."""
 DROP_REASONS: Final = {
     DROPPED_REJECTED: "rejected",
     DROPPED_PURGED: "purged",
@@ -181,7 +196,22 @@ DROP_REASONS: Final = {
     DROPPED_REFUSED: "dead_letter_refused",
     DROPPED_DUPLICATE: "duplicate",
     DROPPED_RETENTION: "retention",
+    DROPPED_SLOW_CONSUMER: "slow_consumer",
+    DROPPED_ARCHIVED: "archived",
 }
+SLOW_NEAR: Final = 1
+SLOW_FOUND: Final = 2
+SLOW_ACTED: Final = 3
+SLOW_RECOVERED: Final = 4
+SLOW_EVENTS: Final = {
+    SLOW_NEAR: "near",
+    SLOW_FOUND: "found",
+    SLOW_ACTED: "acted",
+    SLOW_RECOVERED: "recovered",
+}
+CONSUMER_GOES_ON: Final = 1
+CONSUMER_ENDED: Final = 2
+CONSUMER_EVENTS: Final = {CONSUMER_GOES_ON: "goes_on", CONSUMER_ENDED: "ended"}
 
 
 @final

@@ -15,6 +15,7 @@ from typing import Final, final
 
 from tallymark.engine import definitions, records
 from tallymark.engine.annotations import Annotations, ready_since
+from tallymark.engine.archives import Archived
 from tallymark.engine.broker import Broker
 from tallymark.engine.deferrals import Deferral, Deferrals
 from tallymark.engine.intervals import IntervalSet, Tally
@@ -26,6 +27,8 @@ from tallymark.engine.session import FAILED, RETURNED
 from tallymark.engine.settings import OFF
 from tallymark.engine.subscription import Subscription
 
+TELL_ONLY: Final = (records.SLOW, records.CONSUMER)
+"""Kinds of record from which nothing follows for what a queue holds."""
 _REASONS: Final = {name: reason for reason, name in records.DROP_REASONS.items()}
 
 
@@ -129,6 +132,8 @@ class Restorer:
             self._broker.message_ids.at_least(record.first + record.count - 1)
             return
         self._broker.owner_ids.at_least(record.owner)
+        if kind in TELL_ONLY:
+            return
         if kind == records.LEASE_SETTLED:
             self._settle_lease(record)
             return
@@ -155,6 +160,9 @@ class Restorer:
             for name, number in json.loads(record.blob).items():
                 queue.publishers.pop(name, None)
                 queue.publishers[name] = number
+            return
+        if kind == records.ARCHIVED:
+            queue.archive = Archived.from_record(record)
             return
         if kind != records.MARK and end > queue.entered:
             queue.entered = end - 1  # also where the block that says so was lost
@@ -186,7 +194,7 @@ class Restorer:
             queue.dropped[record.reason] = queue.dropped.get(record.reason, 0) + record.count
             history.finished.add(first, end)
             history.acquired.remove(first, end)
-            if record.reason == records.DROPPED_RETENTION:
+            if record.reason in (records.DROPPED_RETENTION, records.DROPPED_ARCHIVED):
                 queue.kept_from = max(queue.kept_from, end)
                 queue.let_go_bytes += record.other
             if record.reason == records.DROPPED_LOST:

@@ -351,9 +351,11 @@ class Settlement:
         them in the session, or took them out of it before."""
         queue = entry.queue
         count = high - low + 1
-        if entry.is_late and entry.consumer is not None:
-            entry.consumer.overdue -= count
-            self.dispatcher.mark(queue)
+        if entry.consumer is not None:
+            entry.consumer.pace.add(count, self.dispatcher.clock.now_ms)
+            if entry.is_late:
+                entry.consumer.overdue -= count
+                self.dispatcher.mark(queue)
         self.free_credit(session, entry.consumer, count)
         if entry.void:
             return

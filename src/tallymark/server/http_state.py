@@ -153,6 +153,7 @@ class State:
                     "unacked": sum(session.unacked for session in sessions),
                     "received_bytes": client.received_bytes,
                     "sent_bytes": client.sent_bytes,
+                    "unsent_bytes": client.unsent(),
                     "state": state,
                 }
             )

@@ -127,6 +127,13 @@ class LocalTransport(asyncio.Transport):
             self._method = None
             self._parts = []
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Nothing waits here: what is written is there."""
+
+    def get_write_buffer_size(self) -> int:
+        """See set_write_buffer_limits."""
+        return 0
+
     def is_closing(self) -> bool:
         return self._closing
 
