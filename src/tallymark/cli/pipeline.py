@@ -98,6 +98,47 @@ def reconcile(
     _run(code)
 
 
+@app.command()
+def redrive(
+    queue: Annotated[str, typer.Option(help="Queue that holds the dead letters.")],
+    where: Annotated[
+        str | None,
+        typer.Option(
+            help="SQL over the columns of a browse, such as \"deaths[0].reason = 'expired'\"."
+        ),
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            help="Another target than the first publish: QUEUE, /queues/QUEUE or "
+            "/exchanges/EXCHANGE[/KEY]."
+        ),
+    ] = None,
+    move: Annotated[bool, typer.Option("--move", help="Move them; else say what would.")] = False,
+    rate: Annotated[float | None, typer.Option(help="Most messages a second.")] = None,
+    run: Annotated[
+        str | None, typer.Option(help="Name of this run, to go on with one that was stopped.")
+    ] = None,
+    vhost: Annotated[str, typer.Option(help="Virtual host of the queue.")] = "/",
+    master: Master = MASTER,
+    url: Url = BROKER,
+    user: Login = LOGIN,
+    json: Json = False,
+) -> None:
+    """Send dead letters back to where they were first published, each once. Dry run by default."""
+    _require("pyspark", "pyarrow", "numpy", extra="spark")
+    from tallymark.spark.pipelines import redrives
+
+    name, password = _login(url, user)
+    try:
+        code = redrives.main(
+            queue, where, to, move, rate, run, vhost, master, url, name, password, json
+        )
+    except ValueError as error:
+        fail(str(error), 2)
+    _run(code)
+
+
 def demo(
     input: Annotated[
         Path | None,

@@ -20,6 +20,7 @@ from typing import Final, final
 
 from tallymark.engine import definitions, records
 from tallymark.engine.annotations import Annotations, Notes, deferred_until
+from tallymark.engine.archives import Archives
 from tallymark.engine.arguments import check_default_type, consumer_timeout_ms, named
 from tallymark.engine.backlogs import Backlogs
 from tallymark.engine.clock import Clock
@@ -111,6 +112,8 @@ class Broker:
             self.clock, self.entrance, self.vhosts, self.records, self.effects
         )
         self.entrance.letters = self.dead_letters
+        self.archives = Archives(self.clock, self.dead_letters, self.records)
+        """Ranges of streams that are safe elsewhere."""
         self.upkeep = Upkeep(
             self.clock, self.deadlines, self.dispatcher, self.entrance, self.dead_letters
         )

@@ -23,6 +23,7 @@ from tallymark.engine.ready import Ready
 from tallymark.engine.settings import OFF, Settings
 
 if TYPE_CHECKING:
+    from tallymark.engine.archives import Archived
     from tallymark.engine.session import Consumer
     from tallymark.engine.stream_ranges import Pin
     from tallymark.engine.subscription import Subscription
@@ -68,6 +69,7 @@ class Queue(Timed):
         "acquired_bytes",
         "active",
         "appended",
+        "archive",
         "arguments",
         "auto_delete",
         "body_bytes",
@@ -219,6 +221,8 @@ class Queue(Timed):
         """Of a stream: what lies below it was let go of."""
         self.let_go_bytes = 0
         """Of a stream: how much that was, since it was made."""
+        self.archive: Archived | None = None
+        """Of a stream: the newest range that is safe elsewhere, and with it all before."""
         self.pins: list[Pin] = []
         """Of a stream: ranges that somebody wants to read whatever retention does."""
         self.publishers: dict[str, int] = {}

@@ -28,8 +28,8 @@ RETURNED: Final = 5
 flags & RETURNED_FAILED: counted as a failed delivery. blob = annotations, where the consumer may
 have added to them."""
 DROPPED: Final = 6
-"""Gone without success. reason = why (DROPPED_*); DROPPED_RETENTION: other = their bytes, framing
-included."""
+"""Gone without success. reason = why (DROPPED_*); DROPPED_RETENTION, DROPPED_ARCHIVED:
+other = their bytes, framing included."""
 MARK: Final = 7
 """Every sequence of queue below first may have been delivered: redelivered after a crash."""
 DEFINITION: Final = 8
@@ -71,6 +71,9 @@ messages published, other = deliveries settled."""
 PUBLISHERS: Final = 23
 """Of a stream: the highest numbers that publishers gave messages it took. blob = JSON object,
 number by name of publisher."""
+ARCHIVED: Final = 30
+"""Of a stream: count sequences from first on, which are other messages, are safe elsewhere. blob =
+JSON object, see archives.py."""
 
 SLOW: Final = 21
 """A subscription to topics came near a limit, above one, had something done about it, or is below
@@ -148,6 +151,8 @@ DROPPED_RETENTION: Final = 15
 """A stream kept them as long as it was told to."""
 DROPPED_SLOW_CONSUMER: Final = 16
 """Their subscription's consumer was too slow, and its policy is to drop the oldest [SC-D7]."""
+DROPPED_ARCHIVED: Final = 20
+"""A stream let go of them by an archiver's word: an ARCHIVED record says where they are."""
 DROP_REASONS: Final = {
     DROPPED_REJECTED: "rejected",
     DROPPED_PURGED: "purged",
@@ -164,6 +169,7 @@ DROP_REASONS: Final = {
     DROPPED_DUPLICATE: "duplicate",
     DROPPED_RETENTION: "retention",
     DROPPED_SLOW_CONSUMER: "slow_consumer",
+    DROPPED_ARCHIVED: "archived",
 }
 SLOW_NEAR: Final = 1
 SLOW_FOUND: Final = 2

@@ -15,6 +15,7 @@ from typing import Final, final
 
 from tallymark.engine import definitions, records
 from tallymark.engine.annotations import Annotations, ready_since
+from tallymark.engine.archives import Archived
 from tallymark.engine.broker import Broker
 from tallymark.engine.deferrals import Deferral, Deferrals
 from tallymark.engine.intervals import IntervalSet, Tally
@@ -150,6 +151,9 @@ class Restorer:
                 queue.publishers.pop(name, None)
                 queue.publishers[name] = number
             return
+        if kind == records.ARCHIVED:
+            queue.archive = Archived.from_record(record)
+            return
         if kind != records.MARK and end > queue.entered:
             queue.entered = end - 1  # also where the block that says so was lost
         if kind == records.ENTERED or kind == records.LIVE:
@@ -180,7 +184,7 @@ class Restorer:
             queue.dropped[record.reason] = queue.dropped.get(record.reason, 0) + record.count
             history.finished.add(first, end)
             history.acquired.remove(first, end)
-            if record.reason == records.DROPPED_RETENTION:
+            if record.reason in (records.DROPPED_RETENTION, records.DROPPED_ARCHIVED):
                 queue.kept_from = max(queue.kept_from, end)
                 queue.let_go_bytes += record.other
             if record.reason == records.DROPPED_LOST:

@@ -80,6 +80,8 @@ def _snapshot_queue(
         if record.payload is not None:
             record.payload = _add_payload(record.payload, placed, out, now_ms)
         out.append(record)
+    if queue.archive is not None:
+        out.append(queue.archive.to_record(queue, now_ms))
     if queue.publishers:
         out.append(publishers_record(queue, queue.publishers, now_ms))
     forget_ids(queue, now_ms)

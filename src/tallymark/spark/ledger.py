@@ -101,6 +101,7 @@ KINDS: Final = {
     records.PUBLISHERS: "publishers",
     records.SLOW: "slow_consumer",
     records.CONSUMER: "consumer",
+    records.ARCHIVED: "archived",
 }
 _RETURNED: Final = {
     records.RETURNED_BY_CLIENT: "client",
