@@ -102,7 +102,7 @@ def test_reasons_of_death_have_their_names(rows: list[dict[str, Any]]) -> None:
     assert [row["reason"] for row in of_kind(rows, "dropped")] == [
         "rejected", "purged", "queue_deleted", "transient_at_restart", "lost", "expired", "maxlen",
         "delivery_limit", "dead_letter_cycle", "dead_letter_unroutable", "dead_letter_hop_limit",
-        "dead_letter_refused", "duplicate",
+        "dead_letter_refused", "duplicate", "retention",
     ]  # fmt: skip
     assert [row["blob"] for row in of_kind(rows, "seen")] == ['["a"]']
 
