@@ -29,14 +29,13 @@ from tallymark.bridge.amqp10_sections import (
 from tallymark.wire.amqp10 import types
 from tallymark.wire.amqp10.codec import decode, skip
 from tallymark.wire.amqp10.errors import DecodeError
-from tallymark.wire.amqp10.reader import u32
 from tallymark.wire.amqp10.sections import (
     DELIVERY_ANNOTATIONS,
     HEADER,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
 )
-from tallymark.wire.octets import begins, packed, place
+from tallymark.wire.octets import begins, packed, place, u32
 
 FORMAT: Final = 3
 """Payload.format: sections as their sender encoded them, without delivery annotations."""

@@ -35,6 +35,14 @@ def begins(raw: bytes, at: i64, key: bytes) -> bool:
     return True
 
 
+def u32(data: bytes, pos: i64) -> i64:
+    """The four bytes at `pos` (they are there) as an unsigned number."""
+    first: i64 = data[pos]
+    second: i64 = data[pos + 1]
+    third: i64 = data[pos + 2]
+    return first << 24 | second << 16 | third << 8 | data[pos + 3]
+
+
 def put_u32(out: BytesWriter, number: i64) -> None:
     """Write an unsigned number of four bytes, big end first; 0 <= number < 2^32."""
     write_i32_be(out, i32(number if number < 0x8000_0000 else number - 0x1_0000_0000))

@@ -22,8 +22,8 @@ from tallymark.wire.amqp10.frames import AMQP, TAG_MAX
 from tallymark.wire.amqp10.limits import FRAME_MIN
 from tallymark.wire.amqp10.outcomes import DeliveryState
 from tallymark.wire.amqp10.performatives import Disposition, Transfer
-from tallymark.wire.amqp10.reader import Reader, u32
-from tallymark.wire.octets import begins, put_place, unpacked
+from tallymark.wire.amqp10.reader import Reader
+from tallymark.wire.octets import begins, put_place, u32, unpacked
 
 KNOWN_MAX: Final = 256
 """Ends of transfers and dispositions remembered, per connection."""
