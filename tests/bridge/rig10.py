@@ -26,6 +26,7 @@ from tallymark.engine.effects import (
     Effect,
     Refused,
     TimedOut,
+    TransactionExpired,
 )
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Session as EngineSession
@@ -119,6 +120,8 @@ def carry_out(effect: Effect) -> None:
         _bridge_of(effect.consumer.session).drained(effect)
     elif isinstance(effect, Cancelled):
         _bridge_of(effect.consumer.session).cancelled(effect)
+    elif isinstance(effect, TransactionExpired):
+        _bridge_of(effect.transaction.session).transaction_expired(effect)
     elif isinstance(effect, CloseSession):
         _bridge_of(effect.session).close_session(effect)
     elif isinstance(effect, Durable):

@@ -9,7 +9,6 @@ from tallymark.wire.amqp10.events import (
     DispositionReceived,
     DrainFinished,
     LinkDetached,
-    SessionEnded,
     SettlementReceived,
 )
 from tallymark.wire.amqp10.limits import Limits
@@ -22,7 +21,6 @@ from tallymark.wire.amqp10.outcomes import (
     Received,
     Rejected,
     Released,
-    TransactionalState,
 )
 from tallymark.wire.amqp10.performatives import Attach, Source, Target
 from tallymark.wire.amqp10.types import Described, Symbol, Timestamp
@@ -518,17 +516,6 @@ def test_received_is_no_outcome(rig: Rig) -> None:
     peer.pump()
     assert counts(rig) == (0, 1, 0)
     assert not peer.events
-
-
-def test_a_transactional_disposition_is_not_implemented_yet(rig: Rig) -> None:
-    fill(rig, 1)
-    peer = rig.connect10()
-    peer.receiver(peer.session(), credit=1)
-    peer.settle(peer.got[0], TransactionalState(b"1", ACCEPTED))
-    error = peer.take(SessionEnded).error
-    assert error is not None
-    assert error.condition == "amqp:not-implemented"
-    assert counts(rig) == (1, 0, 0)
 
 
 # -- settled by sending

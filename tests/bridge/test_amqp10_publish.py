@@ -20,9 +20,8 @@ from tallymark.wire.amqp10.outcomes import (
     Error,
     Rejected,
     Released,
-    TransactionalState,
 )
-from tallymark.wire.amqp10.performatives import Attach, Coordinator, Source, Target, Transfer
+from tallymark.wire.amqp10.performatives import Attach, Source, Target, Transfer
 from tallymark.wire.amqp10.sections import Header, Properties, Sections, encode_message
 from tallymark.wire.amqp10.types import Symbol, UInt
 from tests.bridge.rig10 import Peer, Rig
@@ -150,12 +149,6 @@ def test_permission_to_write_is_the_exchanges(rig: Rig) -> None:
 def test_no_target_at_all_is_refused(rig: Rig) -> None:
     peer = rig.connect10()
     assert peer.refused(peer.session(), Attach(), True).condition == "amqp:invalid-field"
-
-
-def test_a_coordinator_is_not_there_yet(rig: Rig) -> None:
-    peer = rig.connect10()
-    asked = Attach(source=Source(), target=Coordinator())
-    assert peer.refused(peer.session(), asked, True).condition == "amqp:not-implemented"
 
 
 # -- the anonymous terminus
@@ -407,10 +400,10 @@ def test_the_user_id_must_be_the_users_own(rig: Rig) -> None:
     assert rig.queue("q").ready == 3
 
 
-def test_a_transactional_transfer_is_not_implemented_yet(rig: Rig) -> None:
+def test_a_transfer_in_a_state_that_means_nothing_there_ends_the_link(rig: Rig) -> None:
     peer = rig.connect10()
     link = peer.sender(peer.session())
-    link.send(encode_message(body=b"x"), state=TransactionalState(txn_id=b"1"))
+    link.send(encode_message(body=b"x"), state=ACCEPTED)
     peer.pump()
     error = peer.take(LinkDetached).error
     assert error is not None

@@ -15,6 +15,7 @@ from rich.console import Console
 from tallymark.spark import reconcile
 from tallymark.spark.client import Endpoint
 from tallymark.spark.reconcile import Letters, Reconciliation, Returned
+from tallymark.spark.reconcile_table import show
 from tests.spark.rig import eventually, land_the_rest
 from tests.spark.test_source import browse
 from tests.support.process import BrokerProcess
@@ -175,7 +176,7 @@ def test_what_was_dropped_and_returned_and_where_letters_went_is_shown(
     letters = [Letters("work", "parked", 5)]
     outcome = Reconciliation(64, accounts, letters=letters, returned=returned)
     console = Console(width=80, record=True)
-    reconcile.show(outcome, console=console)
+    show(outcome, console=console)
     text = console.export_text()
     assert "dropped from work: 1 expired, 2 maxlen" in text
     assert "dead letters from work to parked: 5" in text
@@ -184,7 +185,7 @@ def test_what_was_dropped_and_returned_and_where_letters_went_is_shown(
     assert "pending" in text
     assert max(map(len, text.splitlines())) <= 80
     capsys.readouterr()
-    reconcile.show(outcome, as_json=True)
+    show(outcome, as_json=True)
     told = json.loads(capsys.readouterr().out)
     assert told["letters"] == [{"source": "work", "target": "parked", "count": 5}]
     assert told["returned"] == [{"queue": "work", "reason": "timeout", "count": 1234}]

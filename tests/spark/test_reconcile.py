@@ -34,7 +34,7 @@ def row(
     where = "checkpoint" if kind in ("live", "leased", "still pending") else "journal"
     kind = kind.removeprefix("still ")
     count = last - first + 1
-    extra = (None, None, *source, None)
+    extra = (None, None, *source, *(None,) * (len(ledger.SCHEMA) - 17))
     return (where, 64, 0, kind, queue, first, count, TIME, reason, 0, 0, flags, blob, *extra)
 
 

@@ -29,6 +29,7 @@ from tallymark.bridge.amqp10_login import (
     vhost_of,
 )
 from tallymark.bridge.amqp10_publish import IncomingLink
+from tallymark.bridge.amqp10_tx import retire
 from tallymark.bridge.permissions import Access, Permissions
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import (
@@ -40,6 +41,7 @@ from tallymark.engine.effects import (
     Durable,
     Refused,
     TimedOut,
+    TransactionExpired,
 )
 from tallymark.engine.session import Connection as EngineConnection
 from tallymark.engine.session import Session as EngineSession
@@ -65,7 +67,7 @@ from tallymark.wire.amqp10.events import (
     TransfersReceived,
 )
 from tallymark.wire.amqp10.link import Link
-from tallymark.wire.amqp10.outcomes import Error
+from tallymark.wire.amqp10.outcomes import Error, TransactionalState
 from tallymark.wire.amqp10.performatives import Open
 from tallymark.wire.amqp10.sasl import SaslFrame, SaslInit, SaslResponse
 from tallymark.wire.amqp10.serial import count
@@ -278,6 +280,13 @@ class Amqp10(AmqpBridge):
         assert isinstance(end, OutgoingLink)
         end.timed_out(effect)
 
+    def transaction_expired(self, effect: TransactionExpired) -> None:
+        """It is rolled back; its client would work on as if it were not [TX-16]."""
+        if not effect.transaction.session.closed:
+            limit = self.settings.transaction_timeout_ms
+            text = f"transaction open for more than {limit} ms, rolled back"
+            self._close(Error(errors.TRANSACTION_TIMEOUT, text))
+
     def close_session(self, effect: CloseSession) -> None:
         """The engine ends a session."""
         if not effect.session.closed:
@@ -331,11 +340,13 @@ class Amqp10(AmqpBridge):
         if event.by_sender:
             if event.settled:
                 session.confirms.forget(event.first, event.last)
+        elif isinstance(event.state, TransactionalState):
+            retire(session, event)
         elif is_final(event.state):
             settle(session, event)
         else:
-            text = f"disposition with {type(event.state).__name__}: transactions are not offered"
-            self._end(session, Error(errors.NOT_IMPLEMENTED, text))
+            text = f"disposition with {type(event.state).__name__}, expected an outcome"
+            self._end(session, Error(errors.INVALID_FIELD, text))
 
     def _event_of_link(self, event: Event) -> bool:
         if isinstance(event, LinkRequested):

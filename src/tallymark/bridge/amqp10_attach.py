@@ -20,6 +20,7 @@ from tallymark.bridge.amqp10_management_link import LinkPair, RequestLink, Respo
 from tallymark.bridge.amqp10_publish import IncomingLink
 from tallymark.bridge.amqp10_replies import VOLATILE_QUEUE, ReplyLink, ReplyRecipient
 from tallymark.bridge.amqp10_streams import start_of_source
+from tallymark.bridge.amqp10_tx import attach as attach_coordinator
 from tallymark.bridge.direct_reply import PSEUDO_QUEUE
 from tallymark.bridge.filters import FilterError, filters_of
 from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE
@@ -29,7 +30,6 @@ from tallymark.engine.errors import (
     BrokerError,
     NotFound,
     PreconditionFailed,
-    Unsupported,
 )
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import RELEASES
@@ -119,7 +119,8 @@ def answer(session: Session, link: Link, attach: Attach) -> None:
 def _attach_target(session: Session, link: ReceiverLink, attach: Attach) -> None:
     target = attach.target
     if isinstance(target, Coordinator):
-        _attach_coordinator()
+        attach_coordinator(session, link, attach)
+        return
     if not isinstance(target, amqp.Target):
         raise AttachRefused(errors.INVALID_FIELD, "attach of a sender without a target")
     address = target.address
@@ -156,11 +157,6 @@ def _attach_target(session: Session, link: ReceiverLink, attach: Attach) -> None
     end.can_reject = source is None or not source.outcomes or REJECTED in source.outcomes
     session.enter(link, end)
     end.grant()
-
-
-def _attach_coordinator() -> None:
-    """Where transactions will be begun and ended [amqp-1.0 §4.2]."""
-    raise Unsupported("transactions are not offered yet: no coordinator to attach to")
 
 
 def _find_target(session: Session, where: Target) -> Queue | None:

@@ -26,6 +26,7 @@ from tallymark.wire.amqp10.session import Session as WireSession
 if TYPE_CHECKING:
     from tallymark.bridge.amqp10_dispositions import Answers
     from tallymark.bridge.amqp10_management_link import LinkPair
+    from tallymark.bridge.amqp10_work import Work
 
 LINK_CREDIT: Final = 170
 """What RabbitMQ grants to a publisher [FC-8]."""
@@ -44,6 +45,7 @@ class Settings:
         "platform",
         "random_name",
         "replies",
+        "transaction_timeout_ms",
         "watch",
     )
 
@@ -59,6 +61,7 @@ class Settings:
         link_credit: int = LINK_CREDIT,
         anonymous_user: str = "",
         auto_create: str = "",
+        transaction_timeout_ms: int = 0,
     ) -> None:
         self.limits = limits
         self.random_name = random_name
@@ -74,6 +77,8 @@ class Settings:
         """Who clients without a name are; empty: they may not log in."""
         self.auto_create = re.compile(auto_create) if auto_create else None
         """Names of queues that an attach declares."""
+        self.transaction_timeout_ms = transaction_timeout_ms
+        """How long a transaction may stay open; 0: without limit [TX-16]."""
 
 
 @final
@@ -92,6 +97,7 @@ class Client:
         "settings",
         "vhost",
         "wall_ms",
+        "works",
     )
 
     def __init__(
@@ -114,6 +120,8 @@ class Client:
         self.is_held = False
         """Whether nothing is granted to publishers: memory or disk run low."""
         self.sessions: list[Session] = []
+        self.works: dict[bytes, Work] = {}
+        """Its open transactions, by id."""
         self.wall_ms = 0
         """Milliseconds since 1970 of what was received last."""
         self.annotations: Annotations | None = None

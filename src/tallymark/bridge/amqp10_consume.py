@@ -11,13 +11,14 @@ from typing import Final, final
 
 from tallymark.bridge.amqp10_client import LinkEnd, Session, number_of
 from tallymark.bridge.amqp10_delivery import Outgoing, Run
+from tallymark.bridge.amqp10_work import TXN_ID, Work, find, unknown
 from tallymark.engine.effects import Deliver, TimedOut
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import DISCARDED, RETURNED, Consumer, timeout_of
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.events import CreditReceived
 from tallymark.wire.amqp10.link import SenderLink
-from tallymark.wire.amqp10.outcomes import Error, Released
+from tallymark.wire.amqp10.outcomes import DeliveryState, Error, Released
 
 RELEASED: Final = Released()
 
@@ -34,6 +35,7 @@ class OutgoingLink(LinkEnd):
         "default_outcome",
         "link",
         "session",
+        "work",
     )
 
     def __init__(
@@ -54,6 +56,8 @@ class OutgoingLink(LinkEnd):
         self.default_outcome = RETURNED
         """What settling without an outcome means, an outcome of the engine."""
         self._outgoing = Outgoing(consumer.queue.settings.is_stream)
+        self.work: Work | None = None
+        """The transaction that deliveries are handed out under, as long as it is open [TX-16]."""
 
     @property
     def available(self) -> int:
@@ -64,8 +68,29 @@ class OutgoingLink(LinkEnd):
         return min(queue.ready, max(0, queue.end() - self.consumer.cursors[0]))
 
     def granted(self, event: CreditReceived) -> None:
+        said = event.properties
+        if said is not None and TXN_ID in said and not self._acquire_under(said[TXN_ID]):
+            return
         self.link.available = self.available
         self.session.client.broker.grant(self.consumer, event.credit, event.drain)
+
+    def _acquire_under(self, id: object) -> bool:
+        """The client names a transaction, or None. False: that cannot be, and the link ends."""
+        if id is None:
+            self.work = None
+            return True
+        work = find(self.session.client, id)
+        if work is None:
+            self.close(unknown(id))
+            return False
+        if self._settled or self.consumer.browses:
+            text = (
+                "link hands out copies or settles what it sends: it cannot do so in a transaction"
+            )
+            self.close(Error(errors.NOT_IMPLEMENTED, text))
+            return False
+        self.work = work
+        return True
 
     def deliver(self, effect: Deliver) -> None:
         session, consumer, link = self.session, self.consumer, self.link
@@ -81,14 +106,22 @@ class OutgoingLink(LinkEnd):
             if lock_ms:
                 locked_until_ms = broker.clock.now_ms + lock_ms
         tag = effect.first_tag
+        state: DeliveryState | None = None
+        work = self.work
+        if work is not None and work.transaction.ended:
+            work = self.work = None
+        if work is not None:
+            last = tag + len(piece) - 1
+            broker.transactions.acquired(work.transaction, session.engine, tag, last)
+            state = work.state
         for run in self._outgoing.runs(piece, queue.shows_counts, locked_until_ms):
             size = run.cuts[run.hi] - run.cuts[run.lo] + len(run.front)
             if 0 < link.max_message_size < size:  # all of them together
-                self._send_fitting(run, tag)
+                self._send_fitting(run, tag, state)
             else:
                 number = link.send_run(
                     run.raw, run.cuts, run.lo, run.hi, settled=self._settled, front=run.front,
-                    skip=run.skip,
+                    skip=run.skip, state=state,
                 )  # fmt: skip
                 assert number == number_of(tag), (number, tag)
             tag += run.hi - run.lo
@@ -96,7 +129,7 @@ class OutgoingLink(LinkEnd):
         if session.wire.is_blocked and session.engine.flow:
             broker.set_flow(session.engine, False)
 
-    def _send_fitting(self, run: Run, tag: int) -> None:
+    def _send_fitting(self, run: Run, tag: int, state: DeliveryState | None) -> None:
         """A run to a client that takes messages up to some size: larger ones are refused in its
         name, and die of it."""
         link, session = self.link, self.session
@@ -108,7 +141,7 @@ class OutgoingLink(LinkEnd):
             if start < i:
                 link.send_run(
                     run.raw, run.cuts, start, i, settled=self._settled, front=run.front,
-                    skip=run.skip,
+                    skip=run.skip, state=state,
                 )  # fmt: skip
             if i < run.hi:
                 session.wire.skip(1)
@@ -139,7 +172,11 @@ class OutgoingLink(LinkEnd):
         """The engine stopped the consumer: its queue is gone."""
         queue = self.consumer.queue
         text = f"queue '{queue.name}' in vhost '{queue.vhost}' was deleted"
-        self.link.detach(Error(errors.RESOURCE_DELETED, text))
+        self.close(Error(errors.RESOURCE_DELETED, text))
+
+    def close(self, error: Error) -> None:
+        """The link ends by our will: what it holds goes back."""
+        self.link.detach(error)
         self.session.leave(self.link)
 
     def gone(self, with_session: bool) -> None:

@@ -106,16 +106,26 @@ def settle(session: Session, event: DispositionReceived) -> None:
     engine, broker = session.engine, session.client.broker
     if outcome == UNKNOWN:
         if event.settled:
-            _settle_by_default(session, first, last)
+            _forget(session, first, last)
+            for low, high, usual in default_outcomes(session, first, last):
+                broker.settle(engine, low, high, usual)
         return
     due_ms = min(due_of(state), broker.clock.now_ms + LONGEST_MS)
     notes = notes_of(state)
+    if event.settled:
+        _forget(session, first, last)
     for low, high in outstanding(engine, first, last):
         broker.settle(engine, low, high, outcome, notes, due_ms)
     if not event.settled and state is not None:
         if session.answers is None:
             session.answers = Answers(session)
         session.answers.add(event.first, event.last, state)
+
+
+def _forget(session: Session, first: int, last: int) -> None:
+    """The client is through with these, also with what it settled under a transaction before."""
+    for work in session.client.works.values():
+        work.forget(session, first, last)
 
 
 def withdraw(session: Session, first: int, last: int) -> None:
@@ -158,19 +168,29 @@ def _held(engine: EngineSession, first: int, last: int) -> list[InFlight]:
     return found
 
 
-def _settle_by_default(session: Session, first: int, last: int) -> None:
-    """Settled without an outcome: each link's source says what that means
-    [amqp-1.0 §3.5.3 default-outcome]."""
-    engine = session.engine
+def default_outcomes(session: Session, first: int, last: int) -> list[tuple[int, int, int]]:
+    """What settling tags first..last without an outcome means: each link's source says so
+    [amqp-1.0 §3.5.3 default-outcome]. (first, last, outcome) of those that are not settled."""
     found: list[tuple[int, int, int]] = []
-    for entry in _held(engine, first, last):
+    for entry in _held(session.engine, first, last):
         consumer = entry.consumer
         end = None if consumer is None else consumer.handle
         outcome = end.default_outcome if isinstance(end, OutgoingLink) else RETURNED
         for low, high in entry.pieces(max(first, entry.first), min(last, entry.last)):
             found.append((low, high, outcome))
-    for low, high, outcome in found:
-        session.client.broker.settle(engine, low, high, outcome)
+    return found
+
+
+def holders(session: Session, first: int, last: int) -> list[OutgoingLink]:
+    """The links that hold unsettled deliveries among tags first..last."""
+    found: list[OutgoingLink] = []
+    for entry in _held(session.engine, first, last):
+        end = None if entry.consumer is None else entry.consumer.handle
+        if not isinstance(end, OutgoingLink) or end in found:
+            continue
+        if entry.pieces(max(first, entry.first), min(last, entry.last)):
+            found.append(end)
+    return found
 
 
 def is_final(state: DeliveryState | None) -> bool:

@@ -16,7 +16,8 @@ from tallymark.bridge.amqp10_client import LinkEnd, Session
 from tallymark.bridge.amqp10_confirms import FIRST, NEVER, SECOND
 from tallymark.bridge.amqp10_errors import error_of
 from tallymark.bridge.amqp10_front import Arrival, Arrivals
-from tallymark.bridge.amqp10_stretch import Destination, Stretch
+from tallymark.bridge.amqp10_stretch import RELEASED, Destination, Stretch
+from tallymark.bridge.amqp10_work import Work, find, unknown
 from tallymark.bridge.permissions import EXCHANGE, WRITE
 from tallymark.engine.errors import BrokerError, PreconditionFailed
 from tallymark.engine.message import Route
@@ -26,7 +27,13 @@ from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.events import TransfersReceived
 from tallymark.wire.amqp10.link import ReceiverLink
-from tallymark.wire.amqp10.outcomes import DeliveryState, Error, Rejected
+from tallymark.wire.amqp10.outcomes import (
+    Accepted,
+    DeliveryState,
+    Error,
+    Rejected,
+    TransactionalState,
+)
 from tallymark.wire.amqp10.serial import add, count
 from tallymark.wire.conversion.addresses import BadAddress, Target, target_of
 
@@ -53,6 +60,7 @@ class IncomingLink(LinkEnd):
         "session",
         "target",
         "unconfirmed",
+        "work",
     )
 
     def __init__(
@@ -71,6 +79,8 @@ class IncomingLink(LinkEnd):
         self.is_open = True
         self.unconfirmed = 0
         """Messages on their way: without an outcome, or with one that is not settled."""
+        self.work: Work | None = None
+        """The transaction that what is being received is published under [TX-14]."""
         self._arrivals = Arrivals()
         self._destinations: dict[str, Destination] = {}
         """By the address in a message; under "" where the link's own leads."""
@@ -104,7 +114,13 @@ class IncomingLink(LinkEnd):
     # -- outcomes
 
     def tell(self, first: int, last: int, mode: int, state: DeliveryState) -> None:
-        """Deliveries that were not published have this outcome."""
+        """Deliveries that were not published, or under a transaction, have this outcome."""
+        work = self.work
+        if work is not None:
+            if mode == NEVER and not isinstance(state, Accepted):
+                # Their sender cannot be told now: it learns so from the discharge [TX-13].
+                work.fail(f"settled deliveries {first} to {last} could not be published")
+            state = work.outcome(state)
         if mode == SECOND:
             self.unconfirmed += count(first, last)
             self.settle(first, last, state)
@@ -114,8 +130,12 @@ class IncomingLink(LinkEnd):
     def refuse(self, first: int, last: int, mode: int, error: Error) -> None:
         """Deliveries are not taken. Where their sender cannot be told by an outcome, the link
         ends."""
+        work = self.work
         if mode != NEVER and self.can_reject:
             self.tell(first, last, mode, Rejected(error))
+        elif work is not None:
+            work.fail(f"{error.condition}: {error.description}")
+            self.tell(first, last, mode, RELEASED)
         else:
             self.close(error)
 
@@ -169,9 +189,15 @@ class IncomingLink(LinkEnd):
             mode = NEVER
         elif event.is_second:
             mode = SECOND
-        if event.state is not None:
-            # Nothing that may stand here is offered: there is no transaction [TX-14].
-            text = f"transfer in state {type(event.state).__name__}: transactions are not offered"
+        state = event.state
+        self.work = None
+        if isinstance(state, TransactionalState):
+            self.work = find(self.session.client, state.txn_id)
+            if self.work is None:
+                self.close(unknown(state.txn_id))
+                return
+        if state is not None and self.work is None:
+            text = f"transfer in state {type(state).__name__}, expected none or a transaction"
             self.close(Error(errors.NOT_IMPLEMENTED, text))
         elif event.message_format:
             text = f"message format {event.message_format}, expected 0"

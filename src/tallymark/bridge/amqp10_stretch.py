@@ -11,6 +11,7 @@ from array import array
 from typing import TYPE_CHECKING, Final, final
 
 from tallymark.bridge.amqp10_confirms import ACCEPTED, ANSWERED
+from tallymark.bridge.amqp10_errors import error_of
 from tallymark.bridge.amqp10_front import (
     FORMAT,
     Arrival,
@@ -19,20 +20,26 @@ from tallymark.bridge.amqp10_front import (
     user_ids,
     without_delivery_annotations,
 )
+from tallymark.bridge.amqp10_work import Work
+from tallymark.engine.annotations import Annotations
 from tallymark.engine.arguments import LONGEST_MS
 from tallymark.engine.broker import Part
+from tallymark.engine.errors import ResourceExhausted
 from tallymark.engine.message import Payload, Route
 from tallymark.engine.routing import Targets
+from tallymark.engine.staging import AS_DUE, MUST_ARRIVE, StagedRun
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.outcomes import DeliveryState, Error, Released
 from tallymark.wire.amqp10.serial import add
 
 if TYPE_CHECKING:
+    from tallymark.bridge.amqp10_client import Client
     from tallymark.bridge.amqp10_publish import IncomingLink
 
 RELEASED: Final = Released()
 NOWHERE: Final = Route("", "")
+TO_NOBODY: Final = Targets([])
 
 
 @final
@@ -54,6 +61,30 @@ class Destination:
 
 
 @final
+class Reply:
+    """A direct reply in a transaction: it leaves when that is committed, if somebody still waits
+    for it."""
+
+    __slots__ = ("route",)
+
+    def __init__(self, route: Route) -> None:
+        self.route = route
+
+    def send(self, client: Client, run: StagedRun) -> None:
+        """The run's messages."""
+        payload = run.payload
+        assert payload is not None, run.count
+        waiting = client.settings.replies.find(self.route.key)
+        if waiting is None:
+            return
+        client.broker.store.load(payload)
+        raw, cuts = payload.raw, payload.cuts
+        assert raw is not None, payload.position
+        for i in range(run.count):
+            waiting.answer(payload.format, raw[cuts[i] : cuts[i + 1]], self.route, 0, 0)
+
+
+@final
 class Stretch:
     """Deliveries with ids from `first` on: first read, then published."""
 
@@ -67,6 +98,7 @@ class Stretch:
         "_mode",
         "_parts",
         "_raw",
+        "_work",
     )
 
     def __init__(self, link: IncomingLink, first: int, front: Front, mode: int) -> None:
@@ -74,6 +106,8 @@ class Stretch:
         self._first = first
         self._front = front
         self._mode = mode
+        self._work = link.work
+        """The transaction that they are published under."""
         self._raw = b""
         self._cuts = array("I")
         """Of the messages as they are stored."""
@@ -144,7 +178,7 @@ class Stretch:
             elif destination.targets is None or self._front.cc:
                 self._route(payload, destination, lo, hi)
             else:
-                self._to(destination.targets, lo, hi)
+                self._to(payload, destination.targets, lo, hi)
         self._enter(payload)
 
     def _payload(self) -> Payload:
@@ -168,16 +202,20 @@ class Stretch:
         exchange = destination.route.exchange
         keys = [destination.route.key, *self._front.cc]
         if not vhost.needs_headers(exchange):
-            self._to(vhost.route(exchange, keys, None), lo, hi)
+            self._to(payload, vhost.route(exchange, keys, None), lo, hi)
             return
         format = client.broker.formats[FORMAT]
         for i in range(lo, hi):
-            self._to(vhost.route(exchange, keys, format.headers(payload, i)), i, i + 1)
+            targets = vhost.route(exchange, keys, format.headers(payload, i))
+            self._to(payload, targets, i, i + 1)
 
-    def _to(self, targets: Targets, lo: int, hi: int) -> None:
+    def _to(self, payload: Payload, targets: Targets, lo: int, hi: int) -> None:
         """Messages lo..hi-1 go to these queues; a part of what is published."""
         if not targets.queues:
             self._tell(lo, hi, RELEASED)
+            return
+        if self._work is not None:
+            self._stage(self._work, payload, targets, lo, hi, None)
             return
         parts = self._parts
         if parts and parts[-1].targets is targets and parts[-1].hi == lo:
@@ -192,6 +230,9 @@ class Stretch:
         if waiting is None:
             self._tell(lo, hi, RELEASED)
             return
+        if self._work is not None:
+            self._stage(self._work, payload, TO_NOBODY, lo, hi, Reply(destination.route))
+            return
         for i in range(lo, hi):
             cell = self._raw[self._cuts[i] : self._cuts[i + 1]]
             waiting.answer(payload.format, cell, destination.route, 0, 0)
@@ -201,10 +242,11 @@ class Stretch:
         """Messages lo..hi-1 enter no queue; they count as published all the same."""
         link = self._link
         session = link.session
-        first = session.engine.published + 1
-        session.client.broker.published_nowhere(session.engine, hi - lo)
         id = add(self._first, lo)
-        session.confirms.published(first, hi - lo, link, id, ANSWERED)
+        if self._work is None:
+            first = session.engine.published + 1
+            session.client.broker.published_nowhere(session.engine, hi - lo)
+            session.confirms.published(first, hi - lo, link, id, ANSWERED)
         link.tell(id, add(self._first, hi - 1), self._mode, state)
 
     def _refuse(self, lo: int, hi: int, error: Error) -> None:
@@ -218,6 +260,43 @@ class Stretch:
             link.tell(first, last, self._mode, RELEASED)
             link.close(error)
 
+    def _stage(
+        self,
+        work: Work,
+        payload: Payload,
+        targets: Targets,
+        lo: int,
+        hi: int,
+        reply: Reply | None,
+    ) -> None:
+        """Messages lo..hi-1, which have one route, wait for the discharge [TX-14]. Accepted says
+        that they are taken, and no more."""
+        link = self._link
+        broker = link.session.client.broker
+        part = payload if hi - lo == payload.count else _part(payload, lo, hi)
+        rules = AS_DUE if self._front.due_ms else 0
+        if reply is None:
+            rules |= MUST_ARRIVE
+        first, last = add(self._first, lo), add(self._first, hi - 1)
+        try:
+            broker.stage(
+                work.transaction, link.session.engine, targets, part, self._known(), reply, rules
+            )
+        except ResourceExhausted as error:
+            link.refuse(first, last, self._mode, error_of(error))
+        else:
+            link.tell(first, last, self._mode, ACCEPTED)
+
+    def _known(self) -> Annotations | None:
+        """What the broker keeps beside them."""
+        client = self._link.session.client
+        front = self._front
+        due_ms = front.due_ms
+        if not due_ms and front.delay_ms:
+            due_ms = client.wall_ms + front.delay_ms
+        due_ms = min(due_ms, client.wall_ms + LONGEST_MS)
+        return client.known_as(front.ttl_ms, front.cc, due_ms)
+
     def _enter(self, payload: Payload) -> None:
         parts = self._parts
         if not parts:
@@ -225,12 +304,7 @@ class Stretch:
         link = self._link
         client = link.session.client
         engine = link.session.engine
-        front = self._front
-        due_ms = front.due_ms
-        if not due_ms and front.delay_ms:
-            due_ms = client.wall_ms + front.delay_ms
-        due_ms = min(due_ms, client.wall_ms + LONGEST_MS)
-        known = client.known_as(front.ttl_ms, front.cc, due_ms)
+        known = self._known()
         first = engine.published + 1
         if len(parts) == 1 and parts[0].hi - parts[0].lo == payload.count:
             client.broker.publish(engine, parts[0].targets, payload, known)
@@ -241,3 +315,15 @@ class Stretch:
             id = add(self._first, part.lo)
             link.session.confirms.published(first, count, link, id, self._mode)
             first += count
+
+
+def _part(whole: Payload, lo: int, hi: int) -> Payload:
+    """Messages lo..hi-1, which have one route, as a payload of their own."""
+    raw, cuts = whole.raw, whole.cuts
+    assert raw is not None, whole.first_id
+    base = cuts[lo]
+    return Payload(
+        whole.format, raw[base : cuts[hi]], array("I", [cut - base for cut in cuts[lo : hi + 1]]),
+        whole.route if whole.routes is None else whole.routes[lo], None, whole.first_id + lo,
+        whole.arrived_ms, whole.persistent, whole.largest_frame,
+    )  # fmt: skip

@@ -27,6 +27,12 @@ MOST_WEIGHT: Final = 1 << 20
 which bounds its memory beside the bodies (a few hundred MiB) and the size of its block."""
 ENTRY_WEIGHT: Final = 4
 
+MUST_ARRIVE: Final = 1
+"""Rule for messages: where no queue takes them any more at the commit, nothing is committed."""
+AS_DUE: Final = 2
+"""Rule for messages: when they are to be ready was given as a moment, not as a time from publishing
+on, which would count from the commit."""
+
 
 @final
 class StagedRun:
@@ -40,6 +46,7 @@ class StagedRun:
         "parts",
         "payload",
         "reached",
+        "rules",
         "session",
         "size",
         "staged_ms",
@@ -52,6 +59,7 @@ class StagedRun:
         targets: Targets,
         annotations: Annotations | None,
         handle: object,
+        rules: int,
         generation: int,
         staged_ms: int,
     ) -> None:
@@ -61,6 +69,8 @@ class StagedRun:
         self.annotations = annotations
         self.handle = handle
         """The bridge's own: see `Transactions.publish`. None: it wants to hear nothing."""
+        self.rules = rules
+        """MUST_ARRIVE, AS_DUE."""
         self.generation = generation
         self.staged_ms = staged_ms
         """When the first of them was published; wall time."""
@@ -302,6 +312,7 @@ class Transaction(Timed):
         payload: Payload,
         annotations: Annotations | None,
         handle: object,
+        rules: int,
         generation: int,
         now_ms: int,
     ) -> tuple[StagedRun, list[StagedRun]]:
@@ -309,8 +320,8 @@ class Transaction(Timed):
         ResourceExhausted."""
         direct = payload.route.exchange == ""
         key = (
-            session.id, id(targets), id(annotations), id(handle), generation, payload.format,
-            payload.persistent, payload.route.key if direct else None,
+            session.id, id(targets), id(annotations), id(handle), rules, generation,
+            payload.format, payload.persistent, payload.route.key if direct else None,
         )  # fmt: skip
         old = self._open.get(key)
         goes_on = old is not None and (handle is None or old is self.last_handled)
@@ -327,7 +338,7 @@ class Transaction(Timed):
             self._names.update(names)
         if old is not None and not full:
             full.append(old)
-        run = StagedRun(session, targets, annotations, handle, generation, now_ms)
+        run = StagedRun(session, targets, annotations, handle, rules, generation, now_ms)
         self._open[key] = run
         self.runs.append(run)
         if handle is not None:

@@ -42,7 +42,9 @@ from tallymark.engine.routing import Targets
 from tallymark.engine.session import InFlight, Session
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.staging import (
+    AS_DUE,
     ENTRY_WEIGHT,
+    MUST_ARRIVE,
     StagedRun,
     StagedSettlement,
     Transaction,
@@ -140,6 +142,7 @@ class Transactions:
         payload: Payload,
         annotations: Annotations | None = None,
         handle: object = None,
+        rules: int = 0,
     ) -> None:
         """Hold messages until the commit [TX-4]. Their queues are those they are routed to now;
         through the default exchange, those that have their names then, as in RabbitMQ.
@@ -148,6 +151,7 @@ class Transactions:
 
         handle: the caller's own: the commit says of those with a handle whether they are in any
         queue. Without one, messages for which there is none are gone.
+        rules: MUST_ARRIVE, AS_DUE, see staging.
 
         Raises:
             ResourceExhausted: it holds as much as it may; the messages are not held.
@@ -158,8 +162,9 @@ class Transactions:
             return
         vhost = self._vhosts[session.connection.vhost]
         run, full = transaction.run_for(
-            session, targets, payload, annotations, handle, vhost.generation, self.clock.now_ms
-        )
+            session, targets, payload, annotations, handle, rules, vhost.generation,
+            self.clock.now_ms,
+        )  # fmt: skip
         for other in full:
             self._seal(transaction, other)
         run.parts.append(payload)
@@ -251,7 +256,13 @@ class Transactions:
     def acquired(self, transaction: Transaction, session: Session, first: int, last: int) -> None:
         """Tags first..last were handed out under the transaction [TX-16]: its rollback takes back
         those that are still outstanding."""
-        transaction.acquisitions.append((session, first, last))
+        acquisitions = transaction.acquisitions
+        if acquisitions:
+            who, low, high = acquisitions[-1]
+            if who is session and high + 1 == first:
+                acquisitions[-1] = (session, low, last)
+                return
+        acquisitions.append((session, first, last))
 
     def tell(self) -> None:
         """The ledger learns of staged deliveries, if they are staged still: once per turn."""
@@ -326,6 +337,8 @@ class Transactions:
         for run in transaction.runs:
             payload = run.payload
             assert payload is not None, run.count
+            if run.rules & MUST_ARRIVE and not run.targets.queues:
+                return _gone_text(payload)
             if run.targets.plain:
                 continue
             self.store.load(payload)
@@ -377,7 +390,7 @@ class Transactions:
         assert payload is not None, run.count
         queues = run.targets.queues
         annotations = run.annotations
-        if annotations is not None and annotations.due_ms:
+        if annotations is not None and annotations.due_ms and not run.rules & AS_DUE:
             annotations = deferred_until(annotations, annotations.due_ms + now - run.staged_ms)
         if payload.position == NOWHERE:
             payload.arrived_ms = now
@@ -583,6 +596,15 @@ class Transactions:
                     owner=transaction.id, reason=reason,
                 )
             )  # fmt: skip
+
+
+def _gone_text(payload: Payload) -> str:
+    """Why messages stop a commit: no queue is left for them."""
+    route = payload.route
+    return (
+        f"messages to exchange '{route.exchange}' with routing key '{route.key}' were taken, and "
+        "their queues have gone since: nothing of the transaction was committed"
+    )
 
 
 def _is_gone(session: Session, entry: InFlight) -> bool:

@@ -25,6 +25,7 @@ from tallymark.spark.demo_broker import BrokerDidNotStart, BrokerProcess
 from tallymark.spark.demo_publisher import PublishingEnded
 from tallymark.spark.java import JavaNotFound
 from tallymark.spark.ledger import LedgerIncomplete
+from tallymark.spark.reconcile_table import show
 from tallymark.spark.session import SparkDidNotStart, build_session, stop_session
 
 if TYPE_CHECKING:
@@ -103,13 +104,14 @@ class Scene:
 
 def scenes() -> list[Scene]:
     """The play, in order."""
-    from tallymark.spark import demo_credit, demo_letters, demo_table, demo_timeouts
+    from tallymark.spark import demo_credit, demo_letters, demo_slow, demo_table, demo_timeouts
 
     return [
         Scene("From a publisher to a table", demo_table.__doc__ or "", demo_table.play),
         Scene("Dead letters", demo_letters.__doc__ or "", demo_letters.play),
         Scene("Time-outs", demo_timeouts.__doc__ or "", demo_timeouts.play),
         Scene("Credit", demo_credit.__doc__ or "", demo_credit.play),
+        Scene("A slow consumer", demo_slow.__doc__ or "", demo_slow.play),
     ]
 
 
@@ -179,7 +181,7 @@ def _new_folder(out: Path | None) -> Path:
 
 def _finale(stage: Stage) -> None:
     outcome = reconcile.run(stage.spark(), stage.broker.data_dir, stage.broker.endpoint)
-    reconcile.show(outcome, console=stage.console)
+    show(outcome, console=stage.console)
     stage.check("every queue's difference is 0", outcome.balanced)
     for check in stage.in_account:
         check(outcome)

@@ -24,6 +24,7 @@ from tallymark.engine import records
 from tallymark.engine.annotations import Annotations
 from tallymark.journal import layout, segment
 from tallymark.spark.blocks import ROW, block_at
+from tallymark.spark.payloads import Payloads
 
 JOURNAL: Final = "journal"
 CHECKPOINT: Final = "checkpoint"
@@ -32,15 +33,21 @@ DDL: Final = (
     "source string, position bigint, row int, kind string, queue_id bigint, first bigint, "
     "count bigint, time timestamp, reason string, owner bigint, other bigint, flags int, "
     "blob string, priority int, failed boolean, from_queue_id bigint, from_first bigint, "
-    "due timestamp"
+    "due timestamp, payload bigint, lo bigint, message_id bigint, exchange string, "
+    "routing_key string"
 )
 """source: "journal", or "checkpoint" for the state at the newest checkpoint. position: where the
 block lies, or what a checkpoint speaks of. blob: JSON of definitions and counters, of a dead
-letter's history, of what is pending and of ids taken. priority: of messages that enter, are leased
+letter's history, of what is pending, of ids taken, of slow consumers and of what consumers came to.
+priority: of messages that enter, are leased
 or are still there. failed: whether what was returned or deferred counts as a failed delivery.
 from_queue_id, from_first: the queue whose dead letters entered, or which handed its messages on,
 and the sequence the first of them had there; null for what was published. due: when messages that
-were deferred, or entered so, are ready. The rest is as tallymark.engine.records says."""
+were deferred, or entered so, are ready. payload, lo: where the bytes meant lie, and the first of
+their messages that is meant; null for rows that mean none. message_id: of the first message, the
+others follow; exchange, routing_key: as published, null where they are several. These three are
+null where the bytes lie in another file than the row (of letters, mostly), and stand in the payload
+row with the same `payload`. The rest is as tallymark.engine.records says."""
 
 SCHEMA: Final = pa.schema(
     [
@@ -62,6 +69,11 @@ SCHEMA: Final = pa.schema(
         ("from_queue_id", pa.int64()),
         ("from_first", pa.int64()),
         ("due", pa.timestamp("us", "UTC")),
+        ("payload", pa.int64()),
+        ("lo", pa.int64()),
+        ("message_id", pa.int64()),
+        ("exchange", pa.string()),
+        ("routing_key", pa.string()),
     ]
 )
 
@@ -86,6 +98,13 @@ KINDS: Final = {
     records.STAGED: "staged",
     records.UNSTAGED: "unstaged",
     records.COMMITTED: "committed",
+    records.PUBLISHERS: "publishers",
+    records.SINK_STAGED: "sink_staged",
+    records.SINK_ENDED: "sink_ended",
+    records.VERDICTS: "verdicts",
+    records.SLOW: "slow_consumer",
+    records.CONSUMER: "consumer",
+    records.ARCHIVED: "archived",
 }
 _RETURNED: Final = {
     records.RETURNED_BY_CLIENT: "client",
@@ -108,7 +127,12 @@ REASONS: Final = {
     records.DEAD_LETTERED: records.DEATHS,
     records.PENDING: records.DEATHS,
     records.STAGED: records.OUTCOMES,
+    records.SINK_ENDED: records.SINK_ENDS,
+    records.SLOW: records.SLOW_EVENTS,
+    records.CONSUMER: records.CONSUMER_EVENTS,
 }
+QUIET: Final = (records.MARK, records.CONSUMER)
+"""Kinds that tell of nothing that happened to a message or a queue."""
 WITH_PRIORITY: Final = (records.ENTERED, records.LEASED, records.LIVE)
 """Kinds whose `reason` is a priority."""
 BATCH_ROWS: Final = 32_768
@@ -237,7 +261,7 @@ def beyond(folder: Path, position: int) -> tuple[int, datetime] | None:
             if header.position < position or not header.rows:
                 continue
             rows = block_at(data, header).rows
-            events = rows[rows["kind"] != records.MARK]
+            events = rows[~np.isin(rows["kind"], QUIET)]
             if len(events):
                 count, last = count + 1, max(last, int(events["time"].max()))
     return (count, datetime.fromtimestamp(last / 1000, UTC)) if count else None
@@ -303,13 +327,22 @@ def _batches(
     else:
         position = np.repeat([block.header.position for block in found], counts)
     number = np.concatenate([np.arange(count) for count in counts])
+    known = Payloads(found, rows)
     for low in range(0, len(rows), BATCH_ROWS):
         part = slice(low, low + BATCH_ROWS)
-        yield _batch(data, rows[part], starts[part], position[part], number[part], partition.source)
+        yield _batch(
+            data, rows[part], starts[part], position[part], number[part], partition.source, known
+        )
 
 
 def _batch(
-    data: bytes, rows: Any, starts: Any, position: Any, number: Any, source: str
+    data: bytes,
+    rows: Any,
+    starts: Any,
+    position: Any,
+    number: Any,
+    source: str,
+    known: Payloads,
 ) -> pa.RecordBatch:
     assert rows.dtype == ROW
     kinds = rows["kind"]
@@ -335,6 +368,9 @@ def _batch(
         _where(rows["owner"], letters),
         _where(rows["other"], letters),
         _dues(rows, blobs),
+        _where(rows["payload"], rows["payload"] >= 0),
+        _where(rows["lo"].astype(np.int64), (rows["payload"] >= 0) & (kinds != records.PAYLOAD)),
+        *known.columns(rows),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,21 +28,17 @@ from tallymark.spark.client import (
     Client,
     Endpoint,
     api_path,
-    counted,
 )
+from tallymark.spark.hours import Hour, by_hour, with_ids
 from tallymark.spark.ledger import LedgerIncomplete, checkpoints
 from tallymark.spark.sweep import drops, intervals, moves, returns, sweep, totals, with_faults
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-    from rich.console import Console
-    from rich.table import Table
 
 STILL_THERE: Final = ("ready", "acquired", "deferred", "staged", "dead_letter_pending")
 FAULTS_SHOWN: Final = 100
-NAME_WIDTH: Final = 24
-"""A queue's name gets so many columns before it is broken."""
 MOST_TASKS: Final = 64
 ASK_AGAIN: Final = 5
 RETRY_MS: Final = 5_000
@@ -74,6 +70,9 @@ class Fault:
     first: int
     last: int
     fault: str
+    vhost: str = ""
+    message_id: int | None = None
+    """The broker's id of the first of them, where the ledger has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +137,13 @@ class Reconciliation:
     as_of: str = ""
     """When that was, in ISO 8601."""
     beyond: Beyond | None = None
+    hours: list[Hour] = field(default_factory=list)
+    """The account of each queue and hour, where it was asked for."""
 
     @property
     def balanced(self) -> bool:
-        return not self.faults and all(account.difference == 0 for account in self.accounts)
+        accounts: list[Account | Hour] = [*self.accounts, *self.hours]
+        return not self.faults and all(account.difference == 0 for account in accounts)
 
 
 # -- functions on DataFrames
@@ -164,8 +166,12 @@ def read_ledger(spark: SparkSession, folder: Path, upto: int | None = None) -> D
     return tasks.mapInArrow(read, ledger.DDL)
 
 
-def reconcile(rows: DataFrame, position: int, claims: Sequence[Claim]) -> Reconciliation:
-    """Work the equation out for every queue of the ledger and of the claims."""
+def reconcile(
+    rows: DataFrame, position: int, claims: Sequence[Claim], hourly: bool = False
+) -> Reconciliation:
+    """Work the equation out for every queue of the ledger and of the claims.
+
+    hourly: and for every hour in which messages entered it."""
     from pyspark.sql import functions as f
 
     ranges = intervals(rows).cache()
@@ -173,10 +179,13 @@ def reconcile(rows: DataFrame, position: int, claims: Sequence[Claim]) -> Reconc
         stretches = with_faults(sweep(ranges)).cache()
         names = queue_names(rows, claims)
         bad = stretches.where(f.col("fault").isNotNull()).orderBy("queue_id", "low")
+        broken = bad.limit(FAULTS_SHOWN).collect()
         faults = [
-            Fault(_name(names, row.queue_id)[1], row.low, row.high - 1, row.fault)
-            for row in bad.limit(FAULTS_SHOWN).collect()
+            Fault(name, row.low, row.high - 1, row.fault, vhost)
+            for row in broken
+            for vhost, name in (_name(names, row.queue_id),)
         ]
+        faults = with_ids(rows, faults, [row.queue_id for row in broken])
         sums = {row.queue_id: row.asDict() for row in totals(stretches).collect()}
         dropped: dict[int, dict[str, int]] = {}
         for row in drops(ranges).collect():
@@ -189,6 +198,7 @@ def reconcile(rows: DataFrame, position: int, claims: Sequence[Claim]) -> Reconc
             Returned(_name(names, row.queue_id)[1], row.reason, row.deliveries)
             for row in returns(rows).orderBy("queue_id", "reason").collect()
         ]
+        hours = by_hour(stretches, names) if hourly else []
         stretches.unpersist()
     finally:
         ranges.unpersist()
@@ -198,7 +208,7 @@ def reconcile(rows: DataFrame, position: int, claims: Sequence[Claim]) -> Reconc
         _account(queue_id, names, sums.get(queue_id), dropped.get(queue_id, {}), claimed)
         for queue_id in sorted(set(sums) | set(claimed))
     ]
-    return Reconciliation(position, accounts, faults, letters, returned)
+    return Reconciliation(position, accounts, faults, letters, returned, hours=hours)
 
 
 def _miscounted(sums: Mapping[int, Mapping[str, int]], claims: Mapping[int, Claim]) -> list[Fault]:
@@ -210,9 +220,8 @@ def _miscounted(sums: Mapping[int, Mapping[str, int]], claims: Mapping[int, Clai
         if claim is not None and claim.count("entered") != counted:
             said = claim.count("entered")
             low, high = sorted((said, counted))
-            found.append(
-                Fault(claim.name, low + 1, high, f"entered: {said} by the broker, {counted} here")
-            )
+            what = f"entered: {said} by the broker, {counted} here"
+            found.append(Fault(claim.name, low + 1, high, what, claim.vhost))
     return found
 
 
@@ -300,7 +309,9 @@ def claims_of_checkpoint(ledger_rows: DataFrame) -> tuple[int, list[Claim]]:
 # -- the command
 
 
-def run(spark: SparkSession, data_dir: Path, endpoint: Endpoint | None) -> Reconciliation:
+def run(
+    spark: SparkSession, data_dir: Path, endpoint: Endpoint | None, hourly: bool = False
+) -> Reconciliation:
     """Reconcile a data folder: against the running broker when an endpoint is given, else against
     its newest checkpoint. Raises LedgerIncomplete, FileNotFoundError, BrokerRefused."""
     asked = None if endpoint is None else _ask_until_written(endpoint, data_dir)
@@ -309,7 +320,7 @@ def run(spark: SparkSession, data_dir: Path, endpoint: Endpoint | None) -> Recon
     rows = read_ledger(spark, data_dir, state.number).cache()
     try:
         claims = asked[1] if asked else claims_of_checkpoint(rows)[1]
-        outcome = reconcile(rows, state.number, claims)
+        outcome = reconcile(rows, state.number, claims, hourly)
     finally:
         rows.unpersist()
     more = None if asked else ledger.beyond(data_dir, state.number)
@@ -348,6 +359,7 @@ def main(
     password: str | None = None,
     master: str = "local[*]",
     as_json: bool = False,
+    hourly: bool = False,
 ) -> int:
     """`tallymark pipeline reconcile`: print the equation of every queue.
 
@@ -360,6 +372,7 @@ def main(
 
     from tallymark.spark.java import JavaNotFound
     from tallymark.spark.land import cause
+    from tallymark.spark.reconcile_table import show
     from tallymark.spark.session import (
         SparkDidNotStart,
         build_session,
@@ -381,7 +394,7 @@ def main(
             present = _check_checkpoint(data_dir, user, password)
         spark = build_session(master, "tallymark reconcile", brief=True, silent=True)
         try:
-            outcome = run(spark, data_dir, endpoint)
+            outcome = run(spark, data_dir, endpoint, hourly)
         finally:
             stop_session(spark)
     except (
@@ -455,121 +468,3 @@ def _default_url(pid: int, user: str | None, password: str | None) -> str | None
     finally:
         client.close()
     return str(endpoint) if pid in (0, found) else None
-
-
-def show(
-    outcome: Reconciliation,
-    as_json: bool = False,
-    console: Console | None = None,
-    present: str = "start the broker and use --url",
-) -> None:
-    """Print the outcome: one JSON object, or a table with what is wrong below it.
-
-    present: what to do for the present state of affairs, where the journal goes on.
-    """
-    if as_json:
-        print(json.dumps({**asdict(outcome), "balanced": outcome.balanced}))
-        return
-    from rich import get_console
-    from rich.markup import escape
-    from rich.measure import Measurement
-
-    console = console or get_console()
-    console.print(escape(_title(outcome)), highlight=False, soft_wrap=True)
-    table = _account_table(outcome.accounts)
-    # A line longer than the terminal is less bad than a difference nobody sees.
-    unbound = console.options.update_width(1000)
-    width = max(console.width, Measurement.get(console, unbound, table).maximum)
-    console.print(table, width=width, crop=False)
-    if outcome.beyond is not None:
-        console.print(
-            f"the journal goes on {counted(outcome.beyond.blocks, 'block')} past this checkpoint, "
-            f"until {_shown(outcome.beyond.until)}; {present} for the present",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
-    for account in outcome.accounts:
-        if account.dropped:
-            reasons = [f"{count:,} {why}" for why, count in sorted(account.dropped.items())]
-            console.print(f"dropped from {escape(_label(account))}: {', '.join(reasons)}")
-    for moved in outcome.letters:
-        console.print(
-            f"dead letters from {escape(moved.source)} to {escape(moved.target)}: {moved.count:,}",
-            soft_wrap=True,
-        )
-    for back in outcome.returned:
-        console.print(
-            f"deliveries returned to {escape(back.queue)}: {back.count:,} by {back.reason}",
-            soft_wrap=True,
-        )
-    for account in outcome.accounts:
-        if account.before_ledger:
-            console.print(
-                f"{account.queue}: sequences 1 to {account.before_ledger:,} are older than the "
-                "ledger that is kept and were left out"
-            )
-        if not account.from_ledger:
-            console.print(f"{account.queue}: not durable, the account is the broker's own")
-    for fault in outcome.faults:
-        console.print(
-            f"[bold red]{escape(fault.queue)}: sequences {fault.first} to {fault.last}: "
-            f"{fault.fault}[/]"
-        )
-
-
-def _account_table(accounts: list[Account]) -> Table:
-    """One row a queue; of the equation's terms only those that are not 0 everywhere."""
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    shown = [
-        name
-        for name in (*STILL_THERE, "settled", "dead_lettered")
-        if name in ("ready", "settled") or any(map(_term(name), accounts))
-    ]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    longest = max((len(_label(account)) for account in accounts), default=0)
-    table.add_column("queue", overflow="fold", min_width=min(longest, NAME_WIDTH))
-    for heading in ("entered", *shown, "dropped", "difference"):
-        table.add_column(heading.replace("_", " "), justify="right")
-    for account in accounts:
-        good = "green" if account.difference == 0 else "bold red"
-        table.add_row(
-            escape(_label(account)),
-            f"{account.entered:,}",
-            *(f"{_term(name)(account):,}" for name in shown),
-            f"{sum(account.dropped.values()):,}",
-            f"[{good}]{account.difference:,}[/]",
-        )
-    return table
-
-
-def _label(account: Account) -> str:
-    """The queue, with its virtual host unless that is the default one."""
-    return f"{account.vhost}: {account.queue}".removeprefix("/: ").removeprefix(": ")
-
-
-def _title(outcome: Reconciliation) -> str:
-    title, position = "The account of every queue", f"journal position {outcome.position:#x}"
-    if not outcome.as_of:
-        return f"{title} at {position}"
-    if outcome.source == "checkpoint":
-        return f"{title} as of the checkpoint of {_shown(outcome.as_of)}, {position}"
-    return f"{title} as of {_shown(outcome.as_of)}, {position}, asked of {outcome.source}"
-
-
-def _shown(iso: str) -> str:
-    return iso.replace("T", " ").replace("Z", " UTC")
-
-
-def _term(name: str) -> Callable[[Account], int]:
-    """A term of the equation by its name."""
-
-    def value(account: Account) -> int:
-        if name in STILL_THERE:
-            return account.still_there[name]
-        return account.settled if name == "settled" else account.dead_lettered
-
-    return value

@@ -12,19 +12,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tallymark.engine.records import TRANSIENT
+from tallymark.engine.records import DROP_REASONS, TRANSIENT
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+MS_OF_HOUR: Final = 3_600_000
 ENDS: Final = ("settled", "dropped", "dead_lettered")
 HAPPENED: Final = ("entered", *ENDS, "pending")
 WHATS: Final = (*HAPPENED, "live", "letter", "transferred")
 """What a range of sequences can be said to be or to have undergone: see `intervals`."""
+REASONS: Final = ("", *sorted(DROP_REASONS.values()))
+"""Why messages were dropped, by number: sums of numbers say which one a stretch has."""
 
 
 def intervals(rows: DataFrame) -> DataFrame:
-    """The ranges that matter, as (queue_id, low, high, what, reason), high exclusive; `what` is
+    """The ranges that matter, as (queue_id, low, high, what, reason, hour), high exclusive; hour:
+    of `entered`, counted from 1970, else 0; `what` is
     entered, settled, dropped, dead_lettered, pending (from the journal), live (from the checkpoint:
     there in whatever state), letter: messages of this queue which one that entered another queue
     names as its source, or transferred: settled because they were handed on as they were, or
@@ -40,6 +44,9 @@ def intervals(rows: DataFrame) -> DataFrame:
         (f.col("first") + f.col("count")).alias("high"),
         f.when(there, "live").otherwise(f.col("kind")).alias("what"),
         f.when(f.col("kind") == "dropped", f.col("reason")).alias("reason"),
+        f.when(f.col("kind") == "entered", f.floor(f.unix_millis("time") / MS_OF_HOUR))
+        .otherwise(f.lit(0).cast("long"))
+        .alias("hour"),
     )
     journal = f.col("source") == "journal"
     by_letter = (f.col("kind") == "entered") & f.col("from_queue_id").isNotNull()
@@ -52,6 +59,7 @@ def intervals(rows: DataFrame) -> DataFrame:
         (low + f.col("count")).alias("high"),
         f.lit("letter").alias("what"),
         f.lit(None).cast("string").alias("reason"),
+        f.lit(0).cast("long").alias("hour"),
     )
     handed_on = rows.where(journal & _transferred()).select(
         "queue_id",
@@ -59,6 +67,7 @@ def intervals(rows: DataFrame) -> DataFrame:
         (f.col("first") + f.col("count")).alias("high"),
         f.lit("transferred").alias("what"),
         f.lit(None).cast("string").alias("reason"),
+        f.lit(0).cast("long").alias("hour"),
     )
     return own.unionAll(named).unionAll(handed_on)
 
@@ -72,30 +81,53 @@ def _transferred() -> Column:
 
 def sweep(ranges: DataFrame) -> DataFrame:
     """For every stretch of sequences between two borders, how often each thing happened to it:
-    (queue_id, low, high) and a count for each of WHATS. Stretches of nothing are left out."""
+    (queue_id, low, high) and a count for each of WHATS; `hour`, in which it entered (counted from
+    1970), and `reason`, why it was dropped, null where neither or several can be said. Stretches of
+    nothing are left out."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
-    begins = ranges.select("queue_id", f.col("low").alias("at"), "what", f.lit(1).alias("step"))
-    ends = ranges.select("queue_id", f.col("high").alias("at"), "what", f.lit(-1).alias("step"))
+    number = f.array_position(f.array(*map(f.lit, REASONS)), f.coalesce("reason", f.lit(""))) - 1
+    told = ranges.select("queue_id", "low", "high", "what", "hour", number.alias("number"))
+
+    def borders(at: str, sign: int) -> DataFrame:
+        return told.select(
+            "queue_id",
+            f.col(at).alias("at"),
+            "what",
+            f.lit(sign).cast("long").alias("step"),
+            (f.col("hour") * sign).alias("hour"),
+            (f.col("number") * sign).alias("number"),
+        )
+
     steps = (
-        begins.union(ends)
+        borders("low", 1)
+        .unionAll(borders("high", -1))
         .groupBy("queue_id", "at")
-        .agg(*(f.sum(f.when(f.col("what") == w, f.col("step"))).alias(w) for w in WHATS))
+        .agg(
+            *(f.sum(f.when(f.col("what") == w, f.col("step"))).alias(w) for w in WHATS),
+            f.sum("hour").alias("hour"),
+            f.sum("number").alias("number"),
+        )
         .fillna(0)
     )
     along = Window.partitionBy("queue_id").orderBy("at")
     running = along.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     anything = f.greatest(*(f.col(w) for w in WHATS)) > 0
-    return (
-        steps.select(
-            "queue_id",
-            f.col("at").alias("low"),
-            f.lead("at").over(along).alias("high"),
-            *(f.sum(w).over(running).alias(w) for w in WHATS),
-        )
-        .where(f.col("high").isNotNull())
-        .where(anything)
+    stretches = steps.select(
+        "queue_id",
+        f.col("at").alias("low"),
+        f.lead("at").over(along).alias("high"),
+        *(f.sum(w).over(running).alias(w) for w in (*WHATS, "hour", "number")),
+    ).where(f.col("high").isNotNull() & anything)
+    named = f.element_at(f.array(*map(f.lit, REASONS)), (f.col("number") + 1).cast("int"))
+    return stretches.select(
+        "queue_id",
+        "low",
+        "high",
+        *WHATS,
+        f.when(f.col("entered") == 1, f.col("hour")).alias("hour"),
+        f.when((f.col("dropped") == 1) & (f.col("number") > 0), named).alias("reason"),
     )
 
 
@@ -156,6 +188,26 @@ def totals(stretches: DataFrame) -> DataFrame:
                 "live_before"
             ),
             f.coalesce(f.max("begin") - 1, f.max("high") - 1).alias("before_ledger"),
+        )
+    )
+
+
+def hours(stretches: DataFrame) -> DataFrame:
+    """The equation for the messages that entered each queue in each hour, of `with_faults`:
+    (queue_id, hour, reason) and the sums entered, live (there at the end, in whatever state),
+    settled, dead_lettered, dropped (for that reason), faults (messages with one). hour is null for
+    what never entered. What is older than the ledger that is kept is left out."""
+    from pyspark.sql import functions as f
+
+    length = f.col("high") - f.col("low")
+    own = f.greatest(*(f.col(w) for w in WHATS if w != "letter")) > 0
+    names = ("entered", "live", "settled", "dead_lettered", "dropped")
+    return (
+        stretches.where(own & ~f.col("before"))
+        .groupBy("queue_id", "hour", "reason")
+        .agg(
+            *(f.sum(f.col(name) * length).alias(name) for name in names),
+            f.sum(f.when(f.col("fault").isNotNull(), length).otherwise(0)).alias("faults"),
         )
     )
 

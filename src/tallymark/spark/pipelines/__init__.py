@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from tallymark.spark.land import follow, land, read_queue
+    from tallymark.spark.pipelines.redrives import browse, redrive
     from tallymark.spark.reconcile import read_ledger, reconcile
 
-__all__ = ["follow", "land", "read_ledger", "read_queue", "reconcile"]
+__all__ = ["browse", "follow", "land", "read_ledger", "read_queue", "reconcile", "redrive"]
 
 _FROM: Final = {
     "tallymark.spark.land": ("follow", "land", "read_queue"),
+    "tallymark.spark.pipelines.redrives": ("browse", "redrive"),
     "tallymark.spark.reconcile": ("read_ledger", "reconcile"),
 }
 """Names by the module they come from."""

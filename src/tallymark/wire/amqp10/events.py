@@ -251,6 +251,16 @@ class DrainFinished(Event):
 
 
 @final
+class InflowStopped(Event):
+    """All credit is taken back, and nothing more is on its way: see ReceiverLink.stop."""
+
+    __slots__ = ("link",)
+
+    def __init__(self, link: ReceiverLink) -> None:
+        self.link = link
+
+
+@final
 class TransfersReceived(Event):
     """A stretch of complete deliveries on one link, alike but for their ids, tags and bytes. Their
     credit is counted."""

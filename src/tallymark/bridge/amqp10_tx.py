@@ -1,0 +1,340 @@
+"""Transactions of AMQP 1.0: the coordinator, and settling under a transaction [TX-11 to TX-16].
+
+A client attaches to a coordinator, declares transactions there, names them in what it publishes and
+settles and in the credit it gives, and discharges them. A connection may have several at a time; a
+session may work under several, and a transaction in several sessions. All end with the link they
+were declared on, by a rollback unless they were discharged.
+
+The answer to a discharge says that all of it is on disk [TX-D1].
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from tallymark.bridge.amqp10_client import Delayed, LinkEnd, Session, number_of
+from tallymark.bridge.amqp10_dispositions import (
+    UNKNOWN,
+    default_outcomes,
+    due_of,
+    holders,
+    notes_of,
+    outcome_of,
+    outstanding,
+)
+from tallymark.bridge.amqp10_stretch import Reply
+from tallymark.bridge.amqp10_work import Work, find, unknown
+from tallymark.engine.annotations import Notes
+from tallymark.engine.arguments import LONGEST_MS
+from tallymark.engine.errors import ResourceExhausted, RolledBack
+from tallymark.wire.amqp10 import errors
+from tallymark.wire.amqp10.composites import read_composite
+from tallymark.wire.amqp10.errors import DecodeError
+from tallymark.wire.amqp10.events import DispositionReceived, TransfersReceived
+from tallymark.wire.amqp10.link import ReceiverLink
+from tallymark.wire.amqp10.outcomes import (
+    Accepted,
+    Declare,
+    Declared,
+    DeliveryState,
+    Discharge,
+    Error,
+    Rejected,
+    Released,
+    TransactionalState,
+)
+from tallymark.wire.amqp10.performatives import Attach, Coordinator
+from tallymark.wire.amqp10.reader import Reader
+from tallymark.wire.amqp10.sections import VALUE, Sections
+from tallymark.wire.amqp10.serial import add
+
+CAPABILITIES: Final = (
+    "amqp:local-transactions",
+    "amqp:multi-txns-per-ssn",
+    "amqp:multi-ssns-per-txn",
+)
+"""What a coordinator here can do [amqp-1.0 §4.5.2]."""
+CREDIT: Final = 16
+"""Declares and discharges that may be on their way, of each coordinator link."""
+MOST_OPEN: Final = 1024
+"""Transactions that a connection may have open at a time."""
+REJECTED: Final = "amqp:rejected:list"
+ACCEPTED: Final = Accepted()
+RELEASED: Final = Released()
+
+
+def attach(session: Session, link: ReceiverLink, attach: Attach) -> None:
+    """Grant a link to a coordinator."""
+    link.answer(
+        Attach(
+            source=attach.source,
+            target=Coordinator(CAPABILITIES),
+            max_message_size=session.client.settings.limits.max_message_size or None,
+        )
+    )
+    source = attach.source
+    outcomes: tuple[str, ...] = () if source is None else source.outcomes
+    end = CoordinatorLink(session, link, REJECTED in outcomes, bool(outcomes))
+    session.enter(link, end)
+    end.resume()
+
+
+@final
+class CoordinatorLink(LinkEnd):
+    """Our end of a link to a coordinator."""
+
+    __slots__ = ("_lists_outcomes", "_lists_rejected", "_link", "_session", "_works", "is_open")
+
+    def __init__(
+        self, session: Session, link: ReceiverLink, lists_rejected: bool, lists_outcomes: bool
+    ) -> None:
+        self._session = session
+        self._link = link
+        self._lists_rejected = lists_rejected
+        """Whether the client said that it understands the outcome rejected."""
+        self._lists_outcomes = lists_outcomes
+        """Whether it said anything on that. Many clients do not, and understand it."""
+        self._works: dict[bytes, Work] = {}
+        """Declared on it and open, by id."""
+        self.is_open = True
+
+    def resume(self) -> None:
+        """There is always credit: a discharge is what frees memory."""
+        if self.is_open and self._link.credit <= CREDIT // 2:
+            self._link.flow(CREDIT)
+
+    def received(self, event: TransfersReceived) -> None:
+        for i in range(len(event)):
+            if not self.is_open:
+                return
+            id = add(event.first, i)
+            if event.settled:
+                # Whoever declares has to learn the id, whoever discharges whether it worked.
+                text = f"delivery {id} to a coordinator is settled, expected unsettled"
+                self.close(Error(errors.NOT_ALLOWED, text))
+                return
+            self._request(id, event.is_second, event.data[event.cuts[i] : event.cuts[i + 1]])
+        self.resume()
+
+    def _request(self, id: int, is_second: bool, message: bytes) -> None:
+        try:
+            request = _read(message)
+        except DecodeError as error:
+            self._refuse(id, is_second, Error(error.condition, error.text))
+            return
+        if isinstance(request, Declare):
+            self._declare(id, is_second, request)
+        else:
+            self._discharge(id, is_second, request)
+
+    def _declare(self, id: int, is_second: bool, request: Declare) -> None:
+        """TX-12"""
+        session = self._session
+        client = session.client
+        if request.global_id is not None:
+            text = "declare with a global-id: transactions are local, expected none"
+            self._refuse(id, is_second, Error(errors.NOT_IMPLEMENTED, text))
+            return
+        if len(client.works) >= MOST_OPEN:
+            text = f"{MOST_OPEN} transactions open on this connection, one more declared"
+            self._refuse(id, is_second, Error(errors.RESOURCE_LIMIT_EXCEEDED, text))
+            return
+        timeout_ms = client.settings.transaction_timeout_ms
+        work = Work(client, client.broker.transactions.begin(session.engine, timeout_ms))
+        client.works[work.id] = self._works[work.id] = work
+        self.tell(id, is_second, Declared(work.id))
+
+    def _discharge(self, id: int, is_second: bool, request: Discharge) -> None:
+        """TX-12, TX-13. A transaction of another link of the connection will do."""
+        client = self._session.client
+        work = find(client, request.txn_id)
+        if work is None:
+            error = unknown(request.txn_id)
+            if self._lists_rejected:
+                self.tell(id, is_second, Rejected(error))
+            else:
+                self.close(error)
+            return
+        del client.works[work.id]
+        self._works.pop(work.id, None)
+        if request.fail:
+            roll_back(work)
+            self.tell(id, is_second, ACCEPTED)
+            return
+        try:
+            runs = client.broker.transactions.commit(work.transaction)
+        except RolledBack as error:
+            after_rollback(work)
+            self._refuse(id, is_second, Error(errors.TRANSACTION_ROLLBACK, str(error)))
+            return
+        for run in runs:
+            reply = run.handle
+            assert isinstance(reply, Reply), reply
+            reply.send(client, run)
+        answer = Discharged(self, work, id, is_second)
+        if work.transaction.is_stored:
+            client.broker.await_durable(answer)
+        else:
+            answer.say()
+
+    # -- answers
+
+    def tell(self, id: int, is_second: bool, state: DeliveryState) -> None:
+        """The outcome of a request."""
+        if not self.is_open:
+            return
+        if is_second:
+            self._link.settle(id, id, state)
+        else:
+            self._session.wire.settle_received(id, id, state)
+
+    def _refuse(self, id: int, is_second: bool, error: Error) -> None:
+        """By an outcome, unless the client said that it does not know that one."""
+        if self._lists_rejected or not self._lists_outcomes:
+            self.tell(id, is_second, Rejected(error))
+        else:
+            self.close(error)
+
+    # -- the end
+
+    def close(self, error: Error) -> None:
+        """The link ends by our will, and with it what was declared there."""
+        if self.is_open:
+            self._link.detach(error)
+            self._session.leave(self._link)
+
+    def gone(self, with_session: bool) -> None:
+        self.is_open = False
+        client = self._session.client
+        for id, work in list(self._works.items()):
+            client.works.pop(id, None)
+            roll_back(work)
+        self._works.clear()
+
+    def owns(self, work: Work) -> bool:
+        """Whether it was declared here."""
+        return work.id in self._works
+
+
+@final
+class Discharged(Delayed):
+    """A commit that is told once the disk has it: to whoever settled deliveries under it, then to
+    whoever asked for it."""
+
+    __slots__ = ("_end", "_id", "_is_second", "_work")
+
+    def __init__(self, end: CoordinatorLink, work: Work, id: int, is_second: bool) -> None:
+        super().__init__(end._session.client.owner)
+        self._end = end
+        self._work = work
+        self._id = id
+        self._is_second = is_second
+
+    def say(self) -> None:
+        for session, first, last, state in self._work.expected():
+            if not session.engine.closed:
+                session.wire.settle_sent(number_of(first), number_of(last), state)
+        self._end.tell(self._id, self._is_second, ACCEPTED)
+
+
+def _read(message: bytes) -> Declare | Discharge:
+    """What a message to a coordinator asks for. Raises DecodeError."""
+    sections = Sections(message, 0, len(message))
+    for code, _, at in sections.bounds:
+        if code == VALUE:
+            request = read_composite(Reader(message, at, len(message)), "transaction")
+            assert isinstance(request, (Declare, Discharge)), request
+            return request
+    raise DecodeError("message to a coordinator without an amqp-value")
+
+
+# -- rolling back
+
+
+def roll_back(work: Work) -> None:
+    """Undo it, if the engine has not done so already."""
+    if not work.transaction.ended:
+        work.client.broker.transactions.rollback(work.transaction)
+    after_rollback(work)
+
+
+def after_rollback(work: Work) -> None:
+    """It was rolled back. What the client is through with has the outcome that its link has for
+    that [TX-15]; it is told of what was taken back, handed out under it [TX-16]."""
+    for session, first, last in work.forgotten():
+        if not session.engine.closed:
+            for low, high, outcome in default_outcomes(session, first, last):
+                session.client.broker.settle(session.engine, low, high, outcome)
+    for engine, first, last in work.transaction.released:
+        holder = engine.handle
+        assert isinstance(holder, Session), holder
+        if not engine.closed:
+            holder.wire.settle_sent(number_of(first), number_of(last), RELEASED)
+
+
+# -- settling under one
+
+
+def retire(session: Session, event: DispositionReceived) -> None:
+    """The client has come to an outcome that holds if a transaction is committed [TX-15]."""
+    state = event.state
+    assert isinstance(state, TransactionalState), state
+    client = session.client
+    first, last = session.tag_of(event.first), session.tag_of(event.last)
+    work = find(client, state.txn_id)
+    if work is None:
+        for end in holders(session, first, last):
+            end.close(unknown(state.txn_id))
+        return
+    for other in list(client.works.values()):
+        if other is not work and other.acquired(session, first, last):
+            _end_link_of(client.sessions, work)
+            return
+    if outcome_of(state.outcome) != UNKNOWN:
+        _park(session, work, first, last, state.outcome, event.settled)
+    elif event.settled:
+        for low, high, outcome in default_outcomes(session, first, last):
+            _hold(session, work, low, high, outcome, (), 0)
+    if event.settled:
+        work.forget(session, first, last)
+
+
+def _park(
+    session: Session,
+    work: Work,
+    first: int,
+    last: int,
+    state: DeliveryState | None,
+    settled: bool,
+) -> None:
+    broker = session.client.broker
+    outcome = outcome_of(state)
+    due_ms = min(due_of(state), broker.clock.now_ms + LONGEST_MS)
+    notes = notes_of(state)
+    for low, high in outstanding(session.engine, first, last):
+        _hold(session, work, low, high, outcome, notes, due_ms)
+        if not settled and state is not None:
+            work.expect(session, low, high, state)
+
+
+def _hold(
+    session: Session, work: Work, low: int, high: int, outcome: int, notes: Notes, due_ms: int
+) -> None:
+    """The settlement of tags that are outstanding waits for the discharge."""
+    transactions = session.client.broker.transactions
+    try:
+        transactions.settle(work.transaction, session.engine, low, high, outcome, notes, due_ms)
+    except ResourceExhausted as error:
+        work.fail(str(error))
+    work.park(session, low, high)
+
+
+def _end_link_of(sessions: list[Session], work: Work) -> None:
+    """A delivery that was handed out under one transaction may not be settled under another: that
+    one ends, and its control link [amqp-1.0 §4.4.2]."""
+    text = "delivery settled under a transaction that was handed out under another, still open"
+    for session in list(sessions):
+        for end in list(session.ends):
+            if isinstance(end, CoordinatorLink) and end.owns(work):
+                end.close(Error(errors.TRANSACTION_ROLLBACK, text))
+                return

@@ -1,0 +1,144 @@
+"""A transaction as an AMQP 1.0 connection knows it [amqp-1.0 §4].
+
+The engine keeps publishes and settlements until the end (engine/transactions.py). Known here only
+is what the client has to be told then, and what it said it is through with.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, final
+
+from tallymark.engine.intervals import IntervalSet
+from tallymark.engine.staging import Transaction
+from tallymark.wire.amqp10 import errors
+from tallymark.wire.amqp10.outcomes import Accepted, DeliveryState, Error, TransactionalState
+from tallymark.wire.amqp10.types import Symbol
+
+if TYPE_CHECKING:
+    from tallymark.bridge.amqp10_client import Client, Session
+
+ID_BYTES: Final = 8
+TXN_ID: Final = Symbol("txn-id")
+"""Property of a flow: what is handed out from then on belongs to that transaction [TX-16]."""
+
+
+@final
+class Work:
+    """One transaction between declare and discharge. Only its own connection can name it."""
+
+    __slots__ = (
+        "_forgotten",
+        "_parked",
+        "_unsettled",
+        "accepted",
+        "client",
+        "id",
+        "state",
+        "transaction",
+    )
+
+    def __init__(self, client: Client, transaction: Transaction) -> None:
+        self.client = client
+        self.transaction = transaction
+        self.id = transaction.id.to_bytes(ID_BYTES, "big")
+        self.accepted = TransactionalState(self.id, Accepted())
+        """The answer to what is published under it."""
+        self.state = TransactionalState(self.id)
+        """Of what is handed out under it."""
+        self._parked: dict[Session, IntervalSet] = {}
+        """Tags that were settled under it."""
+        self._forgotten: dict[Session, IntervalSet] = {}
+        """Of those, the ones that the client is through with, whatever becomes of it."""
+        self._unsettled: list[tuple[Session, int, int, DeliveryState]] = []
+        """Tags first..last and their outcome, of which the client expects to hear."""
+
+    def outcome(self, state: DeliveryState) -> DeliveryState:
+        """An outcome under it."""
+        if isinstance(state, Accepted):
+            return self.accepted
+        return TransactionalState(self.id, state)
+
+    def fail(self, text: str) -> None:
+        """It can only be rolled back [TX-13]. The first reason counts."""
+        if not self.transaction.failure:
+            self.transaction.failure = text
+
+    # -- settlements
+
+    def park(self, session: Session, first: int, last: int) -> None:
+        """Tags first..last were settled under it."""
+        parked = self._parked.get(session)
+        if parked is None:
+            parked = self._parked[session] = IntervalSet()
+        parked.add(first, last + 1)
+
+    def unpark(self, session: Session, first: int, last: int) -> None:
+        """The client thinks better of tags first..last."""
+        self._parked[session].remove(first, last + 1)
+
+    def parked(self, session: Session, first: int, last: int) -> list[tuple[int, int]]:
+        """Which of the tags first..last were settled under it: (first, last), ascending."""
+        parked = self._parked.get(session)
+        if parked is None:
+            return []
+        return [(low, high - 1) for low, high in parked.overlap(first, last + 1)]
+
+    def forget(self, session: Session, first: int, last: int) -> None:
+        """The client is through with what it settled of these tags: after a rollback they are not
+        in its hands again [TX-15]."""
+        for low, high in self.parked(session, first, last):
+            forgotten = self._forgotten.get(session)
+            if forgotten is None:
+                forgotten = self._forgotten[session] = IntervalSet()
+            forgotten.add(low, high + 1)
+
+    def expect(self, session: Session, first: int, last: int, state: DeliveryState) -> None:
+        """The client wants to hear that tags first..last have this outcome."""
+        unsettled = self._unsettled
+        if unsettled:
+            who, low, high, what = unsettled[-1]
+            if who is session and high + 1 == first and what == state:
+                unsettled[-1] = (session, low, last, state)
+                return
+        unsettled.append((session, first, last, state))
+
+    def expected(self) -> list[tuple[Session, int, int, DeliveryState]]:
+        """What the client wants to hear once it is committed."""
+        found: list[tuple[Session, int, int, DeliveryState]] = []
+        for session, first, last, state in self._unsettled:
+            forgotten = self._forgotten.get(session)
+            stretches = (
+                [(first, last + 1)] if forgotten is None else forgotten.gaps(first, last + 1)
+            )
+            for low, high in stretches:
+                found.append((session, low, high - 1, state))
+        return found
+
+    def forgotten(self) -> list[tuple[Session, int, int]]:
+        """Tags that the client is through with: session, first, last."""
+        return [
+            (session, low, high - 1)
+            for session, ranges in self._forgotten.items()
+            for low, high in ranges
+        ]
+
+    # -- acquisitions
+
+    def acquired(self, session: Session, first: int, last: int) -> bool:
+        """Whether any of the tags first..last were handed out under it."""
+        for engine, low, high in self.transaction.acquisitions:
+            if engine is session.engine and low <= last and first <= high:
+                return True
+        return False
+
+
+def find(client: Client, id: object) -> Work | None:
+    """The open transaction of that id; None: there is none of this connection's."""
+    return client.works.get(id) if isinstance(id, bytes) else None
+
+
+def unknown(id: object) -> Error:
+    """What whoever names a transaction that is not there is told [TX-13, TX-14]."""
+    shown = id.hex() if isinstance(id, bytes) else repr(id)
+    text = f"no transaction {shown[:64]}: it was never declared on this connection, or has ended"
+    return Error(errors.TRANSACTION_UNKNOWN_ID, text)

@@ -1,0 +1,823 @@
+"""AMQP 1.0 transactions: the coordinator, posting, retirement, acquisition [TX-11 to TX-16]."""
+
+from __future__ import annotations
+
+import pytest
+
+from tallymark.wire.amqp10.events import (
+    CloseReceived,
+    DispositionReceived,
+    LinkDetached,
+)
+from tallymark.wire.amqp10.link import ReceiverLink
+from tallymark.wire.amqp10.outcomes import (
+    Declare,
+    Declared,
+    Discharge,
+    Error,
+    Modified,
+)
+from tallymark.wire.amqp10.performatives import Coordinator, Source
+from tallymark.wire.amqp10.sections import Properties, encode_message
+from tallymark.wire.amqp10.types import Symbol
+from tests.bridge.rig10 import Peer, Rig
+from tests.bridge.test_amqp10_consume import counts, failed, fill, numbers
+from tests.bridge.tx10_rig import (
+    ACCEPTED,
+    FAILED,
+    REJECTED,
+    RELEASED,
+    Control,
+    dispose,
+    error_of,
+    post,
+    ready,
+    retire,
+    under,
+)
+
+UNKNOWN_ID = "amqp:transaction:unknown-id"
+ROLLBACK = "amqp:transaction:rollback"
+
+
+@pytest.fixture
+def rig() -> Rig:
+    made = Rig()
+    made.declare("q")
+    return made
+
+
+def detached(peer: Peer) -> Error:
+    """Why the broker ended a link."""
+    error = peer.take(LinkDetached).error
+    assert error is not None
+    return error
+
+
+def acquire(link: ReceiverLink, id: bytes | None, credit: int) -> None:
+    """Credit for what is handed out under a transaction."""
+    link.flow(credit, properties={Symbol("txn-id"): id})
+
+
+# -- the coordinator
+
+
+@pytest.mark.parametrize("chunk", [0, 1])
+def test_tx_11_a_coordinator_grants_credit_and_says_what_it_can_do(rig: Rig, chunk: int) -> None:
+    peer = rig.connect10(chunk=chunk)
+    control = Control(peer, peer.session())
+    answer = control.link.remote_attach
+    assert answer is not None
+    assert isinstance(answer.target, Coordinator)
+    assert set(answer.target.capabilities) == {
+        "amqp:local-transactions",
+        "amqp:multi-txns-per-ssn",
+        "amqp:multi-ssns-per-txn",
+    }
+    assert control.link.credit > 0
+    for _ in range(100):  # and it is kept up
+        control.roll_back(control.declare())
+    assert control.link.credit > 0
+
+
+def test_tx_12_each_declare_has_an_id_of_its_own(rig: Rig) -> None:
+    peer = rig.connect10()
+    control = Control(peer, peer.session())
+    ids = [control.declare() for _ in range(20)]
+    assert len(set(ids)) == 20
+    assert len(rig.broker.transactions.open) == 20
+
+
+def test_tx_12_discharge_is_accepted_whether_it_fails_or_not(rig: Rig) -> None:
+    peer = rig.connect10()
+    control = Control(peer, peer.session())
+    first, second, third = control.declare(), control.declare(), control.declare()
+    assert control.discharge(first, False) == ACCEPTED
+    assert control.discharge(second, True) == ACCEPTED
+    assert control.discharge(third) == ACCEPTED
+    assert not rig.broker.transactions.open
+
+
+def test_tx_12_both_steps_of_a_coordinator_link_in_mode_second(rig: Rig) -> None:
+    peer = rig.connect10()
+    control = Control(peer, peer.session(), rcv=1)
+    id = control.declare()
+    link = peer.sender(control.link.session)
+    post(peer, link, id, "m")
+    control.commit(id)
+    assert ready(rig) == ["m"]
+
+
+def test_a_global_id_is_refused_and_the_link_goes_on(rig: Rig) -> None:
+    peer = rig.connect10()
+    control = Control(peer, peer.session())
+    (state,) = peer.states([control.ask(Declare(b"xa"))])
+    assert error_of(state).condition == "amqp:not-implemented"
+    control.commit(control.declare())
+
+
+@pytest.mark.parametrize(
+    ("message", "condition"),
+    [
+        (encode_message(body=b"hello"), "amqp:decode-error"),
+        (encode_message(body="hello"), "amqp:decode-error"),
+        (encode_message(body=ACCEPTED), "amqp:decode-error"),
+        (b"\x00\x53", "amqp:decode-error"),
+        (b"", "amqp:decode-error"),
+    ],
+)
+def test_what_is_no_request_is_rejected(rig: Rig, message: bytes, condition: str) -> None:
+    peer = rig.connect10()
+    control = Control(peer, peer.session())
+    number = control.link.send(message)
+    peer.pump()
+    (state,) = peer.states([number])
+    assert error_of(state).condition == condition
+    control.commit(control.declare())
+
+
+@pytest.mark.parametrize("request_", [Declare(), Discharge(b"x")])
+def test_a_settled_request_ends_the_link(rig: Rig, request_: object) -> None:
+    """Whoever declares must learn the id [amqp-1.0 §4.2]."""
+    peer = rig.connect10()
+    control = Control(peer, peer.session())
+    control.ask(request_, settled=True)
+    assert detached(peer).condition == "amqp:not-allowed"
+    assert not rig.broker.transactions.open
+
+
+def test_tx_13_an_unknown_id_is_rejected_where_the_source_lists_rejected(rig: Rig) -> None:
+    peer = rig.connect10()
+    control = Control(peer, peer.session())
+    id = control.declare()
+    control.commit(id)
+    for unknown in (id, b"never", b"", b"x" * 300):
+        assert error_of(control.discharge(unknown)).condition == UNKNOWN_ID
+    control.commit(control.declare())
+
+
+@pytest.mark.parametrize("outcomes", [(), ("amqp:accepted:list",)])
+def test_tx_13_an_unknown_id_ends_the_link_where_it_does_not(
+    rig: Rig, outcomes: tuple[str, ...]
+) -> None:
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session, outcomes=outcomes)
+    id = control.declare()
+    link = peer.sender(session)
+    post(peer, link, id, "m")
+    control.ask(Discharge(b"never"))
+    assert detached(peer).condition == UNKNOWN_ID
+    assert not rig.broker.transactions.open  # with the link went what was declared on it [TX-16]
+    assert ready(rig) == []
+
+
+def test_a_transaction_is_of_its_own_connection_alone(rig: Rig) -> None:
+    owner, other = rig.connect10(), rig.connect10()
+    control = Control(owner, owner.session())
+    id = control.declare()
+    stranger = Control(other, other.session())
+    assert error_of(stranger.discharge(id)).condition == UNKNOWN_ID
+    post(other, other.sender(other.session()), id, "m")
+    assert detached(other).condition == UNKNOWN_ID
+    control.commit(id)
+    assert ready(rig) == []
+
+
+def test_a_connection_has_no_more_than_so_many_open(rig: Rig) -> None:
+    peer = rig.connect10()
+    control = Control(peer, peer.session())
+    for _ in range(1024):
+        control.declare()
+    (state,) = peer.states([control.ask(Declare())])
+    assert error_of(state).condition == "amqp:resource-limit-exceeded"
+
+
+# -- posting
+
+
+@pytest.mark.parametrize("chunk", [0, 1])
+def test_tx_14_what_is_posted_is_seen_after_the_discharge(rig: Rig, chunk: int) -> None:
+    peer = rig.connect10(chunk=chunk)
+    session = peer.session()
+    control = Control(peer, session)
+    link = peer.sender(session)
+    id = control.declare()
+    told = peer.states(post(peer, link, id, "a", "b", "c"))
+    assert told == [under(id, ACCEPTED)] * 3
+    assert counts(rig) == (0, 0, 0)
+    control.commit(id)
+    assert ready(rig) == ["a", "b", "c"]
+
+
+def test_tx_14_nothing_is_left_of_it_after_a_rollback(rig: Rig) -> None:
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    link = peer.sender(session)
+    id = control.declare()
+    post(peer, link, id, "a", "b")
+    post(peer, link, id, "c", settled=True)
+    control.roll_back(id)
+    assert counts(rig) == (0, 0, 0)
+    assert rig.queue("q").entered == 0
+    assert rig.broker.store.resident_bytes == 0
+
+
+def test_tx_14_the_answer_takes_two_steps_in_mode_second(rig: Rig) -> None:
+    peer = rig.connect10()
+    peer.auto_settle_second = False
+    session = peer.session()
+    link = peer.sender(session, rcv=1)
+    control = Control(peer, session)
+    id = control.declare()
+    (number,) = post(peer, link, id, "m")
+    told = peer.told[number]
+    assert told.states == [under(id, ACCEPTED)]
+    assert not told.settled
+    session.settle_sent(number, number, under(id, ACCEPTED))
+    control.commit(id)
+    assert ready(rig) == ["m"]
+
+
+def test_tx_14_several_transactions_on_one_link(rig: Rig) -> None:
+    """Each is seen by itself, in its own order, when it is discharged."""
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    link = peer.sender(session)
+    one, two = control.declare(), control.declare()
+    for n in range(4):
+        post(peer, link, one, f"one {n}")
+        post(peer, link, two, f"two {n}")
+        peer.send(link, f"none {n}")
+    assert ready(rig) == [f"none {n}" for n in range(4)]
+    control.commit(two)
+    assert ready(rig)[4:] == [f"two {n}" for n in range(4)]
+    control.roll_back(one)
+    assert len(ready(rig)) == 8
+
+
+def test_tx_14_a_transaction_of_several_sessions(rig: Rig) -> None:
+    peer = rig.connect10()
+    control = Control(peer, peer.session())
+    links = [peer.sender(peer.session()) for _ in range(3)]
+    id = control.declare()
+    for n, link in enumerate(links):
+        post(peer, link, id, f"{n}")
+    assert ready(rig) == []
+    control.commit(id)
+    assert ready(rig) == ["0", "1", "2"]
+
+
+def test_tx_14_an_unknown_id_ends_the_link(rig: Rig) -> None:
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    link = peer.sender(session)
+    id = control.declare()
+    control.commit(id)
+    post(peer, link, id, "late")
+    assert detached(peer).condition == UNKNOWN_ID
+    assert ready(rig) == []
+    control.commit(control.declare())  # the session goes on
+
+
+def test_tx_14_who_gets_it_is_decided_when_it_is_posted(rig: Rig) -> None:
+    rig.declare("r")
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    link = peer.sender(session, None)
+    id = control.declare()
+    to = ["/queues/q", "/queues/r", "/exchanges/amq.direct/nobody", "/queues/nowhere", "q"]
+    numbers_ = [
+        link.send(encode_message(properties=Properties(to=one), body=one.encode()), state=under(id))
+        for one in to
+    ]
+    peer.pump()
+    told = peer.states(numbers_)
+    assert told[0] == told[1] == told[4] == under(id, ACCEPTED)
+    assert told[2] == told[3] == under(id, RELEASED)
+    control.commit(id)
+    assert ready(rig) == ["/queues/q", "q"]
+    assert ready(rig, "r") == ["/queues/r"]
+
+
+def test_tx_14_what_cannot_be_read_is_rejected_under_the_transaction(rig: Rig) -> None:
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    link = peer.sender(session)
+    id = control.declare()
+    good = link.send(encode_message(body=b"good"), state=under(id))
+    bad = link.send(b"\x00\x53\x75\xa0\x09", state=under(id))
+    peer.pump()
+    first, second = peer.states([good, bad])
+    assert first == under(id, ACCEPTED)
+    assert error_of(getattr(second, "outcome")).condition == "amqp:decode-error"  # noqa: B009
+    control.commit(id)  # the client was told: what is left may be committed
+    assert ready(rig) == ["good"]
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("/exchanges/amq.direct/nobody", encode_message(body=b"m")),
+        ("/queues/q", b"\x00\x53\x75\xa0\x09"),
+    ],
+)
+def test_tx_13_a_settled_message_that_cannot_be_queued_makes_it_rollback_only(
+    rig: Rig, address: str, message: bytes
+) -> None:
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    id = control.declare()
+    good = peer.sender(session)
+    post(peer, good, id, "good")
+    link = peer.sender(session, address)
+    link.send(message, state=under(id), settled=True)
+    peer.pump()
+    assert error_of(control.discharge(id)).condition == ROLLBACK
+    assert ready(rig) == []
+    assert not rig.broker.transactions.open
+    assert error_of(control.discharge(id)).condition == UNKNOWN_ID
+
+
+def test_tx_13_rollback_only_may_be_rolled_back(rig: Rig) -> None:
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session, outcomes=())
+    id = control.declare()
+    link = peer.sender(session, "/exchanges/amq.direct/nobody")
+    post(peer, link, id, "m", settled=True)
+    control.roll_back(id)
+
+
+@pytest.mark.parametrize("outcomes", [(), ("amqp:rejected:list",)])
+def test_tx_13_a_client_that_lists_nothing_is_told_of_a_rollback_too(
+    rig: Rig, outcomes: tuple[str, ...]
+) -> None:
+    """qpid-proton lists no outcomes, and understands all."""
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session, outcomes=outcomes)
+    id = control.declare()
+    post(peer, peer.sender(session, "/exchanges/amq.direct/nobody"), id, "m", settled=True)
+    assert error_of(control.discharge(id)).condition == ROLLBACK
+
+
+def test_tx_13_a_client_that_does_not_know_rejected_loses_the_link(rig: Rig) -> None:
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session, outcomes=("amqp:accepted:list",))
+    id = control.declare()
+    post(peer, peer.sender(session, "/exchanges/amq.direct/nobody"), id, "m", settled=True)
+    control.ask(Discharge(id))
+    assert detached(peer).condition == ROLLBACK
+
+
+@pytest.mark.parametrize("outcomes", [("amqp:rejected:list",)])
+def test_tx_d1_a_full_queue_refuses_all_of_it(rig: Rig, outcomes: tuple[str, ...]) -> None:
+    rig.declare("full", max_length=1, overflow="reject-publish")
+    fill(rig, 1)
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session, outcomes=outcomes)
+    peer.receiver(session, credit=1)
+    id = control.declare()
+    post(peer, peer.sender(session, "q"), id, "a")
+    post(peer, peer.sender(session, "full"), id, "b", "c")
+    retire(peer, peer.got[0], id, ACCEPTED, settled=False)
+    error = error_of(control.discharge(id))
+    assert error.condition == ROLLBACK
+    assert "queue 'full'" in str(error.description)
+    assert ready(rig, "full") == []
+    assert counts(rig) == (0, 1, 0)  # in the client's hands again
+    peer.settle(peer.got[0], ACCEPTED)
+    assert counts(rig) == (0, 0, 1)
+
+
+def test_tx_d1_a_queue_deleted_after_the_posting_refuses_all_of_it(rig: Rig) -> None:
+    """The client was told that its message is taken: a commit without it would be none."""
+    rig.declare("r")
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    id = control.declare()
+    link = peer.sender(session, None)
+    for to in ("q", "r"):
+        link.send(encode_message(properties=Properties(to=to), body=b"m"), state=under(id))
+    peer.pump()
+    rig.delete("r")
+    assert error_of(control.discharge(id)).condition == ROLLBACK
+    assert ready(rig) == []
+
+
+def test_tx_16_discharge_works_after_the_publishing_link_was_detached(rig: Rig) -> None:
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    link = peer.sender(session)
+    id = control.declare()
+    post(peer, link, id, "m")
+    link.detach()
+    peer.pump()
+    control.commit(id)
+    assert ready(rig) == ["m"]
+
+
+# -- the disk
+
+
+def test_tx_d1_the_discharge_is_answered_when_the_disk_has_it(rig: Rig) -> None:
+    fill(rig, 1)
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    peer.receiver(session, credit=1)
+    id = control.declare()
+    post(peer, peer.sender(session), id, "m")
+    retire(peer, peer.got[0], id, ACCEPTED)
+    rig.hold_disk = True
+    number = control.ask(Discharge(id))
+    assert number not in peer.told
+    another = control.ask(Declare())  # the link goes on meanwhile
+    assert isinstance(peer.states([another])[0], Declared)
+    rig.hold_disk = False
+    peer.pump()
+    assert peer.states([number]) == [ACCEPTED]
+    assert ready(rig) == ["m"]
+
+
+def test_tx_d1_posting_and_an_empty_commit_need_no_disk(rig: Rig) -> None:
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    link = peer.sender(session)
+    rig.hold_disk = True
+    id = control.declare()
+    assert peer.states(post(peer, link, id, "m")) == [under(id, ACCEPTED)]
+    control.roll_back(id)
+    control.commit(control.declare())
+
+
+# -- retirement
+
+
+@pytest.mark.parametrize("settled", [True, False])
+@pytest.mark.parametrize("chunk", [0, 1])
+def test_tx_15_a_commit_applies_the_outcome(rig: Rig, chunk: int, settled: bool) -> None:
+    rig.declare("letters")
+    rig.declare("work", dead_letter_exchange="", dead_letter_routing_key="letters")
+    fill(rig, 4, "work")
+    peer = rig.connect10(chunk=chunk)
+    session = peer.session()
+    control = Control(peer, session)
+    link = peer.receiver(session, "work", credit=4)
+    id = control.declare()
+    for got, outcome in zip(peer.got, (ACCEPTED, REJECTED, RELEASED, FAILED), strict=True):
+        retire(peer, got, id, outcome, settled)
+    assert counts(rig, "work") == (0, 0, 0)
+    assert rig.queue("work").staged == 4
+    assert not [one for one in peer.events if isinstance(one, DispositionReceived)]
+    control.commit(id)
+    assert counts(rig, "work") == (2, 0, 1)
+    assert ready(rig, "work") == ["2", "3"]
+    assert failed(rig, "work") == [0, 1]
+    assert ready(rig, "letters") == ["1"]
+    told = [one for one in peer.events if isinstance(one, DispositionReceived)]
+    if settled:
+        assert told == []
+    else:
+        assert [(one.first, one.last, one.state, one.settled) for one in told] == [
+            (got.id, got.id, outcome, True)
+            for got, outcome in zip(peer.got, (ACCEPTED, REJECTED, RELEASED, FAILED), strict=True)
+        ]
+    assert link.credit == 0
+
+
+def test_tx_15_a_rollback_gives_back_what_was_settled(rig: Rig) -> None:
+    fill(rig, 3)
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    peer.receiver(session, credit=3)
+    id = control.declare()
+    for got in peer.got:
+        retire(peer, got, id, ACCEPTED)
+    control.roll_back(id)
+    assert ready(rig) == ["0", "1", "2"]
+    assert failed(rig) == [0, 0, 0]
+
+
+def test_tx_15_a_rollback_of_what_was_settled_applies_the_default_outcome(rig: Rig) -> None:
+    fill(rig, 2)
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    source = Source(address="q", default_outcome=Modified(delivery_failed=True))
+    peer.receiver(session, source=source, credit=2)
+    id = control.declare()
+    retire(peer, peer.got[0], id, ACCEPTED)
+    retire(peer, peer.got[1], id, ACCEPTED, settled=False)
+    control.roll_back(id)
+    assert ready(rig) == ["0"]
+    assert failed(rig) == [1]
+    assert counts(rig) == (1, 1, 0)
+
+
+def test_tx_15_a_rollback_leaves_unsettled_ones_to_the_link(rig: Rig) -> None:
+    """They may be disposed of again, under another transaction or under none."""
+    fill(rig, 3)
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    peer.receiver(session, credit=3)
+    id = control.declare()
+    for got in peer.got:
+        retire(peer, got, id, ACCEPTED, settled=False)
+    control.roll_back(id)
+    assert counts(rig) == (0, 3, 0)
+    peer.settle(peer.got[0], ACCEPTED)
+    peer.settle(peer.got[1], RELEASED)
+    id = control.declare()
+    retire(peer, peer.got[2], id, REJECTED, settled=False)
+    control.commit(id)
+    assert counts(rig) == (1, 0, 1)
+    assert ready(rig) == ["1"]
+
+
+@pytest.mark.parametrize("state", ["same", "none", "plain"])
+def test_tx_15_settling_may_come_after_the_outcome(rig: Rig, state: str) -> None:
+    """proton sends the outcome, then settles: that is one settlement, not two."""
+    fill(rig, 2)
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    peer.receiver(session, credit=2)
+    first, second = control.declare(), control.declare()
+    said = {"none": None, "plain": ACCEPTED}
+    for got, id in zip(peer.got, (first, second), strict=True):
+        retire(peer, got, id, ACCEPTED, settled=False)
+        dispose(peer, got, said.get(state, under(id, ACCEPTED)), settled=True)
+    assert rig.queue("q").staged == 2
+    control.roll_back(first)
+    assert ready(rig) == ["0"]
+    control.commit(second)
+    assert counts(rig) == (1, 0, 1)
+    assert not [one for one in peer.events if isinstance(one, DispositionReceived)]
+
+
+def test_tx_15_settled_under_a_transaction_without_an_outcome(rig: Rig) -> None:
+    fill(rig, 2)
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    peer.receiver(session, source=Source(address="q", default_outcome=ACCEPTED), credit=2)
+    id = control.declare()
+    dispose(peer, peer.got[0], under(id), settled=True)
+    dispose(peer, peer.got[1], under(id), settled=False)  # says nothing
+    assert rig.queue("q").staged == 1
+    control.commit(id)
+    assert counts(rig) == (0, 1, 1)
+
+
+def test_tx_15_a_range_over_several_links_and_transactions(rig: Rig) -> None:
+    rig.declare("r")
+    fill(rig, 3)
+    fill(rig, 3, "r")
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    peer.receiver(session, "q", credit=3)
+    peer.receiver(session, "r", credit=3)
+    one, two = control.declare(), control.declare()
+    dispose(peer, peer.got[1], under(two, ACCEPTED), settled=True)
+    dispose(peer, peer.got[0], under(one, ACCEPTED), settled=True, last=peer.got[4])
+    assert (rig.queue("q").staged, rig.queue("r").staged) == (3, 2)
+    control.commit(one)
+    assert (rig.queue("q").settled, rig.queue("r").settled) == (2, 2)
+    control.roll_back(two)
+    assert ready(rig) == ["1"]
+    assert counts(rig, "r") == (0, 1, 2)
+
+
+def test_tx_15_an_unknown_id_ends_the_link_and_what_it_holds_goes_back(rig: Rig) -> None:
+    rig.declare("r")
+    fill(rig, 2)
+    fill(rig, 1, "r")
+    peer = rig.connect10()
+    session = peer.session()
+    peer.receiver(session, "r", credit=1)
+    link = peer.receiver(session, credit=2)
+    retire(peer, peer.got[1], b"never", ACCEPTED)
+    gone = peer.take(LinkDetached)
+    assert gone.link is link
+    assert gone.error is not None
+    assert gone.error.condition == UNKNOWN_ID
+    assert ready(rig) == ["0", "1"]
+    assert counts(rig, "r") == (0, 1, 0)  # another link of the session
+
+
+def test_tx_16_discharge_works_after_the_consuming_link_was_detached(rig: Rig) -> None:
+    fill(rig, 4)
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    link = peer.receiver(session, credit=4)
+    one, two = control.declare(), control.declare()
+    retire(peer, peer.got[0], one, ACCEPTED)
+    retire(peer, peer.got[1], one, ACCEPTED, settled=False)
+    retire(peer, peer.got[2], two, ACCEPTED, settled=False)
+    link.detach()
+    peer.pump()
+    assert counts(rig) == (1, 0, 0)
+    assert rig.queue("q").staged == 3
+    control.commit(one)
+    assert counts(rig) == (1, 0, 2)
+    control.roll_back(two)
+    assert ready(rig) == ["2", "3"]
+
+
+# -- acquisition
+
+
+def test_tx_16_what_is_handed_out_under_a_transaction_goes_back_with_it(rig: Rig) -> None:
+    fill(rig, 6)
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    link = peer.receiver(session, credit=1)
+    id = control.declare()
+    acquire(link, id, 3)
+    peer.pump()
+    assert numbers(peer) == [0, 1, 2, 3]
+    control.roll_back(id)
+    (told,) = [one for one in peer.events if isinstance(one, DispositionReceived)]
+    assert (told.by_sender, told.settled, told.state) == (True, True, RELEASED)
+    assert (told.first, told.last) == (1, 3)
+    assert counts(rig) == (5, 1, 0)
+    assert ready(rig) == ["1", "2", "3", "4", "5"]
+    peer.events.clear()
+    link.flow(1)  # the transaction is over: this is under none
+    peer.pump()
+    assert numbers(peer) == [1]
+    assert counts(rig) == (4, 2, 0)
+
+
+def test_tx_16_what_is_handed_out_says_so(rig: Rig) -> None:
+    fill(rig, 2)
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    link = peer.receiver(session)
+    id = control.declare()
+    acquire(link, id, 1)
+    peer.pump()
+    acquire(link, None, 1)
+    peer.pump()
+    with_id = b"".join(peer.sent_bytes).count(under(id).encode())
+    assert with_id == 1
+    control.roll_back(id)
+    assert counts(rig) == (1, 1, 0)
+
+
+def test_tx_16_after_a_commit_what_was_handed_out_is_still_held(rig: Rig) -> None:
+    fill(rig, 3)
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    link = peer.receiver(session)
+    id = control.declare()
+    acquire(link, id, 3)
+    peer.pump()
+    retire(peer, peer.got[0], id, ACCEPTED)
+    control.commit(id)
+    assert counts(rig) == (0, 2, 1)
+    peer.settle(peer.got[1], ACCEPTED)
+    assert counts(rig) == (0, 1, 2)
+
+
+def test_tx_16_credit_for_an_unknown_transaction_ends_the_link(rig: Rig) -> None:
+    fill(rig, 2)
+    peer = rig.connect10()
+    session = peer.session()
+    link = peer.receiver(session, credit=1)
+    acquire(link, b"never", 5)
+    peer.pump()
+    assert detached(peer).condition == UNKNOWN_ID
+    assert ready(rig) == ["0", "1"]
+
+
+@pytest.mark.parametrize("kind", ["settled", "copies"])
+def test_tx_16_a_link_that_cannot_take_back_says_so(rig: Rig, kind: str) -> None:
+    fill(rig, 2)
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    if kind == "settled":
+        link = peer.receiver(session, snd=1)
+    else:
+        link = peer.receiver(session, source=Source(address="q", distribution_mode="copy"))
+    acquire(link, control.declare(), 2)
+    peer.pump()
+    assert detached(peer).condition == "amqp:not-implemented"
+    assert counts(rig) == (2, 0, 0)
+
+
+def test_tx_16_settled_under_another_than_it_was_handed_out_under(rig: Rig) -> None:
+    """The transaction of the outcome ends, and its control link [amqp-1.0 §4.4.2]."""
+    fill(rig, 1)
+    peer = rig.connect10()
+    session = peer.session()
+    one, two = Control(peer, session), Control(peer, session)
+    link = peer.receiver(session)
+    first, second = one.declare(), two.declare()
+    acquire(link, first, 1)
+    peer.pump()
+    retire(peer, peer.got[0], second, ACCEPTED)
+    gone = peer.take(LinkDetached)
+    assert gone.link is two.link
+    assert gone.error is not None
+    assert gone.error.condition == ROLLBACK
+    assert len(rig.broker.transactions.open) == 1
+    retire(peer, peer.got[0], first, ACCEPTED)
+    one.commit(first)
+    assert counts(rig) == (0, 0, 1)
+
+
+# -- endings
+
+
+@pytest.mark.parametrize("how", ["detach", "end", "close", "vanish"])
+def test_tx_16_whatever_ends_the_coordinators_link_rolls_back(rig: Rig, how: str) -> None:
+    fill(rig, 4)
+    peer = rig.connect10()
+    session, other = peer.session(), peer.session()
+    control = Control(peer, session)
+    peer.receiver(other, credit=3)
+    id = control.declare()
+    post(peer, peer.sender(other), id, "m")
+    retire(peer, peer.got[0], id, ACCEPTED)
+    retire(peer, peer.got[1], id, ACCEPTED, settled=False)
+    if how == "detach":
+        control.link.detach()
+    elif how == "end":
+        session.end()
+    elif how == "close":
+        peer.wire.close()
+    if how == "vanish":
+        peer.vanish()
+    else:
+        peer.pump()
+    assert not rig.broker.transactions.open
+    if how in ("detach", "end"):  # the consumer's session is another
+        assert counts(rig) == (2, 2, 0)
+        assert ready(rig) == ["0", "3"]
+        peer.settle(peer.got[1], ACCEPTED)
+        assert counts(rig) == (2, 1, 1)
+    else:
+        assert ready(rig) == ["0", "1", "2", "3"]
+    assert rig.queue("q").entered == 4
+
+
+def test_tx_16_an_ended_link_leaves_the_transactions_of_another(rig: Rig) -> None:
+    peer = rig.connect10()
+    session = peer.session()
+    one, two = Control(peer, session), Control(peer, session)
+    link = peer.sender(session)
+    first, second = one.declare(), two.declare()
+    post(peer, link, first, "first")
+    post(peer, link, second, "second")
+    one.link.detach()
+    peer.pump()
+    two.commit(second)
+    assert ready(rig) == ["second"]
+
+
+def test_tx_16_a_transaction_that_takes_too_long_ends_the_connection() -> None:
+    rig = Rig(transaction_timeout_ms=1000)
+    rig.declare("q")
+    fill(rig, 2)
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    peer.receiver(session, credit=1)
+    quick = control.declare()
+    post(peer, peer.sender(session), quick, "quick")
+    control.commit(quick)
+    slow = control.declare()
+    post(peer, peer.sender(session), slow, "slow")
+    retire(peer, peer.got[0], slow, ACCEPTED)
+    rig.now_ms += 900
+    peer.pump()
+    assert not [one for one in peer.events if isinstance(one, CloseReceived)]
+    rig.now_ms += 200
+    peer.pump()
+    error = peer.take(CloseReceived).error
+    assert error is not None
+    assert error.condition == "amqp:transaction:timeout"
+    assert ready(rig) == ["0", "1", "quick"]
+    assert not rig.broker.transactions.open
