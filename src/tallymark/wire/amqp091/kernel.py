@@ -443,8 +443,8 @@ def encode_deliveries(
     hi: int,
     method_size: i64,
 ) -> bytes:
-    """basic.deliver frames and the untouched content of messages lo..hi-1, with tags from `tag`, all
-    below 2^63.
+    """basic.deliver frames and the untouched content of messages lo..hi-1, with tags from `tag`
+    on, below 2^63.
 
     `prefix` is the frame up to the delivery tag, `suffix` what follows it, frame end included;
     `method_size` the bytes of the publish method frame in front of each message.
