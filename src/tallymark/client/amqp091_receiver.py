@@ -83,6 +83,7 @@ class Amqp091Receiver(ReceiverPort):
         self._dynamic = options.dynamic
         self._queue = _queue(options)
         self._arguments = _arguments(options)
+        self._exclusive = options.exclusive
         self._filter = {} if options.filter is None else dict(options.filter)
         self._name = options.name.encode()[:NAME_MAX].decode("utf-8", "ignore")
         self._stage = Stage.IDLE
@@ -179,7 +180,9 @@ class Amqp091Receiver(ReceiverPort):
         session = self._session
         session.subscriptions[tag] = self.subscription
         session.say(BasicQos(prefetch_count=credit))
-        session.say(BasicConsume(self._queue, tag, arguments=self._arguments))
+        session.say(
+            BasicConsume(self._queue, tag, exclusive=self._exclusive, arguments=self._arguments)
+        )
 
     def started(self) -> None:
         """consume-ok."""
