@@ -155,6 +155,9 @@ GOOD: list[tuple[str, object]] = [
     ("stream-max-segment-size-bytes", 3_000_000_000), ("default-queue-type", "classic"),
     ("default-queue-type", "quorum"), ("default-queue-type", "stream"),
     ("auto-create", True), ("auto-create", False),
+    ("slow-consumer-depth", 0), ("slow-consumer-age", 0), ("slow-consumer-count", 0),
+    ("slow-consumer-rate", 0), ("slow-consumer-rate", 0.5), ("slow-consumer-policy", "x"),
+    ("slow-consumer-options", {}),
 ]  # fmt: skip
 
 
@@ -204,6 +207,13 @@ def test_the_ends_of_every_range_are_accepted(key: str, value: object) -> None:
         ("stream-max-segment-size-bytes", -1, "-1 is not a valid segment size"),
         ("stream-max-segment-size-bytes", 3_000_000_001, "3000000001 is not a valid segment size"),
         ("default-queue-type", "lazy", '<<"lazy">> is not a valid queue type'),
+        ("slow-consumer-depth", -1, "-1 is not a valid slow consumer depth"),
+        ("slow-consumer-age", 1.5, "1.5 is not a valid slow consumer age"),
+        ("slow-consumer-count", True, "true is not a valid slow consumer count"),
+        ("slow-consumer-rate", -0.5, "-0.5 is not a valid slow consumer rate"),
+        ("slow-consumer-rate", True, "true is not a valid slow consumer rate"),
+        ("slow-consumer-policy", "", '<<"">> is not a valid slow consumer policy'),
+        ("slow-consumer-options", 1, "1 is not a valid set of slow consumer options"),
     ],
 )  # fmt: skip
 def test_a_value_out_of_range_is_refused_in_rabbitmqs_words_and_with_what_was_expected(
@@ -236,6 +246,11 @@ def test_delayed_retry_that_makes_no_sense_is_refused_in_rabbitmqs_words(
         assert str(refused.value) == told
     check_definition({"delayed-retry-min": 5, "delayed-retry-max": 5}, False)
     check_definition({"delayed-retry-type": "all", "delayed-retry-min": 5}, False)
+
+
+def test_options_without_the_policy_they_are_of_are_refused() -> None:
+    with pytest.raises(PreconditionFailed, match="slow-consumer-policy is required"):
+        check_definition({"slow-consumer-options": {"delete-persistent": True}}, False)
 
 
 def test_every_key_has_an_example_in_and_out_of_range() -> None:

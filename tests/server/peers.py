@@ -88,9 +88,12 @@ class Bare(Link):
 
 
 class Publisher:
-    """Publishes numbered messages with confirms, as fast as the broker takes them."""
+    """Publishes numbered messages with confirms, as fast as the broker takes them. mark: stands
+    behind the number in each."""
 
-    def __init__(self, broker: BrokerProcess, key: str, size: int, properties: bytes) -> None:
+    def __init__(
+        self, broker: BrokerProcess, key: str, size: int, properties: bytes, mark: bytes = b""
+    ) -> None:
         self.link = Bare(broker.amqp_port)
         self.link.greet(tune_ok(), **{"connection.blocked": True})
         self.link.open_channel(1, confirms=True)
@@ -101,9 +104,10 @@ class Publisher:
         """Of connection.blocked and connection.unblocked, in their order."""
         self.lost = ""
         """How the connection ended."""
-        self._key, self._properties, self._padding = key, properties, b"." * (size - 8)
+        self._key, self._properties = key, properties
+        self._padding = mark + b"." * (size - 8 - len(mark))
 
-    def work(self, publishing: bool = True) -> None:
+    def work(self, publishing: bool = True, wait_s: float = 0.01) -> None:
         """Publish, send and read what can be without waiting for long."""
         link = self.link
         while publishing and len(link.outbox) < OUTBOX:
@@ -112,7 +116,7 @@ class Publisher:
             link.outbox += publish(1, "", self._key, self._properties, body)
         try:
             link.flush()
-            select.select([link.socket], [link.socket] if link.outbox else [], [], 0.01)
+            select.select([link.socket], [link.socket] if link.outbox else [], [], wait_s)
             if not link.fill():
                 self.lost = self.lost or "end of stream"
             for event in link.events():

@@ -60,6 +60,10 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         Record(records.SETTLED, 5, 3, 1, TIME, reason=records.SETTLED_BY_TRANSFER),
         Record(records.ACQUIRED, 5, 1, 1, TIME, owner=8, other=2),
         Record(records.LEASED, 5, 1, 1, TIME, p, 0, owner=3, other=40, reason=9, blob=HISTORY),
+        *(Record(records.SLOW, 5, 0, 0, TIME, owner=8, reason=reason, blob=b'{"v":1}')
+          for reason in records.SLOW_EVENTS),
+        *(Record(records.CONSUMER, 5, 0, 0, TIME, owner=8, other=3, reason=reason, blob=b'{"v":1}')
+          for reason in records.CONSUMER_EVENTS),
     ]  # fmt: skip
     disk.journal.commit(journal, TIME)
     kept = payload([b"x"], 90)
@@ -95,6 +99,15 @@ def test_an_owner_is_no_source_where_nothing_entered(rows: list[dict[str, Any]])
     assert {row["from_queue_id"] for row in others} == {None}
 
 
+def test_what_is_said_of_consumers_names_them_and_no_messages(rows: list[dict[str, Any]]) -> None:
+    slow, came_to = of_kind(rows, "slow_consumer"), of_kind(rows, "consumer")
+    assert [row["reason"] for row in slow] == ["near", "found", "acted", "recovered"]
+    assert [row["reason"] for row in came_to] == ["goes_on", "ended"]
+    for row in (*slow, *came_to):
+        assert (row["queue_id"], row["owner"], row["first"], row["count"]) == (5, 8, 0, 0)
+        assert row["blob"] == '{"v":1}'
+
+
 def test_reasons_of_death_have_their_names(rows: list[dict[str, Any]]) -> None:
     (dead,), (pending,) = of_kind(rows, "dead_lettered"), of_kind(rows, "pending")
     assert (dead["first"], dead["count"], dead["reason"]) == (2, 2, "maxlen")
@@ -102,7 +115,8 @@ def test_reasons_of_death_have_their_names(rows: list[dict[str, Any]]) -> None:
     assert [row["reason"] for row in of_kind(rows, "dropped")] == [
         "rejected", "purged", "queue_deleted", "transient_at_restart", "lost", "expired", "maxlen",
         "delivery_limit", "dead_letter_cycle", "dead_letter_unroutable", "dead_letter_hop_limit",
-        "dead_letter_refused", "duplicate", "retention",
+        "dead_letter_refused", "duplicate", "retention", "slow_consumer",
+        "archived",
     ]  # fmt: skip
     assert [row["blob"] for row in of_kind(rows, "seen")] == ['["a"]']
 

@@ -13,7 +13,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tallymark.client.uri import Endpoint
 from tallymark.wire.amqp10.connection import Connection
@@ -82,10 +82,18 @@ class Frame:
         return f"<{side} at {self.at_ms}: {self.body}>"
 
 
+class FarEnd(Protocol):
+    """Who is at the other end of a pipe."""
+
+    def receive(self, data: bytes) -> None: ...
+
+    def lost(self) -> None: ...
+
+
 class MemoryTransport(asyncio.Transport):
     """One end of a pipe without a socket. What is written arrives in a later turn, in order."""
 
-    def __init__(self, protocol: asyncio.Protocol, peer: Peer) -> None:
+    def __init__(self, protocol: asyncio.Protocol, peer: FarEnd) -> None:
         super().__init__()
         self._loop = asyncio.get_running_loop()
         self._protocol = protocol
@@ -144,7 +152,7 @@ class MemoryTransport(asyncio.Transport):
         self._loop.call_soon(self._end)
 
     def _end(self) -> None:
-        if self._to_client:
+        if self._to_client and not self._lost:
             self.end()
         else:
             self._lose(None)

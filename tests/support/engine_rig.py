@@ -19,11 +19,14 @@ from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker, Part
 from tallymark.engine.effects import (
     Cancelled,
+    CloseConsumer,
+    CloseSession,
     Confirm,
     Deliver,
     Drained,
     Durable,
     Effect,
+    PublisherHeld,
     Refused,
     Signal,
     TimedOut,
@@ -220,6 +223,10 @@ class Rig:
         """Ids of transactions that took too long."""
         self.drained: list[str] = []
         """Consumers that got all there was for them."""
+        self.closed: list[tuple[int, str]] = []
+        """Sessions and consumers that the broker ended: their ids, and why."""
+        self.held: list[tuple[str, str, bool]] = []
+        """Publishing connections that were held back or released: name, queue, which of both."""
         self.given: list[Held] = []
         """What consumers were sent, with what is known of it."""
         if log is not None:
@@ -466,6 +473,12 @@ class Rig:
                 self.expired.append(effect.transaction.id)
             elif isinstance(effect, Drained):
                 self.drained.append(effect.consumer.tag)
+            elif isinstance(effect, CloseSession):
+                self.closed.append((effect.session.id, str(effect.error)))
+            elif isinstance(effect, CloseConsumer):
+                self.closed.append((effect.consumer.id, str(effect.error)))
+            elif isinstance(effect, PublisherHeld):
+                self.held.append((effect.connection.name, effect.queue.name, effect.held))
             elif isinstance(effect, Signal):
                 self.signals.append(effect)
         return out

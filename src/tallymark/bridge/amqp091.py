@@ -17,6 +17,7 @@ from typing import Any, Final, final
 
 from tallymark.bridge import amqp091_basic as basic
 from tallymark.bridge import amqp091_publish as publishing
+from tallymark.bridge import amqp091_sink as sink
 from tallymark.bridge import amqp091_topology as topology
 from tallymark.bridge import amqp091_tx as tx
 from tallymark.bridge.amqp import AmqpBridge
@@ -380,7 +381,8 @@ class Amqp091(AmqpBridge):
         """The engine ends a channel, or what the error's reply code says."""
         channel = effect.session.handle
         assert isinstance(channel, Channel)
-        if not self._over:
+        client = self.client
+        if client is not None and client.channels.get(channel.number) is channel:
             self._fail(channel.number, wire_error(effect.error, 0, 0))
 
     def durable(self, effect: Durable) -> None:
@@ -404,10 +406,12 @@ class Amqp091(AmqpBridge):
                 if channel is not None:
                     self.publishing = True
                     try:
-                        if channel.transaction is None:
+                        if channel.transaction is not None:
+                            tx.publish(channel, event)
+                        elif channel.intake is None:
                             publishing.publish(channel, event)
                         else:
-                            tx.publish(channel, event)
+                            sink.take(channel, channel.intake, event)
                     except BrokerError as error:
                         self._refuse(channel.number, error, 60, 40)
                     except WireError as fault:  # mypyc: a name has one type per function
@@ -439,8 +443,13 @@ class Amqp091(AmqpBridge):
             self._over = True
 
     def _channel(self, number: int) -> Channel | None:
+        """An open channel; None also where the engine has ended it and the peer is about to hear
+        that: what it still says there has no meaning any more."""
         client = self.client
-        return None if client is None else client.channels.get(number)
+        if client is None:
+            return None
+        channel = client.channels.get(number)
+        return None if channel is None or channel.session.closed else channel
 
     def _method(self, number: int, method: Method) -> None:
         try:
@@ -461,12 +470,14 @@ class Amqp091(AmqpBridge):
         if isinstance(method, ChannelOpen):
             self._open_channel(client, number)
             return
-        channel = client.channels.get(number)
         if isinstance(method, ChannelClose):
-            if channel is not None:
-                channel.close(False)
+            known = client.channels.get(number)
+            if known is not None:
+                known.close(False)
             self.wire.send_method(number, ChannelCloseOk())
-        elif channel is not None:
+            return
+        channel = self._channel(number)
+        if channel is not None:
             if channel.committing:
                 layout = layout_of(method)
                 channel.check_idle(layout.class_id, layout.method_id)
@@ -543,7 +554,7 @@ class Amqp091(AmqpBridge):
         if number == 0 or error.scope == CONNECTION:
             self._fail_connection(error)
             return
-        channel = self._channel(number)
+        channel = None if self.client is None else self.client.channels.get(number)
         if channel is not None:
             channel.close(False)
         self.wire.send_close(number, error)

@@ -16,6 +16,7 @@ from tallymark.engine.errors import (
     ResourceExhausted,
     ResourceLocked,
     RolledBack,
+    TooSlow,
     Unsupported,
 )
 from tallymark.wire.amqp091 import errors as wire_errors
@@ -33,6 +34,7 @@ REPLY_CODES: Final[dict[type[BrokerError], int]] = {
     Unsupported: wire_errors.NOT_IMPLEMENTED,
     ResourceExhausted: wire_errors.RESOURCE_ERROR,
     RolledBack: wire_errors.PRECONDITION_FAILED,
+    TooSlow: wire_errors.RESOURCE_ERROR,
 }
 """Whether a code closes the channel or the connection is the protocol's: wire errors.REPLIES.
 
@@ -44,4 +46,7 @@ Never sent, here as by RabbitMQ: 311 (a body above the limit is 406), 313 (immed
 def wire_error(error: BrokerError, class_id: int, method_id: int) -> WireError:
     """What the client is told when the method with these ids was refused."""
     code = REPLY_CODES.get(type(error), wire_errors.INTERNAL_ERROR)
+    if isinstance(error, TooSlow):
+        # A hard error by the specification; but what is too slow is a subscription [SC-9].
+        return WireError(code, str(error), class_id, method_id, wire_errors.CHANNEL, True)
     return WireError(code, str(error), class_id, method_id)

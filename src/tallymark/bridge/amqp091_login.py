@@ -28,6 +28,7 @@ CAPABILITIES: Final = (
     "authentication_failure_close",
     "per_consumer_qos",
     "direct_reply_to",
+    "channel_flow",  # channel.flow(active=false) of a client is honoured [TX-10]; not RabbitMQ's
 )
 
 

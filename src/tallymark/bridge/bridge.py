@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tallymark.engine.effects import (
     Cancelled,
+    CloseConsumer,
     CloseSession,
     Confirm,
     Deliver,
@@ -100,7 +101,12 @@ class Bridge:
         pass
 
     def close_session(self, effect: CloseSession) -> None:
+        """The engine ended a session. effect.error says why: TooSlow among others [SC-9]."""
         raise NotImplementedError
+
+    def close_consumer(self, effect: CloseConsumer) -> None:
+        """The engine ended a consumer for its own sake, and its session goes on. Only for protocols
+        whose consumers have links (`Consumer.by_link`)."""
 
     def durable(self, effect: Durable) -> None:
         """What a Waiter of this bridge waited for is on disk."""

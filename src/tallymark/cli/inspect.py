@@ -29,6 +29,12 @@ GONE = ("settled", "dead_lettered", "dropped")
 QUEUE_COLUMNS = (
     "vhost", "name", "durable", "entered", *WAITING, *GONE, "ready_bytes", "consumers",
 )  # fmt: skip
+CONSUMER_COLUMNS = (
+    "vhost", "queue", "tag", "connection", "delivered", "settled", "rate", "unsettled",
+    "oldest_unsettled_ms", "credit", "idle_ms", "state",
+)  # fmt: skip
+SPARE_OF_CONSUMERS = ("vhost", "connection", "idle_ms", "credit", "delivered")
+"""What a narrow terminal goes without, first to last."""
 
 subscriptions = typer.Typer(help="Durable subscriptions of a queue.", no_args_is_help=True)
 
@@ -129,6 +135,14 @@ def connections(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None
     return show_table(rows, columns, "no connections", spare)
 
 
+def consumers(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
+    """Consumers with what they were sent, what they settled and how fast, what they hold."""
+    rows = ask(url, user, "GET", "/api/tallymark/consumers")["consumers"]
+    if json:
+        return show_json(rows)
+    return show_table(rows, CONSUMER_COLUMNS, "no consumers", SPARE_OF_CONSUMERS)
+
+
 def log_level(
     category: Annotated[str, typer.Argument(help="Log category, or 'all'.")],
     level: Annotated[str, typer.Argument(help="debug, info, warning, error or off.")],
@@ -165,6 +179,6 @@ def drop_subscription(
 
 
 def add_to(app: typer.Typer) -> None:
-    for command in (status, queues, exchanges, connections):
+    for command in (status, queues, exchanges, connections, consumers):
         app.command()(command)
     app.command(name="log-level")(log_level)

@@ -13,6 +13,7 @@ import typer
 
 from tallymark import __version__, is_compiled
 from tallymark.cli import (
+    config,
     definitions,
     feature,
     inspect,
@@ -36,6 +37,7 @@ serve.add_to(app)
 nsqd.add_to(app)
 inspect.add_to(app)
 app.add_typer(inspect.subscriptions, name="subscription")
+app.add_typer(config.app, name="config")
 app.add_typer(policy.app, name="policy")
 app.add_typer(definitions.app, name="definitions")
 app.add_typer(feature.app, name="feature")

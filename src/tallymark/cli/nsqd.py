@@ -358,7 +358,13 @@ def nsqd(context: typer.Context) -> None:
         print(f"tallymark nsqd: {note}", file=sys.stderr)
     from tallymark.server.run import run
 
-    raise typer.Exit(run(config))
+    def read() -> Config:
+        try:
+            return configured(arguments)[0]
+        except FlagError as error:
+            raise ConfigError(str(error)) from error
+
+    raise typer.Exit(run(config, read))
 
 
 def add_to(app: typer.Typer) -> None:

@@ -48,20 +48,32 @@ def land(
     ] = "available-now",
     vhost: Annotated[str, typer.Option(help="Virtual host of the queue.")] = "/",
     max_rows: Annotated[int | None, typer.Option(help="Most rows of a batch.")] = None,
+    format: Annotated[str, typer.Option(help="parquet or delta.")] = "parquet",
+    schema: Annotated[
+        str | None,
+        typer.Option(help="Read bodies as JSON: 'id bigint, note string', @file, or infer."),
+    ] = None,
+    quarantine: Annotated[
+        Path | None,
+        typer.Option(help="Table for rows that do not fit; without it TO/_quarantine."),
+    ] = None,
     master: Master = MASTER,
     url: Url = BROKER,
     user: Login = LOGIN,
     json: Json = False,
 ) -> None:
-    """Write a queue to Parquet, partitioned by arrival date; settled batch by batch."""
+    """Write a queue to Parquet or Delta, partitioned by arrival date; settled batch by batch."""
     _require("pyspark", "pyarrow", "numpy", extra="spark")
+    if format == "delta":
+        _require("deltalake", extra="delta")
     from tallymark.spark import land as landing
 
     name, password = _login(url, user)
     try:
         code = landing.main(
-            queue, subscription, to, trigger, master, url, name, password, vhost, json, max_rows
-        )
+            queue, subscription, to, trigger, master, url, name, password, vhost, json, max_rows,
+            format, schema, quarantine,
+        )  # fmt: skip
     except ValueError as error:
         fail(str(error), 2)
     _run(code)
@@ -158,6 +170,47 @@ def report(
     except (
         ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError
     ) as error:  # fmt: skip
+        fail(str(error), 2)
+    _run(code)
+
+
+@app.command()
+def redrive(
+    queue: Annotated[str, typer.Option(help="Queue that holds the dead letters.")],
+    where: Annotated[
+        str | None,
+        typer.Option(
+            help="SQL over the columns of a browse, such as \"deaths[0].reason = 'expired'\"."
+        ),
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            help="Another target than the first publish: QUEUE, /queues/QUEUE or "
+            "/exchanges/EXCHANGE[/KEY]."
+        ),
+    ] = None,
+    move: Annotated[bool, typer.Option("--move", help="Move them; else say what would.")] = False,
+    rate: Annotated[float | None, typer.Option(help="Most messages a second.")] = None,
+    run: Annotated[
+        str | None, typer.Option(help="Name of this run, to go on with one that was stopped.")
+    ] = None,
+    vhost: Annotated[str, typer.Option(help="Virtual host of the queue.")] = "/",
+    master: Master = MASTER,
+    url: Url = BROKER,
+    user: Login = LOGIN,
+    json: Json = False,
+) -> None:
+    """Send dead letters back to where they were first published, each once. Dry run by default."""
+    _require("pyspark", "pyarrow", "numpy", extra="spark")
+    from tallymark.spark.pipelines import redrives
+
+    name, password = _login(url, user)
+    try:
+        code = redrives.main(
+            queue, where, to, move, rate, run, vhost, master, url, name, password, json
+        )
+    except ValueError as error:
         fail(str(error), 2)
     _run(code)
 

@@ -16,19 +16,24 @@ from tallymark.server.config import DECLARED, Config, ConfigError, load
 USAGE = 2
 
 
-def _settings(command: Callable[[Config], None]) -> Callable[..., None]:
-    """A command with one flag per declared setting, and --config."""
+def _settings(command: Callable[[Config, Callable[[], Config]], None]) -> Callable[..., None]:
+    """A command with one flag per declared setting, and --config. The command is also given what
+    puts the configuration together again."""
 
     def run(**given: Any) -> None:
         file: Path | None = given.pop("config")
         if given.pop("no_nsq"):
             given["nsq"] = "false"
         flags = {name: _joined(value) for name, value in given.items()}
+
+        def read() -> Config:
+            return load(file, os.environ, flags)
+
         try:
-            config = load(file, os.environ, flags)
+            config = read()
         except ConfigError as error:
             fail(str(error), USAGE)
-        command(config)
+        command(config, read)
 
     path = Annotated[Path | None, typer.Option("--config", help="TOML file with settings.")]
     parameters = [_parameter("config", path)]
@@ -64,14 +69,14 @@ def _parameter(name: str, annotation: Any, default: object = None) -> inspect.Pa
     )
 
 
-def serve(config: Config) -> None:
+def serve(config: Config, read: Callable[[], Config]) -> None:
     """Run a broker until SIGTERM or SIGINT. Prints one JSON line when all listeners are open."""
     from tallymark.server.run import run
 
-    raise typer.Exit(run(config))
+    raise typer.Exit(run(config, read))
 
 
-def check_config(config: Config) -> None:
+def check_config(config: Config, read: Callable[[], Config]) -> None:
     """Show the settings as a broker would see them; exit code 2 when one is refused."""
     for declared in DECLARED.values():
         print(f"{declared.name} = {declared.kind.show(getattr(config, declared.name))}")

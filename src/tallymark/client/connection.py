@@ -15,8 +15,10 @@ from types import TracebackType
 from typing import Final, Self, TypeAlias, final
 
 import tallymark
+from tallymark.client.adapter import Adapter, Peer
+from tallymark.client.amqp091 import Amqp091
 from tallymark.client.amqp10 import Amqp10
-from tallymark.client.dispatcher import Dispatcher, State
+from tallymark.client.dispatcher import Dispatcher
 from tallymark.client.errors import (
     ClientError,
     Closed,
@@ -34,6 +36,7 @@ from tallymark.client.events import (
     EventCallback,
     Reporter,
 )
+from tallymark.client.gate import State
 from tallymark.client.options import ANSWER_S, ConnectionOptions, Sasl
 from tallymark.client.reconnect import Backoff, Reconnector
 from tallymark.client.session import Session, attach_consumer, attach_producer
@@ -100,6 +103,7 @@ class Connection:
         await self.ready(timeout_s)
         self._dispatchers[:] = [d for d in self._dispatchers if d.state is not State.CLOSED]
         dispatcher = Dispatcher(self._turn, self._reporter)
+        dispatcher.answer_s = timeout_s
         self._dispatchers.append(dispatcher)
         try:
             await self._begin(dispatcher)
@@ -201,7 +205,7 @@ class Connection:
             line = Line(
                 self,
                 self._turn,
-                lambda peer: Amqp10(peer, options, endpoint, _wall_ms, self._trace),
+                lambda peer: self._adapter(peer, endpoint),
             )
             made.append(line)
             return line
@@ -222,6 +226,10 @@ class Connection:
                 raise ConnectFailed(f"{endpoint}: {error}") from error
             raise
         return made[0]
+
+    def _adapter(self, peer: Peer, endpoint: Endpoint) -> Adapter:
+        kind = Amqp091 if endpoint.is_091 else Amqp10
+        return kind(peer, self._options, endpoint, _wall_ms, self._trace)
 
     async def _open_socket(
         self, endpoint: Endpoint, factory: Callable[[], asyncio.Protocol]
@@ -411,10 +419,11 @@ def connect(
     trace: Callable[[str], None] | None = None,
     opener: Opener | None = None,
 ) -> Opening[Connection]:
-    """Connect to an AMQP 1.0 broker: `connection = await connect("amqp://user:secret@host")`, or
+    """Connect to a broker: `connection = await connect("amqp://user:secret@host")`, or
     `async with connect(...) as connection:`.
 
     url: `amqp://` or `amqps://` (TLS), `user:password@host:port/vhost`; or several, tried in turn.
+        `amqp091://` and `amqps091://`: over AMQP 0-9-1; what differs is in docs/client.md.
     sasl: "PLAIN" (where a user is given), "ANONYMOUS" (where none is), "EXTERNAL" (the certificate
         in `ssl` says who we are), "none" (no SASL layer at all).
     ssl: for amqps; None: the system's authorities, the host name is checked.

@@ -1,4 +1,5 @@
-"""Where to connect: `amqp://user:password@host:port/vhost`, or `amqps://` for TLS."""
+"""Where to connect, and how: `amqp://user:password@host:port/vhost`, or `amqps://` for TLS; over
+AMQP 0-9-1 `amqp091://` and `amqps091://`."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-PORTS: Final = {"amqp": 5672, "amqps": 5671}
+PORTS: Final = {"amqp": 5672, "amqps": 5671, "amqp091": 5672, "amqps091": 5671}
+"""By scheme. amqp and amqps stand for AMQP 1.0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +18,8 @@ class Endpoint:
     host: str = "localhost"
     port: int = 5672
     is_tls: bool = False
+    is_091: bool = False
+    """Over AMQP 0-9-1, not 1.0."""
     user: str | None = None
     """None: nobody in particular (ANONYMOUS, unless a certificate speaks for us)."""
     password: str = field(default="", repr=False)
@@ -29,7 +33,8 @@ class Endpoint:
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'amqps' if self.is_tls else 'amqp'}://{host}:{self.port}"
+        scheme = ("amqps" if self.is_tls else "amqp") + ("091" if self.is_091 else "")
+        return f"{scheme}://{host}:{self.port}"
 
 
 def parse(url: str) -> Endpoint:
@@ -39,7 +44,7 @@ def parse(url: str) -> Endpoint:
     if not separator or scheme.lower() not in PORTS:
         raise ValueError(
             f"an address that begins with {scheme.rpartition('@')[2][:20]!r}, "
-            "expected amqp:// or amqps://"
+            "expected amqp:// or amqps://, or amqp091:// or amqps091://"
         )
     scheme = scheme.lower()
     parts = urlsplit(url)
@@ -53,7 +58,8 @@ def parse(url: str) -> Endpoint:
     return Endpoint(
         host=parts.hostname or "localhost",
         port=PORTS[scheme] if port is None else port,
-        is_tls=scheme == "amqps",
+        is_tls=scheme.startswith("amqps"),
+        is_091=scheme.endswith("091"),
         user=None if parts.username is None else unquote(parts.username),
         password=unquote(parts.password or ""),
         vhost=unquote(parts.path[1:]),

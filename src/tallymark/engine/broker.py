@@ -20,6 +20,7 @@ from typing import Final, final
 
 from tallymark.engine import definitions, records
 from tallymark.engine.annotations import Annotations, Notes, deferred_until
+from tallymark.engine.archives import Archives
 from tallymark.engine.arguments import check_default_type, consumer_timeout_ms, named
 from tallymark.engine.backlogs import Backlogs
 from tallymark.engine.clock import Clock
@@ -27,7 +28,7 @@ from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.deadlines import Deadlines, Timed
 from tallymark.engine.delivery import IN_A_TURN, TURN_BYTES, Dispatcher
 from tallymark.engine.durability import Durability
-from tallymark.engine.effects import Cancelled, Effect, Refused, Signal
+from tallymark.engine.effects import Cancelled, Effect, PublisherHeld, Refused, Signal
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import AccessRefused, NotAllowed, NotFound, Unsupported
 from tallymark.engine.filters import Filter
@@ -41,7 +42,10 @@ from tallymark.engine.redrive import Redrives
 from tallymark.engine.seeking import Seeking
 from tallymark.engine.session import UNLIMITED, Connection, Consumer, Session
 from tallymark.engine.settlement import Settlement
+from tallymark.engine.sinks import Committed, Sink, Sinks, Staging
+from tallymark.engine.slow_consumers import SlowConsumers
 from tallymark.engine.staging import Transaction
+from tallymark.engine.statistics import consumer_record
 from tallymark.engine.store import Store
 from tallymark.engine.streams import Start
 from tallymark.engine.subscription import Subscription
@@ -109,6 +113,8 @@ class Broker:
             self.clock, self.entrance, self.vhosts, self.records, self.effects
         )
         self.entrance.letters = self.dead_letters
+        self.archives = Archives(self.clock, self.dead_letters, self.records)
+        """Ranges of streams that are safe elsewhere."""
         self.upkeep = Upkeep(
             self.clock, self.deadlines, self.dispatcher, self.entrance, self.dead_letters
         )
@@ -116,6 +122,7 @@ class Broker:
         """Durable subscriptions: attach, lease, read, settle, stat."""
         self.dispatcher.upkeep = self.leases.upkeep = self.upkeep
         self.settlement = Settlement(self.dispatcher, self.dead_letters, self.store, self.records)
+        self.leases.settlement = self.settlement
         self.timeouts = Timeouts(self.clock, self.deadlines, self.settlement, self.effects)
         self.durability = Durability(self.dispatcher)
         self.queue_ids = Counter()
@@ -127,6 +134,11 @@ class Broker:
             self.records, self.effects, self.owner_ids, self.new_message_ids,
         )  # fmt: skip
         """Begin, settle under, commit and roll back; publish under one by `stage`."""
+        self.sinks = Sinks(
+            self.clock, self.deadlines, self.entrance, self.store, self.vhosts, self.records,
+            self.owner_ids,
+        )  # fmt: skip
+        """Stage, commit, abort: batches that are published once."""
         self.queues: dict[int, Queue] = {}
         """Every queue by id."""
         self.connections: dict[int, Connection] = {}
@@ -135,9 +147,16 @@ class Broker:
             self.records,
         )  # fmt: skip
         """Dead letters back to where they came from."""
+        self.slow = SlowConsumers(self.clock, self.vhosts, self.connections, self.entrance)
+        """Subscriptions to topics, and which of them hold too much; see slow_actions.py."""
+        self.held: dict[int, dict[int, Connection]] = {}
+        """Publishing connections that are held back, by queue for whose sake and by their id."""
         self.published = 0
         self.observers: list[Callable[[Queue, bool], None]] = []
         """Each is told at once of every queue that is made (True) or gone (False)."""
+        self.policy_checks: list[Callable[[Policy], None]] = []
+        """Each is asked of a policy that is to be set, and raises PreconditionFailed. What the
+        journal has was asked of then."""
         self.get_must_wait = False
         """Whether the message that `get` gave out last has to wait for `await_durable`."""
 
@@ -252,8 +271,14 @@ class Broker:
         Raises: NotFound (virtual host), PreconditionFailed (its definition). What was there stays.
         """
         vhost = self.vhost(vhost_name)
+        self.check_policy(policy)
         vhost.set_policy(policy, operator)
         self._resettle(vhost)
+
+    def check_policy(self, policy: Policy) -> None:
+        """Ask everybody who knows more of its keys than the engine. Raises PreconditionFailed."""
+        for check in self.policy_checks:
+            check(policy)
 
     def delete_policy(self, vhost_name: str, name: str, operator: bool = False) -> None:
         """Take a policy away, effective at once. Raises NotFound."""
@@ -352,6 +377,7 @@ class Broker:
         if queue.staged:
             self.transactions.drop(queue, reason, False)
         queue.deleted = True
+        self._release_publishers(queue)
         self.deadlines.forget(queue)
         del self.queues[queue.id]
         owner = self.connections.get(queue.exclusive_owner)
@@ -370,7 +396,7 @@ class Broker:
         """Raises NotFound when the virtual host does not exist."""
         self.vhost(vhost)
         connection = Connection(self.owner_ids(), vhost, user, name)
-        connection.room = TURN_BYTES
+        connection.allowance = connection.room = TURN_BYTES
         self.connections[connection.id] = connection
         return connection
 
@@ -381,6 +407,8 @@ class Broker:
         for queue in list(connection.exclusive_queues):
             self.delete_queue(connection, queue.name, False, False)
         self.connections.pop(connection.id, None)
+        for held in self.held.values():
+            held.pop(connection.id, None)
 
     def open_session(self, connection: Connection) -> Session:
         session = Session(self.owner_ids(), connection)
@@ -487,6 +515,8 @@ class Broker:
     ) -> None:
         """Messages lo..hi-1, some queue of whose targets asks for more than to be appended to.
         number: of the session's last publish before them."""
+        if targets.holding:
+            self._hold_publisher(session.connection, targets)
         refused = self.entrance.publish(targets, payload, lo, hi, annotations, kept)
         if session.confirming:
             for start, stop in refused:
@@ -551,6 +581,37 @@ class Broker:
                 )  # fmt: skip
                 self.records.append(record)
                 entered[queue.id] = record
+
+    def commit_sink(
+        self, vhost: str, name: str, identity: str, batch: int, ids: list[int], forget_ms: int = 0
+    ) -> Committed:
+        """Publish a batch that was staged: see Sinks.commit."""
+        done = self.sinks.commit(vhost, name, identity, batch, ids, forget_ms)
+        self.published += done.published
+        return done
+
+    def hold_publishers(self, queue: Queue, held: bool) -> None:
+        """Whoever publishes to the queue from now on is to be held back, told by a PublisherHeld
+        effect; or nobody is any more [SC-D7]."""
+        if queue.holds_publishers == held or queue.deleted:
+            return
+        queue.holds_publishers = held
+        self.vhost(queue.vhost).routes_changed()
+        if not held:
+            self._release_publishers(queue)
+
+    def _hold_publisher(self, connection: Connection, targets: Targets) -> None:
+        for queue in targets.queues:
+            if not queue.holds_publishers:
+                continue
+            held = self.held.setdefault(queue.id, {})
+            if connection.id not in held and not _consumes(connection, queue):
+                held[connection.id] = connection
+                self.effects.append(PublisherHeld(connection, queue, True))
+
+    def _release_publishers(self, queue: Queue) -> None:
+        for connection in self.held.pop(queue.id, {}).values():
+            self.effects.append(PublisherHeld(connection, queue, False))
 
     def published_nowhere(self, session: Session, count: int) -> None:
         """Publishes that ended before any queue (unroutable, refused) still get their confirm."""
@@ -684,6 +745,7 @@ class Broker:
             priority,
             session.consumer_limit,
             timeout_ms,
+            self.clock.now_ms,
         )
         session.consumers[tag] = consumer
         at = len(consumers)
@@ -691,6 +753,7 @@ class Broker:
             at -= 1
         consumers.insert(at, consumer)
         queue.had_consumer = True
+        queue.comings += 1
         if queue.ready:
             self.dispatcher.mark(queue)
         return consumer
@@ -727,8 +790,13 @@ class Broker:
         consumer.active = False
         consumer.session.consumers.pop(consumer.tag, None)
         queue = consumer.queue
+        if consumer.progress:
+            self.records.append(
+                consumer_record(consumer, records.CONSUMER_ENDED, self.clock.now_ms)
+            )
         at = queue.consumers.index(consumer)
         del queue.consumers[at]
+        queue.comings += 1
         if consumer.cursors:
             queue.seekers.remove(consumer)
         if queue.active is consumer:
@@ -890,6 +958,7 @@ class Broker:
         self.clock.tell(now_ms)
         self.store.sweep()
         assert not self.transactions.torn, "a transaction was carried out in part"
+        assert not self.sinks.torn, "a batch was published in part"
         for thing in self.deadlines.take_due(now_ms):
             self._look_at(thing)
         if self.dead_letters.pending.waiting:
@@ -919,6 +988,12 @@ class Broker:
             return
         if isinstance(thing, Transaction):
             self.transactions.look_at(thing)
+            return
+        if isinstance(thing, Staging):
+            self.sinks.look_at_staging(thing)
+            return
+        if isinstance(thing, Sink):
+            self.sinks.look_at_sink(thing)
             return
         assert isinstance(thing, Queue), thing
         if thing.deleted:
@@ -1001,6 +1076,12 @@ class Broker:
             assert leased == queue.leased, (queue.name, leased, queue.leased)
             assert queue.acquired == held.get(queue.id, 0) + leased, (queue.name, queue.acquired)
             assert queue.staged == staged.get(queue.id, 0), (queue.name, queue.staged)
+        self.sinks.check()
+
+
+def _consumes(connection: Connection, queue: Queue) -> bool:
+    """Whether it is the one that must be read for the queue to become shorter."""
+    return any(consumer.session.connection is connection for consumer in queue.consumers)
 
 
 def _not_of_streams(what: str, queue: Queue) -> Unsupported:

@@ -181,7 +181,8 @@ class DeadLetters:
     def drop(self, queue: Queue, piece: Slice, reason: int) -> None:
         """Messages that are neither ready nor acquired any more end here, counted."""
         n = len(piece)
-        size = piece.size() if reason == records.DROPPED_RETENTION else 0
+        of_stream = reason == records.DROPPED_RETENTION or reason == records.DROPPED_ARCHIVED
+        size = piece.size() if of_stream else 0
         queue.drop(n, reason)
         self.entrance.store.finish(piece.payload, n)
         if queue.stored:

@@ -122,7 +122,7 @@ class Dispatcher:
     def pump(self) -> None:
         """Serve every changed queue once."""
         for connection in self.spent:
-            connection.room = TURN_BYTES
+            connection.room = connection.allowance
         self.spent.clear()
         changed = self.changed
         if self.again:
@@ -262,8 +262,7 @@ class Dispatcher:
         self.spend(connection, piece.size())
         self.effects.append(Deliver(consumer, piece, session.next_tag))
         self.acquire(session, queue, piece, consumer, consumer.no_ack)
-        if consumer.by_link:
-            consumer.limit -= n
+        consumer.sent(n, self.clock.now_ms)
         return n
 
     def acquire(
@@ -352,6 +351,6 @@ class Dispatcher:
 
     def spend(self, connection: Connection, size: int) -> None:
         """So many bytes go to the connection in this turn."""
-        if connection.room == TURN_BYTES:
+        if connection.room == connection.allowance:
             self.spent.append(connection)
         connection.room -= size

@@ -12,7 +12,8 @@ from tallymark.engine.errors import BrokerError
 from tallymark.engine.message import Slice
 
 if TYPE_CHECKING:
-    from tallymark.engine.session import Consumer, Session
+    from tallymark.engine.queue import Queue
+    from tallymark.engine.session import Connection, Consumer, Session
     from tallymark.engine.staging import Transaction
 
 
@@ -65,6 +66,30 @@ class CloseSession(Effect):
     def __init__(self, session: Session, error: BrokerError) -> None:
         self.session = session
         self.error = error
+
+
+@final
+class CloseConsumer(Effect):
+    """The broker ends a consumer, which is stopped already; error says why. Its session goes on."""
+
+    __slots__ = ("consumer", "error")
+
+    def __init__(self, consumer: Consumer, error: BrokerError) -> None:
+        self.consumer = consumer
+        self.error = error
+
+
+@final
+class PublisherHeld(Effect):
+    """Whoever publishes on the connection is not to be read for the sake of a queue whose consumer
+    is slow [SC-D7]; or, not held, may go on."""
+
+    __slots__ = ("connection", "held", "queue")
+
+    def __init__(self, connection: Connection, queue: Queue, held: bool) -> None:
+        self.connection = connection
+        self.queue = queue
+        self.held = held
 
 
 @final

@@ -284,6 +284,13 @@ class Entrance:
             self.store.load(payload)
             payload.bodies = self.formats[payload.format].bodies(payload)
 
+    def weight_of(self, payload: Payload) -> int:
+        """Body bytes of a payload that nobody else knows; its bytes are gone from memory after."""
+        self.store.load(payload)
+        total = self.formats[payload.format].bodies(payload)[payload.count]
+        self.store.forget(payload)
+        return int(total)
+
     def weigh_queue(self, queue: Queue) -> None:
         """The queue has a limit on bytes and was not weighed yet. O(slices), and reads bodies
         that are in the journal only."""

@@ -47,6 +47,10 @@ class ResourceExhausted(BrokerError):
     """A configured limit was reached; the text names the limit."""
 
 
+class TooSlow(BrokerError):
+    """A consumer leaves too much of its subscription lying: it is disconnected [SC-7]."""
+
+
 class Fenced(BrokerError):
     """The subscription was attached elsewhere, or the offset belongs to another incarnation."""
 

@@ -171,6 +171,11 @@ class Exchange:
         self.inbound: dict[Binding, None] = {}
         """Those whose destination it is."""
 
+    @property
+    def routes_as(self) -> str:
+        """The type it behaves as."""
+        return self.type
+
     def check_binding(self, key: str, arguments: dict[str, object]) -> None:
         """Raises PreconditionFailed when such a binding makes no sense for this kind."""
 
@@ -384,6 +389,10 @@ class DelayedExchange(Exchange):
         """The exchange it behaves as. Its bindings are this one's."""
         self.kind.bindings = self.bindings
         self.reads_headers = self.kind.reads_headers
+
+    @property
+    def routes_as(self) -> str:
+        return self.kind.type
 
     def check_binding(self, key: str, arguments: dict[str, object]) -> None:
         self.kind.check_binding(key, arguments)

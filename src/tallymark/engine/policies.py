@@ -11,10 +11,11 @@ and digits in it are those of ASCII. What PCRE knows and Python's `re` does not 
 are POSIX classes, which `re` would read as something else.
 
 The keys of a definition are the names of queue arguments without `x-`, `alternate-exchange` for
-exchanges, and `default-queue-type`, the type of queues whose declaration says none. Keys that have
-a meaning in RabbitMQ and none here are accepted, kept, and named by `without_effect`, for whoever
-sets the policy to tell; any other key is refused. A routing key without an exchange is no error
-here as it is in a declaration: the exchange may be an argument's.
+exchanges, `default-queue-type`, the type of queues whose declaration says none, and those of
+slow_rules.py, which are no arguments: what is too slow is not for the slow one to say. Keys that
+have a meaning in RabbitMQ and none here are accepted, kept, and named by `without_effect`, for
+whoever sets the policy to tell; any other key is refused. A routing key without an exchange is no
+error here as it is in a declaration: the exchange may be an argument's.
 Texts of refusals begin with RabbitMQ's words.
 """
 
@@ -37,6 +38,7 @@ from tallymark.engine.arguments import (
 )
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.settings import shorter_timeout
+from tallymark.engine.slow_rules import AGE, COUNT, DEPTH, POLICY_PREFIX, RATE
 
 ALL: Final = "all"
 QUEUES: Final = "queues"
@@ -54,6 +56,8 @@ AUTO_CREATE: Final = "auto-create"
 RETRY_TYPE: Final = "delayed-retry-type"
 RETRY_MIN: Final = "delayed-retry-min"
 RETRY_MAX: Final = "delayed-retry-max"
+SLOW_POLICY: Final = POLICY_PREFIX + "policy"
+SLOW_OPTIONS: Final = POLICY_PREFIX + "options"
 
 
 def _integer(value: object) -> bool:
@@ -106,6 +110,20 @@ def _segment(value: object) -> bool:
 
 def _type(value: object) -> bool:
     return value in QUEUE_TYPES
+
+
+def _slowness(value: object) -> bool:
+    if isinstance(value, float):
+        return 0.0 <= value < float("inf")
+    return _not_negative(value)
+
+
+def _name(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _options(value: object) -> bool:
+    return isinstance(value, dict)
 
 
 def _strategy(value: object) -> bool:
@@ -170,6 +188,14 @@ KEYS: Final[dict[str, Key]] = {
         _positive, "deduplication window", "1 or more milliseconds"
     ),
     AUTO_CREATE: Key(_truth, "auto-create", "true or false"),
+    POLICY_PREFIX + DEPTH: Key(_not_negative, "slow consumer depth", "0 or more bytes"),
+    POLICY_PREFIX + AGE: Key(_not_negative, "slow consumer age", "0 or more milliseconds"),
+    POLICY_PREFIX + COUNT: Key(_not_negative, "slow consumer count", "0 or more messages"),
+    POLICY_PREFIX + RATE: Key(
+        _slowness, "slow consumer rate", "0 or more messages per second"
+    ),
+    SLOW_POLICY: Key(_name, "slow consumer policy", "the name of one"),
+    SLOW_OPTIONS: Key(_options, "set of slow consumer options", "an object"),
     ALTERNATE_EXCHANGE: Key(_text, "alternate exchange name", "text"),
 }  # fmt: skip
 """Keys that are acted upon."""
@@ -348,6 +374,8 @@ def check_definition(definition: dict[str, object], operator: bool) -> None:
     retry, least = definition.get(RETRY_TYPE), definition.get(RETRY_MIN)
     if retry not in (None, "disabled") and least is None:
         raise PreconditionFailed(f"{RETRY_MIN} is required when {RETRY_TYPE} is {retry}")
+    if definition.get(SLOW_OPTIONS) and SLOW_POLICY not in definition:
+        raise PreconditionFailed(f"{SLOW_POLICY} is required where there are {SLOW_OPTIONS}")
     wrong = delays_out_of_order(least, definition.get(RETRY_MAX))
     if wrong:
         raise PreconditionFailed(wrong)

@@ -23,6 +23,7 @@ from tallymark.engine.ready import Ready
 from tallymark.engine.settings import OFF, Settings
 
 if TYPE_CHECKING:
+    from tallymark.engine.archives import Archived
     from tallymark.engine.session import Consumer
     from tallymark.engine.stream_ranges import Pin
     from tallymark.engine.subscription import Subscription
@@ -68,9 +69,11 @@ class Queue(Timed):
         "acquired_bytes",
         "active",
         "appended",
+        "archive",
         "arguments",
         "auto_delete",
         "body_bytes",
+        "comings",
         "consumers",
         "dead_lettered",
         "deep",
@@ -86,6 +89,7 @@ class Queue(Timed):
         "entered",
         "exclusive_owner",
         "had_consumer",
+        "holds_publishers",
         "id",
         "kept_from",
         "lanes",
@@ -217,6 +221,8 @@ class Queue(Timed):
         """Of a stream: what lies below it was let go of."""
         self.let_go_bytes = 0
         """Of a stream: how much that was, since it was made."""
+        self.archive: Archived | None = None
+        """Of a stream: the newest range that is safe elsewhere, and with it all before."""
         self.pins: list[Pin] = []
         """Of a stream: ranges that somebody wants to read whatever retention does."""
         self.publishers: dict[str, int] = {}
@@ -247,6 +253,11 @@ class Queue(Timed):
         self.next_turn = 0
         """Index of the consumer whose turn it is, among those of equal priority."""
         self.had_consumer = False
+        self.comings = 0
+        """How often a consumer came or went."""
+        self.holds_publishers = False
+        """Whether connections that publish to it are held back, since its consumer is too slow
+        [SC-D7]; see Broker.hold_publishers."""
         self.subscriptions: list[Subscription] = []
 
         self.mark = 0

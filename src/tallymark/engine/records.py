@@ -28,15 +28,16 @@ RETURNED: Final = 5
 flags & RETURNED_FAILED: counted as a failed delivery. blob = annotations, where the consumer may
 have added to them."""
 DROPPED: Final = 6
-"""Gone without success. reason = why (DROPPED_*); DROPPED_RETENTION: other = their bytes, framing
-included."""
+"""Gone without success. reason = why (DROPPED_*); DROPPED_RETENTION, DROPPED_ARCHIVED:
+other = their bytes, framing included."""
 MARK: Final = 7
 """Every sequence of queue below first may have been delivered: redelivered after a crash."""
 DEFINITION: Final = 8
 """A change of topology. blob = JSON object, see definitions.py."""
 LEASED: Final = 9
-"""Leased to subscription `owner`: queue sequences first.. became lease sequences other..
-reason = priority; blob = annotations."""
+"""Leased to subscription `owner`: queue sequences first.. became lease sequences
+other & LEASE_BITS.. reason = priority; blob = annotations; flags = times handed out; other >> 48 =
+times failed."""
 LEASE_SETTLED: Final = 10
 """Subscription `owner`: every lease sequence below other is settled (the floor)."""
 MOVED: Final = 11
@@ -71,6 +72,28 @@ messages published, other = deliveries settled."""
 PUBLISHERS: Final = 23
 """Of a stream: the highest numbers that publishers gave messages it took. blob = JSON object,
 number by name of publisher."""
+ARCHIVED: Final = 30
+"""Of a stream: count sequences from first on, which are other messages, are safe elsewhere. blob =
+JSON object, see archives.py."""
+
+SLOW: Final = 21
+"""A subscription to topics came near a limit, above one, had something done about it, or is below
+them again [SC-4]: reason = SLOW_*. owner = its consumer's id; blob = JSON object: measures, limits,
+who, what was done. first and count are 0: it says nothing of single messages."""
+CONSUMER: Final = 22
+"""What consumer `owner` of a queue came to by now: reason = CONSUMER_*. other = messages it
+settled; blob = JSON object, see statistics.py. first and count are 0."""
+
+SINK_STAGED: Final = 24
+"""Messages were handed over under staging `owner`, to be published by a commit of their sink.
+payload; first = which part of the staging, from 0; other = when it ends without a commit (wall
+time, ms); flags & MANDATORY; blob = JSON object: vhost, sink, known (annotations), see sinks.py."""
+SINK_ENDED: Final = 25
+"""Staging `owner` is over: reason = SINK_*. Where it was published, the ENTERED rows of its
+messages and the definition of the sink, which names the batch, stand in the same block."""
+VERDICTS: Final = 26
+"""Subscription `owner` was told what is to become of leased messages once they are settled; what is
+said last counts. blob = JSON list of [first lease sequence, count, outcome (STAGED_*)]."""
 
 LIVE_ACQUIRED: Final = 1
 LIVE_PACKED: Final = 2
@@ -78,6 +101,9 @@ LIVE_PACKED: Final = 2
 RETURNED_FAILED: Final = 1
 TO_TAIL: Final = 2
 """Flag of DEFERRED and RETURNED."""
+MANDATORY: Final = 1
+"""Flag of SINK_STAGED: no commit may leave one of them without a queue."""
+LEASE_BITS: Final = (1 << 48) - 1
 TRANSIENT: Final = 1
 """Flag of ENTERED: the bytes are not stored; the messages end at a restart."""
 
@@ -95,6 +121,19 @@ RETURNED_BY_CLOSE: Final = 2
 RETURNED_BY_LOSS: Final = 3
 RETURNED_BY_RELEASE: Final = 4
 RETURNED_BY_TIMEOUT: Final = 5
+SINK_PUBLISHED: Final = 1
+SINK_ABORTED: Final = 2
+SINK_EXPIRED: Final = 3
+SINK_SUPERSEDED: Final = 4
+"""Its sink committed a batch that it is no part of."""
+SINK_LOST: Final = 5
+SINK_ENDS: Final = {
+    SINK_PUBLISHED: "published",
+    SINK_ABORTED: "aborted",
+    SINK_EXPIRED: "expired",
+    SINK_SUPERSEDED: "superseded",
+    SINK_LOST: "lost",
+}
 STAGED_ACCEPTED: Final = 1
 STAGED_REJECTED: Final = 2
 STAGED_RETURNED: Final = 3
@@ -138,6 +177,10 @@ DROPPED_REFUSED: Final = 12
 DROPPED_DUPLICATE: Final = 13
 DROPPED_RETENTION: Final = 15
 """A stream kept them as long as it was told to."""
+DROPPED_SLOW_CONSUMER: Final = 16
+"""Their subscription's consumer was too slow, and its policy is to drop the oldest [SC-D7]."""
+DROPPED_ARCHIVED: Final = 20
+"""A stream let go of them by an archiver's word: an ARCHIVED record says where they are."""
 DROP_REASONS: Final = {
     DROPPED_REJECTED: "rejected",
     DROPPED_PURGED: "purged",
@@ -153,7 +196,22 @@ DROP_REASONS: Final = {
     DROPPED_REFUSED: "dead_letter_refused",
     DROPPED_DUPLICATE: "duplicate",
     DROPPED_RETENTION: "retention",
+    DROPPED_SLOW_CONSUMER: "slow_consumer",
+    DROPPED_ARCHIVED: "archived",
 }
+SLOW_NEAR: Final = 1
+SLOW_FOUND: Final = 2
+SLOW_ACTED: Final = 3
+SLOW_RECOVERED: Final = 4
+SLOW_EVENTS: Final = {
+    SLOW_NEAR: "near",
+    SLOW_FOUND: "found",
+    SLOW_ACTED: "acted",
+    SLOW_RECOVERED: "recovered",
+}
+CONSUMER_GOES_ON: Final = 1
+CONSUMER_ENDED: Final = 2
+CONSUMER_EVENTS: Final = {CONSUMER_GOES_ON: "goes_on", CONSUMER_ENDED: "ended"}
 
 
 @final

@@ -15,6 +15,7 @@ from typing import Final, final
 
 from tallymark.engine import definitions, records
 from tallymark.engine.annotations import Annotations, ready_since
+from tallymark.engine.archives import Archived
 from tallymark.engine.broker import Broker
 from tallymark.engine.deferrals import Deferral, Deferrals
 from tallymark.engine.intervals import IntervalSet, Tally
@@ -22,9 +23,12 @@ from tallymark.engine.message import Payload, Slice
 from tallymark.engine.pending import pending_letter
 from tallymark.engine.queue import Letter, Queue
 from tallymark.engine.records import Record
+from tallymark.engine.session import FAILED, RETURNED
 from tallymark.engine.settings import OFF
 from tallymark.engine.subscription import Subscription
 
+TELL_ONLY: Final = (records.SLOW, records.CONSUMER)
+"""Kinds of record from which nothing follows for what a queue holds."""
 _REASONS: Final = {name: reason for reason, name in records.DROP_REASONS.items()}
 
 
@@ -71,7 +75,7 @@ class _QueueHistory:
         self.letters: list[Letter] = []
         """Dead letters that were kept pending, as they were told of; later ones replace earlier."""
         self.released: list[Slice] = []
-        """Given up by subscriptions that were dropped: a checkpoint names it only as leased."""
+        """Given back by subscriptions: a checkpoint names it only as leased."""
         self.deferrals = Deferrals()
         self.mark = 0
         self.noted: dict[int, bytes] = {}
@@ -128,8 +132,19 @@ class Restorer:
             self._broker.message_ids.at_least(record.first + record.count - 1)
             return
         self._broker.owner_ids.at_least(record.owner)
+        if kind in TELL_ONLY:
+            return
         if kind == records.LEASE_SETTLED:
             self._settle_lease(record)
+            return
+        if kind == records.VERDICTS:
+            self._judge(record)
+            return
+        if kind == records.SINK_STAGED:
+            self._broker.sinks.restore_part(record)
+            return
+        if kind == records.SINK_ENDED:
+            self._broker.sinks.restore_end(record)
             return
         history = self._histories.get(record.queue)
         if history is None:
@@ -145,6 +160,9 @@ class Restorer:
             for name, number in json.loads(record.blob).items():
                 queue.publishers.pop(name, None)
                 queue.publishers[name] = number
+            return
+        if kind == records.ARCHIVED:
+            queue.archive = Archived.from_record(record)
             return
         if kind != records.MARK and end > queue.entered:
             queue.entered = end - 1  # also where the block that says so was lost
@@ -176,7 +194,7 @@ class Restorer:
             queue.dropped[record.reason] = queue.dropped.get(record.reason, 0) + record.count
             history.finished.add(first, end)
             history.acquired.remove(first, end)
-            if record.reason == records.DROPPED_RETENTION:
+            if record.reason in (records.DROPPED_RETENTION, records.DROPPED_ARCHIVED):
                 queue.kept_from = max(queue.kept_from, end)
                 queue.let_go_bytes += record.other
             if record.reason == records.DROPPED_LOST:
@@ -234,7 +252,7 @@ class Restorer:
         subscription = self._broker.leases.subscriptions.get(record.owner)
         if subscription is None:
             return
-        low, skip = record.other, 0
+        low, skip = record.other & records.LEASE_BITS, 0
         if subscription.floor > low:
             skip = min(subscription.floor - low, record.count)
         subscription.next = max(subscription.next, low + record.count)
@@ -245,7 +263,7 @@ class Restorer:
                 record.lo + record.count,
                 record.first + skip,
                 record.flags,
-                0,
+                record.other >> 48,
                 record.reason,
                 self._read(record.blob),
             )
@@ -255,8 +273,24 @@ class Restorer:
     def _settle_lease(self, record: Record) -> None:
         subscription = self._broker.leases.subscriptions.get(record.owner)
         if subscription is not None:
-            subscription.settle(record.other)
+            for outcome, piece in subscription.settle(record.other):
+                if outcome in (RETURNED, FAILED):
+                    self._release(subscription, piece)
             subscription.next = max(subscription.next, record.other)
+
+    def _judge(self, record: Record) -> None:
+        subscription = self._broker.leases.subscriptions.get(record.owner)
+        if subscription is not None:
+            for first, count, outcome in json.loads(record.blob):
+                subscription.judge(first, count, outcome)
+
+    def _release(self, subscription: Subscription, piece: Slice) -> None:
+        """A subscription gave messages back: they are ready, unless the log says more of them."""
+        history = self._histories[subscription.queue.id]
+        if piece.payload.persistent:
+            history.released.append(piece)
+        else:
+            history.transient.add(piece.first, piece.first + len(piece))
 
     def _define(self, record: Record) -> None:
         broker = self._broker
@@ -276,6 +310,8 @@ class Restorer:
             subscription = broker.leases.subscriptions.get(definition["epoch"])
             if subscription is not None:
                 self._drop_subscription(subscription)
+        elif op in ("sink", "drop_sink"):
+            broker.sinks.restore(definition)
         else:
             self._define_topology(definition, record.blob)
 
@@ -287,6 +323,7 @@ class Restorer:
         op = definition["op"]
         if op == definitions.DELETE_VHOST:
             del broker.vhosts[vhost_name]
+            broker.sinks.restore_vhost_end(vhost_name)
         elif op == definitions.QUEUE:
             queue = vhost.queues[definitions.text_of(definition, "name")]
             if queue.id not in self._histories:
@@ -304,12 +341,8 @@ class Restorer:
                 del self._broker.leases.subscriptions[subscription.epoch]
 
     def _drop_subscription(self, subscription: Subscription) -> None:
-        history = self._histories[subscription.queue.id]
         for piece in subscription.release():
-            if piece.payload.persistent:
-                history.released.append(piece)
-            else:
-                history.transient.add(piece.first, piece.first + len(piece))
+            self._release(subscription, piece)
         subscription.queue.subscriptions.remove(subscription)
         del self._broker.leases.subscriptions[subscription.epoch]
 
@@ -317,6 +350,7 @@ class Restorer:
         """Work out what each queue holds; emits the records that say what the restart did."""
         for history in self._histories.values():
             self._finish_queue(history)
+        self._broker.sinks.restored()
 
     def _finish_queue(self, history: _QueueHistory) -> None:
         broker = self._broker
@@ -584,7 +618,7 @@ def drop_lost(broker: Broker, lost: list[Payload]) -> int:
                 queue.leave_acquired(piece)
                 queue.drop(len(piece), records.DROPPED_LOST)
                 count += _record_lost(broker, queue, piece)
-    return count
+    return count + broker.sinks.lose(gone)
 
 
 def _record_lost(broker: Broker, queue: Queue, piece: Slice) -> int:

@@ -27,7 +27,7 @@ class Targets:
     same object (unless more than MAX_TARGETS sets are in use, when it may be another, equal one).
     """
 
-    __slots__ = ("durable", "guarded", "plain", "queues")
+    __slots__ = ("durable", "guarded", "holding", "plain", "queues")
 
     def __init__(self, queues: list[Queue]) -> None:
         self.queues = queues
@@ -36,6 +36,8 @@ class Targets:
         self.guarded = False
         """Whether one of them may refuse a message or pass it over: publish in order, so that the
         publisher hears of the right one."""
+        self.holding = False
+        """Whether who publishes there is to be held back [SC-D7]."""
         self.plain = True
         """Whether messages only have to be appended to each."""
         for queue in queues:
@@ -44,6 +46,9 @@ class Targets:
                 self.durable = True
             if settings.guarded:
                 self.guarded = True
+            if queue.holds_publishers:
+                self.holding = True
+                self.plain = False
             if settings.is_stream:
                 self.durable = True
                 self.plain = False

@@ -119,8 +119,7 @@ class Seeking:
             dispatcher.effects.append(Deliver(consumer, piece, session.next_tag))
             dispatcher.acquire(session, queue, piece, consumer, consumer.no_ack)
         dispatcher.spend(connection, piece.size())
-        if consumer.by_link:
-            consumer.limit -= n
+        consumer.sent(n, dispatcher.clock.now_ms)
         return n
 
 

@@ -17,6 +17,7 @@ from tallymark.engine.deadlines import Timed
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.filters import Filter
 from tallymark.engine.message import Slice
+from tallymark.engine.pace import Pace
 from tallymark.engine.queue import Queue
 
 UNLIMITED: Final = 1 << 62
@@ -50,6 +51,7 @@ class Connection:
     """One client connection, as far as the engine cares."""
 
     __slots__ = (
+        "allowance",
         "exclusive_queues",
         "gated",
         "handle",
@@ -71,8 +73,11 @@ class Connection:
         """Its socket takes no more: nothing is taken from a queue for it [SC-D6]."""
         self.gated = False
         """Its output waits for the disk: as if it were paused."""
+        self.allowance = 0
+        """Bytes that may be handed to it in a turn, above 0: the message that reaches it is the
+        last. The owner changes it between turns, of those in Dispatcher.spent only."""
         self.room = 0
-        """Bytes that may still be handed to it in this turn."""
+        """What is left of that in this turn."""
         self.handle: object = None
         """The bridge's own."""
         self.sessions: list[Session] = []
@@ -171,20 +176,25 @@ class Consumer:
         "browses",
         "by_link",
         "cursors",
+        "delivered",
         "draining",
         "exclusive",
         "filter",
         "handle",
         "id",
+        "last_ms",
         "limit",
         "no_ack",
         "on_timeout",
         "overdue",
+        "pace",
         "priority",
         "queue",
         "session",
+        "since_ms",
         "tag",
         "timeout_ms",
+        "told",
         "unacked",
     )
 
@@ -199,6 +209,7 @@ class Consumer:
         priority: int,
         limit: int,
         timeout_ms: int,
+        since_ms: int = 0,
     ) -> None:
         self.id = id
         """Broker-wide; the owner in the ledger."""
@@ -229,6 +240,17 @@ class Consumer:
         """Where it browses or filters: per lane, the place from which it has not looked yet. Empty:
         it takes what is at the head."""
         self.unacked = 0
+        self.delivered = 0
+        """Messages it was sent."""
+        self.last_ms = 0
+        """When it was last sent something; wall time, milliseconds; 0: never."""
+        self.since_ms = since_ms
+        """When it began."""
+        self.pace = Pace(since_ms)
+        """Of what it settled, whatever it said of it; where nothing is to be settled, of what it
+        was sent."""
+        self.told = 0
+        """`progress` when the ledger was told of it last."""
         self.active = True
         self.handle: object = None
         """The bridge's own."""
@@ -244,6 +266,20 @@ class Consumer:
         if self.no_ack:
             return UNLIMITED
         return max(0, min(self.limit - self.unacked, session.limit - session.unacked))
+
+    @property
+    def progress(self) -> int:
+        """Greater whenever it was sent or settled something."""
+        return self.delivered + self.pace.done
+
+    def sent(self, n: int, now_ms: int) -> None:
+        """It was sent n messages."""
+        self.delivered += n
+        self.last_ms = now_ms
+        if self.no_ack:
+            self.pace.add(n, now_ms)
+        if self.by_link:
+            self.limit -= n
 
     def credit(self) -> int:
         """How many messages from the queue's head may be sent now."""
@@ -321,6 +357,16 @@ class Session(Timed):
         tag = self.next_tag
         self.next_tag = tag + 1
         return tag
+
+    def held(self, queue: Queue, into: list[Slice]) -> int:
+        """Append what it holds of a queue, unsettled; returns how many messages that is."""
+        count = 0
+        for entry in self.inflight:
+            if entry.queue is queue and not entry.void:
+                count += entry.left
+                for low, high in entry.pieces(entry.first, entry.last):
+                    into.append(entry.part(low, high))
+        return count
 
     def find(self, tag: int) -> int:
         """Index of the in-flight range that holds the tag.

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Final, final
 
 from tallymark.engine.arguments import STREAM, age_ms, is_routing_key
+from tallymark.engine.slow_rules import rule_of_definition
 
 DEFAULT_HOPS: Final = 32
 """Hop limit where it is switched on without a number."""
@@ -61,6 +62,7 @@ class Settings:
         "retain_bytes",
         "segment_bytes",
         "single_active",
+        "slow_rule",
         "ttl_ms",
         "type",
     )
@@ -112,6 +114,8 @@ class Settings:
         """Milliseconds a delivery may stay unsettled; 0: without end, OFF: what is usual [LC-4]."""
         self.dedup_ms = _smaller(arguments, policy, "message-deduplication")
         """Window in which a publisher-given id is taken once; OFF: any number of times."""
+        self.slow_rule = rule_of_definition(policy)
+        """What the queue, as a subscription to topics, may leave lying; None: nothing is said."""
         self.is_stream = arguments.get("x-queue-type") == STREAM
         self.type = STREAM if self.is_stream else "quorum" if self.is_quorum else "classic"
         """Whether it keeps what it was given, for any number of readers. Nothing above but this is
@@ -165,6 +169,7 @@ class Settings:
             self.consumer_timeout_ms, self.dedup_ms, self.is_quorum, self.delayed_retry,
             self.delayed_retry_min_ms, self.delayed_retry_max_ms, self.is_stream,
             self.retain_bytes, self.max_age_ms, self.segment_bytes,
+            None if self.slow_rule is None else self.slow_rule.values(),
         )  # fmt: skip
 
 

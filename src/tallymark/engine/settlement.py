@@ -280,6 +280,10 @@ class Settlement:
                 left.append(piece)
         return left
 
+    def refuse(self, queue: Queue, piece: Slice) -> None:
+        """Acquired messages are refused for good: a failed delivery, and they die of it [DL-1]."""
+        self._bury(queue, piece, records.DEAD_REJECTED, True)
+
     def _bury(self, queue: Queue, piece: Slice, reason: int, failed: bool) -> None:
         """Acquired messages die; their letters carry the counts of this delivery."""
         queue.leave_acquired(piece)
@@ -347,9 +351,11 @@ class Settlement:
         them in the session, or took them out of it before."""
         queue = entry.queue
         count = high - low + 1
-        if entry.is_late and entry.consumer is not None:
-            entry.consumer.overdue -= count
-            self.dispatcher.mark(queue)
+        if entry.consumer is not None:
+            entry.consumer.pace.add(count, self.dispatcher.clock.now_ms)
+            if entry.is_late:
+                entry.consumer.overdue -= count
+                self.dispatcher.mark(queue)
         self.free_credit(session, entry.consumer, count)
         if entry.void:
             return

@@ -150,6 +150,10 @@ class VirtualHost:
         """
         return self._router.needs_headers(self.exchange(exchange))
 
+    def routes_changed(self) -> None:
+        """Something about a queue changed that routes to it carry along."""
+        self._changed()
+
     def _changed(self) -> None:
         self.generation += 1
         self._router.changed()

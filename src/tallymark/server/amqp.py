@@ -14,7 +14,7 @@ from tallymark.bridge.amqp import AMQP_10, UNDECIDED, AmqpBridge, protocol_of
 from tallymark.bridge.amqp091 import Amqp091
 from tallymark.bridge.amqp10 import Amqp10
 from tallymark.bridge.amqp10_client import Settings as Settings10
-from tallymark.server.client import WRITE_HIGH, Client, address_text
+from tallymark.server.client import Client, address_text
 from tallymark.server.clock import now_ms
 from tallymark.server.logs import log_of
 from tallymark.server.tls import common_name
@@ -57,7 +57,7 @@ class AmqpClient(Client):
         transport = self.transport
         raw: socket.socket = transport.get_extra_info("socket")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        transport.set_write_buffer_limits(high=WRITE_HIGH)
+        self.limit_output(transport)
         peer, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         self.peer_host = peer[0] if peer else ""
         self.peer = f"{address_text(peer)} -> {address_text(here)}"
@@ -117,13 +117,9 @@ class AmqpClient(Client):
             self._login = self._node.loop.create_task(self._check_login())
         self._read_or_not()
 
-    def rest(self, resting: bool) -> None:
-        """Read no more from this client, or go on reading."""
-        self.resting = resting
-        self._read_or_not()
-
     def _read_or_not(self) -> None:
-        wanted = not self.resting and self.bridge.wants_data
+        wanted = not self.resting and not self.yielding
+        wanted = wanted and self.bridge.wants_data
         if wanted == self._is_reading or self.transport.is_closing():
             return
         self._is_reading = wanted

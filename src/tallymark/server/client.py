@@ -13,9 +13,6 @@ from tallymark.server.logs import log_of
 if TYPE_CHECKING:
     from tallymark.server.node import Node
 
-WRITE_HIGH: Final = 1 << 20
-"""Bytes waiting in a socket's buffer above which its connection gets no more deliveries."""
-
 LAST_WORDS_S: Final = 3.0
 """How long a client may take to read what is left for it when its connection is over."""
 
@@ -38,6 +35,8 @@ class Client(asyncio.Protocol):
         self.log = log_of(self.category)
         self.resting = False
         """Whether nothing is read from it for now, by the node's wish."""
+        self.yielding = False
+        """Whether nothing is read from it until others were, since it brought much in one go."""
         self.id = 0
         self.since_ms = wall_ms()
         """When it connected; milliseconds since 1970."""
@@ -51,6 +50,10 @@ class Client(asyncio.Protocol):
         self.sent_bytes = 0
         self.publishing = False
         """Whether it has ever published: it is held back when memory or disk run low."""
+        self.read_at = 0
+        """When it was read last: the node's count of reads."""
+        self.held_for: dict[int, str] = {}
+        """Queues whose consumers are too slow for what it publishes there [SC-D7]: names by id."""
         self.blocked_reason: str | None = None
         self.told = False
         """Whether the log says already why it ends."""
@@ -66,7 +69,37 @@ class Client(asyncio.Protocol):
 
     def rest(self, resting: bool) -> None:
         """Read no more from this client, or go on reading."""
+        self.resting = resting
+        self._read_or_not()
+
+    def let_others(self) -> None:
+        """Read no more from it before others had their turn."""
+        if not self.yielding:
+            self.yielding = True
+            self._read_or_not()
+            self._node.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self.yielding = False
+        self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        """Have the transport read, or not, as it should be now."""
         raise NotImplementedError
+
+    def limit_output(self, transport: asyncio.WriteTransport) -> None:
+        """How much may wait in the socket's buffer [SC-D6]."""
+        config = self._node.config
+        transport.set_write_buffer_limits(config.write_high_water, config.low_water)
+
+    def room(self) -> int:
+        """Bytes that may be written before its buffer holds all it should; 1 at the least, since
+        what a socket takes no more is told by pause_writing."""
+        return max(1, self._node.config.write_high_water - self.unsent())
+
+    def unsent(self) -> int:
+        """Bytes that wait in its socket's buffer."""
+        return self.transport.get_write_buffer_size()
 
     def eof_received(self) -> bool:
         return False

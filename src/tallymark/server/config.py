@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 
 from tallymark.server import kinds
 from tallymark.server.config_policies import POLICIES, ConfiguredPolicy
+from tallymark.server.config_slow import SLOW_CONSUMERS, SlowSettings
 from tallymark.server.kinds import Kind, choice, duration, integer, size
 from tallymark.server.logs import CATEGORIES, LEVELS
 from tallymark.server.tls import VERSIONS
@@ -34,12 +35,14 @@ class ConfigError(Exception):
     """A setting is unknown or its value is not what it must be. The text names both."""
 
 
-def setting(default: T, kind: Kind[T], help: str) -> T:
-    """Declare a setting: see the module's docstring for what follows from it."""
+def setting(default: T, kind: Kind[T], help: str, live: bool = False) -> T:
+    """Declare a setting: see the module's docstring for what follows from it. live: a running
+    broker takes a new value [reload.py]."""
+    about = {"kind": kind, "help": help, "live": live}
     declared: Any = (
-        field(default_factory=lambda: dict(default), metadata={"kind": kind, "help": help})
+        field(default_factory=lambda: dict(default), metadata=about)
         if isinstance(default, dict)
-        else field(default=default, metadata={"kind": kind, "help": help})
+        else field(default=default, metadata=about)
     )
     return declared  # type: ignore[no-any-return]  # a dataclass field stands for its value
 
@@ -80,6 +83,7 @@ class Config:
         7 * DAY_MS,
         duration(0, 3650 * DAY_MS),
         "How long the columns of the ledger are kept after the bodies were released.",
+        live=True,
     )
     accept_loss: bool = setting(
         False,
@@ -90,21 +94,37 @@ class Config:
         128 * MIB,
         size(16 * MIB),
         "Budget for message bodies held in memory; beyond it they stay in the journal only.",
+        live=True,
     )
     max_pending: int = setting(
         64 * MIB,
         size(1 * MIB, 4 * GIB),
         "Bytes waiting for the disk above which publishers are no longer read.",
+        live=True,
     )
     disk_free_limit: int = setting(
         256 * MIB,
         size(0),
         "Free disk space below which publishing connections are blocked; consumers go on.",
+        live=True,
     )
     max_connections: int = setting(
         10_000,
         integer(1, 1_000_000),
         "Connections of clients at a time; one more is closed at once.",
+    )
+    write_high_water: int = setting(
+        1 * MIB,
+        size(4 * KIB, 1 * GIB),
+        "Bytes waiting in a connection's socket above which nothing more is taken from a queue for "
+        "it.",
+        live=True,
+    )
+    write_low_water: int = setting(
+        0,
+        size(0, 1 * GIB),
+        "Bytes waiting below which it gets messages again; 0: half of write_high_water.",
+        live=True,
     )
     channel_max: int = setting(2047, integer(1, 65535), "Channels per connection, as negotiated.")
     frame_max: int = setting(
@@ -162,6 +182,12 @@ class Config:
         1000,
         integer(2, 100_000),
         "Messages that an AMQP 1.0 client may publish on a link before the broker grants more.",
+    )
+    transaction_timeout: int = setting(
+        30 * 60_000,
+        duration(0, 365 * DAY_MS),
+        "How long a transaction of AMQP 1.0 may stay open before it is rolled back and its "
+        "connection closed; 0: without limit.",
     )
     nsq: bool = setting(True, kinds.FLAG, "Whether NSQ clients are served; --no-nsq is false.")
     nsq_host: tuple[str, ...] = setting(
@@ -296,10 +322,24 @@ class Config:
     e2e_processing_latency_window_time: int = setting(
         600_000, duration(1000, DAY_MS), "How far back these quantiles look."
     )
+    slow_consumers: SlowSettings = setting(
+        SlowSettings(),
+        SLOW_CONSUMERS,
+        "Limits for subscriptions to topics, and what is done with those above them.",
+        live=True,
+    )
+    consumer_statistics_every: int = setting(
+        60_000,
+        duration(0, DAY_MS),
+        "Time between two rows of the ledger about a consumer that is at work; 0: none but the "
+        "last.",
+        live=True,
+    )
     policies: tuple[ConfiguredPolicy, ...] = setting(
         (),
         POLICIES,
         "Policies that are set at every start, in place of those of the same names.",
+        live=True,
     )
     definitions: Path | None = setting(
         None,
@@ -307,11 +347,19 @@ class Config:
         "File with definitions, as exported by RabbitMQ or by `tallymark definitions export`, "
         "taken in at every start.",
     )
-    log_level: str = setting("info", choice(*LEVELS), "Level of every log category.")
+    log_level: str = setting("info", choice(*LEVELS), "Level of every log category.", live=True)
     log_levels: dict[str, str] = setting(
-        {}, kinds.pairs(CATEGORIES, tuple(LEVELS)), "Levels of single categories, before log_level."
+        {},
+        kinds.pairs(CATEGORIES, tuple(LEVELS)),
+        "Levels of single categories, before log_level.",
+        live=True,
     )
     log_format: str = setting("console", choice("console", "json"), "Form of the logs on stderr.")
+
+    @property
+    def low_water(self) -> int:
+        """write_low_water as it is meant: never above the high one."""
+        return min(self.write_low_water or self.write_high_water // 2, self.write_high_water)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +370,8 @@ class Declaration:
     default: Any
     kind: Kind[Any]
     help: str
+    live: bool
+    """Whether a running broker takes a new value."""
 
     @property
     def flag(self) -> str:
@@ -335,10 +385,7 @@ class Declaration:
 def declarations() -> list[Declaration]:
     """All settings in the order of their declaration."""
     plain = Config()
-    return [
-        Declaration(f.name, getattr(plain, f.name), f.metadata["kind"], f.metadata["help"])
-        for f in fields(Config)
-    ]
+    return [Declaration(f.name, getattr(plain, f.name), **f.metadata) for f in fields(Config)]
 
 
 DECLARED: Final = {declared.name: declared for declared in declarations()}

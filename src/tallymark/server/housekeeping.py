@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from tallymark.engine.queue import Queue
 from tallymark.engine.records import LIVE_PACKED, Record
 from tallymark.engine.snapshot import live_payloads, packed_in, snapshot
 from tallymark.server.client import Client
@@ -40,6 +41,8 @@ EXCESS: Final = 16 * MIB
 RELOCATE_BYTES: Final = 32 * MIB
 """Live bytes moved out of sparse segments at a time."""
 
+LONGEST_REASON: Final = 60
+"""Letters of what a client is told, which is a short string (255 bytes) on the wire."""
 ROW_BYTES: Final = 72
 """What a row of a checkpoint costs, its part of the bounds included."""
 COLUMNS_BYTES: Final = 28
@@ -231,6 +234,10 @@ class Housekeeping:
             pause = STEP_S if self._idle_steps < most else CLEAN_S
         self._clean_timer = self._node.loop.call_later(pause, self._clean_again)
 
+    def limits_changed(self) -> None:
+        """The configuration was read again."""
+        self._check_disk()
+
     # -- alarms
 
     @property
@@ -290,14 +297,34 @@ class Housekeeping:
         self._clean_soon()
 
     def _apply(self) -> None:
+        """To all publishers, those first that were not read for longest: what is let through
+        before the next alarm may be enough for the first of them only."""
         if not self.is_holding:
             self._excess_bytes = 0
-        for client in self._node.clients.values():
-            if client.publishing:
-                self._apply_to(client)
+        publishers = [client for client in self._node.clients.values() if client.publishing]
+        publishers.sort(key=_read_at)
+        for client in publishers:
+            self._apply_to(client)
+
+    def hold_for(self, client: Client, queue: Queue, held: bool) -> None:
+        """Hold a client back for the sake of a queue whose consumer is slow [SC-D7], or no more."""
+        if held:
+            client.held_for[queue.id] = queue.name
+        else:
+            client.held_for.pop(queue.id, None)
+        self._apply_to(client)
+
+    def _reason(self, client: Client) -> str | None:
+        """Why the client is not read, where it is to be told."""
+        if self.alarms:
+            return f"low on {' and '.join(sorted(self.alarms))}"
+        if client.held_for:
+            names = ", ".join(sorted(client.held_for.values()))
+            return f"slow consumer of {names}"[:LONGEST_REASON]
+        return None
 
     def _apply_to(self, client: Client) -> None:
-        reason = f"low on {' and '.join(sorted(self.alarms))}" if self.alarms else None
+        reason = self._reason(client)
         if reason != client.blocked_reason:
             client.blocked_reason = reason
             if reason is not None:
@@ -305,7 +332,12 @@ class Housekeeping:
             else:
                 client.bridge.unblock()
             self._node.touch(client)
-        client.rest(self.is_holding and not (client.bridge.holds_itself and self._is_patient))
+        holding = self.is_holding or bool(client.held_for)
+        client.rest(holding and not (client.bridge.holds_itself and self._is_patient))
+
+
+def _read_at(client: Client) -> int:
+    return client.read_at
 
 
 def _stored_rows(taken: list[Record]) -> int:

@@ -93,9 +93,12 @@ class HttpServer:
     """The listeners and the routes."""
 
     def __init__(self, node: Node) -> None:
+        from tallymark.server.http_archives import Archiving
         from tallymark.server.http_browse import Browsing
+        from tallymark.server.http_consumers import Consumers
         from tallymark.server.http_features import FeatureFlags
         from tallymark.server.http_redrive import Redriving
+        from tallymark.server.http_sinks import Sinks
         from tallymark.server.http_state import State
         from tallymark.server.http_streams import Streams
         from tallymark.server.http_subscriptions import Subscriptions
@@ -115,9 +118,12 @@ class HttpServer:
         )
         app.router.add_get("/healthz", self._health)
         State(self).add_to(app)
+        Consumers(self).add_to(app)
         Subscriptions(self).add_to(app)
+        Sinks(self).add_to(app)
         FeatureFlags(self).add_to(app)
         Redriving(self).add_to(app)
+        Archiving(self).add_to(app)
         self._browsing = Browsing(self)
         self._browsing.add_to(app)
         self._streams = Streams(self)
@@ -145,17 +151,19 @@ class HttpServer:
     def queue(self, request: web.Request) -> Queue:
         """The queue that the path names. Raises NotFound, AccessRefused (needs read)."""
         vhost, name = request.match_info["vhost"], request.match_info["queue"]
-        permission = permission_in(request[USER], vhost)
-        if permission is None:
-            raise AccessRefused(
-                f"access to vhost '{vhost}' refused for user '{request[USER].name}'"
-            )
-        patterns = (permission.configure, permission.write, permission.read)
-        Access(request[USER].name, vhost, patterns).check(QUEUE, name, READ)
+        self.access(request, vhost).check(QUEUE, name, READ)
         queue = self.node.broker.vhost(vhost).queues.get(name)
         if queue is None:
             raise NotFound(f"no queue '{name}' in vhost '{vhost}'")
         return queue
+
+    def access(self, request: web.Request, vhost: str) -> Access:
+        """What the user may do in a virtual host. Raises AccessRefused: nothing."""
+        user = request[USER]
+        permission = permission_in(user, vhost)
+        if permission is None:
+            raise AccessRefused(f"access to vhost '{vhost}' refused for user '{user.name}'")
+        return Access(user.name, vhost, (permission.configure, permission.write, permission.read))
 
     async def _health(self, request: web.Request) -> web.Response:
         alarms = sorted(self.node.housekeeping.alarms)

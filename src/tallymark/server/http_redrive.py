@@ -14,14 +14,13 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
-from tallymark.bridge.permissions import EXCHANGE, WRITE, Access
+from tallymark.bridge.permissions import EXCHANGE, WRITE
 from tallymark.bridge.redriven import Stamp
 from tallymark.engine.errors import AccessRefused
 from tallymark.engine.queue import Queue
 from tallymark.engine.redrive import FORBIDDEN, MOVED, UNROUTABLE, Found
 from tallymark.server.clock import wall_ms
-from tallymark.server.http import USER, HttpServer, Refused, answer, body_of
-from tallymark.server.users import permission_in
+from tallymark.server.http import HttpServer, Refused, answer, body_of
 
 MOST: Final = 10_000
 """Messages of one request."""
@@ -83,11 +82,7 @@ class Redriving:
 
     def _forbid(self, request: web.Request, queue: Queue, found: list[Found]) -> None:
         """Leave out what the user may not publish."""
-        user = request[USER]
-        permission = permission_in(user, queue.vhost)
-        assert permission is not None, queue.vhost
-        patterns = (permission.configure, permission.write, permission.read)
-        access = Access(user.name, queue.vhost, patterns)
+        access = self._http.access(request, queue.vhost)
         for one in found:
             way = one.way
             if way is None or one.status not in (MOVED, UNROUTABLE):

@@ -60,6 +60,9 @@ class State:
                 "staged": sum(queue.staged for queue in queues),
                 "transactions": len(broker.transactions.open),
                 "settled": sum(queue.settled for queue in queues),
+                "sinks": len(broker.sinks.sinks),
+                "sink_stagings": len(broker.sinks.stagings),
+                "sink_staged": broker.sinks.staged,
             }
         )
 
@@ -150,6 +153,7 @@ class State:
                     "unacked": sum(session.unacked for session in sessions),
                     "received_bytes": client.received_bytes,
                     "sent_bytes": client.sent_bytes,
+                    "unsent_bytes": client.unsent(),
                     "state": state,
                 }
             )

@@ -67,6 +67,11 @@ def configure(level: str, levels: dict[str, str], form: str, stream: TextIO | No
         structlog.processors.format_exc_info,
         render,
     ]
+    set_levels(level, levels)
+
+
+def set_levels(level: str, levels: dict[str, str]) -> None:
+    """The level of every category, but for those named in `levels`."""
     for category, log in _logs.items():
         log.level = LEVELS[levels.get(category, level)]
 

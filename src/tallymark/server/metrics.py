@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from tallymark.engine.deadletters import AT_LEAST_ONCE, AT_MOST_ONCE, CONFIRMED, DISABLED
 from tallymark.engine.records import DEATHS, DROP_REASONS
 from tallymark.engine.streams import first_offset, offset_of
+from tallymark.server.slow_consumers import STATES, used
 
 if TYPE_CHECKING:
     from tallymark.server.node import Node
@@ -45,6 +46,8 @@ class _NodeCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._broker()
         yield from self._dead_letters()
+        yield from self._slow_consumers()
+        yield from self._housekeeping()
         yield from self._queues()
 
     def _broker(self) -> Iterator[Metric]:
@@ -69,6 +72,9 @@ class _NodeCollector(Collector):
             ("queues", "Queues.", len(broker.queues)),
             ("subscriptions", "Durable subscriptions.", len(broker.leases.subscriptions)),
             ("transactions", "Transactions that have not ended.", len(broker.transactions.open)),
+            ("sinks", "Sinks that committed a batch.", len(broker.sinks.sinks)),
+            ("sink_staged", "Messages staged for a sink's commit.", broker.sinks.staged),
+            ("sink_staged_bytes", "Bytes of those.", broker.sinks.staged_bytes),
             ("bodies_bytes", "Message bytes in memory.", broker.store.resident_bytes),
             ("journal_pending_bytes", "Bytes waiting for the disk.", journal.pending_bytes),
             ("journal_free_bytes", "Free space on the journal's disk.", journal.free_bytes()),
@@ -92,6 +98,57 @@ class _NodeCollector(Collector):
             for strategy in (AT_LEAST_ONCE,) if reason == CONFIRMED else STRATEGIES:
                 family.add_metric([strategy], counts.get((strategy, reason), 0))
             yield family
+
+    def _slow_consumers(self) -> Iterator[Metric]:
+        """Single subscriptions only where they are near a limit or above one [SC-D5]."""
+        watch = self._node.slow_consumers
+        watched = self._node.broker.slow.watched()
+        states = GaugeMetricFamily(
+            "tallymark_subscriptions_watched", "Subscriptions with limits, by what they were when "
+            "they were looked at last.", labels=["state"],
+        )  # fmt: skip
+        for state, name in STATES.items():
+            states.add_metric([name], sum(1 for one in watched if one.state == state))
+        yield states
+        ratio = GaugeMetricFamily(
+            "tallymark_subscription_limit_used", "How much of a limit a subscription uses that is "
+            "near one or above one; 1 is all of it.", labels=["vhost", "queue", "limit"],
+        )  # fmt: skip
+        for one in watched:
+            if one.reading is not None:
+                for limit, share in used(one.reading).items():
+                    ratio.add_metric([one.queue.vhost, one.queue.name, limit], share)
+        yield ratio
+        for name, text, count in (
+            ("near", "Times that a subscription came near a limit.", watch.near),
+            ("found", "Times that a subscription came above a limit.", watch.found),
+            ("failed", "Looks at a subscription, or actions, that failed.", watch.errors),
+        ):
+            yield CounterMetricFamily(f"tallymark_slow_consumers_{name}", text, value=count)
+        acted = CounterMetricFamily(
+            "tallymark_slow_consumers_acted",
+            "Times that something was done about a slow consumer.",
+            labels=["policy"],
+        )
+        for policy, count in sorted(watch.acted.items()):
+            acted.add_metric([policy], count)
+        yield acted
+
+    def _housekeeping(self) -> Iterator[Metric]:
+        labels = ["task"]
+        runs = CounterMetricFamily("tallymark_housekeeping_runs", "Runs.", labels=labels)
+        errors = CounterMetricFamily(
+            "tallymark_housekeeping_errors", "Runs that failed.", labels=labels
+        )
+        passed_over = CounterMetricFamily(
+            "tallymark_housekeeping_passed_over", "Runs left out, the one before being at work.",
+            labels=labels,
+        )  # fmt: skip
+        for name, entry in self._node.tasks.entries.items():
+            runs.add_metric([name], entry.runs)
+            errors.add_metric([name], entry.errors)
+            passed_over.add_metric([name], entry.passed_over)
+        yield from (runs, errors, passed_over)
 
     def _queues(self) -> Iterator[Metric]:
         labels = ["vhost", "queue"]

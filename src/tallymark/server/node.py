@@ -27,21 +27,24 @@ from tallymark.bridge.bridge import Bridge, Waiter
 from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.engine.broker import Broker
 from tallymark.engine.deadlines import NEVER
+from tallymark.engine.delivery import TURN_BYTES as DELIVERY_BYTES
 from tallymark.engine.effects import (
     Cancelled,
+    CloseConsumer,
     CloseSession,
     Confirm,
     Deliver,
     Drained,
     Durable,
     Effect,
+    PublisherHeld,
     Refused,
     Signal,
     TimedOut,
     TransactionExpired,
 )
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import Session
+from tallymark.engine.session import Connection, Session
 from tallymark.journal.journal import Journal
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.appends import Appends
@@ -52,6 +55,9 @@ from tallymark.server.deadlines import Deadlines
 from tallymark.server.features import Features
 from tallymark.server.housekeeping import Housekeeping
 from tallymark.server.logs import log_of
+from tallymark.server.reload import Reloading
+from tallymark.server.schedule import Schedule
+from tallymark.server.slow_consumers import SlowConsumerWatch
 from tallymark.server.users import Users
 
 LINGER_S: Final = 0.002
@@ -61,7 +67,8 @@ LINGER_BYTES: Final = 64 * 1024
 LINGER_RECORDS: Final = 256
 TURN_BYTES: Final = 1 << 20
 """Read since the last commit: a turn happens at once, so that what holds publishers back is looked
-at before a socket's next read (uvloop reads up to 8 MiB from one in a row)."""
+at before a socket's next read, and other sockets are read first (uvloop reads up to 8 MiB from one
+in a row)."""
 LONGEST_SLEEP_MS: Final = 60_000
 GOODBYE_S: Final = 2.0
 """How long clients have at a stop to answer connection.close."""
@@ -105,6 +112,9 @@ class Node:
         self.started_ms = wall_ms()
         self.turns = 0
         self.housekeeping = Housekeeping(self)
+        self.slow_consumers = SlowConsumerWatch(self)
+        self.tasks = Schedule(loop)
+        self.reloading = Reloading(self)
         self.deadlines = Deadlines(loop, self._tick)
         self._numbers = 0
         self._last_gone: asyncio.Future[None] | None = None
@@ -118,6 +128,7 @@ class Node:
         """For when `_alarm` is set; wall time."""
         self._read_bytes = 0
         """Since the last commit."""
+        self._reads = 0
         self._most_bytes = min(TURN_BYTES, config.segment_size // 4)
         self._at_commit: list[tuple[Callable[[int], None], asyncio.Future[int]]] = []
         self._ready_waiters: list[tuple[Queue, asyncio.Future[None]]] = []
@@ -143,6 +154,8 @@ class Node:
     def received(self, client: Client, data: bytes) -> None:
         """Bytes from a client: commands to the engine at once, their effects with the turn."""
         self._read_bytes += len(data)
+        self._reads += 1
+        client.read_at = self._reads
         published = self.broker.published
         wall = wall_ms()
         self.broker.clock.tell(wall)
@@ -154,6 +167,7 @@ class Node:
         self.touch(client)
         if self._read_bytes > self._most_bytes:
             self._turn()
+            client.let_others()
 
     def speaks_otherwise(self, client: Client, bridge: Bridge) -> None:
         """The client speaks another protocol than it was taken for; it has said nothing yet."""
@@ -212,6 +226,11 @@ class Node:
             self._turn_due = True
             self.loop.call_soon(self._turn)
 
+    def turn_now(self) -> None:
+        """Have a turn at once: what was done is to be carried out before anything else happens."""
+        self._turn_due = True
+        self._turn()
+
     def synced(self) -> None:
         """The journal's thread wrote and synced something; called on the loop."""
         if not self._turn_due:
@@ -234,6 +253,8 @@ class Node:
         broker = self.broker
         self.turns += 1
         now = wall_ms()
+        for connection in broker.dispatcher.spent:
+            self._give_room(connection)
         effects = broker.turn(now)
         if not self._may_linger():
             self._commit(now)
@@ -263,6 +284,14 @@ class Node:
             self.schedule()
         else:
             self._set_alarm(broker.next_due())
+
+    def _give_room(self, connection: Connection) -> None:
+        """A client may be sent as much as its socket's buffer has room for [SC-D6], and no more in
+        one turn than keeps others waiting for long."""
+        handle = connection.handle
+        client = self.clients.get(handle) if isinstance(handle, Bridge) else None
+        if client is not None:
+            connection.allowance = min(DELIVERY_BYTES, client.room())
 
     def _set_alarm(self, due_ms: int) -> None:
         """Have a turn when the engine's next deadline comes; wall time."""
@@ -367,6 +396,16 @@ class Node:
         elif isinstance(effect, CloseSession):
             bridge = _bridge_of(effect.session)
             bridge.close_session(effect)
+        elif isinstance(effect, CloseConsumer):
+            bridge = _bridge_of(effect.consumer.session)
+            bridge.close_consumer(effect)
+        elif isinstance(effect, PublisherHeld):
+            handle = effect.connection.handle
+            assert isinstance(handle, Bridge), handle
+            client = self.clients.get(handle)
+            if client is not None:
+                self.housekeeping.hold_for(client, effect.queue, effect.held)
+            return
         else:
             assert isinstance(effect, Signal), effect
             engine_log.info(effect.name, **effect.values)

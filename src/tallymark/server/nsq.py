@@ -12,7 +12,7 @@ import ssl
 from typing import TYPE_CHECKING, Final, cast
 
 from tallymark.bridge.nsq import Nsq, Settings
-from tallymark.server.client import WRITE_HIGH, Client, address_text
+from tallymark.server.client import Client, address_text
 from tallymark.server.clock import now_ms
 from tallymark.server.layers import LayerError, Layers, TlsLayer, compression
 from tallymark.server.nsq_auth import Authorities, AuthUnavailable
@@ -22,8 +22,9 @@ from tallymark.wire.nsq.upgrades import TLS
 if TYPE_CHECKING:
     from tallymark.server.node import Node
 
-CLOGGED: Final = 8 * WRITE_HIGH
-"""Bytes waiting in a subscriber's socket buffer above which it is not read either."""
+CLOGGED: Final = 8
+"""High water marks of bytes waiting in a subscriber's socket buffer above which it is not read
+either."""
 
 
 class NsqClient(Client):
@@ -65,7 +66,7 @@ class NsqClient(Client):
         transport = self.transport
         raw: socket.socket = transport.get_extra_info("socket")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        transport.set_write_buffer_limits(high=WRITE_HIGH)
+        self.limit_output(transport)
         peer = transport.get_extra_info("peername")
         self.peer_host = peer[0] if peer else ""
         self.peer = address_text(peer)
@@ -136,12 +137,9 @@ class NsqClient(Client):
         self._node.touch(self)
         return True
 
-    def rest(self, resting: bool) -> None:
-        self.resting = resting
-        self._read_or_not()
-
     def _read_or_not(self) -> None:
-        wanted = not self.resting and self.bridge.wants_data and not self._is_clogged()
+        wanted = not self.resting and not self.yielding
+        wanted = wanted and self.bridge.wants_data and not self._is_clogged()
         wanted = wanted or self._is_over
         if wanted == self._is_reading or self.transport.is_closing():
             return
@@ -158,7 +156,10 @@ class NsqClient(Client):
         say what it is done with."""
         if not self._is_full:
             return False
-        return self.bridge.consumer is None or self.transport.get_write_buffer_size() > CLOGGED
+        return (
+            self.bridge.consumer is None
+            or self.unsent() > CLOGGED * self._node.config.write_high_water
+        )
 
     # -- writing
 

@@ -22,6 +22,7 @@ import ssl
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +34,6 @@ from tallymark.bridge.amqp10_format import Amqp10Format
 from tallymark.bridge.amqp10_front import FORMAT as FORMAT_10
 from tallymark.bridge.nsq_format import NsqFormat
 from tallymark.engine.broker import Broker
-from tallymark.engine.policies import without_effect
 from tallymark.engine.restore import Restorer, drop_lost, take_apart
 from tallymark.engine.snapshot import live_payloads, packed_payloads
 from tallymark.journal.journal import Journal
@@ -43,9 +43,13 @@ from tallymark.server import amqp10, logs, users
 from tallymark.server.amqp import AmqpClient, Settings
 from tallymark.server.clock import wall_ms
 from tallymark.server.config import Config, is_loopback
+from tallymark.server.consumer_ledger import ConsumerLedger
 from tallymark.server.features import Features, FeaturesError
 from tallymark.server.node import JournalFailed, Node, node_name
 from tallymark.server.nsq_service import NsqService, limits_of, tls_context
+from tallymark.server.reload import set_policies
+from tallymark.server.schedule import Make, add_tasks
+from tallymark.server.slow_policies import slow_policies
 from tallymark.server.tls import TlsRefused
 from tallymark.server.users import UsersError
 from tallymark.wire.amqp091.limits import Limits
@@ -73,14 +77,24 @@ class CannotServe(Exception):
     """The machine does not give what a start needs: a port, the folder. The text says what."""
 
 
-def run(config: Config) -> int:
-    """Serve until SIGTERM or SIGINT; returns the process's exit code."""
+TASKS: Final[dict[str, Make]] = {
+    "slow-consumers": lambda node: node.slow_consumers,
+    "consumer-statistics": ConsumerLedger,
+}
+"""Our own housekeeping tasks."""
+
+
+def run(config: Config, read: Callable[[], Config] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; returns the process's exit code.
+
+    read: gives the configuration as it is when it is to be read again, or raises ConfigError.
+    """
     logs.configure(config.log_level, config.log_levels, config.log_format)
     try:
         _check(config)
         _allow_files(config.max_connections + OTHER_FILES)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_serve(config))
+            return runner.run(_serve(config, read))
     except (StartRefused, UsersError, FeaturesError) as error:
         print(f"tallymark: {error}", file=sys.stderr)
         return REFUSED
@@ -172,7 +186,7 @@ def _loop_factory() -> Any:
     return uvloop.new_event_loop
 
 
-async def _serve(config: Config) -> int:
+async def _serve(config: Config, read: Callable[[], Config] | None) -> int:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_unexpected)
     stop: asyncio.Future[int] = loop.create_future()
@@ -182,7 +196,10 @@ async def _serve(config: Config) -> int:
         tls = Tls(_amqp_tls(config), _nsq_tls(config))
         bound = Bound(config, tls, held)
         _make_folder(config.data_dir)
-        return await _run(_open(config, loop), stop, bound, tls)
+        node = _open(config, loop)
+        node.reloading.read = read
+        loop.add_signal_handler(signal.SIGHUP, node.reloading.on_signal)
+        return await _run(node, stop, bound, tls)
 
 
 class Tls:
@@ -299,6 +316,8 @@ async def _run(node: Node, stop: asyncio.Future[int], bound: Bound, tls: Tls) ->
         if service is not None:
             await service.start(bound.nsq, bound.nsq_http, bound.nsq_https)
             http.nsq = service.listening()
+        add_tasks(node.tasks, node, TASKS)
+        node.tasks.start()
         _announce(listeners, encrypted, addresses, service)
         gc.collect()
         gc.freeze()
@@ -360,7 +379,9 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
     _restore(broker, journal)
     for vhost in config.vhosts:
         broker.add_vhost(vhost)
-    _set_policies(broker, config)
+    broker.slow.rules = config.slow_consumers.rules
+    broker.policy_checks.append(slow_policies().check)
+    set_policies(broker, config.policies)
     for made in broker.vhosts.values():
         made.name_seed = secrets.token_bytes(32)
     journal.start()
@@ -375,15 +396,6 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
         sync=config.sync,
     )
     return node
-
-
-def _set_policies(broker: Broker, config: Config) -> None:
-    """Those of the configuration, over what was set at run time under the same names."""
-    for one in config.policies:
-        broker.set_policy(one.vhost, one.policy, one.operator)
-        idle = without_effect(one.policy)
-        if idle:
-            log.warning("policy.without_effect", vhost=one.vhost, policy=one.policy.name, keys=idle)
 
 
 def _restore(broker: Broker, journal: Journal) -> None:
@@ -473,6 +485,7 @@ def _addresses(listeners: list[asyncio.Server]) -> list[tuple[str, int]]:
 
 async def _close(node: Node) -> int:
     """Say goodbye, checkpoint, close the journal."""
+    await node.tasks.stop()
     if not node.failed.done():
         with contextlib.suppress(JournalFailed):  # told below
             await node.goodbye()

@@ -16,6 +16,8 @@ from tallymark.spark.client import Endpoint
 
 START_S: Final = 20.0
 STOP_S: Final = 20.0
+LOOKS: Final = '{"delay": 250, "timeunit": "milliseconds"}'
+"""Four looks a second for slow consumers; the limits are policies of the scene."""
 
 
 class BrokerDidNotStart(RuntimeError):
@@ -61,7 +63,7 @@ class BrokerProcess:
         command = [
             sys.executable, "-m", "tallymark", "serve", "--data-dir", str(self.data_dir),
             "--host", "127.0.0.1", "--amqp-port", "0", "--http-port", "0",
-            "--nsq-port", "0", "--nsq-http-port", "0",
+            "--nsq-port", "0", "--nsq-http-port", "0", "--slow-consumers", LOOKS,
         ]  # fmt: skip
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)

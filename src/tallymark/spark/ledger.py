@@ -38,7 +38,8 @@ DDL: Final = (
 )
 """source: "journal", or "checkpoint" for the state at the newest checkpoint. position: where the
 block lies, or what a checkpoint speaks of. blob: JSON of definitions and counters, of a dead
-letter's history, of what is pending and of ids taken. priority: of messages that enter, are leased
+letter's history, of what is pending, of ids taken, of slow consumers and of what consumers came to.
+priority: of messages that enter, are leased
 or are still there. failed: whether what was returned or deferred counts as a failed delivery.
 from_queue_id, from_first: the queue whose dead letters entered, or which handed its messages on,
 and the sequence the first of them had there; null for what was published. due: when messages that
@@ -98,6 +99,12 @@ KINDS: Final = {
     records.UNSTAGED: "unstaged",
     records.COMMITTED: "committed",
     records.PUBLISHERS: "publishers",
+    records.SINK_STAGED: "sink_staged",
+    records.SINK_ENDED: "sink_ended",
+    records.VERDICTS: "verdicts",
+    records.SLOW: "slow_consumer",
+    records.CONSUMER: "consumer",
+    records.ARCHIVED: "archived",
 }
 _RETURNED: Final = {
     records.RETURNED_BY_CLIENT: "client",
@@ -120,7 +127,12 @@ REASONS: Final = {
     records.DEAD_LETTERED: records.DEATHS,
     records.PENDING: records.DEATHS,
     records.STAGED: records.OUTCOMES,
+    records.SINK_ENDED: records.SINK_ENDS,
+    records.SLOW: records.SLOW_EVENTS,
+    records.CONSUMER: records.CONSUMER_EVENTS,
 }
+QUIET: Final = (records.MARK, records.CONSUMER)
+"""Kinds that tell of nothing that happened to a message or a queue."""
 WITH_PRIORITY: Final = (records.ENTERED, records.LEASED, records.LIVE)
 """Kinds whose `reason` is a priority."""
 BATCH_ROWS: Final = 32_768
@@ -249,7 +261,7 @@ def beyond(folder: Path, position: int) -> tuple[int, datetime] | None:
             if header.position < position or not header.rows:
                 continue
             rows = block_at(data, header).rows
-            events = rows[rows["kind"] != records.MARK]
+            events = rows[~np.isin(rows["kind"], QUIET)]
             if len(events):
                 count, last = count + 1, max(last, int(events["time"].max()))
     return (count, datetime.fromtimestamp(last / 1000, UTC)) if count else None

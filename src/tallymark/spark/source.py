@@ -12,13 +12,15 @@ for ever. Nothing else settles: stopping, failing and disconnecting mean nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     InputPartition,
 )
@@ -34,7 +36,9 @@ from tallymark.spark import schema
 from tallymark.spark.client import Client, Endpoint, api_path
 from tallymark.spark.decode import decode_answer
 from tallymark.spark.extents import Ints
+from tallymark.spark.frames import check_columns
 from tallymark.spark.options import SourceOptions
+from tallymark.spark.sink_options import SinkOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,10 +76,49 @@ class TallymarkDataSource(DataSource):
             from tallymark.spark.ledger import LedgerReader
 
             return LedgerReader(options.ledger, options.upto)
+        if options.stream:
+            from tallymark.spark.streams import StreamTable
+
+            return StreamTable(options)
         return QueueBrowser(options.for_queue())
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return QueueStream(SourceOptions.parse(self.options).for_stream())
+        options = SourceOptions.parse(self.options)
+        if options.stream:
+            from tallymark.spark.streams import StreamTail
+
+            return StreamTail(options.for_tail())
+        return QueueStream(options.for_stream())
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from tallymark.spark.sink import BatchWriter
+
+        if overwrite:
+            raise ValueError('mode "overwrite": a queue is only appended to, expected "append"')
+        return BatchWriter(checked_sink(self.options, schema).for_batch())
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        from tallymark.spark.sink import StreamWriter
+
+        if overwrite:
+            raise ValueError('output mode "complete": a queue is only appended to')
+        return StreamWriter(checked_sink(self.options, schema).for_stream())
+
+
+def limits(options: SourceOptions, limit: ReadLimit) -> tuple[int, int]:
+    """Most rows and most raw bytes of the next batch: the engine's word goes first."""
+    if isinstance(limit, ReadMaxRows):
+        return limit.max_rows, options.max_bytes
+    if isinstance(limit, ReadMaxBytes):
+        return options.max_rows, limit.max_bytes
+    return options.max_rows, options.max_bytes
+
+
+def checked_sink(options: Mapping[str, str], given: StructType) -> SinkOptions:
+    """The options of a write of rows like these. Raises ValueError."""
+    parsed = SinkOptions.parse(options)
+    check_columns(given, parsed.routing_key is None)
+    return parsed
 
 
 def moved_on(subscription: str, start: int, floor: int) -> str:
@@ -142,11 +185,7 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._attach()
         begin = self._begin(start)
         self._settle(begin)
-        max_rows, max_bytes = self._options.max_rows, self._options.max_bytes
-        if isinstance(limit, ReadMaxRows):
-            max_rows = limit.max_rows
-        elif isinstance(limit, ReadMaxBytes):
-            max_bytes = limit.max_bytes
+        max_rows, max_bytes = limits(self._options, limit)
         wait_ms = self._options.wait_ms
         if self._target is not None:
             max_rows, wait_ms = min(max_rows, self._target - begin), 0

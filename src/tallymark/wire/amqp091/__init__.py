@@ -1,9 +1,11 @@
 """AMQP 0-9-1 as bytes, frames, methods and legal states. Without I/O, without a clock."""
 
+from tallymark.wire.amqp091.client import ClientChannel, ClientConnection
 from tallymark.wire.amqp091.connection import Connection
 from tallymark.wire.amqp091.errors import WireError
 from tallymark.wire.amqp091.events import (
     AckRange,
+    ContentReceived,
     Event,
     MethodReceived,
     Opening,
@@ -24,7 +26,10 @@ from tallymark.wire.amqp091.properties import (
 
 __all__ = [
     "AckRange",
+    "ClientChannel",
+    "ClientConnection",
     "Connection",
+    "ContentReceived",
     "Event",
     "Float32",
     "Limits",

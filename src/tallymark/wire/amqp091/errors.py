@@ -92,6 +92,7 @@ class WireError(Exception):
         class_id: int = 0,
         method_id: int = 0,
         scope: str = "",
+        verbatim: bool = False,
     ) -> None:
         super().__init__(text)
         self.reply_code = reply_code
@@ -100,10 +101,12 @@ class WireError(Exception):
         self.class_id = class_id
         self.method_id = method_id
         self.scope = scope or reply_scope(reply_code)
+        self.verbatim = verbatim
+        """Whether the text goes on the wire as it is, without the code's name."""
 
     @property
     def reply_text(self) -> str:
-        return reply_text(self.reply_code, self.text)
+        return clip(self.text) if self.verbatim else reply_text(self.reply_code, self.text)
 
     def __str__(self) -> str:
         return f"{self.reply_code} {self.reply_text}"

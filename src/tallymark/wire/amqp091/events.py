@@ -39,6 +39,20 @@ class MethodReceived(Event):
 
 
 @final
+class ContentReceived(Event):
+    """A method with a message, complete: to a client (basic.deliver, return, get-ok)."""
+
+    __slots__ = ("body", "channel", "method", "section")
+
+    def __init__(self, channel: int, method: Method, section: bytes, body: bytes) -> None:
+        self.channel = channel
+        self.method = method
+        self.section = section
+        """Property section."""
+        self.body = body
+
+
+@final
 class PublishReceived(Event):
     """A stretch of complete publishes on one channel.
 

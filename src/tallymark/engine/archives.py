@@ -1,0 +1,163 @@
+"""Archives: ranges of a stream that were copied elsewhere, and may be let go of then.
+
+Whoever copies a range says so when its copy is safe: `record` checks that claim against what the
+stream holds and keeps it, durably. `release` lets go of what lies below the end of that, and of
+nothing else: it can never be more than what was archived.
+
+A stream has one archive, which has an id of its own, and it grows at its end: no message that the
+stream still keeps may be left out between two ranges. All numbers here are sequence numbers.
+
+The blob of an ARCHIVED record: {"archive": id, "checksum": text, "place": text}; `other` is the
+number of messages.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final, final
+
+from tallymark.engine import records, stream_ranges
+from tallymark.engine.arguments import named
+from tallymark.engine.clock import Clock
+from tallymark.engine.deadletters import DeadLetters
+from tallymark.engine.errors import Fenced, PreconditionFailed
+from tallymark.engine.queue import Queue
+from tallymark.engine.records import Record
+
+IN_A_TURN: Final = 1000
+"""Slices that are let go of in one turn."""
+MOST: Final = 1 << 31
+"""Numbers in one range."""
+
+
+@final
+class Archived:
+    """The newest range of a stream's archive: sequences low..high-1."""
+
+    __slots__ = ("archive", "checksum", "high", "low", "place", "rows")
+
+    def __init__(
+        self, low: int, high: int, rows: int, archive: str, checksum: str, place: str
+    ) -> None:
+        self.low = low
+        self.high = high
+        self.rows = rows
+        """Messages in it; fewer than numbers where some were passed over."""
+        self.archive = archive
+        """The id of the archive."""
+        self.checksum = checksum
+        """Of the rows, as the archiver works it out."""
+        self.place = place
+        """Where the range is, for people."""
+
+    def same(self, other: Archived) -> bool:
+        return (
+            self.low == other.low
+            and self.high == other.high
+            and self.rows == other.rows
+            and self.archive == other.archive
+            and self.checksum == other.checksum
+        )
+
+    def to_record(self, queue: Queue, now_ms: int) -> Record:
+        blob = {"archive": self.archive, "checksum": self.checksum, "place": self.place}
+        return Record(
+            records.ARCHIVED, queue.id, self.low, self.high - self.low, now_ms, other=self.rows,
+            blob=json.dumps(blob, separators=(",", ":")).encode(),
+        )  # fmt: skip
+
+    @staticmethod
+    def from_record(record: Record) -> Archived:
+        """Raises ValueError for what a newer version wrote."""
+        found: object = json.loads(record.blob)
+        if not isinstance(found, dict) or set(found) != {"archive", "checksum", "place"}:
+            raise ValueError(f"archived {found!r}, expected archive, checksum and place")
+        return Archived(
+            record.first, record.first + record.count, record.other, str(found["archive"]),
+            str(found["checksum"]), str(found["place"]),
+        )  # fmt: skip
+
+
+@final
+class Archives:
+    """Shares its parts with the Broker."""
+
+    __slots__ = ("_clock", "_letters", "_records")
+
+    def __init__(self, clock: Clock, letters: DeadLetters, records: list[Record]) -> None:
+        self._clock = clock
+        self._letters = letters
+        self._records = records
+
+    def record(self, queue: Queue, made: Archived) -> bool:
+        """A range is safe elsewhere. False: that was known. What retention took of it is not
+        counted again.
+
+        Raises:
+            Fenced: the stream's archive has another id.
+            PreconditionFailed: it is no stream; the range leaves out messages that are kept, or
+            was archived before with another content, or ends behind what readers may see; or it
+            does not have as many messages as the stream.
+        """
+        stream_ranges.check_stream(queue, 0)
+        what = named("stream", queue.name, queue.vhost)
+        known = queue.archive
+        if known is not None and known.archive != made.archive:
+            raise Fenced(
+                f"the archive of {what} is '{known.archive}' at {known.place}, not '{made.archive}'"
+            )
+        if known is not None and known.same(made):
+            return False
+        low = 1 if known is None else known.high
+        if not low <= made.low <= max(low, queue.kept_from):
+            raise PreconditionFailed(
+                f"archived offsets from {made.low - 1} on of {what}, expected {low - 1}"
+                + (f" to {queue.kept_from - 1}" if queue.kept_from > low else "")
+            )
+        if not made.low < made.high <= queue.end() or made.high - made.low >= MOST:
+            raise PreconditionFailed(
+                f"archived offsets {made.low - 1} to {made.high - 2} of {what}, expected a range "
+                f"that ends before {queue.end() - 1}"
+            )
+        begin = max(made.low, queue.kept_from)
+        found = 0
+        if begin < made.high:
+            pieces = stream_ranges.between(queue, begin, made.high)
+            found = sum([len(piece) for piece in pieces])
+        if found > made.rows or (made.low >= queue.kept_from and found != made.rows):
+            raise PreconditionFailed(
+                f"archived {made.rows} messages of offsets {made.low - 1} to {made.high - 2} of "
+                f"{what}, expected {found}"
+            )
+        queue.archive = made
+        self._records.append(made.to_record(queue, self._clock.now_ms))
+        return True
+
+    def release(self, queue: Queue, high: int) -> bool:
+        """Let go of what lies below `high`, a part of it in each turn. False: call again in the
+        next one.
+
+        Raises:
+            PreconditionFailed: it is no stream, or not all of that was archived.
+        """
+        stream_ranges.check_stream(queue, 0)
+        known = queue.archive
+        archived = 1 if known is None else known.high
+        if high > archived:
+            raise PreconditionFailed(
+                f"release of offsets below {high - 1} of "
+                f"{named('stream', queue.name, queue.vhost)}, archived are those below "
+                f"{archived - 1}"
+            )
+        fresh = queue.lanes[0].fresh
+        room = IN_A_TURN
+        while fresh and fresh[0].first < high:
+            if room == 0:
+                return False
+            room -= 1
+            piece = queue.let_go(min(len(fresh[0]), high - fresh[0].first))
+            for pin in queue.pins:
+                pin.keep(piece, self._letters.entrance.store)
+            self._letters.drop(queue, piece, records.DROPPED_ARCHIVED)
+        queue.kept_from = max(queue.kept_from, high)
+        return True

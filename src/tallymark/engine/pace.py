@@ -1,0 +1,48 @@
+"""How fast a consumer is: messages a second over about the last ten seconds."""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+WINDOW_MS: Final = 10_000
+"""A rate counts what was done in so long."""
+HALF_MS: Final = WINDOW_MS // 2
+SHORTEST_MS: Final = 1_000
+"""What was done in less time is spread over so long."""
+
+
+@final
+class Pace:
+    """Counts what is done, and remembers two moments of it, half a window or more apart: a rate
+    looks back to one of them, between half a window and a whole one. Nothing happens by time
+    alone."""
+
+    __slots__ = ("_at_done", "_at_ms", "_before_done", "_before_ms", "done", "last_ms")
+
+    def __init__(self, now_ms: int) -> None:
+        self.done = 0
+        self.last_ms = 0
+        """When something was done last; 0: never."""
+        self._at_ms = self._before_ms = now_ms
+        self._at_done = self._before_done = 0
+
+    def add(self, n: int, now_ms: int) -> None:
+        """n more are done."""
+        if now_ms - self._at_ms >= HALF_MS:
+            self._before_ms, self._before_done = self._at_ms, self._at_done
+            if now_ms - self.last_ms >= WINDOW_MS:
+                self._before_ms, self._before_done = now_ms - WINDOW_MS, self.done
+            self._at_ms, self._at_done = now_ms, self.done
+        self.done += n
+        self.last_ms = now_ms
+
+    def rate(self, now_ms: int) -> float:
+        """Messages per second; 0 when nothing was done for a whole window."""
+        if not self.done or now_ms - self.last_ms >= WINDOW_MS:
+            return 0.0
+        since, done = self._before_ms, self._before_done
+        if now_ms - since > WINDOW_MS and now_ms - self._at_ms >= HALF_MS:
+            since, done = self._at_ms, self._at_done
+        if now_ms - since > WINDOW_MS:
+            since = now_ms - WINDOW_MS
+        return (self.done - done) * 1000 / max(now_ms - since, SHORTEST_MS)

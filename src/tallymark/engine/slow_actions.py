@@ -1,0 +1,138 @@
+"""What can be done about a subscription that is too slow [SC-6 to SC-8, SC-D7].
+
+A policy is handed a `SlowSubscription` and nothing else, and whatever that does reaches the
+subscription's own queue, the consumers of it and their sessions [SC-1]. Messages that other queues
+hold too stay there.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final, final
+
+from tallymark.engine import records
+from tallymark.engine.broker import Broker
+from tallymark.engine.delivery import IN_A_TURN
+from tallymark.engine.effects import CloseConsumer, CloseSession
+from tallymark.engine.errors import TooSlow
+from tallymark.engine.message import Slice
+from tallymark.engine.ready import Ready
+from tallymark.engine.records import Record
+from tallymark.engine.slow_consumers import Reading, messages_of
+
+TEXT: Final = "Consuming too slow."
+"""What the client is told [SC-7]."""
+
+
+@final
+class SlowSubscription:
+    """One that is above a limit now. Good for the moment it is handed out, and no longer."""
+
+    __slots__ = ("_broker", "reading")
+
+    def __init__(self, broker: Broker, reading: Reading) -> None:
+        self._broker = broker
+        self.reading = reading
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether the subscription outlives its consumer [SC-7]."""
+        queue = self.reading.queue
+        return queue.durable and not queue.exclusive_owner and not queue.auto_delete
+
+    def disconnect(self, delete_persistent: bool, whole_session: bool = True) -> bool:
+        """Close the sessions that consume, and delete the queue [SC-7]. A durable subscription
+        goes only where `delete_persistent`; else nothing happens, and the answer is False.
+
+        whole_session: False closes the consumer alone, where its protocol has links.
+        """
+        broker, queue = self._broker, self.reading.queue
+        if not self._may_act() or (self.is_durable and not delete_persistent):
+            return False
+        error = TooSlow(TEXT)
+        owner = self.reading.consumers[0].session.connection
+        for consumer in self.reading.consumers:
+            session = consumer.session
+            if not whole_session and consumer.by_link:
+                if consumer.active:
+                    broker.effects.append(CloseConsumer(consumer, error))
+                    broker.detach(consumer)
+            elif not session.closed:
+                broker.effects.append(CloseSession(session, error))
+                broker.close_session(session, False)
+        if not queue.deleted:
+            owner = broker.connections.get(queue.exclusive_owner, owner)
+            broker.delete_queue(owner, queue.name, False, False)
+        return True
+
+    def drop_oldest(self) -> int:
+        """What is ready goes from the head until the subscription is at its limits; returns how
+        many messages that were. What its consumer holds stays with it."""
+        pieces = self._excess()
+        for piece in pieces:
+            self._broker.dead_letters.drop(self.reading.queue, piece, records.DROPPED_SLOW_CONSUMER)
+        return sum([len(piece) for piece in pieces])
+
+    def dead_letter(self) -> int:
+        """As drop_oldest; they go to the queue's dead-letter exchange, for reason maxlen."""
+        pieces = self._excess()
+        if pieces:
+            self._broker.dead_letters.bury(self.reading.queue, pieces, records.DEAD_MAXLEN)
+        return sum([len(piece) for piece in pieces])
+
+    def hold_publishers(self) -> bool:
+        """Whoever publishes to the queue from now on is held back; False: that is so already.
+        Broker.hold_publishers ends it."""
+        queue = self.reading.queue
+        if not self._may_act() or queue.holds_publishers:
+            return False
+        self._broker.hold_publishers(queue, True)
+        return True
+
+    def _may_act(self) -> bool:
+        return self._broker.slow.is_subscription(self.reading.queue)
+
+    def _excess(self) -> list[Slice]:
+        """Take out of the queue what is above its limits on age, number and bytes: so much of it as
+        fits a turn."""
+        if not self._may_act():
+            return []
+        queue, rule = self.reading.queue, self.reading.rule
+        gone: list[Slice] = []
+        if rule.age > 0:
+            oldest = self._broker.clock.now_ms - rule.age
+            for lane in queue.lanes:
+                self._take_older(lane, oldest, gone)
+        excess = messages_of(queue) - rule.count if rule.count > 0 else 0
+        if rule.depth > 0 and queue.ready:
+            excess = max(excess, queue.ready - self._broker.slow.fitting(queue, rule.depth))
+        while queue.ready and excess > 0 and len(gone) < IN_A_TURN:
+            lane = queue.lane()
+            head = lane.head()
+            assert head is not None
+            piece = queue.remove(lane, min(excess, len(head)))
+            excess -= len(piece)
+            gone.append(piece)
+        if gone and queue.watched:
+            self._broker.dispatcher.mark(queue)
+        return gone
+
+    def _take_older(self, lane: Ready, than_ms: int, gone: list[Slice]) -> None:
+        queue = self.reading.queue
+        while len(gone) < IN_A_TURN:
+            head = lane.head()
+            if head is None or head.entered_ms() >= than_ms:
+                return
+            gone.append(queue.remove(lane, len(head)))
+
+
+def record(broker: Broker, reading: Reading, event: int, values: dict[str, object]) -> None:
+    """Put into the ledger what a subscription is, or what was done about it. event:
+    records.SLOW_*; values: of the reading, taken before its consumer was ended."""
+    broker.records.append(
+        Record(
+            records.SLOW, reading.queue.id, 0, 0, broker.clock.now_ms,
+            owner=reading.consumers[0].id, reason=event,
+            blob=json.dumps({"v": 1, **values}, separators=(",", ":")).encode(),
+        )
+    )  # fmt: skip

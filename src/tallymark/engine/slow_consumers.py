@@ -1,0 +1,452 @@
+"""Who is too slow: subscriptions to topics that hold more than their rules allow [SC].
+
+A queue is a *subscription* here while it is bound to a topic exchange and only one may consume from
+it: it is exclusive to its connection, or its consumer is [SC-1]. Nothing else is ever looked at.
+`look` measures one; what comes of that is slow_actions.py, which its owner calls.
+
+What does not change costs a comparison: `due` names the queues that something happened to since
+they were looked at, or that are about to be older than they may.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from typing import Final, final
+
+from tallymark.engine.clock import Clock
+from tallymark.engine.deadlines import NEVER
+from tallymark.engine.entrance import Entrance
+from tallymark.engine.exchange import TOPIC
+from tallymark.engine.message import Slice
+from tallymark.engine.pace import WINDOW_MS
+from tallymark.engine.queue import Queue
+from tallymark.engine.session import Connection, Consumer
+from tallymark.engine.slow_rules import AGE, COUNT, DEPTH, RATE, Rule, Rules
+from tallymark.engine.statistics import figures
+from tallymark.engine.vhost import VirtualHost
+
+NEAR_PERCENT: Final = 80
+"""From so much of a limit on, a subscription is said to be near it [SC-D5]."""
+SAMPLE_MS: Final = 1_000
+"""Between two looks at how far a consumer came, where it has to keep a rate."""
+SAMPLED: Final = 8
+"""Messages of a packed slice whose framing is looked at; all are taken to have as much of it as
+those that have most, so that nobody is found too slow by an estimate."""
+
+FINE: Final = 0
+NEAR: Final = 1
+OVER: Final = 2
+
+
+@final
+class Watched:
+    """A queue bound to a topic exchange, the rule that holds for it, and what was seen of it."""
+
+    __slots__ = (
+        "comings",
+        "count",
+        "due_ms",
+        "entered",
+        "keys",
+        "queue",
+        "reading",
+        "rule",
+        "samples",
+        "settings",
+        "state",
+        "young_ms",
+    )
+
+    def __init__(self, queue: Queue, keys: list[str], rule: Rule) -> None:
+        self.queue = queue
+        self.keys = keys
+        """Of its bindings to topic exchanges."""
+        self.settings = queue.settings
+        """Of the queue, when the rule was worked out."""
+        self.rule = rule
+        self.state = FINE
+        """What it was when it was looked at last."""
+        self.reading: Reading | None = None
+        """Of then, unless it was fine."""
+        self.samples: dict[int, deque[Sample]] = {}
+        """By consumer: how far it had come, oldest first, since it last had kept up."""
+        # As of the last look:
+        self.entered = self.count = self.comings = -1
+        self.due_ms = 0
+        """When it can be in another state though nothing happens to it."""
+        self.young_ms = 0
+        """Before then nothing in it is near the limit on age."""
+
+    def forget(self) -> None:
+        """It is to be looked at again, whatever happens to it or does not."""
+        self.due_ms = 0
+
+
+@final
+class Sample:
+    """How far a consumer had come at one moment."""
+
+    __slots__ = ("at_ms", "done", "entered")
+
+    def __init__(self, at_ms: int, done: int, entered: int) -> None:
+        self.at_ms = at_ms
+        self.done = done
+        """Messages it had settled."""
+        self.entered = entered
+        """Messages that had entered the queue."""
+
+
+@final
+class Reading:
+    """What was measured of one subscription."""
+
+    __slots__ = ("age_ms", "consumers", "count", "depth", "near", "over", "queue", "rate", "rule")
+
+    def __init__(self, queue: Queue, rule: Rule, consumers: list[Consumer]) -> None:
+        self.queue = queue
+        self.rule = rule
+        self.consumers = consumers
+        """At least one."""
+        self.count = messages_of(queue)
+        """Messages ready and unsettled."""
+        self.depth = queue.ready_bytes + queue.acquired_bytes
+        """Bytes of their bodies; far from the limit, framing included."""
+        self.age_ms = 0
+        """Since the oldest of them arrived."""
+        self.rate = -1.0
+        """Messages settled per second by the slowest consumer; below 0: not known."""
+        self.over: list[str] = []
+        """Limits it is above, or for the rate below."""
+        self.near: list[str] = []
+        """Limits it has reached NEAR_PERCENT of."""
+
+    @property
+    def state(self) -> int:
+        """FINE, NEAR or OVER."""
+        return OVER if self.over else NEAR if self.near else FINE
+
+    def values(self, now_ms: int) -> dict[str, object]:
+        """For logs and the ledger: measures, limits and who."""
+        consumer = self.consumers[0]
+        connection = consumer.session.connection
+        shown: dict[str, object] = {
+            "vhost": self.queue.vhost,
+            "queue": self.queue.name,
+            "connection": connection.name,
+            "user": connection.user,
+            DEPTH: self.depth,
+            COUNT: self.count,
+            "age_ms": self.age_ms,
+        }
+        if self.rate >= 0:
+            shown[RATE] = round(self.rate, 3)
+        if self.over:
+            shown["over"] = self.over
+        if self.near:
+            shown["near"] = self.near
+        shown["limits"] = self.rule.limits()
+        shown["consumers"] = [figures(one, now_ms) for one in self.consumers]
+        return shown
+
+
+@final
+class _Known:
+    """The subscriptions of one virtual host, and what they were found with."""
+
+    __slots__ = ("generation", "rules", "watched")
+
+    def __init__(self, generation: int, rules: Rules, watched: dict[int, Watched]) -> None:
+        self.generation = generation
+        self.rules = rules
+        self.watched = watched
+
+
+@final
+class SlowConsumers:
+    """Knows the subscriptions of all virtual hosts, and measures them."""
+
+    __slots__ = ("_clock", "_connections", "_entrance", "_known", "_vhosts", "rules", "walked")
+
+    def __init__(
+        self,
+        clock: Clock,
+        vhosts: dict[str, VirtualHost],
+        connections: dict[int, Connection],
+        entrance: Entrance,
+    ) -> None:
+        self._clock = clock
+        self._vhosts = vhosts
+        self._connections = connections
+        self._entrance = entrance
+        self.rules = Rules()
+        """Set it to a new object to change it: in effect with the next look."""
+        self._known: dict[str, _Known] = {}
+        """By virtual host."""
+        self.walked = 0
+        """Slices that were gone through so far: what looking cost."""
+
+    # -- which
+
+    def watched(self) -> list[Watched]:
+        """Every queue that is bound to a topic exchange and has a rule."""
+        found: list[Watched] = []
+        for known in self._up_to_date():
+            found += known.watched.values()
+        return found
+
+    def due(self) -> list[Watched]:
+        """Those that may be in another state than when they were looked at last."""
+        now = self._clock.now_ms
+        found: list[Watched] = []
+        for known in self._up_to_date():
+            for one in known.watched.values():
+                queue = one.queue
+                if (
+                    queue.entered != one.entered
+                    or messages_of(queue) != one.count
+                    or queue.comings != one.comings
+                    or now >= one.due_ms
+                ):
+                    found.append(one)
+        return found
+
+    def _up_to_date(self) -> list[_Known]:
+        """O(virtual hosts) where nothing was declared or bound since, else O(their bindings)."""
+        for name in [name for name in self._known if name not in self._vhosts]:
+            del self._known[name]
+        for vhost in self._vhosts.values():
+            known = self._known.get(vhost.name)
+            if (
+                known is None
+                or known.generation != vhost.generation
+                or known.rules is not self.rules
+            ):
+                self._known[vhost.name] = self._find(vhost, known)
+        return list(self._known.values())
+
+    def _find(self, vhost: VirtualHost, before: _Known | None) -> _Known:
+        keys: dict[int, list[str]] = {}
+        queues: dict[int, Queue] = {}
+        for exchange in vhost.exchanges.values():
+            if exchange.routes_as != TOPIC:
+                continue
+            for binding in exchange.bindings.values():
+                queue = binding.queue
+                if queue is not None:
+                    keys.setdefault(queue.id, []).append(binding.key)
+                    queues[queue.id] = queue
+        rules = self.rules
+        found: dict[int, Watched] = {}
+        for id, queue in queues.items():
+            old = before.watched.get(id) if before is not None else None
+            if (
+                old is not None
+                and before is not None
+                and before.rules is rules
+                and old.settings is queue.settings
+                and old.keys == keys[id]
+            ):
+                found[id] = old
+                continue
+            rule = rules.rule_of(queue, keys[id])
+            if rule is not None:
+                one = found[id] = Watched(queue, keys[id], rule)
+                if old is not None:
+                    one.state, one.reading, one.samples = old.state, old.reading, old.samples
+        return _Known(vhost.generation, rules, found)
+
+    def is_subscription(self, queue: Queue) -> bool:
+        """Whether it is bound to a topic exchange, and one alone may consume from it [SC-1]."""
+        vhost = self._vhosts.get(queue.vhost)
+        if vhost is None or queue.deleted or not _owners(queue):
+            return False
+        return any(b.source.routes_as == TOPIC for b in vhost.inbound.get(queue.id, ()))
+
+    # -- how it is
+
+    def look(self, watched: Watched) -> Reading | None:
+        """Measure one, and remember what state it is in; None: it holds nothing, or is nobody's
+        subscription now."""
+        queue = watched.queue
+        watched.entered, watched.comings = queue.entered, queue.comings
+        watched.count = messages_of(queue)
+        watched.due_ms = NEVER
+        consumers = [] if queue.deleted or not watched.count else _owners(queue)
+        if not consumers:
+            watched.state, watched.reading = FINE, None
+            watched.samples.clear()
+            return None
+        rule = watched.rule
+        reading = Reading(queue, rule, consumers)
+        _judge(reading, COUNT, reading.count, rule.count)
+        if rule.depth > 0:
+            if reading.depth * 100 >= rule.depth * NEAR_PERCENT:
+                reading.depth = self._body_bytes(queue, rule.depth)
+            _judge(reading, DEPTH, reading.depth, rule.depth)
+        if rule.rate > 0:
+            self._judge_rate(watched, reading)
+            watched.due_ms = self._clock.now_ms + SAMPLE_MS
+        if rule.age > 0 or reading.state != FINE:
+            self._judge_age(watched, reading)
+        watched.state = reading.state
+        watched.reading = None if watched.state == FINE else reading
+        return reading
+
+    def _held(self, queue: Queue) -> list[Slice]:
+        """What sessions hold of the queue, unsettled."""
+        pieces: list[Slice] = []
+        missing = queue.acquired - queue.leased
+        seen: set[int] = set()
+        for consumer in queue.consumers:
+            session = consumer.session
+            if session.id not in seen:
+                seen.add(session.id)
+                missing -= session.held(queue, pieces)
+        if missing > 0:  # by basic.get, or by consumers that were cancelled
+            for connection in self._connections.values():
+                for session in connection.sessions:
+                    if session.unacked and session.id not in seen:
+                        session.held(queue, pieces)
+        self.walked += len(pieces)
+        return pieces
+
+    def _body_bytes(self, queue: Queue, limit: int) -> int:
+        """Bytes of bodies: all of them, or of so many that they are above the limit."""
+        total = 0
+        for piece in self._held(queue):
+            total += self._weight(piece)
+        for lane in queue.lanes:
+            for pieces in (lane.in_front(), lane.fresh):
+                for piece in pieces:
+                    if total > limit:
+                        return total
+                    total += self._weight(piece)
+                    self.walked += 1
+        return total
+
+    def fitting(self, queue: Queue, limit: int) -> int:
+        """How many ready messages, from the last to leave on, have no more body bytes than the
+        limit leaves room for beside what is unsettled."""
+        room = limit - sum([self._weight(piece) for piece in self._held(queue)])
+        count = 0
+        pieces = queue.slices()
+        pieces.reverse()
+        for piece in pieces:
+            self.walked += 1
+            weight = self._weight(piece)
+            if weight > room:
+                return count + self._fitting_of(piece, weight, room)
+            room -= weight
+            count += len(piece)
+        return count
+
+    def _fitting_of(self, piece: Slice, weight: int, room: int) -> int:
+        """How many of a slice's last messages fit."""
+        if room <= 0:
+            return 0
+        bodies = piece.payload.bodies
+        if bodies is None:  # packed: they are taken to be alike
+            return len(piece) * room // weight
+        return piece.hi - bisect_left(bodies, bodies[piece.hi] - room, piece.lo, piece.hi)
+
+    def _weight(self, piece: Slice) -> int:
+        """Body bytes of a slice. Of a packed one, whose messages lie each in a place of its own,
+        estimated."""
+        payload = piece.payload
+        pack = payload.pack
+        if pack is None:
+            self._entrance.weigh(payload)
+            return piece.body_bytes()
+        count = len(piece)
+        framing = 0
+        for at in range(piece.lo, piece.hi, max(1, count // SAMPLED)):
+            one = payload.single(at)
+            framing = max(framing, one.size - self._entrance.weight_of(one))
+        return max(0, piece.size() - framing * count)
+
+    def _oldest(self, queue: Queue) -> int:
+        """When the oldest message arrived that is ready or unsettled; wall time, ms."""
+        oldest = self._clock.now_ms
+        for piece in self._held(queue):
+            oldest = min(oldest, piece.entered_ms())
+        for lane in queue.lanes:
+            head = lane.head()
+            if head is not None:
+                oldest = min(oldest, head.entered_ms())
+        return oldest
+
+    def _judge_age(self, watched: Watched, reading: Reading) -> None:
+        """What is there never gets older than the clock says, so that it need not be looked at
+        again before it can be near the limit."""
+        now, limit = self._clock.now_ms, reading.rule.age
+        if reading.state == FINE and now < watched.young_ms:
+            watched.due_ms = min(watched.due_ms, watched.young_ms)
+            return
+        oldest = self._oldest(watched.queue)
+        reading.age_ms = max(0, now - oldest)
+        if limit <= 0:
+            return
+        _judge(reading, AGE, reading.age_ms, limit)
+        watched.young_ms = oldest - (-limit * NEAR_PERCENT // 100)
+        if reading.age_ms <= limit:
+            due = watched.young_ms if now < watched.young_ms else oldest + limit + 1
+            watched.due_ms = min(watched.due_ms, due)
+
+    def _judge_rate(self, watched: Watched, reading: Reading) -> None:
+        """By its slowest consumer, of those that want messages or have some to settle. Time counts
+        from when a consumer last had kept up: everything that was there at one look was gone at
+        the next."""
+        now, queue = self._clock.now_ms, watched.queue
+        gone = queue.entered - watched.count
+        samples = watched.samples
+        present = [consumer.id for consumer in reading.consumers]
+        for id in [id for id in samples if id not in present]:
+            del samples[id]
+        for consumer in reading.consumers:
+            if not (consumer.session.flow and (consumer.unacked > 0 or consumer.limit > 0)):
+                samples.pop(consumer.id, None)
+                continue
+            seen = samples.get(consumer.id)
+            if seen is None or gone >= seen[-1].entered:
+                seen = samples[consumer.id] = deque()
+            done = consumer.pace.done
+            seen.append(Sample(now, done, queue.entered))
+            while len(seen) > 2 and seen[1].at_ms <= now - WINDOW_MS:
+                seen.popleft()
+            elapsed = now - seen[0].at_ms
+            if elapsed >= WINDOW_MS:
+                rate = (done - seen[0].done) * 1000 / elapsed
+                if reading.rate < 0 or rate < reading.rate:
+                    reading.rate = rate
+        if reading.rate < 0:
+            return
+        least = reading.rule.rate
+        if reading.rate < least:
+            reading.over.append(RATE)
+        elif reading.rate * NEAR_PERCENT <= least * 100:
+            reading.near.append(RATE)
+
+
+def messages_of(queue: Queue) -> int:
+    """Messages that are ready, or with a consumer and not settled."""
+    return queue.ready + queue.acquired
+
+
+def _owners(queue: Queue) -> list[Consumer]:
+    """The consumers of a queue that one connection or one consumer has for itself; browsers, which
+    take nothing, aside."""
+    consumers = queue.consumers
+    if not consumers or not (queue.exclusive_owner or consumers[0].exclusive):
+        return []
+    return [consumer for consumer in consumers if not consumer.browses]
+
+
+def _judge(reading: Reading, name: str, value: int, limit: int) -> None:
+    """Above the limit, not at it [SC-3]."""
+    if limit <= 0:
+        return
+    if value > limit:
+        reading.over.append(name)
+    elif value * 100 >= limit * NEAR_PERCENT:
+        reading.near.append(name)

@@ -1,0 +1,168 @@
+"""The housekeeping schedule: tasks that come again and again, each at its own pace.
+
+A task that is still at work when its time comes again is left to finish, and that time is passed
+over; what a task raises is logged, counted, and costs nobody else anything, nor its own next run.
+
+Besides our own, tasks come with installed packages by the entry point group
+`tallymark.housekeeping`: a name, and a function that makes the task for a node:
+
+    def make(node: Node) -> Task: ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Callable, Iterable
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from tallymark.server.clock import wall_ms
+from tallymark.server.logs import log_of
+from tallymark.server.slow_policies import with_installed
+
+if TYPE_CHECKING:
+    from tallymark.server.node import Node
+
+GROUP: Final = "tallymark.housekeeping"
+SHORTEST_S: Final = 0.01
+
+log = log_of("server")
+
+
+class Task(Protocol):
+    """One thing to be done again and again."""
+
+    def period_s(self) -> float:
+        """Seconds from the beginning of one run to that of the next; asked anew each time. 0: not
+        now, and it is asked again when the configuration is read again."""
+        ...
+
+    async def run(self) -> None:
+        """Do it. It shares the loop with everything else: await now and then."""
+        ...
+
+
+Make = Callable[["Node"], Task]
+
+
+class Entry:
+    """A task and what became of it so far."""
+
+    def __init__(self, name: str, task: Task) -> None:
+        self.name = name
+        self.task = task
+        self.runs = 0
+        self.errors = 0
+        self.passed_over = 0
+        """How often it was still at work when its time came."""
+        self.last_error = ""
+        self.last_began_ms = 0
+        """Wall time; 0: never."""
+        self.last_took_s = 0.0
+        self.period_s = 0.0
+        """As it was asked for last."""
+        self.timer: asyncio.TimerHandle | None = None
+        self.running: asyncio.Task[None] | None = None
+
+    def values(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "period_s": self.period_s,
+            "runs": self.runs,
+            "errors": self.errors,
+            "passed_over": self.passed_over,
+            "last_error": self.last_error,
+            "last_began_ms": self.last_began_ms,
+            "last_took_s": round(self.last_took_s, 6),
+        }
+
+
+class Schedule:
+    """One node's tasks. Everything here happens on the loop's thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.entries: dict[str, Entry] = {}
+        self._is_on = False
+
+    def add(self, name: str, task: Task) -> None:
+        self.entries[name] = Entry(name, task)
+        if self._is_on:
+            self._arm(self.entries[name])
+
+    def start(self) -> None:
+        """From now on tasks run, each for the first time when its period is over."""
+        self._is_on = True
+        for entry in self.entries.values():
+            self._arm(entry)
+
+    def replan(self) -> None:
+        """Periods may be others now; those that are count from this moment."""
+        for entry in self.entries.values() if self._is_on else ():
+            if entry.timer is None or entry.period_s != entry.task.period_s():
+                self._arm(entry)
+
+    async def stop(self) -> None:
+        """Nothing runs any more when this returns."""
+        self._is_on = False
+        running = []
+        for entry in self.entries.values():
+            if entry.timer is not None:
+                entry.timer.cancel()
+                entry.timer = None
+            if entry.running is not None:
+                entry.running.cancel()
+                running.append(entry.running)
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _arm(self, entry: Entry) -> None:
+        if entry.timer is not None:
+            entry.timer.cancel()
+            entry.timer = None
+        entry.period_s = entry.task.period_s()
+        if entry.period_s > 0:
+            wait = max(entry.period_s, SHORTEST_S)
+            entry.timer = self._loop.call_later(wait, self._due, entry)
+
+    def _due(self, entry: Entry) -> None:
+        entry.timer = None
+        self._arm(entry)
+        if entry.running is not None:
+            entry.passed_over += 1
+            log.debug("housekeeping.passed_over", task=entry.name, times=entry.passed_over)
+            return
+        entry.running = self._loop.create_task(self._run(entry))
+
+    async def _run(self, entry: Entry) -> None:
+        entry.last_began_ms = wall_ms()
+        began = self._loop.time()
+        try:
+            await entry.task.run()
+        except Exception as error:  # costs this run, and nothing else
+            self._failed(entry, error)
+        finally:
+            entry.runs += 1
+            entry.last_took_s = self._loop.time() - began
+            entry.running = None
+
+    def _failed(self, entry: Entry, error: Exception) -> None:
+        entry.errors += 1
+        entry.last_error = repr(error)
+        log.error(
+            "housekeeping.failed", task=entry.name, error=repr(error),
+            trace="".join(traceback.format_exception(error)),
+        )  # fmt: skip
+
+
+def add_tasks(schedule: Schedule, node: Node, own: dict[str, Make]) -> None:
+    """Our own tasks, and those of installed packages beside them."""
+    for name, make in with_installed(own, _installed()).items():
+        try:
+            schedule.add(name, make(node))
+        except Exception as error:  # whatever a stranger's function raises
+            log.error("entry_point.failed", group=GROUP, name=name, error=repr(error))
+
+
+def _installed() -> Iterable[Any]:
+    return entry_points(group=GROUP)

@@ -1,0 +1,479 @@
+"""A client's end of one AMQP 0-9-1 connection, without I/O and without a clock.
+
+The owner calls `start`, feeds bytes and time, asks for events until there are none, and writes
+what `take_output` gives. The handshake is the owner's: it answers connection.start, secure and tune
+(`send_tune_ok`), and says open. A channel that the server closes is answered and gone when its
+event is there; so is the connection.
+
+Any bytes give events, or one `ProtocolFailure` with a `PeerClosed` behind it; never an exception.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from struct import Struct
+from typing import Final, final
+
+from tallymark.wire.amqp091.client_content import Incoming
+from tallymark.wire.amqp091.client_states import (
+    CONTENT,
+    FROM_SERVER,
+    OVER,
+    RECEIVING,
+    SENDING,
+    ClientChannelState,
+    ClientState,
+)
+from tallymark.wire.amqp091.errors import (
+    CHANNEL_ERROR,
+    COMMAND_INVALID,
+    CONNECTION,
+    CONTENT_TOO_LARGE,
+    FRAME_ERROR,
+    UNEXPECTED_FRAME,
+    WireError,
+)
+from tallymark.wire.amqp091.events import (
+    ContentReceived,
+    Event,
+    MethodReceived,
+    PeerClosed,
+    ProtocolFailure,
+)
+from tallymark.wire.amqp091.frames import (
+    BODY,
+    FRAME_END,
+    HEAD,
+    HEADER,
+    HEARTBEAT,
+    HEARTBEAT_FRAME,
+    METHOD,
+    OVERHEAD,
+    PROTOCOL_HEADER,
+    content_frames,
+    frame,
+)
+from tallymark.wire.amqp091.heartbeat import Heartbeat
+from tallymark.wire.amqp091.layouts import decode_method, encode_method, layout_of
+from tallymark.wire.amqp091.limits import INITIAL_FRAME_MAX, Limits
+from tallymark.wire.amqp091.methods import (
+    ChannelClose,
+    ChannelCloseOk,
+    ChannelOpen,
+    ChannelOpenOk,
+    ConnectionClose,
+    ConnectionCloseOk,
+    ConnectionOpenOk,
+    ConnectionTune,
+    ConnectionTuneOk,
+    Method,
+)
+from tallymark.wire.amqp091.trace import line
+from tallymark.wire.inbox import Inbox
+
+CLOSING_TIMEOUT_MS: Final = 10_000
+"""How long a server may take to answer connection.close."""
+CHANNEL_LIMIT: Final = 65_535
+
+_frame_head: Final = Struct(">BHI").unpack_from
+
+
+@final
+class ClientChannel:
+    """A channel that we opened; made by `ClientConnection.open_channel`."""
+
+    __slots__ = ("incoming", "is_told", "number", "state")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.state = ClientChannelState.OPENING
+        self.incoming: Incoming | None = None
+        """The message under way."""
+        self.is_told = False
+        """That the server closed it."""
+
+
+@final
+class ClientConnection:
+    """Not thread-safe; one owner. Times are monotonic milliseconds."""
+
+    __slots__ = (
+        "_channels",
+        "_deadline_ms",
+        "_eof",
+        "_events",
+        "_free",
+        "_frame_limit",
+        "_heartbeat",
+        "_inbox",
+        "_now_ms",
+        "_out",
+        "_state",
+        "_trace",
+        "channel_max",
+        "frame_max",
+        "limits",
+    )
+
+    def __init__(self, limits: Limits, trace: Callable[[str], None] | None = None) -> None:
+        """Of `limits`: handshake_timeout_ms, and max_message_bytes for what we receive (0: no
+        limit); channel_max, frame_max and heartbeat_s are what we want, the server may lower the
+        first two."""
+        self.limits = limits
+        self.channel_max = limits.channel_max or CHANNEL_LIMIT
+        """As negotiated; before that, ours."""
+        self.frame_max = limits.frame_max
+        """As negotiated, bytes, 0: no limit; before that, ours."""
+        self._trace = trace
+        self._state = ClientState.NEW
+        self._channels: dict[int, ClientChannel] = {}
+        self._free = 1  # no number below it is free
+        self._events: deque[Event] = deque()
+        self._out: list[bytes] = []
+        self._inbox = Inbox(HEAD)
+        self._eof: str | None = None
+        self._frame_limit = INITIAL_FRAME_MAX  # payload bytes
+        self._now_ms = -1
+        self._deadline_ms = -1  # of the handshake or of the close; -1: none
+        self._heartbeat = Heartbeat(0, 0)
+
+    @property
+    def state(self) -> ClientState:
+        return self._state
+
+    @property
+    def is_running(self) -> bool:
+        return self._state is ClientState.RUNNING
+
+    # Input
+
+    def start(self, now_ms: int) -> None:
+        """The transport is there. Begins the handshake."""
+        self._start_clock(now_ms)
+        self._out.append(PROTOCOL_HEADER)
+        self._state = ClientState.GREETED
+
+    def receive_data(self, data: bytes, now_ms: int) -> None:
+        """Take what was read; ask next_event what it meant."""
+        self._start_clock(now_ms)
+        self._heartbeat.received_ms = now_ms
+        if self._state is not ClientState.CLOSED and data:
+            self._inbox.add(data)
+
+    def receive_end(self, reason: str) -> None:
+        """No more bytes come: the server closed its side (""), or why the transport broke.
+        PeerClosed comes behind the events of what came before."""
+        self._eof = reason or "the server closed the connection without a word"
+
+    def next_event(self) -> Event | None:
+        """The next event, or None: it takes more bytes, or more time. Never raises."""
+        events = self._events
+        while not events:
+            if self._state is ClientState.CLOSED:
+                return None
+            if not self._inbox.gather():
+                if self._eof is None:
+                    return None
+                self._end(self._eof, False)
+                continue
+            try:
+                self._parse()
+            except WireError as error:
+                self._fail(error)
+        return events.popleft()
+
+    def _parse(self) -> None:
+        """Take one frame, or set what the inbox needs."""
+        inbox = self._inbox
+        data = inbox.data
+        pos = inbox.pos
+        if self._state is ClientState.GREETED and data.startswith(b"AMQP", pos):
+            offered = data[pos : pos + 8]
+            self._end(f"the server does not speak AMQP 0-9-1, it offers {offered!r}", False)
+            return
+        kind, number, size = _frame_head(data, pos)
+        if size > self._frame_limit:
+            raise WireError(
+                FRAME_ERROR, f"frame of {size} bytes, at most {self._frame_limit} expected"
+            )
+        after: int = pos + size + OVERHEAD
+        if after > len(data):
+            inbox.need = size + OVERHEAD
+            return
+        inbox.advance(after, HEAD)
+        if data[after - 1] != FRAME_END:
+            raise WireError(FRAME_ERROR, f"frame that ends with {data[after - 1]}, expected 206")
+        self._frame(kind, number, data[pos:after])
+
+    def _frame(self, kind: int, number: int, whole: bytes) -> None:
+        if kind == HEARTBEAT:
+            return
+        if kind != METHOD and kind != HEADER and kind != BODY:
+            raise WireError(FRAME_ERROR, f"frame of unknown type {kind}")
+        if number:
+            self._frame_of_channel(kind, number, whole)
+        elif kind == METHOD:
+            self._method_of_connection(decode_method(whole[7:-1]))
+        else:
+            raise WireError(UNEXPECTED_FRAME, f"frame of type {kind} on channel 0")
+
+    def _method_of_connection(self, method: Method) -> None:
+        self._show(False, 0, method)
+        if isinstance(method, ConnectionClose):
+            self._channels.clear()
+            self._events.append(MethodReceived(0, method))
+            self._write(0, ConnectionCloseOk())
+            self._end("connection.close", True)
+        elif isinstance(method, ConnectionCloseOk) and self._state is ClientState.CLOSING:
+            self._end("connection.close-ok", True)
+        elif self._state not in OVER:
+            after = RECEIVING.get((self._state, type(method)))
+            if after is None:
+                raise _unexpected(method, f"in connection state {self._state.value}")
+            if isinstance(method, ConnectionOpenOk):
+                self._deadline_ms = -1
+            self._state = after
+            self._events.append(MethodReceived(0, method))
+
+    def _frame_of_channel(self, kind: int, number: int, whole: bytes) -> None:
+        if self._state is not ClientState.RUNNING:
+            if self._state in OVER:
+                return
+            raise WireError(
+                UNEXPECTED_FRAME, f"frame on channel {number} before connection.open-ok"
+            )
+        channel = self._channels.get(number)
+        if channel is None:
+            raise WireError(CHANNEL_ERROR, f"frame on channel {number}, which is not open")
+        incoming = channel.incoming
+        if incoming is not None:
+            self._content(channel, incoming, kind, whole)
+        elif kind == METHOD:
+            self._method_of_channel(channel, decode_method(whole[7:-1]))
+        elif channel.state is not ClientChannelState.CLOSING:
+            raise WireError(UNEXPECTED_FRAME, f"frame of type {kind}, expected a method")
+
+    def _method_of_channel(self, channel: ClientChannel, method: Method) -> None:
+        number = channel.number
+        if type(method) in CONTENT:
+            if channel.state is ClientChannelState.OPENING:
+                raise _unexpected(method, "before channel.open-ok")
+            channel.incoming = Incoming(method)
+            return
+        self._show(False, number, method)
+        if isinstance(method, ChannelClose):
+            self._write(number, ChannelCloseOk())
+            if channel.state is not ClientChannelState.CLOSING:
+                self._forget(number)
+            elif channel.is_told:
+                return
+            channel.is_told = True  # both at once: the answer to ours follows, and is no event
+        elif isinstance(method, ChannelCloseOk):
+            if channel.state is not ClientChannelState.CLOSING:
+                raise _unexpected(method, "on a channel that was not closed")
+            self._forget(number)
+            if channel.is_told:
+                return
+        elif channel.state is ClientChannelState.CLOSING:
+            return
+        elif isinstance(method, ChannelOpenOk):
+            if channel.state is not ClientChannelState.OPENING:
+                raise _unexpected(method, "on a channel that is open")
+            channel.state = ClientChannelState.OPEN
+        elif channel.state is ClientChannelState.OPENING:
+            raise _unexpected(method, "before channel.open-ok")
+        elif type(method) not in FROM_SERVER:
+            raise _unexpected(method, "from a server")
+        self._events.append(MethodReceived(number, method))
+
+    def _content(self, channel: ClientChannel, incoming: Incoming, kind: int, whole: bytes) -> None:
+        if not incoming.add(kind, whole):
+            most = self.limits.max_message_bytes
+            if 0 < most < incoming.missing:
+                raise WireError(
+                    CONTENT_TOO_LARGE,
+                    f"message of {incoming.missing} bytes, at most {most} expected",
+                )
+            return
+        channel.incoming = None
+        if channel.state is ClientChannelState.CLOSING:
+            return
+        body = incoming.body
+        self._show(False, channel.number, incoming.method, len(body))
+        self._events.append(
+            ContentReceived(channel.number, incoming.method, incoming.section, body)
+        )
+
+    def _forget(self, number: int) -> None:
+        del self._channels[number]
+        self._free = min(self._free, number)
+
+    # Endings
+
+    def _fail(self, error: WireError) -> None:
+        """The server broke the protocol: say so, and wait for no answer."""
+        if self._state is ClientState.RUNNING:
+            self._write(
+                0,
+                ConnectionClose(
+                    error.reply_code, error.reply_text, error.class_id, error.method_id
+                ),
+            )
+        error.scope = CONNECTION
+        self._events.append(ProtocolFailure(0, error))
+        self._end(f"the server broke the protocol: {error}", False)
+
+    def _end(self, reason: str, clean: bool) -> None:
+        if self._state is not ClientState.CLOSED:
+            self._state = ClientState.CLOSED
+            self._channels.clear()
+            self._inbox.clear()
+            self._deadline_ms = -1
+            self._events.append(PeerClosed(reason, clean))
+
+    # Time
+
+    def _start_clock(self, now_ms: int) -> None:
+        if self._now_ms < 0:
+            self._heartbeat = Heartbeat(0, now_ms)
+            self._deadline_ms = now_ms + self.limits.handshake_timeout_ms
+        self._now_ms = now_ms
+
+    def next_deadline(self) -> int | None:
+        """When to call tick; None: no need."""
+        if self._state is ClientState.CLOSED or self._now_ms < 0:
+            return None
+        deadline = self._heartbeat.next_deadline()
+        if self._deadline_ms >= 0 and (deadline is None or self._deadline_ms < deadline):
+            return self._deadline_ms
+        return deadline
+
+    def tick(self, now_ms: int) -> None:
+        """Send a heartbeat that is due; notice a server that is dead or too slow (PeerClosed)."""
+        self._start_clock(now_ms)
+        if self._state is ClientState.CLOSED:
+            return
+        if 0 <= self._deadline_ms <= now_ms:
+            if self._state is ClientState.CLOSING:
+                self._end(f"no connection.close-ok within {CLOSING_TIMEOUT_MS} ms", False)
+            else:
+                after_ms = self.limits.handshake_timeout_ms
+                self._end(f"handshake not complete after {after_ms} ms", False)
+        elif self._heartbeat.is_missed(now_ms):
+            silent_s = 2 * self._heartbeat.interval_ms // 1000
+            self._end(f"nothing came from the server for {silent_s} s", False)
+        elif self._heartbeat.is_due(now_ms):
+            if not self._out:
+                self._out.append(HEARTBEAT_FRAME)
+            self._heartbeat.sent_ms = now_ms
+
+    # Output
+
+    def take_output(self, now_ms: int) -> list[bytes]:
+        """Take what is to be written; it counts as sent now, and puts off the next heartbeat."""
+        out = self._out
+        if out:
+            self._out = []
+            self._heartbeat.sent_ms = now_ms
+        return out
+
+    def send_handshake(self, method: Method) -> None:
+        """The next step: start-ok, secure-ok, open. ValueError out of turn."""
+        after = SENDING.get((self._state, type(method)))
+        if after is None:
+            name = layout_of(method).name
+            raise ValueError(f"{name} in connection state {self._state.value}")
+        self._write(0, method)
+        self._state = after
+
+    def send_tune_ok(self, offered: ConnectionTune) -> None:
+        """Settle on the lower of what was offered and what we want; the heartbeat is ours."""
+        limits = self.limits
+        channels = _lower(limits.channel_max, offered.channel_max)
+        self.channel_max = channels or CHANNEL_LIMIT
+        self.frame_max = _lower(limits.frame_max, offered.frame_max)
+        # RabbitMQ's frames may exceed frame-max by their overhead; where frames have no limit, one
+        # around the largest message is the largest there can be.
+        self._frame_limit = self.frame_max or max(limits.max_message_bytes, 1 << 31)
+        self.send_handshake(ConnectionTuneOk(channels, self.frame_max, limits.heartbeat_s))
+        self._heartbeat = Heartbeat(limits.heartbeat_s, self._now_ms)
+
+    def open_channel(self) -> ClientChannel:
+        """Begin a channel with the lowest number that is free. More may be sent on it at once.
+        Raises ValueError where there are no further channels, or the connection is not open."""
+        if self._state is not ClientState.RUNNING:
+            raise ValueError(f"the connection is {self._state.value}")
+        number = self._free
+        while number in self._channels:
+            number += 1
+        if number > self.channel_max:
+            raise ValueError(f"{self.channel_max} channels are in use, which is all there are")
+        self._free = number + 1
+        channel = ClientChannel(number)
+        self._channels[number] = channel
+        self._write(number, ChannelOpen())
+        return channel
+
+    def send_method(self, channel: ClientChannel, method: Method) -> None:
+        """Append a method. Dropped on a channel that is closing or gone.
+
+        Raises ValueError for values that do not fit their fields; then nothing is sent.
+        """
+        if not self._may_send(channel):
+            return
+        self._write(channel.number, method)
+        if isinstance(method, ChannelClose):
+            channel.state = ClientChannelState.CLOSING
+
+    def send_content(
+        self, channel: ClientChannel, method: Method, section: bytes, body: bytes
+    ) -> None:
+        """As send_method, with a message: property section and body. A section that one frame does
+        not hold is a ValueError: headers cannot be cut."""
+        if not self._may_send(channel):
+            return
+        size = len(section) + 12 + OVERHEAD
+        if 0 < self.frame_max < size:
+            raise ValueError(
+                f"properties of {len(section)} bytes, a frame of {self.frame_max} has room for "
+                f"{self.frame_max - 12 - OVERHEAD}"
+            )
+        number = channel.number
+        self._write(number, method, len(body))
+        self._out.append(content_frames(number, section, body, self.frame_max))
+
+    def _may_send(self, channel: ClientChannel) -> bool:
+        return (
+            self._channels.get(channel.number) is channel
+            and channel.state is not ClientChannelState.CLOSING
+        )
+
+    def close(self) -> None:
+        """Begin to close; before the connection is open it just ends. PeerClosed follows."""
+        if self._state is ClientState.RUNNING or self._state is ClientState.OPENING:
+            self._write(0, ConnectionClose(200, "closed by the application"))
+            self._channels.clear()
+            self._state = ClientState.CLOSING
+            self._deadline_ms = self._now_ms + CLOSING_TIMEOUT_MS
+        elif self._state is not ClientState.CLOSING:
+            self._end("closed before it was open", True)
+
+    def _write(self, number: int, method: Method, content: int = -1) -> None:
+        self._out.append(frame(METHOD, number, encode_method(method)))
+        self._show(True, number, method, content)
+
+    def _show(self, sent: bool, number: int, method: Method, content: int = -1) -> None:
+        if self._trace is not None:
+            self._trace(line(sent, number, method, content))
+
+
+def _unexpected(method: Method, where: str) -> WireError:
+    layout = layout_of(method)
+    code = COMMAND_INVALID if where == "from a server" else CHANNEL_ERROR
+    return WireError(code, f"unexpected {layout.name} {where}", layout.class_id, layout.method_id)
+
+
+def _lower(ours: int, theirs: int) -> int:
+    """Of two limits, 0 being none."""
+    return min(ours, theirs) if ours and theirs else ours or theirs

@@ -1,0 +1,66 @@
+"""Ten subscribers, one of which stops reading: it is found and closed, and costs the others
+nothing. A hundred thousand messages in the nightly run, fewer otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from bench.slow_subscriber import PERIOD_S, Outcome, play, rules
+from tallymark.spark import ledger
+from tests.support.process import BrokerProcess
+
+NIGHTLY = os.environ.get("TALLYMARK_NIGHTLY", "") not in ("", "0")
+MESSAGES = 100_000 if NIGHTLY else 6_000
+RATE = 3000.0 if NIGHTLY else 1000.0
+LIMIT = 1000
+MEMORY_MIB = 32
+SIZE = 4000
+NOISE_MS = 60.0
+"""What other work on a busy machine adds to some messages."""
+SLACK_S = 1.0
+
+
+def run(folder: Path, acknowledges: bool, slow: bool) -> tuple[Outcome, BrokerProcess]:
+    broker = BrokerProcess(
+        folder, slow_consumers=rules(LIMIT), max_memory=f"{MEMORY_MIB}MiB", log_format="json"
+    )
+    with broker:
+        outcome = play(
+            broker.amqp_port, broker.http_port, broker.pid, messages=MESSAGES, rate=RATE, size=SIZE,
+            limit=LIMIT, acknowledges=acknowledges, slow=slow,
+        )  # fmt: skip
+    return outcome, broker
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("acknowledges", [True, False], ids=["acked", "no-ack"])
+def test_one_of_ten_that_stops_reading_is_closed_in_time_and_slows_nobody(
+    tmp_path: Path, acknowledges: bool
+) -> None:
+    plain, _ = run(tmp_path / "plain", acknowledges, slow=False)
+    outcome, broker = run(tmp_path / "slow", acknowledges, slow=True)
+    assert (plain.missing, outcome.missing) == (0, 0)
+    assert outcome.p99_ms <= 2 * plain.p99_ms + NOISE_MS, (plain, outcome)
+    assert max(plain.most_bodies_mib, outcome.most_bodies_mib) <= MEMORY_MIB
+    assert outcome.above_after_s is not None
+    assert outcome.found_after_s is not None
+    assert outcome.found_after_s - outcome.above_after_s <= PERIOD_S + SLACK_S
+    assert outcome.closed_with == "506 Consuming too slow."
+    lines = [json.loads(line) for line in broker.log().splitlines() if line.startswith("{")]
+    named = [(one["event"], one["queue"], one["consumers"]) for one in lines
+             if one["event"] in ("slow_consumer.found", "slow_consumer.acted")]  # fmt: skip
+    assert named == [
+        ("slow_consumer.found", "sub.0", ["sub.0"]), ("slow_consumer.acted", "sub.0", ["sub.0"])
+    ]  # fmt: skip
+    told = [
+        (row["reason"], json.loads(row["blob"])["queue"])
+        for part in ledger.plan(broker.data_dir)
+        for batch in ledger.read_file(part)
+        for row in batch.to_pylist()
+        if row["kind"] == "slow_consumer"
+    ]
+    assert told[-2:] == [("found", "sub.0"), ("acted", "sub.0")]
