@@ -41,7 +41,8 @@ th { color: var(--soft); font-weight: 550; text-align: right; padding: 6px 12px;
   border-bottom: 1px solid var(--rule); white-space: nowrap; }
 td { text-align: right; padding: 6px 12px; border-bottom: 1px solid var(--rule);
   white-space: nowrap; } tr:last-child td { border-bottom: 0; }
-th.text, td.text { text-align: left; } td.text { white-space: normal; overflow-wrap: anywhere; }
+th.text, td.text { text-align: left; } td.text { white-space: normal; overflow-wrap: break-word;
+  min-width: 11em; }
 tbody tr:hover { background: var(--wash); }
 .chip { display: inline-block; padding: 0 9px; border-radius: 99px; font-size: 12.5px;
   border: 1px solid currentColor; }
