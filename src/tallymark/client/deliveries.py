@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from tallymark.client.errors import ClientError
 from tallymark.client.events import CallbackFailed, Reporter
 from tallymark.client.gate import Gate, State
-from tallymark.client.outcomes import RELEASED, Modified, Outcome, Released
+from tallymark.client.outcomes import RELEASED, Outcome, Released
 from tallymark.client.received import (
     BUFFERED,
     HELD,
@@ -189,7 +189,7 @@ class Deliveries(ABC):
             second = consumer if message.is_second and work is None else None
             if self.settlements.add(message.tag, outcome, second, work):
                 self.mark()
-        elif state == LOST or (state == RETURNED and not isinstance(outcome, (Released, Modified))):
+        elif state == LOST or (state == RETURNED and not isinstance(outcome, Released)):
             error = message.outcome_or_error
             assert isinstance(error, ClientError)
             raise error.again()
