@@ -105,6 +105,7 @@ class Amqp10(AmqpBridge):
         self.wire = WireConnection(
             settings.limits,
             is_server=True,
+            wants_tags=False,
             mechanisms=mechanisms(external_user, settings.anonymous_user),
             needs_sasl=not settings.anonymous_user,
         )

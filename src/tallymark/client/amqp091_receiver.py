@@ -256,6 +256,7 @@ class Amqp091Receiver(ReceiverPort):
         """No more deliveries; returns whether that takes a cancel-ok. `with_flow`: the channel
         stops them, a consumer may stay where it is not by hand."""
         self._is_known = False
+        self._drains = False
         self._wanted = 0
         if with_flow and not self._is_manual:
             return False
