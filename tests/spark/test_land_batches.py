@@ -27,8 +27,7 @@ GOOD = [(0, "a"), (1, None), (6, "c")]
 BAD = [2, 3, 4, 5, 7]
 
 
-@pytest.mark.parametrize("format", [PARQUET, DELTA])
-@pytest.mark.parametrize("schema", [GIVEN, "infer"])
+@pytest.mark.parametrize(("format", "schema"), [(DELTA, GIVEN), (PARQUET, "infer")])
 def test_dl_1_what_does_not_fit_is_quarantined_and_dead_lettered(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path, format: str, schema: str
 ) -> None:
