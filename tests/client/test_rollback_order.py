@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pika
 import pytest
 
 from tallymark.client import (
@@ -27,6 +28,7 @@ from tallymark.client import (
     connect,
 )
 from tests.support.process import BrokerProcess
+from tests.support.rabbitmq import RabbitProcess, find_rabbitmq
 
 PATIENCE_S = 60.0
 names = itertools.count()
@@ -77,7 +79,40 @@ def _depth(broker: BrokerProcess, name: str) -> tuple[int, int]:
     return row["ready"], row["acquired"] + row["staged"]
 
 
-STANDS: dict[str, Callable[[Path], Iterator[Stand]]] = {"tallymark-1.0": tallymark}
+def tallymark_091(folder: Path) -> Iterator[Stand]:
+    """It honours channel.flow [TX-10]."""
+    for stand in tallymark(folder):
+        stand.url = stand.url.replace("amqp:", "amqp091:")
+        yield stand
+
+
+def rabbitmq_091(folder: Path) -> Iterator[Stand]:
+    """It answers 540 to channel.flow: consumers are cancelled, and made again [TX-D3]."""
+    script = find_rabbitmq()
+    if script is None:
+        pytest.skip("RabbitMQ is not installed")
+    with RabbitProcess(script, folder / "node") as rabbit:
+        other = pika.BlockingConnection(
+            pika.ConnectionParameters("127.0.0.1", rabbit.port, heartbeat=0)
+        )
+        channel = other.channel()
+
+        def declare(name: str) -> None:
+            channel.queue_declare(name, durable=True)
+
+        def depth(name: str) -> tuple[int, int]:
+            """It does not say what is handed out."""
+            return int(channel.queue_declare(name, passive=True).method.message_count), 0
+
+        yield Stand(f"amqp091://guest:guest@127.0.0.1:{rabbit.port}", declare, depth)
+        other.close()
+
+
+STANDS: dict[str, Callable[[Path], Iterator[Stand]]] = {
+    "tallymark-1.0": tallymark,
+    "tallymark-0.9.1": tallymark_091,
+    "rabbitmq-0.9.1": rabbitmq_091,
+}
 
 
 @pytest.fixture(scope="module", params=STANDS)

@@ -88,6 +88,8 @@ if TYPE_CHECKING:
 
 SND_MODES: Final = {"unsettled": 0, "settled": 1, "mixed": 2}
 RCV_MODES: Final = {"first": 0, "second": 1}
+EXCLUSIVE: Final = "tallymark:exclusive"
+"""Property of a link that wants to be the only one to consume."""
 TAKEN_BACK: Final = "the server does not begin sessions or links with this client"
 NO_TRACE: Final[Callable[[str], None] | None] = None
 
@@ -464,11 +466,12 @@ class _SessionPort(SessionPort):
         )
         if options.durable:
             source.expiry_policy = EXPIRE_NEVER
+        asked = {EXCLUSIVE: True} if options.exclusive else {}
         attach = Attach(
             name=options.name,
             source=source,
             target=Target(),
-            properties=fields_of(options.properties),
+            properties=fields_of({**asked, **(options.properties or {})}),
         )
         rcv_mode = _mode(RCV_MODES, options.rcv_mode)
         with _possible("receiver"):

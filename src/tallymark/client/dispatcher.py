@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from tallymark.client.errors import (
     ClientError,
+    Closed,
     ConnectionLost,
     MessagesReturned,
     NotPossible,
@@ -437,6 +438,9 @@ class Dispatcher:
                     if last:
                         self._renew(transaction, True)
                         self._live.remove(work)
+                    ended = self._ended_by_others()
+                    if ended is not None:
+                        raise rolled_back(f"with its session: {ended}", ended)
                     return
                 await self._all_said(work)
                 waiter = self.loop.create_future()
@@ -525,6 +529,15 @@ class Dispatcher:
                 await self._give_one_back(work, error)
             else:
                 await self._give_all_back(error, taken)
+        ended = self._ended_by_others()
+        if ended is not None and not last:
+            raise ended.again()
+
+    def _ended_by_others(self) -> ClientError | None:
+        """Why the session is gone for good, where the application did not want that: its next
+        commit and rollback say so as well [SC-10]."""
+        error = self.error
+        return None if isinstance(error, Closed) and error.was_asked_for else error
 
     async def _give_one_back(self, work: Work, error: ClientError) -> None:
         """What was settled in an explicit transaction, and nothing else."""

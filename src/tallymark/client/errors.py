@@ -47,6 +47,22 @@ NO_USE_TRYING: Final = frozenset(
     )
 )
 """Conditions of a closed connection that connecting again will not change."""
+CODES: Final[Mapping[str, int]] = {
+    "amqp:internal-error": 541,
+    "amqp:not-found": 404,
+    "amqp:unauthorized-access": 403,
+    "amqp:decode-error": 502,
+    "amqp:resource-limit-exceeded": 506,
+    "amqp:not-allowed": 530,
+    "amqp:invalid-field": 502,
+    "amqp:not-implemented": 540,
+    "amqp:resource-locked": 405,
+    "amqp:precondition-failed": 406,
+    "amqp:connection:forced": 320,
+    "amqp:connection:framing-error": 501,
+    "amqp:link:message-size-exceeded": 311,
+}
+"""Reply codes of AMQP 0-9-1 that say what a condition says, where there is one."""
 NOTHING_KNOWN: Final[Mapping[object, object]] = {}
 
 
@@ -83,8 +99,18 @@ class ClientError(Exception):
         self.in_doubt = False
         """A message had been sent and its outcome is unknown: the peer may have it."""
 
+    @property
+    def code(self) -> int:
+        """The reply code of AMQP 0-9-1, whatever the protocol: 506 where a consumer was too slow
+        [SC-10]. The peer's own where it said one; 0: there is none."""
+        told = self.info.get("reply-code")
+        return told if isinstance(told, int) else CODES.get(self.condition, 0)
+
     def __str__(self) -> str:
-        return f"{self.condition}: {self.text}" if self.condition else self.text
+        if not self.condition:
+            return self.text
+        code = f"{self.code} " if self.code else ""
+        return f"{code}{self.condition}: {self.text}"
 
     def again(self, in_doubt: bool = False) -> Self:
         """A copy to raise in one more waiting call: tracebacks do not pile up on one object."""

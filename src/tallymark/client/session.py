@@ -61,6 +61,7 @@ class Session:
         browse: bool = False,
         dynamic: bool = False,
         durable: bool = False,
+        exclusive: bool = False,
         filter: Mapping[str, object] | None = None,
         capabilities: tuple[str, ...] = (),
         properties: Mapping[str, object] | None = None,
@@ -85,6 +86,7 @@ class Session:
         browse: look at messages without taking them (distribution-mode copy).
         dynamic: the broker makes a node with an address of its own: `receiver.address`.
         durable: the source outlives the link, where the broker has that.
+        exclusive: nobody else may consume from the queue meanwhile, where the broker has that.
         filter: source filters, see `tallymark.client.filters`; several are joined with `|`.
         max_unsettled_age: how long a message may stay unsettled, in milliseconds, or "lock": as
             long as the broker holds its lock (x-opt-locked-until). At 80 % of it a warning names
@@ -109,6 +111,7 @@ class Session:
             browse=browse,
             dynamic=dynamic,
             durable=durable,
+            exclusive=exclusive,
             filter=filter,
             capabilities=capabilities,
             properties=properties,

@@ -86,8 +86,8 @@ class Transaction:
         were sent settled (`snd_mode="settled"`) stay in the buffers: nobody would send them again.
 
         Raises RollbackUncertain where the session goes meanwhile [TX-D2]. Where it was gone before,
-        the broker has rolled back and this does nothing. When it is cancelled it is under way all
-        the same: nothing is handed over until it is done.
+        the broker has rolled back: this raises why it went, the end of a block does nothing. When
+        it is cancelled it is under way all the same: nothing is handed over until it is done.
         """
         await self.dispatcher.rollback(self, False)
 

@@ -211,7 +211,7 @@ class ReceiverLink(Link):
 
     def receive_run(self, run: Transfers) -> None:
         """A run that credit and session window have room for."""
-        count = len(run.tags)
+        count = len(run)
         shape = run.shape
         if shape.rcv_settle_mode == RCV_SECOND and self.rcv_settle_mode == RCV_FIRST:
             self._fail_second()
