@@ -161,6 +161,13 @@ class TxBroker(Peer):
             return True
         return False
 
+    def drop_coordinator(self, error: Error) -> None:
+        """Detach the newest link to the coordinator; what is open is rolled back with it."""
+        link = self.coordinators[-1]
+        for txn in list(self.txns):
+            self.end(txn, True)
+        link.detach(error, closed=True)
+
     # Late answers
 
     def _later(self, step: Callable[[], None]) -> None:
@@ -214,11 +221,20 @@ class TxBroker(Peer):
                 continue
             if isinstance(state, TransactionalState):
                 assert state.outcome is not None
-                self.txns[state.txn_id].retired.append((delivery, state.outcome))
+                if state.txn_id in self.txns:
+                    self.txns[state.txn_id].retired.append((delivery, state.outcome))
+                else:
+                    self._put_back(delivery)
+                    self._refuse_work(delivery.link)
             else:
                 self._finish(delivery, state)
         if not event.settled:
             event.session.settle_sent(event.first, event.last, state)
+
+    def _refuse_work(self, link: Link) -> None:
+        """TX-14: what names an unknown transaction costs its link."""
+        link.detach(Error("amqp:transaction:unknown-id", "rolled back"), closed=True)
+        self._gone(link)
 
     def _finish(self, delivery: Delivery, state: DeliveryState | None) -> None:
         if isinstance(state, (Released, Modified)):
@@ -235,6 +251,9 @@ class TxBroker(Peer):
             content = _body(event.data[event.cuts[i] : event.cuts[i + 1]])
             assert isinstance(content, bytes)
             if isinstance(state, TransactionalState):
+                if state.txn_id not in self.txns:
+                    self._refuse_work(event.link)
+                    return
                 self.txns[state.txn_id].posts.append((queue, content))
                 answer = TransactionalState(state.txn_id, Accepted())
             else:
@@ -273,6 +292,7 @@ class TxBroker(Peer):
             self.end(body.txn_id, True)
         else:
             self.end(body.txn_id, fail)
+            self._must_be_fresh = self._must_be_fresh or fail
         if not self.is_mute:
             link.settle(number, number, answer)
         self.after_discharge(fail)
@@ -281,7 +301,6 @@ class TxBroker(Peer):
         txn = self.txns.pop(txn_id)
         if fail:
             self.rolled_back += 1
-            self._must_be_fresh = True
             for delivery, _ in txn.retired:
                 self._put_back(delivery)
             return

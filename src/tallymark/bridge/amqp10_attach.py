@@ -35,6 +35,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.session import RELEASES
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10 import performatives as amqp
+from tallymark.wire.amqp10.events import CreditReceived
 from tallymark.wire.amqp10.link import Link, ReceiverLink, SenderLink
 from tallymark.wire.amqp10.outcomes import Error, Released
 from tallymark.wire.amqp10.performatives import Attach, Coordinator, Source
@@ -277,7 +278,7 @@ def _attach_queue(
     link.available = end.available
     session.enter(link, end)
     if link.credit or link.is_draining:  # it was given before the answer
-        broker.grant(consumer, link.credit, link.is_draining)
+        end.granted(CreditReceived(link, link.credit, link.is_draining, link.flow_properties))
 
 
 def _is_exclusive(attach: Attach, browses: bool) -> bool:
