@@ -182,9 +182,10 @@ class SlowPeer(Peer091):
 
 
 class Story091(Story):
-    """Delivery tags begin at 1. The broker's prefetch has room for the next message with the commit,
-    which may come in front of commit-ok: what is staged may take a slot twice so long. Outside of a transaction a message and what comes of it are two
-    steps, so what was sent is looked at when all is at rest."""
+    """Delivery tags begin at 1. With a commit the broker has room for further messages, which may
+    come in front of commit-ok: what is staged may take a slot twice so long. Outside of a
+    transaction a message and what comes of it are two steps, so what was sent is looked at when all
+    is at rest."""
 
     def holds(self) -> None:
         dispatcher = self.dispatcher
