@@ -194,7 +194,10 @@ class Story091(Story):
                 assert message.tag > dispatcher.rollback_mark, message
             window = consumer.window
             taken = consumer.credit + window.buffered + window.held
-            assert taken <= self.window + len(consumer.staged), f"{taken} slots of {self.window}"
+            assert taken <= self.window + len(consumer.staged), (
+                f"{taken} slots of {self.window}: credit {consumer.credit}, "
+                f"buffered {window.buffered}, held {window.held}"
+            )
             assert min(window.buffered, window.held) >= 0
         done = [body for _, body in self.broker.done]
         assert len(set(done)) == len(done), done

@@ -247,8 +247,10 @@ class Amqp091Receiver(ReceiverPort):
             self._cancel()
 
     def freed(self, subscription: Subscription) -> None:
-        """The broker counts a delivery no more."""
-        if subscription is self.subscription and not self._is_manual:
+        """The broker counts a delivery no more. That is credit again, but of a consumer that is
+        being cancelled: what is wanted in its place was said without it."""
+        is_ending = self._stage is Stage.ENDING or self._waits_to_cancel
+        if subscription is self.subscription and not self._is_manual and not is_ending:
             subscription.left += 1
 
     def settle(self, first: int, last: int, outcome: Outcome, work: Work | None = None) -> None:
