@@ -20,6 +20,7 @@ from tallymark.client import (
     TransactionRolledBack,
 )
 from tallymark.wire.amqp091.methods import (
+    BasicConsume,
     BasicPublish,
     BasicRecover,
     ChannelFlow,
@@ -195,6 +196,35 @@ async def test_tx_1_what_is_settled_outside_takes_effect_at_once() -> None:
         sender = await session.sender("/queues/q")
         await sender.send(b"at once")
         assert peer.depth() == (3, 0)
+
+
+@FLOW
+def test_tx_4_slots_come_back_with_the_commit_or_the_rollback(has_flow: bool) -> None:
+    """Of the broker's prefetch and of the window alike: the consumer is made again only where a
+    rollback needs it."""
+
+    @virtual
+    async def story() -> None:
+        peer = filled(9, has_flow)
+        async with session091(peer) as session:
+            receiver = await session.receiver("/queues/q", credit=3)
+            async with session.transaction() as tx:
+                for _ in range(3):
+                    await receiver.settle_many(await receiver.receive_batch(3, 5), ACCEPTED)
+                    await quiet()
+                    assert (receiver.credit, receiver.buffered, receiver.unsettled) == (0, 0, 3)
+                    await tx.commit()
+                await quiet()
+                assert (receiver.credit, receiver.unsettled) == (3, 0)
+                assert len(peer.sent(BasicConsume)) == 1
+                peer.put("q", *numbers(3))
+                await receiver.settle_many(await receiver.receive_batch(3, 5), ACCEPTED)
+                await tx.rollback()
+                await quiet()
+                assert (receiver.credit, receiver.buffered) == (0, 3)
+                assert len(peer.sent(BasicConsume)) == (1 if has_flow else 2)
+
+    story()
 
 
 @virtual

@@ -81,11 +81,12 @@ class TxBroker(Peer):
         self.refuses: list[Error] = []
         """Answers to the next commits: they are rolled back instead."""
         self.is_mute = False
-        """Says nothing to discharges."""
+        """Says nothing to discharges, until `answer_discharges`."""
         self.no_coordinator: Error | None = None
         self.after_discharge: Callable[[bool], None] = lambda fail: None
         self._late: deque[Callable[[], None]] = deque()
         self._is_due = False
+        self._kept: list[tuple[ReceiverLink, int, DeliveryState]] = []
         self._positions = 0
         self._must_be_fresh = False
 
@@ -93,6 +94,12 @@ class TxBroker(Peer):
         for body in bodies:
             self._positions += 1
             self.ready.setdefault(queue, []).append((self._positions, body))
+
+    def put_in(self, queue: str, *bodies: bytes) -> None:
+        """The same, and they leave as there is credit."""
+        self.fill(queue, *bodies)
+        self.give(self.sending(queue))
+        self.flush()
 
     def bodies(self, queue: str) -> list[bytes]:
         """Of what is in the queue, ready or delivered and not staged, in its order."""
@@ -196,7 +203,11 @@ class TxBroker(Peer):
         while link.credit and ready:
             self.check_fresh()
             position, body = ready.pop(0)
-            number = link.send(encode_message(body=body))
+            settled = link.remote_attach is not None and link.remote_attach.snd_settle_mode == 1
+            number = link.send(encode_message(body=body), settled=settled)
+            if settled:
+                self.done.append((queue, body))
+                continue
             self.in_flight[number] = Delivery(queue, position, body, link)
         link.drained()
 
@@ -293,9 +304,18 @@ class TxBroker(Peer):
         else:
             self.end(body.txn_id, fail)
             self._must_be_fresh = self._must_be_fresh or fail
-        if not self.is_mute:
+        if self.is_mute:
+            self._kept.append((link, number, answer))
+        else:
             link.settle(number, number, answer)
         self.after_discharge(fail)
+
+    def answer_discharges(self) -> None:
+        """Those that were not answered while it was mute."""
+        for link, number, answer in self._kept:
+            link.settle(number, number, answer)
+        self._kept.clear()
+        self.flush()
 
     def end(self, txn_id: bytes, fail: bool) -> None:
         txn = self.txns.pop(txn_id)

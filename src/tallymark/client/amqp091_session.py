@@ -60,6 +60,8 @@ class Amqp091Session(SessionPort, ChannelUser):
         self.dispatcher = dispatcher
         self.is_stopped = False
         """No deliveries shall come."""
+        self.may_flow = True
+        """The broker takes messages on this channel, as those in transactions."""
         self.subscriptions: dict[str, Subscription] = {}
         """By consumer tag, until cancel-ok."""
         self._wire = adapter.wire
@@ -130,7 +132,10 @@ class Amqp091Session(SessionPort, ChannelUser):
         elif isinstance(method, ChannelOpenOk):
             self.dispatcher.opened(self)
         elif isinstance(method, ChannelFlow):
-            self.say(ChannelFlowOk(method.active))  # publishes in transactions go on
+            self.may_flow = method.active
+            self.say(ChannelFlowOk(method.active))
+            for producer in self.dispatcher.producers:
+                producer.may_send()
         elif isinstance(method, ChannelFlowOk):
             if not method.active:
                 self._has_stopped()
@@ -155,6 +160,8 @@ class Amqp091Session(SessionPort, ChannelUser):
         subscription = self.subscriptions.get(method.consumer_tag)
         if subscription is None:  # of a consumer that the broker had cancelled
             self.say(BasicNack(method.delivery_tag, requeue=True))
+            if self._is_selected and self._work is None:
+                self._commit_later()
             return
         tag = method.delivery_tag
         port = subscription.port

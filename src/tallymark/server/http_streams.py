@@ -228,7 +228,10 @@ class Streams:
         pin = None if plan is None else plan.pin
         stream_ranges.check_range(queue, low, high, pin)
         most_bytes = _number(request, "max_bytes", ANSWER_BYTES) or ANSWER_BYTES
-        extents = StreamExtents(queue.id, low, min(most_bytes, MOST_ANSWER_BYTES))
+        most_bytes = min(most_bytes, MOST_ANSWER_BYTES)
+        if queue.kept_from <= low < high:  # what else is in the range is not looked at
+            high = min(high, stream_ranges.batch(queue, low, MOST, most_bytes).end)
+        extents = StreamExtents(queue.id, low, most_bytes)
         store = self._node.broker.store
         pieces: list[Slice] = []
         for piece in stream_ranges.between(queue, low, high, pin):
