@@ -9,6 +9,7 @@ from tallymark.wire.amqp10.events import (
     DispositionReceived,
     LinkDetached,
 )
+from tallymark.wire.amqp10.limits import Limits
 from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.outcomes import (
     Declare,
@@ -853,6 +854,30 @@ def test_tx_16_what_is_handed_out_under_a_transaction_goes_back_with_it(rig: Rig
     peer.pump()
     assert numbers(peer) == [1]
     assert counts(rig) == (4, 2, 0)
+
+
+def test_tx_16_nothing_taken_back_comes_behind_the_discharge(rig: Rig) -> None:
+    """What waits for the client's window is not sent any more, a message that is half sent is
+    aborted, and their credit is there again."""
+    fill(rig, 6)
+    publisher = rig.connect10()
+    publisher.send(publisher.sender(publisher.session()), "x" * 700)
+    peer = rig.connect10(limits=Limits(incoming_window=7, max_frame_size=512))
+    session = peer.session()
+    control = Control(peer, session)
+    link = peer.receiver(session)
+    id = control.declare()
+    session.hold_window(True)
+    acquire(link, id, 7)
+    peer.pump()
+    assert [got.body for got in peer.got] == [b"%d" % n for n in range(6)]
+    assert counts(rig) == (0, 7, 0)
+    control.roll_back(id)
+    peer.got.clear()
+    session.hold_window(False)
+    peer.pump()
+    assert [got.body for got in peer.got] == [b"0"]  # the credit that is left
+    assert counts(rig) == (6, 1, 0)
 
 
 def test_tx_16_what_is_handed_out_says_so(rig: Rig) -> None:
