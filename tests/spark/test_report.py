@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from tallymark.cli.main import app
 from tallymark.spark import ledger, pipelines
+from tallymark.spark.transitions import write_table
 
 pytestmark = pytest.mark.spark
 
@@ -213,6 +214,25 @@ def test_transitions_are_one_row_a_message_and_event(spark: SparkSession) -> Non
     assert {row.message_id for row in letter} == {105}, "its bytes lie elsewhere: looked up"
     on_send = [row for row in each if row.cause == "on_send"]
     assert {(row.attempt, row.consumer, row.latency_ms) for row in on_send} == {(1, 72, 0)}
+
+
+def test_transitions_as_a_table(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.createDataFrame(tell().rows, ledger.DDL)
+    count = write_table(rows, tmp_path / "table")
+    table = spark.read.parquet(str(tmp_path / "table"))
+    assert [path.name for path in (tmp_path / "table").glob("date=*")] == ["date=2026-01-01"]
+    assert table.count() == count
+    found = table.groupBy("vhost", "queue").count().collect()
+    assert {(row.vhost, row.queue): row["count"] for row in found} == {
+        ("/", "work"): 39, ("/", "retry"): 4, ("/", "parked"): 2, ("/", "once"): 3,
+        ("/", "news:mail"): 8, ("v", "old"): 1,
+    }  # fmt: skip
+
+
+def test_a_table_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["pipeline", "ledger", "--to", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "exists; expected a new folder" in " ".join(result.output.split())
 
 
 def test_a_ledger_without_messages_makes_a_page(spark: SparkSession) -> None:

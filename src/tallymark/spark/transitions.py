@@ -128,16 +128,21 @@ def main(
         raise FileExistsError(f"--to is {str(to)!r}, which exists; expected a new folder")
 
     def work(rows: DataFrame, as_of: datetime) -> None:
-        from pyspark.sql import functions as f
-
-        rows = rows.cache()
-        each = transitions(rows).withColumn("date", f.to_date("time"))
-        table = each.join(f.broadcast(queues(rows)), "queue_id", "left")
-        table.write.partitionBy("date").parquet(str(to))
-        count = rows.sparkSession.read.parquet(str(to)).count()
+        count = write_table(rows.cache(), to)
         print(f"{counted(count, 'transition')} up to {as_of:%Y-%m-%d %H:%M:%S} UTC in {to}")
 
     return over_ledger(data_dir, url, user, password, master, "ledger", work)
+
+
+def write_table(rows: DataFrame, to: Path) -> int:
+    """Write the transitions, with `queue` and `vhost`, as a Parquet table with a folder for each
+    date (UTC); returns how many there are."""
+    from pyspark.sql import functions as f
+
+    each = transitions(rows).withColumn("date", f.to_date("time"))
+    table = each.join(f.broadcast(queues(rows)), "queue_id", "left")
+    table.write.partitionBy("date").parquet(str(to))
+    return rows.sparkSession.read.parquet(str(to)).count()
 
 
 def queues(rows: DataFrame) -> DataFrame:
