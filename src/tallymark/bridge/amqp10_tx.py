@@ -153,11 +153,11 @@ class CoordinatorLink(LinkEnd):
         client = self._session.client
         work = find(client, request.txn_id)
         if work is None:
-            error = unknown(request.txn_id)
+            nothing = unknown(request.txn_id)
             if self._lists_rejected:
-                self.tell(id, is_second, Rejected(error))
+                self.tell(id, is_second, Rejected(nothing))
             else:
-                self.close(error)
+                self.close(nothing)
             return
         del client.works[work.id]
         self._works.pop(work.id, None)
