@@ -17,13 +17,27 @@ if TYPE_CHECKING:
     from tallymark.spark.land import follow, land, read_queue
     from tallymark.spark.pipelines.redrives import browse, redrive
     from tallymark.spark.reconcile import read_ledger, reconcile
+    from tallymark.spark.report import report
+    from tallymark.spark.transitions import transitions
 
-__all__ = ["browse", "follow", "land", "read_ledger", "read_queue", "reconcile", "redrive"]
+__all__ = [
+    "browse",
+    "follow",
+    "land",
+    "read_ledger",
+    "read_queue",
+    "reconcile",
+    "redrive",
+    "report",
+    "transitions",
+]
 
 _FROM: Final = {
     "tallymark.spark.land": ("follow", "land", "read_queue"),
     "tallymark.spark.pipelines.redrives": ("browse", "redrive"),
     "tallymark.spark.reconcile": ("read_ledger", "reconcile"),
+    "tallymark.spark.report": ("report",),
+    "tallymark.spark.transitions": ("transitions",),
 }
 """Names by the module they come from."""
 
