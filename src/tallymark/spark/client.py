@@ -44,6 +44,10 @@ class Fenced(BrokerRefused):
     """Another reader attached to the subscription, or the offset is of another incarnation."""
 
 
+class Gone(BrokerRefused):
+    """A stream does not keep a part of the range any more."""
+
+
 class BrokerUnreachable(ConnectionError):
     """No answer within the time allowed for retries."""
 
@@ -145,10 +149,16 @@ class Client:
 
     def get(self, path: str, query: Mapping[str, object]) -> bytes:
         """The bytes of an answer, whole: what was cut off on the way is asked for again."""
+        return self.fetch(path, query)[0]
 
-        def attempt() -> bytes:
+    def fetch(
+        self, path: str, query: Mapping[str, object]
+    ) -> tuple[bytes, http.client.HTTPMessage]:
+        """The same, with the answer's headers, whose names have no case."""
+
+        def attempt() -> tuple[bytes, http.client.HTTPMessage]:
             with self._request("GET", f"{path}?{urlencode(query)}", None, 0) as response:
-                return response.read()
+                return response.read(), response.headers
 
         return self._retried(path, attempt)
 
@@ -239,5 +249,8 @@ def _refusal(response: http.client.HTTPResponse, path: str) -> BrokerRefused:
         answer = None  # not our broker's words, or a proxy's page: shown as they are
     if isinstance(answer, dict):
         error, reason = str(answer.get("error", error)), str(answer.get("reason", reason))
-    made = Fenced if response.status == http.client.CONFLICT else BrokerRefused
+    made = _REFUSALS.get(response.status, BrokerRefused)
     return made(response.status, error, f"{path}: {reason}")
+
+
+_REFUSALS: Final = {http.client.CONFLICT: Fenced, http.client.GONE: Gone}

@@ -9,13 +9,14 @@ all columns with bodies of 1 KiB.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from tallymark.engine.records import ENTERED, LEASED, LIVE, PAYLOAD
+from tallymark.engine.records import DROPPED, ENTERED, LEASED, LIVE, PAYLOAD
 from tallymark.journal import layout
 from tallymark.spark import extents, letters, schema
 from tallymark.spark.amqp10_cells import decode_amqp10_cells
@@ -23,6 +24,7 @@ from tallymark.spark.blocks import Block, blocks, spread
 from tallymark.spark.cells import decode_cells
 from tallymark.spark.extents import Ints
 from tallymark.spark.nsq_cells import decode_nsq_cells
+from tallymark.spark.segments import Segments
 
 BATCH_ROWS: Final = 8_192
 BATCH_BYTES: Final = 32 * 1024 * 1024
@@ -74,9 +76,73 @@ def decode_answer(data: bytes, queue: str, names: Sequence[str]) -> Iterator[Mes
         yield from decode_block(block, queue, names)
 
 
+def decode_offsets(
+    data: bytes, low: int, end: int, stream: str, names: Sequence[str], files: Segments | None
+) -> Iterator[pa.RecordBatch]:
+    """The messages at offsets low..end-1 of a stream, as batches of the columns `names`. `files`:
+    where the bytes are, for an answer that has places in place of them.
+
+    Raises LayoutError when these are not sound blocks, or do not say of each offset what became
+    of it; LookupError for a file that cannot be read; never because of a message's content.
+    """
+    sequence = low + 1
+    for block in blocks(data):
+        sequence = _check_all_told(block, sequence)
+        if files is None:
+            for found in decode_block(block, stream, names):
+                yield found.batch
+        else:
+            yield from _decode_places(block, stream, names, files)
+    if sequence != end + 1:
+        raise layout.LayoutError(f"an answer up to offset {end} ends before {sequence - 1}")
+
+
+def _check_all_told(block: Block, sequence: int) -> int:
+    """Raises LayoutError unless the rows follow on `sequence` without a gap; returns the number
+    behind them."""
+    rows = block.rows[np.isin(block.rows["kind"], (LIVE, DROPPED))]
+    counts = rows["count"].astype(np.int64)
+    ends = sequence + np.cumsum(counts)
+    if not (rows["first"] == ends - counts).all():
+        raise layout.LayoutError(f"an answer from offset {sequence - 1} on has a gap")
+    return int(ends[-1]) if len(ends) else sequence
+
+
 def decode_block(block: Block, queue: str, names: Sequence[str]) -> Iterator[Messages]:
     """The messages of one block whose payloads are in it."""
     places, table = _find_messages(block)
+    yield from _batches(block, pa.py_buffer(block.data), places, table, queue, names)
+
+
+def _decode_places(
+    block: Block, queue: str, names: Sequence[str], files: Segments
+) -> Iterator[pa.RecordBatch]:
+    """The messages of one block whose payloads are in segment files, in their order."""
+    places, table = _find_messages(block)
+    segments = places.starts >> 32
+    cuts = np.flatnonzero(np.diff(segments)) + 1
+    for low, high in pairwise([0, *cuts.tolist(), len(segments)]):
+        if low == high:
+            continue
+        raw = files.segment(int(segments[low]))
+        part = places.part(slice(low, high))
+        base = int(segments[low]) << 32
+        part = replace(part, starts=part.starts - base, ends=part.ends - base)
+        if int(part.ends.max()) > raw.size:
+            raise layout.LayoutError(f"a message lies outside its segment of {raw.size}")
+        for found in _batches(block, raw, part, table, queue, names):
+            yield found.batch
+
+
+def _batches(
+    block: Block,
+    raw: pa.Buffer,
+    places: _Places,
+    table: letters.Table | None,
+    queue: str,
+    names: Sequence[str],
+) -> Iterator[Messages]:
+    """Messages whose bytes are in `raw`, as batches that are neither too long nor too large."""
     total = len(places.sequence)
     ends = np.cumsum(places.ends - places.starts)
     low = 0
@@ -85,7 +151,7 @@ def decode_block(block: Block, queue: str, names: Sequence[str]) -> Iterator[Mes
         fitting = int(np.searchsorted(ends, begun + BATCH_BYTES, "right"))
         high = min(total, low + BATCH_ROWS, max(fitting, low + 1))
         part = places.part(slice(low, high))
-        columns = _columns(block, part, table, queue, frozenset(names))
+        columns = _columns(block, raw, part, table, queue, frozenset(names))
         batch = pa.RecordBatch.from_arrays(
             [columns[name] for name in names], schema=schema.arrow(names)
         )
@@ -118,7 +184,14 @@ def _find_messages(block: Block) -> tuple[_Places, letters.Table | None]:
         raise layout.LayoutError(f"a payload's bounds lie outside the block's {len(block.bounds)}")
     bounds = block.bounds.astype(np.int64)
     message_id, arrived_ms = _by_columns(bounds, payload, message)
-    start = payload["at"].astype(np.int64) + block.header.at
+    elsewhere = payload["flags"] & layout.ELSEWHERE != 0
+    start = np.where(elsewhere, payload["payload"], payload["at"] + np.int64(block.header.at))
+    starts, ends = start + bounds[bound], start + bounds[bound + 1]
+    alone = elsewhere & (payload["flags"] & layout.COLUMNS != 0)
+    if alone.any():
+        sizes = ends[alone] - starts[alone]
+        starts[alone] = _own_column(bounds, payload[alone], message[alone], 2)
+        ends[alone] = starts[alone] + sizes
     leased = row["kind"] == LEASED
     times = row["other"] & 0xFFFF_FFFF
     handed_out = np.where(leased, row["flags"], np.where(row["kind"] == LIVE, times, 0))
@@ -131,15 +204,15 @@ def _find_messages(block: Block) -> tuple[_Places, letters.Table | None]:
         redelivered=handed_out > 0,
         route=np.where(own_route, bounds[route_bound], payload["owner"]),
         format=payload["reason"].astype(np.int64),
-        starts=start + bounds[bound],
-        ends=start + bounds[bound + 1],
+        starts=starts,
+        ends=ends,
         known=np.zeros(len(row), np.int64) if said is None else said[1][range_of],
     )
     end = block.header.at + block.header.length
     if len(bound) and not (
-        (payload["at"] > 0).all()
+        ((payload["at"] > 0) | elsewhere).all()
         and (places.starts <= places.ends).all()
-        and int(places.ends.max()) <= end
+        and (elsewhere | (places.ends <= end)).all()
         and int(places.route.min()) >= 0
         and int(places.route.max()) < block.header.routes
     ):
@@ -153,27 +226,38 @@ def _by_columns(bounds: Ints, payload: Any, message: Ints) -> tuple[Ints, Ints]:
     ids, arrivals = payload["first"] + message, payload["time"].astype(np.int64)
     own = payload["flags"] & layout.COLUMNS != 0
     if own.any():
-        count = payload["count"].astype(np.int64)[own]
-        routes = np.where(payload["flags"][own] & layout.ROUTE_COLUMN != 0, count, 0)
-        at = payload["lo"].astype(np.int64)[own] + count + 1 + routes + 2 * message[own]
-        if int(at.max() + 2 * count.max()) + 1 >= len(bounds):
-            raise layout.LayoutError(f"columns of a payload lie outside the {len(bounds)} bounds")
-        ids[own] = bounds[at] | bounds[at + 1] << 32
-        at += 2 * count
-        arrivals[own] = bounds[at] | bounds[at + 1] << 32
+        ids[own] = _own_column(bounds, payload[own], message[own], 0)
+        arrivals[own] = _own_column(bounds, payload[own], message[own], 1)
     return ids, arrivals
 
 
+def _own_column(bounds: Ints, payload: Any, message: Ints, number: int) -> Ints:
+    """What a payload with columns of its own says of each message: ids, arrivals, positions."""
+    count = payload["count"].astype(np.int64)
+    routes = np.where(payload["flags"] & layout.ROUTE_COLUMN != 0, count, 0)
+    at = payload["lo"].astype(np.int64) + count + 1 + routes + 2 * (number * count + message)
+    if int(at.max()) + 1 >= len(bounds):
+        raise layout.LayoutError(f"columns of a payload lie outside the {len(bounds)} bounds")
+    found: Ints = bounds[at] | bounds[at + 1] << 32
+    return found
+
+
 def _columns(
-    block: Block, places: _Places, table: letters.Table | None, queue: str, wanted: frozenset[str]
+    block: Block,
+    raw: pa.Buffer,
+    places: _Places,
+    table: letters.Table | None,
+    queue: str,
+    wanted: frozenset[str],
 ) -> dict[str, pa.Array]:
     rows = len(places.sequence)
     if not places.known.any():
         table = None
-    columns = _content(block, places, wanted)
+    columns = _content(raw, places, wanted)
     make: dict[str, Any] = {
         "queue": lambda: pa.repeat(pa.scalar(queue), rows),
         "sequence": lambda: pa.array(places.sequence),
+        "offset": lambda: pa.array(places.sequence - 1),
         "lease_sequence": lambda: pa.array(places.lease, mask=places.lease < 0),
         "broker_message_id": lambda: pa.array(places.message_id),
         "timestamp": lambda: pa.array(places.arrived_ms * 1000, schema.BY_NAME["timestamp"].arrow),
@@ -192,7 +276,7 @@ def _columns(
     return columns
 
 
-def _content(block: Block, places: _Places, wanted: frozenset[str]) -> dict[str, pa.Array]:
+def _content(whole: pa.Buffer, places: _Places, wanted: frozenset[str]) -> dict[str, pa.Array]:
     """What is inside the messages: properties, body, malformed."""
     # Cells are read in the order they lie in. They lie in the order they are read, unless messages
     # came back to their queue behind others.
@@ -202,7 +286,7 @@ def _content(block: Block, places: _Places, wanted: frozenset[str]) -> dict[str,
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], ends[order]
     base = int(starts[0])
-    raw = pa.py_buffer(block.data).slice(base, int(ends.max()) - base)
+    raw = whole.slice(base, int(ends.max()) - base)
     formats = places.format if order is None else places.format[order]
     columns = _by_format(raw, starts - base, ends - base, formats, wanted)
     if order is not None:

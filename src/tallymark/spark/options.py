@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,9 @@ from tallymark.spark.client import DEFAULT_PORT, Endpoint
 DEFAULT_MAX_ROWS: Final = 50_000
 """Half of what a subscription may hold unsettled by default."""
 DEFAULT_MAX_BYTES: Final = 128 * 1024 * 1024
+STREAM_MAX_ROWS: Final = 1_000_000
+STREAM_MAX_BYTES: Final = 1024 * 1024 * 1024
+"""A stream's reader holds nothing in the broker; a micro-batch costs 0.2 s whatever is in it."""
 DEFAULT_WAIT_MS: Final = 1_000
 DEFAULT_ENDPOINT: Final = Endpoint()
 FEWEST_ROWS: Final = 2_000
@@ -30,10 +34,19 @@ KNOWN: Final = {
     "password": "with which password (guest)",
     "vhost": "virtual host (/)",
     "queue": "the queue to read",
-    "subscription": "name of the durable subscription; required for streams",
+    "stream": "the stream to read by offset, in place of a queue",
+    "subscription": "of a queue: name of the durable subscription; required for readStream",
     "columns": "comma-separated columns to make (all)",
-    "maxRows": f"most rows of a micro-batch ({DEFAULT_MAX_ROWS})",
-    "maxBytes": f"most raw bytes of a micro-batch ({DEFAULT_MAX_BYTES})",
+    "startingOffsets": "of a stream: earliest, latest or an offset (earliest; readStream: latest)",
+    "startingTimestamp": "of a stream: what arrived then or later; ISO 8601, or ms since 1970",
+    "endingOffsets": "of a stream read as a batch: latest, or the offset to end before (latest)",
+    "endingTimestamp": "of a stream read as a batch: what arrived before",
+    "failOnDataLoss": "of a stream: whether what retention took fails the query (true)",
+    "readSegments": "of a stream: read the journal's files, where executors see them (false)",
+    "maxRowsPerBatch": f"most rows of a micro-batch ({DEFAULT_MAX_ROWS}; stream {STREAM_MAX_ROWS})",
+    "maxBytesPerBatch": (
+        f"most raw bytes of a micro-batch ({DEFAULT_MAX_BYTES}; stream {STREAM_MAX_BYTES})"
+    ),
     "waitMs": f"how long an idle stream waits for messages at a time ({DEFAULT_WAIT_MS})",
     "partitions": "most tasks that read at the same time (number of processors)",
     "retryMs": "how long a broker that cannot be reached is tried again (60000)",
@@ -41,7 +54,15 @@ KNOWN: Final = {
     "upto": "of the ledger, the position of the checkpoint to read up to (the newest)",
     "asyncProgressTrackingEnabled": "refused: it would settle messages before their commit",
 }
-_SPELLING: Final = {name.lower(): name for name in KNOWN}
+_SPELLING: Final = {
+    **{name.lower(): name for name in KNOWN},
+    "maxrows": "maxRowsPerBatch",  # as they were called first
+    "maxbytes": "maxBytesPerBatch",
+}
+OF_STREAMS: Final = (
+    "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp", "failOnDataLoss",
+    "readSegments",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +72,13 @@ class SourceOptions:
     endpoint: Endpoint = DEFAULT_ENDPOINT
     vhost: str = "/"
     queue: str = ""
+    stream: str = ""
     subscription: str = ""
+    starting: str = ""
+    """What `at` or `time` says in a query of an offset; "": nothing was said."""
+    ending: str = ""
+    fail_on_data_loss: bool = True
+    read_segments: bool = False
     columns: tuple[str, ...] = schema.ALL
     max_rows: int = DEFAULT_MAX_ROWS
     max_bytes: int = DEFAULT_MAX_BYTES
@@ -65,16 +92,28 @@ class SourceOptions:
         """Raises ValueError for an unknown option (naming the nearest known one) and for a value
         out of range."""
         options = _spelled(given)
-        columns = schema.choose(options.get("columns"))
+        stream = options.get("stream", "")
+        _check_kind(options, stream)
+        columns = schema.choose(
+            options.get("columns"), schema.ALL_OF_STREAM if stream else schema.ALL
+        )
         ledger = options.get("ledger")
+        rows, size = DEFAULT_MAX_ROWS, DEFAULT_MAX_BYTES
+        if stream:
+            rows, size = STREAM_MAX_ROWS, STREAM_MAX_BYTES
         return SourceOptions(
             endpoint=_endpoint(options),
             vhost=options.get("vhost", "/"),
             queue=options.get("queue", ""),
+            stream=stream,
             subscription=options.get("subscription", ""),
+            starting=_place(options, "starting", ("earliest", "latest")),
+            ending=_place(options, "ending", ("latest",)),
+            fail_on_data_loss=_truth(options, "failOnDataLoss", True),
+            read_segments=_truth(options, "readSegments", False),
             columns=columns,
-            max_rows=_number(options, "maxRows", DEFAULT_MAX_ROWS, 1),
-            max_bytes=_number(options, "maxBytes", DEFAULT_MAX_BYTES, 1),
+            max_rows=_number(options, "maxRowsPerBatch", rows, 1),
+            max_bytes=_number(options, "maxBytesPerBatch", size, 1),
             wait_ms=_number(options, "waitMs", DEFAULT_WAIT_MS, 0),
             partitions=_number(options, "partitions", os.cpu_count() or 1, 1),
             ledger=Path(ledger) if ledger else None,
@@ -84,7 +123,9 @@ class SourceOptions:
     def for_queue(self) -> SourceOptions:
         """Itself, if a queue is named. Raises ValueError."""
         if not self.queue:
-            raise ValueError('option "queue" is missing: the name of the queue to read')
+            raise ValueError(
+                'option "queue" is missing: the name of the queue to read ("stream": of a stream)'
+            )
         return self
 
     def for_stream(self) -> SourceOptions:
@@ -97,6 +138,12 @@ class SourceOptions:
                 "subscription, one per query; it keeps the query's place in the queue"
             )
         return self.for_queue()
+
+    def for_tail(self) -> SourceOptions:
+        """Itself, if it is enough to follow a stream. Raises ValueError."""
+        if self.ending:
+            raise ValueError('options "ending...": of batches; who follows a stream has no end')
+        return self
 
     def spans(self, first: int, end: int) -> list[tuple[int, int]]:
         """first..end-1 cut into at most `partitions` nearly equal spans, none of them tiny."""
@@ -123,6 +170,69 @@ def _spelled(given: Mapping[str, str]) -> dict[str, str]:
             "the last one is committed, and messages would be settled too early"
         )
     return options
+
+
+def _check_kind(options: Mapping[str, str], stream: str) -> None:
+    """Raises ValueError for options that do not go together."""
+    if stream:
+        for name in ("queue", "subscription", "ledger"):
+            if options.get(name):
+                raise ValueError(f'options "stream" and "{name}" exclude each other')
+    else:
+        for name in OF_STREAMS:
+            if name in options:
+                raise ValueError(f'option "{name}" is of streams: name one by option "stream"')
+
+
+def _place(options: Mapping[str, str], which: str, words: tuple[str, ...]) -> str:
+    """A query's words for an offset: `at=...` or `time=...`; "": nothing was said."""
+    offsets, timestamp = options.get(f"{which}Offsets"), options.get(f"{which}Timestamp")
+    if offsets is not None and timestamp is not None:
+        raise ValueError(f'options "{which}Offsets" and "{which}Timestamp" exclude each other')
+    if timestamp is not None:
+        return f"time={milliseconds(f'{which}Timestamp', timestamp)}"
+    if offsets is None:
+        return ""
+    word = offsets.strip().lower()
+    if word in words:
+        return {"earliest": "at=first", "latest": "at=next"}[word]
+    if not (word.isascii() and word.isdigit()):
+        raise ValueError(
+            f"option {which}Offsets={offsets!r}: expected {' or '.join(words)}, or an offset"
+        )
+    return f"at={int(word)}"
+
+
+def milliseconds(name: str, text: str) -> int:
+    """Since 1970, from such a number or from a time in ISO 8601 that names its zone.
+
+    >>> milliseconds("startingTimestamp", "1970-01-01T00:00:02Z")
+    2000
+
+    Raises ValueError.
+    """
+    said = text.strip()
+    if said.isascii() and said.isdigit():
+        return int(said)
+    try:
+        time = datetime.fromisoformat(said)
+    except ValueError:
+        time = None
+    if time is None or time.tzinfo is None or time.timestamp() < 0:
+        raise ValueError(
+            f"option {name}={text!r}: expected ms since 1970, or a time such as "
+            "2026-01-31T12:00:00Z or 2026-01-31T12:00:00+01:00"
+        )
+    return int(time.timestamp() * 1000)
+
+
+def _truth(options: Mapping[str, str], name: str, default: bool) -> bool:
+    text = options.get(name)
+    if text is None:
+        return default
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"option {name}={text!r}: expected true or false")
+    return text.lower() == "true"
 
 
 def _endpoint(options: Mapping[str, str]) -> Endpoint:

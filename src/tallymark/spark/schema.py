@@ -46,6 +46,7 @@ _DEATH_DDL: Final = (
 _PLACE: Final = pa.struct([("reason", _TEXT), ("queue", _TEXT), ("exchange", _TEXT)])
 _PLACE_DDL: Final = "struct<reason:string,queue:string,exchange:string>"
 
+OFFSET: Final = Column("offset", "bigint", pa.int64(), "place in the stream; never changes")
 COLUMNS: Final = (
     Column("queue", "string", _TEXT, "name of the queue"),
     Column("sequence", "bigint", pa.int64(), "number in the queue; never reused"),
@@ -87,22 +88,25 @@ COLUMNS: Final = (
     Column("first_death", _PLACE_DDL, _PLACE, "why and where it died first, and published where"),
     Column("last_death", _PLACE_DDL, _PLACE, "the same of its last death"),
 )
-BY_NAME: Final = {column.name: column for column in COLUMNS}
-ALL: Final = tuple(BY_NAME)
+BY_NAME: Final = {column.name: column for column in (*COLUMNS, OFFSET)}
+ALL: Final = tuple(column.name for column in COLUMNS)
+"""Of a queue."""
+ALL_OF_STREAM: Final = tuple("offset" if name == "lease_sequence" else name for name in ALL)
 
 
-def choose(text: str | None) -> tuple[str, ...]:
-    """The columns named in an option `columns="sequence, body"`; all of them for None or "*".
+def choose(text: str | None, there: tuple[str, ...] = ALL) -> tuple[str, ...]:
+    """The columns named in an option `columns="sequence, body"`; all that are there for None or
+    "*".
 
     In the order given. Raises ValueError for an unknown or repeated name, naming the nearest.
     """
     if text is None or text.strip() in ("", "*"):
-        return ALL
+        return there
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
-        if name not in BY_NAME:
-            near = get_close_matches(name, ALL, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(ALL)}"
+        if name not in there:
+            near = get_close_matches(name, there, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(there)}"
             raise ValueError(f"columns: no column {name!r}{hint}")
     if len(set(names)) != len(names):
         raise ValueError(f"columns: {text!r} names a column twice")

@@ -72,10 +72,28 @@ class TallymarkDataSource(DataSource):
             from tallymark.spark.ledger import LedgerReader
 
             return LedgerReader(options.ledger, options.upto)
+        if options.stream:
+            from tallymark.spark.streams import StreamTable
+
+            return StreamTable(options)
         return QueueBrowser(options.for_queue())
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return QueueStream(SourceOptions.parse(self.options).for_stream())
+        options = SourceOptions.parse(self.options)
+        if options.stream:
+            from tallymark.spark.streams import StreamTail
+
+            return StreamTail(options.for_tail())
+        return QueueStream(options.for_stream())
+
+
+def limits(options: SourceOptions, limit: ReadLimit) -> tuple[int, int]:
+    """Most rows and most raw bytes of the next batch: the engine's word goes first."""
+    if isinstance(limit, ReadMaxRows):
+        return limit.max_rows, options.max_bytes
+    if isinstance(limit, ReadMaxBytes):
+        return options.max_rows, limit.max_bytes
+    return options.max_rows, options.max_bytes
 
 
 def moved_on(subscription: str, start: int, floor: int) -> str:
@@ -142,11 +160,7 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._attach()
         begin = self._begin(start)
         self._settle(begin)
-        max_rows, max_bytes = self._options.max_rows, self._options.max_bytes
-        if isinstance(limit, ReadMaxRows):
-            max_rows = limit.max_rows
-        elif isinstance(limit, ReadMaxBytes):
-            max_bytes = limit.max_bytes
+        max_rows, max_bytes = limits(self._options, limit)
         wait_ms = self._options.wait_ms
         if self._target is not None:
             max_rows, wait_ms = min(max_rows, self._target - begin), 0

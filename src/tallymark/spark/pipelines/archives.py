@@ -102,7 +102,9 @@ class Stream:
         )  # fmt: skip
         return (reader if high is None else reader.option("endingOffsets", str(high))).load()
 
-    def _call(self, method: str, what: str, body: dict[str, object] | None = None) -> dict[str, Any]:
+    def _call(
+        self, method: str, what: str, body: dict[str, object] | None = None
+    ) -> dict[str, Any]:
         return self.client.call(
             method, api_path("streams", self.vhost, self.name) + "/" + what, body
         )

@@ -103,7 +103,9 @@ class Archive:
             found = Archive.open(folder)
         except FileNotFoundError:
             if folder.is_dir() and any(name != MANIFESTS for name in os.listdir(folder)):
-                raise ValueError(f"{folder}: expected a new or empty folder, or an archive") from None
+                raise ValueError(
+                    f"{folder}: expected a new or empty folder, or an archive"
+                ) from None
             found = Archive(folder, uuid.uuid4().hex, vhost, stream, stream_id)
             (folder / MANIFESTS).mkdir(parents=True, exist_ok=True)
             said = {"version": VERSION, **asdict(found)}
@@ -128,7 +130,9 @@ class Archive:
         found = [self._range(name) for name in names]
         for before, after in pairwise(found):
             if after.low < before.high:
-                raise ArchiveDamaged(f"{self.folder}: ranges {before.name} and {after.name} overlap")
+                raise ArchiveDamaged(
+                    f"{self.folder}: ranges {before.name} and {after.name} overlap"
+                )
         return found
 
     def end(self) -> int:

@@ -1,0 +1,306 @@
+"""format("tallymark") with option `stream`: a stream by offset, followed or as a table.
+
+Nothing is leased and nothing is settled: what Spark has read stands in its checkpoint alone, as
+`{"stream", "id", "offset"}`, the offset to go on from. The id is the stream's, so that a checkpoint
+is not taken for one of a stream that was deleted and made again under its name.
+
+Retention waits for no reader. A batch's range is held by a *plan* from when it is planned to when
+the next one is; what was gone before is data loss: it fails the query, or, with failOnDataLoss
+false, is said and left out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from tallymark.spark.client import BrokerRefused, BrokerUnreachable, Client, Gone, api_path
+from tallymark.spark.decode import decode_offsets
+from tallymark.spark.options import SourceOptions
+from tallymark.spark.segments import Segments
+from tallymark.spark.source import limits, shared_client
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ANSWER_BYTES: Final = 16 << 20
+"""Raw bytes asked for at a time."""
+PLACES_BYTES: Final = 64 << 20
+"""The same where only their places come."""
+MOST: Final = (1 << 62) - 1
+
+
+class DataLoss(RuntimeError):
+    """Retention took what was to be read."""
+
+
+class Stretch(InputPartition):
+    """Offsets low..high-1 of the stream with this id."""
+
+    def __init__(self, low: int, high: int, id: int, plan: str) -> None:
+        self.low = low
+        self.high = high
+        self.id = id
+        self.plan = plan
+        """Holds the range against retention; "": nothing does."""
+
+
+def stream_path(options: SourceOptions, *rest: str) -> str:
+    return api_path("streams", options.vhost, options.stream, *rest)
+
+
+def lose(options: SourceOptions, low: int, first: int, failure: Gone | None = None) -> None:
+    """Offsets low..first-1 are gone. Raises DataLoss, or says so on stderr and goes on."""
+    text = (
+        f"offsets {low} to {first - 1} of stream {options.stream!r} are not kept any more, it "
+        f"begins at {first}"
+    )
+    if options.fail_on_data_loss:
+        raise DataLoss(
+            f"{text}: retention was faster than this query. Set failOnDataLoss to false to go on "
+            "with what there is, or begin with a new checkpoint"
+        ) from failure
+    print(f"tallymark: data loss: {text}", file=sys.stderr, flush=True)
+
+
+class _Planner:
+    """What both readers do on the driver."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self.client = Client(options.endpoint)
+
+    def stat(self) -> dict[str, Any]:
+        return self.client.call("GET", stream_path(self._options))
+
+    def place(self, said: str) -> int:
+        """The offset that `at=...` or `time=...` means now."""
+        answer = self.client.call("GET", stream_path(self._options, "offset") + "?" + said)
+        return int(answer["offset"])
+
+    def plan(self, low: int, high: int, id: int) -> tuple[int, str]:
+        """Hold a range. Returns where it begins, which is later where something is lost."""
+        while low < high:
+            try:
+                body = {"from": low, "to": high, "id": id}
+                answer = self.client.call("POST", stream_path(self._options, "plans"), body)
+                return low, str(answer["plan"])
+            except Gone as failure:
+                first = int(self.stat()["first"])
+                lose(self._options, low, min(first, high), failure)
+                low = first
+        return high, ""
+
+    def release(self, plan: str) -> None:
+        """Give up a plan. One that cannot be given up ends by itself when it is not used."""
+        once = Client(replace(self._options.endpoint, retry_ms=0, timeout_ms=5_000))
+        with suppress(BrokerRefused, BrokerUnreachable):
+            once.call("DELETE", stream_path(self._options, "plans", plan))
+        once.close()
+
+    def stretches(self, low: int, high: int, id: int, plan: str) -> list[InputPartition]:
+        return [Stretch(a, b, id, plan) for a, b in self._options.spans(low, high)]
+
+    def close(self) -> None:
+        self.client.close()
+
+
+class StreamTail(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream as it grows."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._planner = _Planner(options)
+        self._id = 0
+        self._beginning: int | None = None
+        self._newest: int | None = None
+        self._target: int | None = None
+        self._plans: dict[tuple[int, int], tuple[int, str]] = {}
+
+    # -- called on the driver, one after the other
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where startingOffsets or startingTimestamp says; the same however often it is asked."""
+        self._find()
+        if self._beginning is None:
+            self._beginning = self._planner.place(self._options.starting or "at=next")
+        return self._offset(self._beginning)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._options.max_rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the target: what is there now."""
+        self._find()
+        self._target = int(self._planner.stat()["next"])
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """How far the next batch goes.
+
+        Waits up to `waitMs` for messages (not under available-now): an idle query would otherwise
+        ask about 70 times a second.
+        Raises DataLoss; Fenced when the stream is another one than that of `start`.
+        """
+        begin = self._place_of(start)
+        wait_ms = self._options.wait_ms
+        if self._target is not None:
+            wait_ms = 0
+            if begin >= self._target:
+                return start
+        max_rows, max_bytes = limits(self._options, limit)
+        if isinstance(limit, ReadAllAvailable):
+            max_rows = max_bytes = MOST
+        answer = self._range(begin, max_rows, max_bytes, wait_ms)
+        self._newest = int(answer["next"])
+        end = int(answer["to"])
+        if self._target is not None:
+            end = min(end, self._target)
+        return self._offset(max(end, begin))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return None if self._newest is None else self._offset(self._newest)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Also the first call of a query that restarts in mid batch."""
+        low, high = self._place_of(start), self._place_of(end)
+        if low >= high:
+            return []
+        if (low, high) not in self._plans:
+            for earlier in [one for one in self._plans if one[1] <= low]:
+                self._planner.release(self._plans.pop(earlier)[1])
+            self._plans[low, high] = self._planner.plan(low, high, self._id)
+        begin, plan = self._plans[low, high]
+        return self._planner.stretches(begin, high, self._id, plan)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: what was read stands in Spark's checkpoint."""
+
+    def stop(self) -> None:
+        for _, plan in self._plans.values():
+            if plan:
+                self._planner.release(plan)
+        self._plans.clear()
+        self._planner.close()
+
+    # -- called on executors
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the messages of one stretch. A task tried again yields the same rows."""
+        assert isinstance(partition, Stretch)
+        return read_stretch(self._options, partition)
+
+    # -- inside
+
+    def _find(self) -> None:
+        if not self._id:
+            self._id = int(self._planner.stat()["id"])
+
+    def _range(self, begin: int, max_rows: int, max_bytes: int, wait_ms: int) -> dict[str, Any]:
+        while True:
+            path = stream_path(self._options, "range")
+            query = (
+                f"?from={begin}&id={self._id}&max_rows={max_rows}&max_bytes={max_bytes}"
+                f"&wait_ms={wait_ms}"
+            )
+            try:
+                return self._planner.client.call("GET", path + query, None, wait_ms)
+            except Gone as failure:
+                first = int(self._planner.stat()["first"])
+                if self._options.fail_on_data_loss:
+                    lose(self._options, begin, first, failure)
+                begin = max(begin, first)  # said when the batch is planned
+
+    def _offset(self, offset: int) -> dict[str, Any]:
+        return {"stream": self._options.stream, "id": self._id, "offset": offset}
+
+    def _place_of(self, offset: dict[str, Any]) -> int:
+        name, id = offset["stream"], int(offset["id"])
+        if name != self._options.stream:
+            raise ValueError(
+                f"the checkpoint belongs to stream {name!r}, not to {self._options.stream!r}: use "
+                "one checkpoint per stream"
+            )
+        self._find()
+        if id != self._id:
+            raise ValueError(
+                f"the checkpoint is of stream {name!r} with id {id}, which is now {self._id}: it "
+                "was deleted and made again. Begin with a new checkpoint"
+            )
+        return int(offset["offset"])
+
+
+class StreamTable(DataSourceReader):
+    """A range of a stream, fixed when a query is planned."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        planner = _Planner(self._options)
+        try:
+            id = int(planner.stat()["id"])
+            starting, ending = self._options.starting, self._options.ending
+            low = planner.place(starting or "at=first")
+            high = planner.place(ending or "at=next")
+            if starting.startswith("at=") and starting[3:].isdigit() and int(starting[3:]) < low:
+                lose(self._options, int(starting[3:]), low)
+            low, plan = planner.plan(low, high, id)
+            # An empty list would mean "one partition, of which nothing is known" to Spark.
+            return planner.stretches(low, high, id, plan) or [Stretch(low, low, id, "")]
+        finally:
+            planner.close()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Stretch)
+        return read_stretch(self._options, partition)
+
+
+def read_stretch(options: SourceOptions, stretch: Stretch) -> Iterator[pa.RecordBatch]:
+    """The rows of a stretch, an answer at a time.
+
+    Raises LookupError if the broker gives others, DataLoss as the options say.
+    """
+    # Batches go on as they come: a task that fails later is tried again from its beginning.
+    client = shared_client(options.endpoint)
+    segments = Segments() if options.read_segments else None
+    path = stream_path(options, "read" if segments is None else "places")
+    query: dict[str, object] = {
+        "to": stretch.high, "id": stretch.id,
+        "max_bytes": ANSWER_BYTES if segments is None else PLACES_BYTES,
+    }  # fmt: skip
+    if stretch.plan:
+        query["plan"] = stretch.plan
+    low = stretch.low
+    while low < stretch.high:
+        try:
+            answer, headers = client.fetch(path, {**query, "from": low})
+        except Gone as failure:
+            first = int(client.call("GET", stream_path(options))["first"])
+            lose(options, low, min(first, stretch.high), failure)
+            low = first
+            continue
+        except BrokerRefused as refusal:
+            if refusal.status != 404 or "plan" not in query:
+                raise
+            del query["plan"]  # from before the broker was started; the range is mostly there
+            continue
+        end = int(headers["Tallymark-Next"])
+        if not low < end <= stretch.high:
+            raise LookupError(
+                f"{options.endpoint}{path}: asked for offsets {low} to {stretch.high - 1}, the "
+                f"answer ends before {end}"
+            )
+        raw = None if segments is None else segments.of_answer(headers["Tallymark-Segments"])
+        yield from decode_offsets(answer, low, end, options.stream, options.columns, raw)
+        low = end
