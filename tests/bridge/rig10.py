@@ -18,6 +18,7 @@ from tallymark.bridge.nsq_format import NsqFormat
 from tallymark.bridge.permissions import Permissions
 from tallymark.engine.effects import (
     Cancelled,
+    CloseConsumer,
     CloseSession,
     Confirm,
     Deliver,
@@ -124,6 +125,8 @@ def carry_out(effect: Effect) -> None:
         _bridge_of(effect.transaction.session).transaction_expired(effect)
     elif isinstance(effect, CloseSession):
         _bridge_of(effect.session).close_session(effect)
+    elif isinstance(effect, CloseConsumer):
+        _bridge_of(effect.consumer.session).close_consumer(effect)
     elif isinstance(effect, Durable):
         assert isinstance(effect.waiter, Waiter)
         effect.waiter.owner.durable(effect)

@@ -17,7 +17,7 @@ from tallymark.wire.amqp10.outcomes import (
     Error,
     Modified,
 )
-from tallymark.wire.amqp10.performatives import Coordinator, Source
+from tallymark.wire.amqp10.performatives import Attach, Coordinator, Source, Target
 from tallymark.wire.amqp10.sections import Properties, encode_message
 from tallymark.wire.amqp10.types import Symbol
 from tests.bridge.rig10 import Peer, Rig
@@ -582,6 +582,68 @@ def test_tx_15_settled_under_a_transaction_without_an_outcome(rig: Rig) -> None:
     assert rig.queue("q").staged == 1
     control.commit(id)
     assert counts(rig) == (0, 1, 1)
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("same", [True, False])
+def test_tx_15_an_outcome_may_change_before_the_discharge(rig: Rig, same: bool, told: bool) -> None:
+    """Also to that of another transaction. The last one counts."""
+    fill(rig, 5)
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    peer.receiver(session, credit=5)
+    one, two = control.declare(), control.declare()
+    dispose(peer, peer.got[0], under(one, ACCEPTED), settled=False, last=peer.got[4])
+    if told:  # the ledger has rows of what is staged
+        rig.turn()
+    after = one if same else two
+    dispose(peer, peer.got[1], under(after, RELEASED), settled=False, last=peer.got[2])
+    dispose(peer, peer.got[2], under(after, ACCEPTED), settled=True)
+    assert rig.queue("q").staged == 5
+    control.commit(one)
+    assert counts(rig) == ((1, 0, 4) if same else (0, 0, 3))
+    if not same:
+        control.commit(two)
+    assert ready(rig) == ["1"]
+    assert counts(rig) == (1, 0, 4)
+    answered = [one for one in peer.events if isinstance(one, DispositionReceived)]
+    assert sorted((one.first, one.last) for one in answered) == [(0, 0), (1, 1), (3, 4)]
+
+
+def test_tx_15_a_range_does_not_reach_what_was_settled_before(rig: Rig) -> None:
+    fill(rig, 3)
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    peer.receiver(session, credit=3)
+    id = control.declare()
+    retire(peer, peer.got[1], id, RELEASED)
+    dispose(peer, peer.got[0], under(id, ACCEPTED), settled=True, last=peer.got[2])
+    control.commit(id)
+    assert ready(rig) == ["1"]
+    assert counts(rig) == (1, 0, 2)
+
+
+def test_tx_16_a_transaction_named_before_the_queue_was_there() -> None:
+    """The attach waits for its queue's declaration, and the flow came meanwhile."""
+    rig = Rig(auto_create=r"^new")
+    rig.hold_disk = True
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    id = control.declare()
+    asked = Attach(name="l", source=Source(address="/queues/new"), target=Target())
+    link = session.attach_receiver(asked)
+    acquire(link, id, 2)
+    peer.pump()
+    rig.hold_disk = False
+    peer.pump()
+    fill(rig, 3, "new")
+    peer.pump()
+    assert numbers(peer) == [0, 1]
+    control.roll_back(id)
+    assert ready(rig, "new") == ["0", "1", "2"]
 
 
 def test_tx_15_a_range_over_several_links_and_transactions(rig: Rig) -> None:

@@ -28,6 +28,8 @@ from tallymark.wire.amqp091.methods import (
     ChannelFlowOk,
     ChannelOpen,
     ChannelOpenOk,
+    ConfirmSelect,
+    ConfirmSelectOk,
     ConnectionClose,
     Method,
     QueueBind,
@@ -83,6 +85,41 @@ def test_tx_1_select_twice_keeps_the_transaction() -> None:
     peer = selected(Rig())
     heard = peer.ask(peer.publish(b"1"), TxSelect(), TxCommit())
     assert heard == [(1, TxSelectOk()), (1, TxCommitOk())]
+    assert depth(peer) == 1
+
+
+def closed(heard: list[Heard]) -> tuple[int, str]:
+    """The one answer: why the channel is closed."""
+    ((_, close),) = heard
+    assert isinstance(close, ChannelClose)
+    return close.reply_code, close.reply_text
+
+
+def test_tx_1_confirms_and_transactions_exclude_each_other() -> None:
+    peer = selected(Rig())
+    peer.ask(peer.publish(b"1"))
+    assert closed(peer.ask(ConfirmSelect())) == (
+        406, "PRECONDITION_FAILED - cannot switch from tx to confirm mode",
+    )  # fmt: skip
+    assert depth(peer) == 0, "the transaction went with the channel"
+    peer.open(3)
+    assert peer.ask((3, ConfirmSelect())) == [(3, ConfirmSelectOk())]
+    assert closed(peer.ask((3, TxSelect()))) == (
+        406, "PRECONDITION_FAILED - cannot switch from confirm to tx mode",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("method", [TxCommit(), TxRollback()])
+def test_tx_2_without_a_select_there_is_nothing_to_end(method: Method) -> None:
+    """406, where Qpid answers 503; what other channels have in hand is left alone."""
+    rig = Rig()
+    peer = selected(rig)
+    peer.ask(peer.publish(b"1"))
+    peer.open(3)
+    assert closed(peer.ask((3, method))) == (
+        406, "PRECONDITION_FAILED - channel is not transactional",
+    )  # fmt: skip
+    assert peer.ask(TxCommit()) == [(1, TxCommitOk())]
     assert depth(peer) == 1
 
 

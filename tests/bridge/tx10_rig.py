@@ -61,6 +61,7 @@ class Control:
     def ask(self, request: object, settled: bool = False) -> int:
         """The number of the delivery."""
         number = self.link.send(encode_message(body=request), settled=settled)
+        self.peer.told.pop(number, None)  # of another session
         self.peer.pump()
         return number
 

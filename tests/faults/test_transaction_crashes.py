@@ -2,6 +2,8 @@
 
 [TX-D1] Each round: several clients work through five source queues; every transaction acknowledges
 a message of each (but one, which it rejects to a dead-letter queue) and publishes to five others.
+Half of the clients speak AMQP 0-9-1, the others AMQP 1.0; with TALLYMARK_NIGHTLY first all of them
+the one, then all the other.
 The broker is killed somewhere in the middle, sometimes again while it recovers; then everything is
 read and compared. All rounds work on one folder.
 
@@ -31,6 +33,7 @@ from tests.support.transaction_load import (
     Account,
     Made,
     Worker,
+    Worker10,
     set_up,
 )
 
@@ -48,7 +51,8 @@ PATIENCE_S = 60.0
 class Field:
     """The folder, the broker on it, and what is known of the present round."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, protocols: str) -> None:
+        self.kinds = {"0-9-1": [Worker], "1.0": [Worker10], "both": [Worker, Worker10]}[protocols]
         self.chance = random.Random(seed)
         self.next_number = 0
         self.kills = self.transactions = self.in_doubt = self.kept_in_doubt = 0
@@ -93,7 +97,9 @@ class Field:
     def _load_and_kill(self, account: Account, number: int) -> list[Worker]:
         port = self.broker.amqp_port
         workers = [
-            Worker(port, f"r{number}w{n}", account, self.chance.getrandbits(32), n % 2 == 0)
+            self.kinds[n % len(self.kinds)](
+                port, f"r{number}w{n}", account, self.chance.getrandbits(32), n < WORKERS // 2
+            )
             for n in range(WORKERS)
         ]
         for worker in workers:
@@ -145,8 +151,9 @@ class Field:
 
 
 @pytest.mark.timeout(120 + ROUNDS * 60)
-def test_tx_d1_kill_9_in_the_middle_of_commits(tmp_path: Path) -> None:
-    field = Field(tmp_path, SEED)
+@pytest.mark.parametrize("protocols", ["0-9-1", "1.0"] if NIGHTLY else ["both"])
+def test_tx_d1_kill_9_in_the_middle_of_commits(tmp_path: Path, protocols: str) -> None:
+    field = Field(tmp_path, SEED, protocols)
     with field.broker:
         channel = field._channel()
         set_up(channel)
@@ -158,8 +165,8 @@ def test_tx_d1_kill_9_in_the_middle_of_commits(tmp_path: Path) -> None:
                 error.add_note(f"round {number} of {ROUNDS}, seed {SEED}")
                 raise
     print(
-        f"{ROUNDS} rounds, {field.kills} kills, {field.transactions} transactions across "
-        f"{len(SOURCES) + len(TARGETS) + 1} queues, {field.rolled_back} rolled back; of "
+        f"{protocols}: {ROUNDS} rounds, {field.kills} kills, {field.transactions} transactions "
+        f"across {len(SOURCES) + len(TARGETS) + 1} queues, {field.rolled_back} rolled back; of "
         f"{field.in_doubt} in doubt {field.kept_in_doubt} were there"
     )
     verified = subprocess.run(

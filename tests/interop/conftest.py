@@ -7,6 +7,7 @@ passes, ours must pass. Tests that start, stop or ask our own broker are skipped
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from collections.abc import Iterator
 
@@ -14,6 +15,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from tests.interop.slow_cases import RULES
 from tests.support.process import BrokerProcess
 from tests.support.rabbitmq import RabbitProcess, find_rabbitmq
 
@@ -57,6 +59,18 @@ def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitProcess]:
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """A broker beside it that has only the queues of one module: their names are plain."""
     with BrokerProcess(tmp_path_factory.mktemp("side-by-side") / "data") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def slow_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One that looks every 100 ms whether consumers are slow, see slow_cases.py."""
+    if OTHER_PORT:
+        pytest.skip("starts brokers of our own")
+    folder = tmp_path_factory.mktemp("slow") / "data"
+    with BrokerProcess(
+        folder, slow_consumers=json.dumps(RULES), write_high_water="64KiB", log_format="json"
+    ) as process:
         yield process
 
 

@@ -26,12 +26,14 @@ from tallymark.wire.amqp091.frames import (
     frame_length,
 )
 from tallymark.wire.amqp091.layouts import decode_method, layout_of
+from tallymark.wire.amqp091.limits import Limits
 from tallymark.wire.amqp091.methods import (
     ChannelFlow,
     ConnectionClose,
     ConnectionStart,
     Method,
     QueueDeclare,
+    QueueDelete,
 )
 from tallymark.wire.amqp091.trace import line
 from tests.bridge.rig import Peer as RigPeer
@@ -58,8 +60,10 @@ class Said:
 class Peer091:
     """One broker. Each connection of the client's replaces the one before."""
 
-    def __init__(self, cut: Cut = whole, *, has_flow: bool = True) -> None:
-        self.rig = Rig()
+    def __init__(
+        self, cut: Cut = whole, *, has_flow: bool = True, limits: Limits | None = None
+    ) -> None:
+        self.rig = Rig(limits)
         self.cut = cut
         self.has_flow = has_flow
         """False: as RabbitMQ, which answers 540 to channel.flow(active=false) [TX-D3]."""
@@ -195,6 +199,15 @@ class Peer091:
         """(ready, acquired) of a queue."""
         queue = self.rig.broker.vhosts["/"].queues[name]
         return queue.ready, queue.acquired
+
+    def delete(self, name: str) -> None:
+        self.other().ask(QueueDelete(name))
+        self.work()
+
+    def cut_off(self) -> None:
+        """The cable is pulled."""
+        assert self.transport is not None
+        self.transport.cut()
 
     def put(self, name: str, *bodies: bytes) -> None:
         """Messages from somebody else."""

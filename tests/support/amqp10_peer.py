@@ -152,7 +152,7 @@ class MemoryTransport(asyncio.Transport):
         self._loop.call_soon(self._end)
 
     def _end(self) -> None:
-        if self._to_client:
+        if self._to_client and not self._lost:
             self.end()
         else:
             self._lose(None)

@@ -109,8 +109,19 @@ class Client:
         self._attached(link)
         return link
 
-    def receiver(self, session: Session, address: str, snd: int | None = None) -> ReceiverLink:
-        asked = Attach(name=f"from {address}", source=Source(address=address), target=Target())
+    def receiver(
+        self,
+        session: Session,
+        address: str,
+        snd: int | None = None,
+        properties: dict[object, object] | None = None,
+    ) -> ReceiverLink:
+        asked = Attach(
+            name=f"from {address}",
+            source=Source(address=address),
+            target=Target(),
+            properties=properties,
+        )
         link = session.attach_receiver(asked, snd)
         self._attached(link)
         return link

@@ -193,8 +193,10 @@ class BrokerProcess:
             pair = base64.b64encode(user.encode()).decode()
             request.add_header("Authorization", f"Basic {pair}")
         if body is not None:
-            request.data = json.dumps(body).encode()
-            request.add_header("Content-Type", "application/json")
+            is_raw = isinstance(body, bytes)
+            request.data = body if is_raw else json.dumps(body).encode()
+            kind = "application/octet-stream" if is_raw else "application/json"
+            request.add_header("Content-Type", kind)
         try:
             with urllib.request.urlopen(request, timeout=60) as response:
                 return response.status, response.read()

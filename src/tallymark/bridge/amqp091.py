@@ -17,6 +17,7 @@ from typing import Any, Final, final
 
 from tallymark.bridge import amqp091_basic as basic
 from tallymark.bridge import amqp091_publish as publishing
+from tallymark.bridge import amqp091_sink as sink
 from tallymark.bridge import amqp091_topology as topology
 from tallymark.bridge import amqp091_tx as tx
 from tallymark.bridge.amqp import AmqpBridge
@@ -405,10 +406,12 @@ class Amqp091(AmqpBridge):
                 if channel is not None:
                     self.publishing = True
                     try:
-                        if channel.transaction is None:
+                        if channel.transaction is not None:
+                            tx.publish(channel, event)
+                        elif channel.intake is None:
                             publishing.publish(channel, event)
                         else:
-                            tx.publish(channel, event)
+                            sink.take(channel, channel.intake, event)
                     except BrokerError as error:
                         self._refuse(channel.number, error, 60, 40)
                     except WireError as fault:  # mypyc: a name has one type per function

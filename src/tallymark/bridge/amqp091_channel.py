@@ -23,6 +23,7 @@ from tallymark.wire.amqp091.methods import Method
 if TYPE_CHECKING:
     from tallymark.bridge.amqp091_content import ReplyRecipient
     from tallymark.bridge.amqp091_publish import Publish
+    from tallymark.bridge.amqp091_sink import Intake
 
 ROUTES_KEPT: Final = 4096
 """Publish method frames remembered per connection."""
@@ -126,6 +127,7 @@ class Channel:
         "committing",
         "confirmed",
         "current_queue",
+        "intake",
         "number",
         "prefetch",
         "prefetch_shared",
@@ -155,6 +157,8 @@ class Channel:
         """Under which everything is published and settled; None: at once [TX-1]."""
         self.committing = False
         """The answer to tx.commit waits for the disk: the client has to wait for it [TX-5]."""
+        self.intake: Intake | None = None
+        """Takes what is published in the place of its queues; None: it is published."""
         session.handle = self
 
     def send(self, method: Method) -> None:

@@ -34,6 +34,7 @@ from tallymark.bridge.permissions import Access, Permissions
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import (
     Cancelled,
+    CloseConsumer,
     CloseSession,
     Confirm,
     Deliver,
@@ -104,6 +105,7 @@ class Amqp10(AmqpBridge):
         self.wire = WireConnection(
             settings.limits,
             is_server=True,
+            wants_tags=False,
             mechanisms=mechanisms(external_user, settings.anonymous_user),
             needs_sasl=not settings.anonymous_user,
         )
@@ -287,9 +289,16 @@ class Amqp10(AmqpBridge):
             self._close(Error(errors.TRANSACTION_TIMEOUT, text))
 
     def close_session(self, effect: CloseSession) -> None:
-        """The engine ends a session."""
-        if not effect.session.closed:
-            self._end(_session_of(effect.session), error_of(effect.error))
+        """The engine ends a session, or has ended it [SC-9]."""
+        client, session = self.client, _session_of(effect.session)
+        if client is not None and session in client.sessions:
+            self._end(session, error_of(effect.error))
+
+    def close_consumer(self, effect: CloseConsumer) -> None:
+        """The engine has ended a consumer: its link goes, and nothing else [SC-9]."""
+        end = effect.consumer.handle
+        if not effect.consumer.session.closed and isinstance(end, OutgoingLink):
+            end.close(error_of(effect.error))
 
     def durable(self, effect: Durable) -> None:
         """What an answer waited for is on disk."""

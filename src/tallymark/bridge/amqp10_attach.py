@@ -35,6 +35,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.session import RELEASES
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10 import performatives as amqp
+from tallymark.wire.amqp10.events import CreditReceived
 from tallymark.wire.amqp10.link import Link, ReceiverLink, SenderLink
 from tallymark.wire.amqp10.outcomes import Error, Released
 from tallymark.wire.amqp10.performatives import Attach, Coordinator, Source
@@ -61,6 +62,9 @@ ARGUMENTS: Final = {
     "rabbitmq:consumer-timeout": "x-consumer-timeout",
 }
 """Properties of a link that are arguments of a consumer."""
+EXCLUSIVE: Final = "tallymark:exclusive"
+"""Property of a link that wants to be the only one to consume from its queue, as basic.consume has
+it [amqp-0.9.1 basic.consume.exclusive]: what a durable subscription to topics is [SC-1]."""
 
 
 class AttachRefused(Exception):
@@ -237,6 +241,7 @@ def _attach_queue(
     if tag in session.engine.consumers:
         tag = f"{tag} ({link.remote_handle})"
     browses = source.distribution_mode == amqp.COPY or is_stream
+    exclusive = _is_exclusive(attach, browses)
     settled = attach.snd_settle_mode == amqp.SND_SETTLED
     if is_stream:
         start = start_of_source(source.filter, supported, queue)
@@ -245,8 +250,8 @@ def _attach_queue(
         consumer = broker.browse(session.engine, queue, tag, filter)
     else:
         consumer = broker.consume(
-            session.engine, queue, tag, settled, False, consumer_priority(arguments), arguments,
-            filter,
+            session.engine, queue, tag, settled, exclusive, consumer_priority(arguments),
+            arguments, filter,
         )  # fmt: skip
     broker.grant(consumer, 0, False)
     consumer.on_timeout = RELEASES
@@ -273,7 +278,18 @@ def _attach_queue(
     link.available = end.available
     session.enter(link, end)
     if link.credit or link.is_draining:  # it was given before the answer
-        broker.grant(consumer, link.credit, link.is_draining)
+        end.granted(CreditReceived(link, link.credit, link.is_draining, link.flow_properties))
+
+
+def _is_exclusive(attach: Attach, browses: bool) -> bool:
+    wanted = False if attach.properties is None else attach.properties.get(EXCLUSIVE, False)
+    if not isinstance(wanted, bool):
+        text = f"link property {EXCLUSIVE} is {wanted!r}, expected true or false"
+        raise AttachRefused(errors.INVALID_FIELD, text)
+    if wanted and browses:
+        text = f"link property {EXCLUSIVE} on a link that takes nothing, expected one that does"
+        raise AttachRefused(errors.NOT_ALLOWED, text)
+    return wanted
 
 
 def _attach_replies(session: Session, link: SenderLink, attach: Attach, source: Source) -> None:

@@ -14,6 +14,7 @@ from tallymark.engine.errors import (
     PreconditionFailed,
     ResourceExhausted,
     ResourceLocked,
+    TooSlow,
     Unsupported,
 )
 from tallymark.wire.amqp10 import errors
@@ -29,6 +30,7 @@ CONDITIONS: Final[dict[type[BrokerError], str]] = {
     NotAllowed: errors.NOT_ALLOWED,
     Unsupported: errors.NOT_IMPLEMENTED,
     ResourceExhausted: errors.RESOURCE_LIMIT_EXCEEDED,
+    TooSlow: errors.RESOURCE_LIMIT_EXCEEDED,
 }
 """How far an error reaches (a delivery, a link, the session) is the place's where it happened."""
 

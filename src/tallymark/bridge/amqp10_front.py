@@ -14,6 +14,8 @@ from __future__ import annotations
 from array import array
 from typing import Final, cast, final
 
+from mypy_extensions import i64
+
 from tallymark.bridge.amqp10_sections import (
     NO_SECTION,
     begin,
@@ -27,13 +29,13 @@ from tallymark.bridge.amqp10_sections import (
 from tallymark.wire.amqp10 import types
 from tallymark.wire.amqp10.codec import decode, skip
 from tallymark.wire.amqp10.errors import DecodeError
-from tallymark.wire.amqp10.reader import u32
 from tallymark.wire.amqp10.sections import (
     DELIVERY_ANNOTATIONS,
     HEADER,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
 )
+from tallymark.wire.octets import begins, packed, place, u32
 
 FORMAT: Final = 3
 """Payload.format: sections as their sender encoded them, without delivery annotations."""
@@ -112,7 +114,8 @@ def fronts(
     """
     found: list[tuple[int, int, Front]] = []
     front = last
-    i = lo
+    places = packed(cuts, lo, hi)
+    i: i64 = lo
     while i < hi:
         if front is None or not front.begins(raw, cuts[i], cuts[i + 1]):
             front = read_front(raw, cuts[i], cuts[i + 1])
@@ -120,8 +123,11 @@ def fronts(
         i += 1
         key = front.key
         size = len(key)
-        while i < hi and size and raw.startswith(key, cuts[i]) and cuts[i + 1] - cuts[i] >= size:
-            i += 1
+        if size:
+            while i < hi and place(places, i + 1 - lo) - place(places, i - lo) >= size:
+                if not begins(raw, place(places, i - lo), key):
+                    break
+                i += 1
         found.append((start, i, front))
     return found
 
@@ -307,11 +313,13 @@ class Arrivals:
         size = self._size
         first = lo
         is_uniform = True
-        i = lo
+        places = packed(cuts, lo, hi)
+        i: i64 = lo
+        end: i64 = place(places, 0)
         while i < hi:
-            start = cuts[i]
-            end = cuts[i + 1]
-            if end - start != size or not raw.startswith(head, start):
+            start: i64 = end
+            end = place(places, i + 1 - lo)
+            if end - start != size or not begins(raw, start, head):
                 front = self._sound_front(raw, start, end)
                 if front is None:
                     break

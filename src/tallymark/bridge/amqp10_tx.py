@@ -47,6 +47,7 @@ from tallymark.wire.amqp10.performatives import Attach, Coordinator
 from tallymark.wire.amqp10.reader import Reader
 from tallymark.wire.amqp10.sections import VALUE, Sections
 from tallymark.wire.amqp10.serial import add
+from tallymark.wire.amqp10.transfers import encoded_state
 
 CAPABILITIES: Final = (
     "amqp:local-transactions",
@@ -61,6 +62,8 @@ MOST_OPEN: Final = 1024
 REJECTED: Final = "amqp:rejected:list"
 ACCEPTED: Final = Accepted()
 RELEASED: Final = Released()
+OF_ANOTHER: Final = b"?"
+"""No outcome, encoded."""
 
 
 def attach(session: Session, link: ReceiverLink, attach: Attach) -> None:
@@ -291,10 +294,14 @@ def retire(session: Session, event: DispositionReceived) -> None:
             _end_link_of(client.sessions, work)
             return
     if outcome_of(state.outcome) != UNKNOWN:
+        if outstanding(session.engine, first, last) != [(first, last)]:
+            for other in client.works.values():
+                key = encoded_state(state.outcome) if other is work else OF_ANOTHER
+                other.reopen_others(session, first, last, key)
         _park(session, work, first, last, state.outcome, event.settled)
     elif event.settled:
         for low, high, outcome in default_outcomes(session, first, last):
-            _hold(session, work, low, high, outcome, (), 0)
+            _hold(session, work, low, high, outcome, (), 0, b"")
     if event.settled:
         work.forget(session, first, last)
 
@@ -312,13 +319,20 @@ def _park(
     due_ms = min(due_of(state), broker.clock.now_ms + LONGEST_MS)
     notes = notes_of(state)
     for low, high in outstanding(session.engine, first, last):
-        _hold(session, work, low, high, outcome, notes, due_ms)
+        _hold(session, work, low, high, outcome, notes, due_ms, encoded_state(state))
         if not settled and state is not None:
             work.expect(session, low, high, state)
 
 
 def _hold(
-    session: Session, work: Work, low: int, high: int, outcome: int, notes: Notes, due_ms: int
+    session: Session,
+    work: Work,
+    low: int,
+    high: int,
+    outcome: int,
+    notes: Notes,
+    due_ms: int,
+    key: bytes,
 ) -> None:
     """The settlement of tags that are outstanding waits for the discharge."""
     transactions = session.client.broker.transactions
@@ -326,7 +340,7 @@ def _hold(
         transactions.settle(work.transaction, session.engine, low, high, outcome, notes, due_ms)
     except ResourceExhausted as error:
         work.fail(str(error))
-    work.park(session, low, high)
+    work.park(session, low, high, key)
 
 
 def _end_link_of(sessions: list[Session], work: Work) -> None:

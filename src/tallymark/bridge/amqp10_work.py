@@ -45,8 +45,8 @@ class Work:
         """The answer to what is published under it."""
         self.state = TransactionalState(self.id)
         """Of what is handed out under it."""
-        self._parked: dict[Session, IntervalSet] = {}
-        """Tags that were settled under it."""
+        self._parked: dict[Session, dict[bytes, IntervalSet]] = {}
+        """Tags that were settled under it, by outcome as encoded: b"" for none."""
         self._forgotten: dict[Session, IntervalSet] = {}
         """Of those, the ones that the client is through with, whatever becomes of it."""
         self._unsettled: list[tuple[Session, int, int, DeliveryState]] = []
@@ -65,23 +65,48 @@ class Work:
 
     # -- settlements
 
-    def park(self, session: Session, first: int, last: int) -> None:
-        """Tags first..last were settled under it."""
-        parked = self._parked.get(session)
+    def park(self, session: Session, first: int, last: int, outcome: bytes) -> None:
+        """Tags first..last were settled under it, with this outcome as encoded."""
+        of_session = self._parked.get(session)
+        if of_session is None:
+            of_session = self._parked[session] = {}
+        parked = of_session.get(outcome)
         if parked is None:
-            parked = self._parked[session] = IntervalSet()
+            parked = of_session[outcome] = IntervalSet()
         parked.add(first, last + 1)
 
-    def unpark(self, session: Session, first: int, last: int) -> None:
-        """The client thinks better of tags first..last."""
-        self._parked[session].remove(first, last + 1)
-
     def parked(self, session: Session, first: int, last: int) -> list[tuple[int, int]]:
-        """Which of the tags first..last were settled under it: (first, last), ascending."""
-        parked = self._parked.get(session)
-        if parked is None:
-            return []
-        return [(low, high - 1) for low, high in parked.overlap(first, last + 1)]
+        """Which of the tags first..last were settled under it: (first, last)."""
+        found: list[tuple[int, int]] = []
+        for parked in self._parked.get(session, {}).values():
+            found += [(low, high - 1) for low, high in parked.overlap(first, last + 1)]
+        return found
+
+    def reopen_others(self, session: Session, first: int, last: int, outcome: bytes) -> None:
+        """Of tags first..last, those that were settled under it with another outcome than this are
+        to be as if they had not been, unless the client is through with them."""
+        forgotten = self._forgotten.get(session)
+        for one, parked in self._parked.get(session, {}).items():
+            if one == outcome:
+                continue
+            for low, high in parked.overlap(first, last + 1):
+                for a, b in [(low, high)] if forgotten is None else forgotten.gaps(low, high):
+                    self._reopen(session, a, b - 1)
+
+    def _reopen(self, session: Session, first: int, last: int) -> None:
+        self.client.broker.transactions.reopen(self.transaction, session.engine, first, last)
+        for parked in self._parked[session].values():
+            parked.remove(first, last + 1)
+        kept: list[tuple[Session, int, int, DeliveryState]] = []
+        for who, low, high, state in self._unsettled:
+            if who is not session or high < first or last < low:
+                kept.append((who, low, high, state))
+                continue
+            if low < first:
+                kept.append((who, low, first - 1, state))
+            if last < high:
+                kept.append((who, last + 1, high, state))
+        self._unsettled = kept
 
     def forget(self, session: Session, first: int, last: int) -> None:
         """The client is through with what it settled of these tags: after a rollback they are not

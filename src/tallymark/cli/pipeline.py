@@ -48,20 +48,32 @@ def land(
     ] = "available-now",
     vhost: Annotated[str, typer.Option(help="Virtual host of the queue.")] = "/",
     max_rows: Annotated[int | None, typer.Option(help="Most rows of a batch.")] = None,
+    format: Annotated[str, typer.Option(help="parquet or delta.")] = "parquet",
+    schema: Annotated[
+        str | None,
+        typer.Option(help="Read bodies as JSON: 'id bigint, note string', @file, or infer."),
+    ] = None,
+    quarantine: Annotated[
+        Path | None,
+        typer.Option(help="Table for rows that do not fit; without it TO/_quarantine."),
+    ] = None,
     master: Master = MASTER,
     url: Url = BROKER,
     user: Login = LOGIN,
     json: Json = False,
 ) -> None:
-    """Write a queue to Parquet, partitioned by arrival date; settled batch by batch."""
+    """Write a queue to Parquet or Delta, partitioned by arrival date; settled batch by batch."""
     _require("pyspark", "pyarrow", "numpy", extra="spark")
+    if format == "delta":
+        _require("deltalake", extra="delta")
     from tallymark.spark import land as landing
 
     name, password = _login(url, user)
     try:
         code = landing.main(
-            queue, subscription, to, trigger, master, url, name, password, vhost, json, max_rows
-        )
+            queue, subscription, to, trigger, master, url, name, password, vhost, json, max_rows,
+            format, schema, quarantine,
+        )  # fmt: skip
     except ValueError as error:
         fail(str(error), 2)
     _run(code)

@@ -19,6 +19,7 @@ from tallymark.client.errors import (
     BatchNotAccepted,
     ClientError,
     Closed,
+    CommitUncertain,
     ConnectFailed,
     ConnectionClosed,
     ConnectionLost,
@@ -28,12 +29,16 @@ from tallymark.client.errors import (
     MessageModified,
     MessageRejected,
     MessageReleased,
+    MessagesReturned,
     NotAccepted,
     NotPossible,
+    RollbackUncertain,
     Scope,
     SessionClosed,
     SettlementRefused,
     TimedOut,
+    TransactionError,
+    TransactionRolledBack,
 )
 from tallymark.client.handlers import Handler, Middleware
 from tallymark.client.message import BadMessage, Message
@@ -52,6 +57,7 @@ from tallymark.client.receiver import Receiver
 from tallymark.client.reconnect import Backoff
 from tallymark.client.sender import Sender
 from tallymark.client.session import Session
+from tallymark.client.transaction import Transaction
 
 __all__ = [
     # the way in
@@ -62,6 +68,7 @@ __all__ = [
     "Session",
     "Sender",
     "Receiver",
+    "Transaction",
     # messages
     "Message",
     "ReceivedMessage",
@@ -81,6 +88,7 @@ __all__ = [
     "BatchNotAccepted",
     "ClientError",
     "Closed",
+    "CommitUncertain",
     "ConnectFailed",
     "ConnectionClosed",
     "ConnectionLost",
@@ -90,10 +98,14 @@ __all__ = [
     "MessageModified",
     "MessageRejected",
     "MessageReleased",
+    "MessagesReturned",
     "NotAccepted",
     "NotPossible",
+    "RollbackUncertain",
     "Scope",
     "SessionClosed",
     "SettlementRefused",
     "TimedOut",
+    "TransactionError",
+    "TransactionRolledBack",
 ]

@@ -61,7 +61,7 @@ CAPABILITIES: Final = (
 FLOW: Final = "channel_flow"
 """Capability of servers that honour channel.flow(active=false); RabbitMQ answers 540 [TX-D3]."""
 GUEST: Final = "guest"
-"""Who logs in, and the password, where the address names nobody and PLAIN is asked for."""
+"""Who logs in, and the password, with PLAIN where the address names nobody."""
 ACCESS_REFUSED: Final = 403
 
 
@@ -244,8 +244,8 @@ class Amqp091(Adapter):
             self.has_flow = capabilities.get(FLOW) is True
         offered = method.mechanisms.decode("ascii", "replace").split()
         endpoint = self._endpoint
-        mechanism = self._options.sasl
-        if mechanism is None or mechanism == "none":
+        mechanism: str | None = self._options.sasl
+        if mechanism is None:
             anonymous = endpoint.user is None and "ANONYMOUS" in offered
             mechanism = "ANONYMOUS" if anonymous else "PLAIN"
         if mechanism not in offered:

@@ -131,11 +131,10 @@ def _is_body(body: bytes) -> bool:
     """Whether it is a value or sequences, and maybe a footer, and nothing else."""
     try:
         sections = Sections(body, 0, len(body))
-        is_body = len(sections.bodies) > 0
+        values = sections.bodies
     except DecodeError:
         return False
-    first = sections.bounds[0][0]
-    return is_body and DATA < first < FOOTER
+    return len(values) > 0 and DATA < sections.bounds[0][0] < FOOTER
 
 
 @final

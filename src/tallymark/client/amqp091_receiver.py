@@ -83,6 +83,7 @@ class Amqp091Receiver(ReceiverPort):
         self._dynamic = options.dynamic
         self._queue = _queue(options)
         self._arguments = _arguments(options)
+        self._exclusive = options.exclusive
         self._filter = {} if options.filter is None else dict(options.filter)
         self._name = options.name.encode()[:NAME_MAX].decode("utf-8", "ignore")
         self._stage = Stage.IDLE
@@ -179,7 +180,9 @@ class Amqp091Receiver(ReceiverPort):
         session = self._session
         session.subscriptions[tag] = self.subscription
         session.say(BasicQos(prefetch_count=credit))
-        session.say(BasicConsume(self._queue, tag, arguments=self._arguments))
+        session.say(
+            BasicConsume(self._queue, tag, exclusive=self._exclusive, arguments=self._arguments)
+        )
 
     def started(self) -> None:
         """consume-ok."""
@@ -253,6 +256,7 @@ class Amqp091Receiver(ReceiverPort):
         """No more deliveries; returns whether that takes a cancel-ok. `with_flow`: the channel
         stops them, a consumer may stay where it is not by hand."""
         self._is_known = False
+        self._drains = False
         self._wanted = 0
         if with_flow and not self._is_manual:
             return False

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from tallymark.client.adapter import Adapter, Peer, ReceiverPort, SenderPort, SessionPort
+from tallymark.client.amqp10_coordinator import CoordinatorEnd
+from tallymark.client.amqp10_words import OUTCOMES, error_of, fields_of, outcome_of
 from tallymark.client.errors import (
     NO_USE_TRYING,
     ClientError,
-    Closed,
     ConnectFailed,
     ConnectionClosed,
     ConnectionLost,
@@ -21,7 +22,7 @@ from tallymark.client.errors import (
     SessionClosed,
 )
 from tallymark.client.options import ConnectionOptions, ReceiverOptions, SenderOptions
-from tallymark.client.outcomes import Accepted, Modified, Outcome, Rejected, Released
+from tallymark.client.outcomes import RELEASED, Outcome
 from tallymark.client.received import ReceivedMessage
 from tallymark.client.uri import Endpoint
 from tallymark.wire.amqp10.connection import Connection
@@ -35,6 +36,7 @@ from tallymark.wire.amqp10.events import (
     DrainFinished,
     Ended,
     Event,
+    InflowStopped,
     LinkAttached,
     LinkDetached,
     LinkFailed,
@@ -51,7 +53,12 @@ from tallymark.wire.amqp10.events import (
 )
 from tallymark.wire.amqp10.limits import Limits
 from tallymark.wire.amqp10.link import Link, ReceiverLink, SenderLink
-from tallymark.wire.amqp10.outcomes import Error
+from tallymark.wire.amqp10.outcomes import (
+    Declared,
+    DeliveryState,
+    Error,
+    TransactionalState,
+)
 from tallymark.wire.amqp10.performatives import (
     COPY,
     DURABLE_UNSETTLED_STATE,
@@ -81,16 +88,10 @@ if TYPE_CHECKING:
 
 SND_MODES: Final = {"unsettled": 0, "settled": 1, "mixed": 2}
 RCV_MODES: Final = {"first": 0, "second": 1}
-OUTCOMES: Final = (
-    "amqp:accepted:list",
-    "amqp:rejected:list",
-    "amqp:released:list",
-    "amqp:modified:list",
-)
+EXCLUSIVE: Final = "tallymark:exclusive"
+"""Property of a link that wants to be the only one to consume."""
 TAKEN_BACK: Final = "the server does not begin sessions or links with this client"
 NO_TRACE: Final[Callable[[str], None] | None] = None
-
-E = TypeVar("E", bound=Closed)
 
 
 @final
@@ -126,6 +127,7 @@ class Amqp10(Adapter):
             SettlementReceived: self._settlement,
             CreditReceived: self._credit,
             DrainFinished: self._drained,
+            InflowStopped: self._inflow_stopped,
             SessionUnblocked: self._unblocked,
             DeliveriesWithdrawn: self._withdrawn,
             SaslReceived: self._sasl,
@@ -245,7 +247,7 @@ class Amqp10(Adapter):
             Open(
                 container_id=options.container_id,
                 hostname=self._hostname,
-                properties=_fields(options.properties),
+                properties=fields_of(options.properties),
             )
         )
 
@@ -258,7 +260,7 @@ class Amqp10(Adapter):
 
     def _close_received(self, event: CloseReceived) -> None:
         kind = ConnectionClosed if self._is_open else ConnectFailed
-        error = _error(kind, event.error, "the server closed the connection")
+        error = error_of(kind, event.error, "the server closed the connection")
         error.may_retry = error.condition not in NO_USE_TRYING
         self._error = error
         self._wire.close()
@@ -286,7 +288,7 @@ class Amqp10(Adapter):
         event.session.end()
         port = event.session.context
         if isinstance(port, _SessionPort) and not port.is_closing:
-            error = _error(SessionClosed, event.error, "the server ended the session")
+            error = error_of(SessionClosed, event.error, "the server ended the session")
             port.dispatcher.closed(error, True)
         elif isinstance(port, _SessionPort):
             port.dispatcher.ended()
@@ -318,14 +320,18 @@ class Amqp10(Adapter):
             address = target.address if isinstance(target, Target) else None
             port.max_message_size = event.attach.max_message_size or 0
             port.producer.attached(port, address)
+        elif isinstance(port, CoordinatorEnd):
+            session = event.link.session.context
+            assert isinstance(session, _SessionPort)
+            session.has_several = port.attached(event.attach)
 
     def _link_detached(self, event: LinkDetached) -> None:
         link = event.link
         error: LinkClosed
         if event.refused:
-            error = _error(LinkRefused, event.error, f"the server refuses link {link.name!r}")
+            error = error_of(LinkRefused, event.error, f"the server refuses link {link.name!r}")
         else:
-            error = _error(LinkClosed, event.error, f"the server detached link {link.name!r}")
+            error = error_of(LinkClosed, event.error, f"the server detached link {link.name!r}")
         if event.closed or event.refused:
             link.detach()
         else:  # suspended, to be taken up again: we keep nothing to do that with [FC-21]
@@ -345,6 +351,8 @@ class Amqp10(Adapter):
         port = event.link.context
         if isinstance(port, _SenderPort):
             port.producer.may_send()
+        elif isinstance(port, CoordinatorEnd):
+            port.may_send()
 
     def _unblocked(self, event: SessionUnblocked) -> None:
         port = event.session.context
@@ -362,6 +370,11 @@ class Amqp10(Adapter):
         port = event.link.context
         if isinstance(port, _ReceiverPort):
             port.consumer.drained(event.given_up)
+
+    def _inflow_stopped(self, event: InflowStopped) -> None:
+        port = event.link.context
+        assert isinstance(port, _ReceiverPort)
+        port.session.is_dry(event.link)
 
     # Deliveries
 
@@ -398,18 +411,19 @@ class Amqp10(Adapter):
         assert isinstance(port, _ReceiverPort)
         first = port.session.tag_of(event.first)
         last = first + diff(event.last, event.first)
-        port.consumer.answered(first, last, _outcome(event.state))
+        port.consumer.answered(first, last, outcome_of(event.state))
 
     def _disposition(self, event: DispositionReceived) -> None:
         port = event.session.context
         if not isinstance(port, _SessionPort):
             return
-        outcome = _outcome(event.state)
-        is_final = event.settled or outcome is not None
+        outcome = outcome_of(event.state)
+        is_final = event.settled or outcome is not None or isinstance(event.state, Declared)
         if not is_final:
             return  # `received`: how far it has come
         if not event.by_sender:
             for low, high in walk(event.first, event.last):
+                port.coordinator.answered(low, high, event.state)
                 port.dispatcher.sent_settled(low, high, outcome)
             if not event.settled:  # the receiver settles second: our turn
                 event.session.settle_sent(event.first, event.last, event.state)
@@ -423,12 +437,15 @@ class Amqp10(Adapter):
 
 @final
 class _SessionPort(SessionPort):
-    __slots__ = ("dispatcher", "is_closing", "wire")
+    __slots__ = ("_moving", "coordinator", "dispatcher", "has_several", "is_closing", "wire")
 
     def __init__(self, session: Session, dispatcher: Dispatcher) -> None:
         self.wire = session
         self.dispatcher = dispatcher
         self.is_closing = False
+        self.has_several = False
+        self.coordinator = CoordinatorEnd(session, dispatcher)
+        self._moving: set[ReceiverLink] | None = None  # while the inflow is being stopped
 
     def tag_of(self, delivery_id: int) -> int:
         """delivery-ids come round after 2^32, tags do not."""
@@ -443,17 +460,18 @@ class _SessionPort(SessionPort):
             durable=DURABLE_UNSETTLED_STATE if options.durable else 0,
             dynamic=options.dynamic,
             distribution_mode=COPY if options.browse else None,
-            filter=_fields(options.filter),
+            filter=fields_of(options.filter),
             outcomes=OUTCOMES,
             capabilities=options.capabilities,
         )
         if options.durable:
             source.expiry_policy = EXPIRE_NEVER
+        asked = {EXCLUSIVE: True} if options.exclusive else {}
         attach = Attach(
             name=options.name,
             source=source,
             target=Target(),
-            properties=_fields(options.properties),
+            properties=fields_of({**asked, **(options.properties or {})}),
         )
         rcv_mode = _mode(RCV_MODES, options.rcv_mode)
         with _possible("receiver"):
@@ -473,7 +491,7 @@ class _SessionPort(SessionPort):
             name=options.name,
             source=Source(outcomes=OUTCOMES),
             target=target,
-            properties=_fields(options.properties),
+            properties=fields_of(options.properties),
         )
         snd_mode = _mode(SND_MODES, options.settle_mode)
         with _possible("sender"):
@@ -483,12 +501,50 @@ class _SessionPort(SessionPort):
         return port
 
     def settle(self, first: int, last: int, outcome: Outcome, work: Work | None = None) -> None:
-        assert work is None, work
-        self.wire.settle_received(first & MASK, last & MASK, outcome)
+        self.wire.settle_received(first & MASK, last & MASK, _state(outcome, work))
 
     def close(self) -> None:
         self.is_closing = True
         self.wire.end()
+
+    # Transactions
+
+    def select(self) -> None:
+        with _possible("link"):
+            self.coordinator.attach()
+
+    def begin(self, work: Work) -> None:
+        self.coordinator.declare(work)
+
+    def commit(self, work: Work) -> None:
+        self.coordinator.discharge(work, False)
+
+    def rollback(self, work: Work) -> None:
+        self.coordinator.discharge(work, True)
+
+    def stop_inflow(self) -> None:
+        links = [link for link in self.wire.links if isinstance(link, ReceiverLink)]
+        self._moving = {link for link in links if link.stop()}
+        self._check_dry()
+
+    def is_dry(self, link: Link) -> None:
+        """Nothing more comes on it."""
+        if self._moving is not None and isinstance(link, ReceiverLink):
+            self._moving.discard(link)
+            self._check_dry()
+
+    def _check_dry(self) -> None:
+        if self._moving is not None and not self._moving:
+            self._moving = None
+            self.dispatcher.inflow_stopped()
+
+    def resume_inflow(self) -> None:
+        """With the credit that is granted now."""
+
+    def give_back(self, ranges: list[tuple[int, int]]) -> None:
+        for first, last in ranges:
+            self.wire.settle_received(first & MASK, last & MASK, RELEASED)
+        self.dispatcher.given_back()  # what is sent from now on is heard behind it
 
 
 @final
@@ -518,7 +574,7 @@ class _ReceiverPort(ReceiverPort):
         self.link.flow(0)
 
     def settle(self, first: int, last: int, outcome: Outcome, work: Work | None = None) -> None:
-        assert work is None, work
+        assert work is None, "a settlement in a transaction has one step"
         self.link.settle(first & MASK, last & MASK, outcome)
 
     def close(self) -> None:
@@ -548,17 +604,17 @@ class _SenderPort(SenderPort):
         return self.session.wire.is_blocked
 
     def send(self, messages: list[bytes], settled: bool, work: Work | None = None) -> Iterable[int]:
-        assert work is None, work
         link = self.link
+        state = None if work is None else _state(None, work)
         if len(messages) == 1:
-            return (link.send(messages[0], settled=settled),)
+            return (link.send(messages[0], settled=settled, state=state),)
         cuts = array("I", [0])
         end = 0
         for message in messages:
             end += len(message)
             cuts.append(end)
         count = len(messages)
-        first = link.send_run(b"".join(messages), cuts, 0, count, settled=settled)
+        first = link.send_run(b"".join(messages), cuts, 0, count, settled=settled, state=state)
         if first + count <= MASK:
             return range(first, first + count)
         return [(first + i) & MASK for i in range(count)]
@@ -592,15 +648,12 @@ def _mode(modes: Mapping[str, int], name: str | None) -> int | None:
     return None if name is None else modes[name]
 
 
-def _fields(values: Mapping[str, object] | None) -> dict[object, object] | None:
-    fields: dict[object, object] = {}
-    for key, value in (values or {}).items():
-        fields[key] = value
-    return fields or None
-
-
-def _outcome(state: object) -> Outcome | None:
-    return state if isinstance(state, (Accepted, Rejected, Released, Modified)) else None
+def _state(outcome: Outcome | None, work: Work | None) -> DeliveryState | None:
+    """An outcome, or none yet; in a transaction, that which it is to have if that is committed."""
+    if work is None:
+        return outcome
+    assert isinstance(work.handle, bytes), work.handle
+    return TransactionalState(work.handle, outcome)
 
 
 def _is_opening(link: Link) -> bool:
@@ -614,17 +667,8 @@ def _tell(link: Link, error: LinkClosed) -> None:
     port = link.context
     if isinstance(port, _ReceiverPort):
         port.consumer.detached(error)
+        port.session.is_dry(link)
+    elif isinstance(port, CoordinatorEnd):
+        port.detached(error)
     elif isinstance(port, _SenderPort):
         port.producer.detached(error)
-
-
-def _error(kind: type[E], error: Error | None, text: str) -> E:
-    """What the peer said about why it closed something."""
-    if error is None:
-        return kind(text, is_remote=True)
-    return kind(
-        error.description or text,
-        condition=error.condition,
-        info=dict(error.info or {}),
-        is_remote=True,
-    )

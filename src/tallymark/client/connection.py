@@ -18,7 +18,7 @@ import tallymark
 from tallymark.client.adapter import Adapter, Peer
 from tallymark.client.amqp091 import Amqp091
 from tallymark.client.amqp10 import Amqp10
-from tallymark.client.dispatcher import Dispatcher, State
+from tallymark.client.dispatcher import Dispatcher
 from tallymark.client.errors import (
     ClientError,
     Closed,
@@ -36,6 +36,7 @@ from tallymark.client.events import (
     EventCallback,
     Reporter,
 )
+from tallymark.client.gate import State
 from tallymark.client.options import ANSWER_S, ConnectionOptions, Sasl
 from tallymark.client.reconnect import Backoff, Reconnector
 from tallymark.client.session import Session, attach_consumer, attach_producer
@@ -102,6 +103,7 @@ class Connection:
         await self.ready(timeout_s)
         self._dispatchers[:] = [d for d in self._dispatchers if d.state is not State.CLOSED]
         dispatcher = Dispatcher(self._turn, self._reporter)
+        dispatcher.answer_s = timeout_s
         self._dispatchers.append(dispatcher)
         try:
             await self._begin(dispatcher)

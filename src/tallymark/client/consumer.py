@@ -3,7 +3,9 @@
     BUFFERED --hand_over--> HELD --settle--> SETTLED                 mode first
                             HELD --settle--> SETTLING --> SETTLED    mode second, when answered
                             HELD --ignore--> IGNORED
+                            HELD --settle--> STAGED --commit--> SETTLED    in a transaction
     BUFFERED, HELD, SETTLING --sender takes it back--> SETTLED; gone from the buffer
+    BUFFERED, HELD, STAGED --rollback--> RETURNED; gone from the buffer
     HELD, SETTLING, BUFFERED --link gone--> LOST
 
 Every change of state and of the window's counts is one step without an await. Waiting readers are
@@ -13,24 +15,26 @@ nobody holds one across an await, or when cancelled [TX-18, TX-21].
 
 from __future__ import annotations
 
-import asyncio
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, final
 
 from tallymark.client.credit import NOTHING, Window
-from tallymark.client.errors import ClientError, Closed, NotPossible, SettlementRefused, TimedOut
+from tallymark.client.errors import ClientError, NotPossible, TimedOut
 from tallymark.client.events import CreditDecided, Decision, Event
 from tallymark.client.leaks import LeakWatch
-from tallymark.client.outcomes import Modified, Outcome, Rejected, Released
+from tallymark.client.outcomes import Modified, Outcome, Released
 from tallymark.client.received import (
     BUFFERED,
     IGNORED,
     LOST,
+    RETURNED,
     SETTLED,
     SETTLING,
+    STAGED,
     ReceivedMessage,
+    result_of,
 )
 from tallymark.client.waiting import TIME_IS_UP, Waiter, answer_to, resolve
 
@@ -44,25 +48,21 @@ if TYPE_CHECKING:
     StateCallback = Callable[[ReceivedMessage, Outcome | None], None]
 
 
-DRAIN_S: Final = 5.0
-"""How long a batch waits for its drain to be answered; seconds."""
-
-
 @final
 class Consumer:
     """Of one receiver, for as long as that lives; the link behind it may be replaced."""
 
     __slots__ = (
-        "_batching",
         "_credit_lost",
-        "_draining",
         "_is_touched",
         "_was_paused",
         "address",
         "attaching",
+        "batching",
         "buffer",
         "closing",
         "dispatcher",
+        "draining",
         "dropped",
         "ending",
         "error",
@@ -80,6 +80,7 @@ class Consumer:
         "port",
         "settled_total",
         "settling",
+        "staged",
         "waiters",
         "was_attached",
         "window",
@@ -109,6 +110,8 @@ class Consumer:
         """What it has forgotten; such a one we keep ourselves."""
         self.settling: dict[int, ReceivedMessage] = {}
         """The sender's answer is awaited, with or without anybody who waits [FC-12, FC-A4]."""
+        self.staged: dict[int, ReceivedMessage] = {}
+        """Settled in a transaction that has not ended; they keep their slots [TX-4]."""
         self.waiters: deque[Waiter] = deque()
         """Readers; see `wake`."""
         self.attaching: Waiter | None = None
@@ -128,8 +131,9 @@ class Consumer:
         self.leaks = LeakWatch(self)
         self._is_touched = False
         self._was_paused = True
-        self._draining: Waiter | None = None
-        self._batching: Waiter | None = None
+        self.draining: Waiter | None = None
+        self.batching: Waiter | None = None
+        """Who waits for a batch; see batch.py."""
         self._credit_lost = 0
 
     # Called by the adapter
@@ -144,10 +148,7 @@ class Consumer:
         self.was_attached = True
         self.peer_drains = True
         self._was_paused = True
-        if self._credit_lost:  # by hand: what was issued on the link before
-            port.grant(self._credit_lost)
-            self._credit_lost = 0
-        self.touch()
+        self.inflow_resumed()  # by hand: what was issued on the link before
         if self.attaching is not None:
             resolve(self.attaching, None)
 
@@ -164,7 +165,7 @@ class Consumer:
             self._lose_buffered(self.ending)
         self.touch()
         self.leaks.arrived(messages)
-        if self.waiters or self._batching is not None:
+        if self.waiters or self.batching is not None:
             self.wake(len(messages))
 
     def answered(self, first: int, last: int, state: Outcome | None) -> None:
@@ -172,13 +173,13 @@ class Consumer:
         for tag in known_tags(first, last, self.settling):
             message = self.settling.pop(tag)
             self._freed(message.delivery_tag)
-            message.answered(_result(message, state), SETTLED)
+            message.answered(result_of(message, state), SETTLED)
         self.touch()
 
     def drained(self, given_up: int) -> None:
         self._decided(Decision.DRAINED)
-        draining = self._draining
-        self._draining = None
+        draining = self.draining
+        self.draining = None
         if draining is not None:
             resolve(draining, given_up)
 
@@ -216,65 +217,11 @@ class Consumer:
                 raise TimedOut(f"no message from {self.address!r} within {timeout} s")
             await self.readable(left)
 
-    async def next_batch(self, n: int, timeout: float | None) -> list[ReceivedMessage]:
-        """Up to n messages. See Receiver.receive_batch.
-
-        They stay in the buffer until there are enough, or time is up: nobody holds them meanwhile.
-        """
-        if self._batching is not None:
-            raise NotPossible("receive_batch while another one is under way")
-        loop = self.dispatcher.loop
-        until = None if timeout is None else loop.time() + timeout
-        if self.is_manual and self.port is not None:
-            missing = n - len(self.buffer) - self.port.credit
-            if missing > 0:
-                self.issue(missing)
-        await self._gathered(n, until)
-        if self.is_manual and len(self.buffer) < n:
-            await self._end_of_batch()
-        batch: list[ReceivedMessage] = []
-        while len(batch) < n and self.buffer and (message := self.take()) is not None:
-            batch.append(message)
-        if not batch and self.error is not None:
-            raise self.error.again()
-        return batch
-
-    async def _end_of_batch(self) -> None:
-        """Nothing more shall come. A peer that does not answer a drain, as the standard wants it
-        to, is waited for once; then its credit is taken back."""
-        port = self.port
-        if port is not None and self.peer_drains:
-            try:
-                async with asyncio.timeout(DRAIN_S):
-                    await self.drain()
-            except TimeoutError:
-                self.peer_drains = False
-                self._draining = None
-            except Closed:
-                port = None  # it broke meanwhile: nothing comes of that credit
-        if port is None or port is not self.port:
-            self._credit_lost = 0
-        elif not self.peer_drains:
-            port.revoke()
-            self.dispatcher.turn.request()
-
-    async def _gathered(self, n: int, until: float | None) -> None:
-        """Until n messages are in the buffer, nothing more will come, or it is `until`."""
-        loop = self.dispatcher.loop
-        while self.error is None and (len(self.buffer) < n or self.dispatcher.is_stopped):
-            left = None if until is None else until - loop.time()
-            if left is not None and left <= 0:
-                return
-            self._batching = loop.create_future()
-            try:
-                await answer_to(self._batching, left)
-            finally:
-                self._batching = None
-
     async def readable(self, timeout: float | None) -> None:
         """Wait until there may be something to take: look again. Or until time is up."""
         waiter: Waiter = self.dispatcher.loop.create_future()
         self.waiters.append(waiter)
+        parked = self.dispatcher.gate.park()
         try:
             result = await answer_to(waiter, timeout)
         except BaseException:
@@ -282,6 +229,8 @@ class Consumer:
                 self.wake(1)  # it was woken and cannot look: somebody else shall
             self._forget(waiter)
             raise
+        finally:
+            self.dispatcher.gate.go_on(parked)
         if result is TIME_IS_UP:
             self._forget(waiter)
 
@@ -292,8 +241,8 @@ class Consumer:
 
     def wake(self, count: int) -> None:
         """Let so many readers look whether there is something for them."""
-        if self._batching is not None:
-            resolve(self._batching, None)
+        if self.batching is not None:
+            resolve(self.batching, None)
         waiters = self.waiters
         while count > 0 and waiters:
             waiter = waiters.popleft()
@@ -316,10 +265,10 @@ class Consumer:
         """Once per turn at most [FC-17]."""
         self._is_touched = False
         port = self.port
-        if port is None:
+        if port is None or self.dispatcher.has_no_inflow:
             return
         credit = port.credit
-        if not self.is_manual and self._draining is None:
+        if not self.is_manual and self.draining is None:
             due = self.window.grant(credit)
             if due != NOTHING:
                 port.grant(due)
@@ -337,6 +286,9 @@ class Consumer:
         if count < 1:
             raise ValueError(f"issue_credit({count}), expected 1 or more")
         port = self._by_hand("issue_credit")
+        if self.dispatcher.has_no_inflow:
+            self._credit_lost += count
+            return
         port.grant(port.credit + count)
         self._was_paused = False
         self._decided(Decision.ISSUE)
@@ -349,8 +301,8 @@ class Consumer:
             return 0
         self._decided(Decision.DRAIN)
         self.dispatcher.turn.request()
-        self._draining = self.dispatcher.loop.create_future()
-        given_up = await answer_to(self._draining, None)
+        self.draining = self.dispatcher.loop.create_future()
+        given_up = await answer_to(self.draining, None)
         assert isinstance(given_up, int)
         return given_up
 
@@ -360,8 +312,13 @@ class Consumer:
         return 0 if self.port is None else self.port.credit
 
     @property
+    def promised(self) -> int:
+        """The same, with what is granted once there is inflow again."""
+        return self.credit + self._credit_lost
+
+    @property
     def is_draining(self) -> bool:
-        return self._draining is not None
+        return self.draining is not None
 
     def _by_hand(self, call: str) -> ReceiverPort:
         if not self.is_manual:
@@ -371,7 +328,7 @@ class Consumer:
             )
         if self.port is None:
             raise (self.error or self.link_error or NotPossible("not attached")).again()
-        if self._draining is not None:
+        if self.draining is not None:
             raise NotPossible(f"{call} while a drain is under way")
         self.dispatcher.say_settlements()
         return self.port
@@ -382,12 +339,75 @@ class Consumer:
         self.last_tag = delivery_tag
         self.settled_total += 1
 
+    # A rollback, or recover; called by the dispatcher
+
+    def inflow_stops(self) -> None:
+        """All credit is taken back, and a drain is done."""
+        port = self.port
+        draining = self.draining
+        self.draining = None
+        if draining is not None:
+            resolve(draining, self.credit)
+        if self.is_manual and port is not None:
+            self._credit_lost = len(self.buffer) + (0 if draining is not None else port.credit)
+
+    def inflow_resumed(self) -> None:
+        """There may be credit again."""
+        if self._credit_lost and self.port is not None and not self.dispatcher.has_no_inflow:
+            self.port.grant(max(0, self._credit_lost - len(self.buffer)))
+            self._credit_lost = 0
+        self.touch()
+
+    def forget_lost_credit(self) -> None:
+        self._credit_lost = 0
+
+    def take_back(self, mark: int, error: ClientError) -> list[int]:
+        """What was delivered up to the mark goes back to the broker: tags, in any order. Messages
+        that were sent settled stay: nobody would send them again. Those of a receiver that was
+        closed are the broker's already, and are not shown any more."""
+        tags = [tag for tag in (*self.held, *self.dropped) if tag <= mark]
+        gone: list[ReceivedMessage | None] = []
+        for tag in tags:
+            reference = self.held.pop(tag, None)
+            gone.append(self.dropped.pop(tag) if reference is None else reference())
+        self.window.held -= len(tags)
+        kept: deque[ReceivedMessage] = deque()
+        for message in self.buffer:
+            if message.tag > mark or (message.state == SETTLED and not self.options.browse):
+                kept.append(message)
+                continue
+            gone.append(message)
+            if message.state == BUFFERED:
+                tags.append(message.tag)
+        self.buffer = kept
+        self.window.buffered = len(kept)
+        for found in gone:
+            if found is not None:
+                found.state = RETURNED
+                found.outcome_or_error = error
+        return tags
+
+    def staged_ended(self, message: ReceivedMessage, error: ClientError | None) -> None:
+        """The transaction is over: committed, or rolled back with that error."""
+        message.state = SETTLED if error is None else RETURNED
+        if error is not None:
+            message.outcome_or_error = error
+        if self.staged.pop(message.tag, None) is message:
+            self.window.held -= 1
+            self.last_tag = message.delivery_tag
+            self.settled_total += error is None
+            self.touch()
+
     # Settling; called by the dispatcher
 
-    def settled(self, message: ReceivedMessage, outcome: Outcome) -> None:
+    def settled(self, message: ReceivedMessage, outcome: Outcome, is_staged: bool) -> None:
         message.outcome_or_error = outcome
         if self.held.pop(message.tag, None) is None:
             del self.dropped[message.tag]
+        if is_staged:
+            message.state = STAGED
+            self.staged[message.tag] = message
+            return
         if message.is_second:
             message.state = SETTLING
             self.settling[message.tag] = message
@@ -421,7 +441,7 @@ class Consumer:
         for tag in known_tags(first, last, self.settling):
             message = self.settling.pop(tag)
             self._freed(message.delivery_tag)
-            message.answered(_result(message, state), SETTLED)
+            message.answered(result_of(message, state), SETTLED)
         for tag in known_tags(first, last, self.dropped):
             message = self.dropped.pop(tag)
             self._freed(message.delivery_tag)
@@ -488,8 +508,8 @@ class Consumer:
             self.close(self.ending)
             return
         self._lose_buffered(error)
-        if self.is_manual and self.port is not None:
-            drains = self._draining is not None  # the rest of the credit is given up
+        if self.is_manual and self.port is not None and not self.dispatcher.has_no_inflow:
+            drains = self.draining is not None  # the rest of the credit is given up
             self._credit_lost = len(self.buffer) + (0 if drains else self.port.credit)
         self.buffer.clear()
         self.window.buffered = 0
@@ -510,6 +530,9 @@ class Consumer:
         settling = list(self.settling.values())
         held = [*self.dropped.values(), *[reference() for reference in self.held.values()]]
         self.settling.clear()
+        if self.staged:
+            self.dispatcher.link_gone(self, error)
+            self.staged.clear()  # they are the transaction's
         self.held.clear()
         self.dropped.clear()
         self.window.held = 0
@@ -519,8 +542,8 @@ class Consumer:
             if found is not None:
                 found.state = LOST
                 found.outcome_or_error = error
-        draining = self._draining
-        self._draining = None
+        draining = self.draining
+        self.draining = None
         if draining is not None:
             resolve(draining, error.again())
 
@@ -549,30 +572,6 @@ class Consumer:
                 delivery_tag=self.last_tag,
             )
         )
-
-
-def _result(message: ReceivedMessage, state: Outcome | None) -> Outcome | ClientError:
-    """What a settlement led to, now that the sender has answered with `state`."""
-    asked = message.outcome_or_error
-    assert asked is not None
-    assert not isinstance(asked, ClientError)
-    if state is None or type(state) is type(asked):
-        return asked if state is None else state
-    error = state.error if isinstance(state, Rejected) else None
-    text = f"the sender answered {_name(state)} to {_name(asked)}"
-    if error is None:
-        return SettlementRefused(text, asked, state)
-    return SettlementRefused(
-        error.description or text,
-        asked,
-        state,
-        condition=error.condition,
-        info=error.info or {},
-    )
-
-
-def _name(outcome: Outcome) -> str:
-    return type(outcome).__name__.lower()
 
 
 def known_tags(first: int, last: int, known: Mapping[int, object]) -> list[int]:

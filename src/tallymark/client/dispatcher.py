@@ -1,23 +1,27 @@
-"""Who gets a session's deliveries, and when: the one object that owns delivery, stop and close.
+"""Who gets a session's deliveries, and when: the one object that owns delivery, stop, commit,
+rollback, recover and close [TX-17 to TX-26].
 
 It knows no protocol: tags are whole numbers that only grow within a session, settlements are
-ranges of them. States [TX-25]:
+ranges of them.
 
-    running --stop()--> stopping --no handler runs any more--> stopped --resume()--> running
-    closed from any
-
-| Data | Written by | Read by | Guard |
-|---|---|---|---|
-| highest_tag | Consumer.deliver, before a message can be seen | who stops | one step, no await |
-| buffers | Consumer.deliver (tail), hand_over (head) | - | only hand_over takes |
-| state | stop, resume, close | hand_over, after every await of a reader | one step |
-| what is held, settling | hand_over, settle, ignore, answered | leaks, close | one step |
-| settlements of this turn | settle | flush | one step |
+    highest_tag      set by Consumer.deliver, before a message can be seen; no await between
+    buffers          tail: Consumer.deliver; head: hand_over, and nobody else; take_back
+    the gate's state, rollback_mark, has_no_inflow
+                     stop, rollback, recover, close; looked at after every await of a reader
+    held, settling, staged
+                     hand_over, settle, ignore, answers, take_back: each in one step
+    work             what is sent and settled at present is in it; changed by commit and rollback,
+                     under the session lock, in the step in which they are said
 
 There is no dispatcher task and so no message in its hands: readers are tasks of the application,
-woken with nothing, and `hand_over` decides at the moment it gives. A stop is in force at once for
-readers that wait; it is acknowledged when no handler works on a message any more. The caller's own
-handler does not count: a stop from inside it does not wait for itself [TX-18, TX-20, TX-21].
+woken with nothing, and `hand_over` decides at the moment it gives [TX-18]. Buffers hold messages
+and nothing else: stops, barriers and the ends of receivers are states, so no such item is ever
+compared with the mark.
+
+Lock order: session, then nothing. What belongs to the dispatcher and to a consumer changes in steps
+without an await and needs no lock. The session lock is held by tasks of the dispatcher's own, never
+while a handler that could want it runs: who waits for it in a handler counts as not at work
+(gate.py), so that a rollback in a handler waits neither for itself nor for another such [TX-20].
 """
 
 from __future__ import annotations
@@ -25,84 +29,47 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import Callable
-from enum import Enum
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, final
 
-from tallymark.client.errors import ClientError
-from tallymark.client.events import CallbackFailed, Reporter
-from tallymark.client.outcomes import RELEASED, Outcome
-from tallymark.client.received import BUFFERED, HELD, IGNORED, LOST, SETTLED, ReceivedMessage
+from tallymark.client.errors import (
+    ClientError,
+    Closed,
+    ConnectionLost,
+    MessagesReturned,
+    NotPossible,
+    RollbackUncertain,
+    SessionClosed,
+    TimedOut,
+    TransactionError,
+    TransactionRolledBack,
+)
+from tallymark.client.events import CallbackFailed, Reporter, TransactionFailed
+from tallymark.client.gate import Gate, State
+from tallymark.client.options import ANSWER_S
+from tallymark.client.outcomes import RELEASED, Modified, Outcome, Released
+from tallymark.client.received import (
+    BUFFERED,
+    HELD,
+    IGNORED,
+    LOST,
+    RETURNED,
+    SETTLED,
+    ReceivedMessage,
+)
+from tallymark.client.settlements import Run, Settlements, ranges_of
 from tallymark.client.turn import Turn
 from tallymark.client.waiting import Waiter, answer_to, resolve
+from tallymark.client.work import Stage, Work, rolled_back
 
 if TYPE_CHECKING:
     from tallymark.client.adapter import SessionPort
     from tallymark.client.consumer import Consumer
     from tallymark.client.producer import Pending, Producer
-    from tallymark.client.work import Work
+    from tallymark.client.transaction import Transaction
 
 ErrorCallback = Callable[[ClientError], object]
-
-
-class State(Enum):
-    RUNNING = "running"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-    CLOSED = "closed"
-
-
-@final
-class Settlements:
-    """What was settled in this turn, joined into ranges: order does not matter to a broker, which
-    puts back what is released in its old place."""
-
-    __slots__ = ("_first", "_last", "_outcome", "_runs", "_second")
-
-    def __init__(self) -> None:
-        self._runs: list[tuple[int, int, Outcome, Consumer | None]] = []
-        self._first = 0
-        self._last = -1
-        self._outcome: Outcome | None = None
-        self._second: Consumer | None = None
-
-    def add(self, tag: int, outcome: Outcome, second: Consumer | None) -> bool:
-        """`second`: whose link settles it in two steps. Returns whether it is the first."""
-        if tag == self._last + 1 and outcome is self._outcome and second is self._second:
-            self._last = tag
-            return False
-        was_empty = self._outcome is None
-        if self._outcome is not None:
-            self._runs.append((self._first, self._last, self._outcome, self._second))
-        self._first = self._last = tag
-        self._outcome = outcome
-        self._second = second
-        return was_empty
-
-    def take(self) -> list[tuple[int, int, Outcome, Consumer | None]]:
-        """(first, last, outcome, second) of contiguous tags only, ascending; then it is empty."""
-        if self._outcome is None:
-            return []
-        runs = self._runs
-        runs.append((self._first, self._last, self._outcome, self._second))
-        self._runs = []
-        self._outcome = self._second = None
-        self._last = -1
-        if len(runs) == 1:
-            return runs
-        runs.sort(key=_first_of)
-        joined = [runs[0]]
-        for run in runs[1:]:
-            first, last, outcome, second = joined[-1]
-            if run[0] == last + 1 and run[2] is outcome and run[3] is second:
-                joined[-1] = (first, run[1], outcome, second)
-            else:
-                joined.append(run)
-        return joined
-
-
-def _first_of(run: tuple[int, int, Outcome, Consumer | None]) -> int:
-    return run[0]
 
 
 @final
@@ -110,17 +77,28 @@ class Dispatcher:
     """Of one session, for as long as that lives; the protocol's session may be replaced."""
 
     __slots__ = (
-        "_asked",
-        "_handling",
+        "_askers",
+        "_ending",
+        "_endings",
+        "_is_dry",
+        "_is_given_back",
         "_is_marked",
+        "_is_selected",
+        "_is_selecting",
+        "_live",
+        "_lock",
+        "_selection_error",
         "_settlements",
-        "_stop_waiters",
-        "_stopping",
         "_touched",
+        "_unsaid",
+        "answer_s",
         "callbacks",
         "closing",
         "consumers",
         "error",
+        "explicit",
+        "gate",
+        "has_no_inflow",
         "highest_tag",
         "is_ending",
         "loop",
@@ -128,11 +106,13 @@ class Dispatcher:
         "port",
         "producers",
         "reporter",
+        "rollback_mark",
         "sent",
-        "state",
+        "transaction",
         "turn",
         "wall_ms",
         "was_open",
+        "work",
     )
 
     def __init__(self, turn: Turn, reporter: Reporter) -> None:
@@ -142,11 +122,23 @@ class Dispatcher:
         self.wall_ms: Callable[[], int] = _wall_ms
         """Milliseconds since 1970; tests set it."""
         self.port: SessionPort | None = None
-        self.state = State.RUNNING
+        self.gate = Gate(turn.loop, self._resumed)
+        self.answer_s = ANSWER_S
+        """How long a broker may take to answer."""
         self.error: ClientError | None = None
         self.was_open = False
         self.highest_tag = -1
         """Of the deliveries that have arrived; -1: none yet on this protocol's session [TX-22]."""
+        self.rollback_mark = -1
+        """What was delivered up to it is not shown any more [TX-18]."""
+        self.has_no_inflow = False
+        """A rollback goes on: no credit, and no delivery."""
+        self.transaction: Transaction | None = None
+        """The session's, if it is in one."""
+        self.work: Work | None = None
+        """What is done in it at present: all that is settled and sent."""
+        self.explicit = 0
+        """Transactions that are named by what is done in them."""
         self.consumers: list[Consumer] = []
         self.producers: list[Producer] = []
         self.sent: dict[int, Pending] = {}
@@ -158,22 +150,32 @@ class Dispatcher:
         self.callbacks: list[ErrorCallback] = []
         self._settlements = Settlements()
         self._touched: list[Consumer] = []
-        self._asked: Waiter | None = None
         self._is_marked = False
-        self._handling: set[asyncio.Task[Any]] = set()
-        self._stopping: set[asyncio.Task[Any]] = set()
-        self._stop_waiters: list[Waiter] = []
+        self._unsaid: list[Run] = []
+        """Settlements that wait for their transaction to begin, or for another one to end."""
+        self._lock = asyncio.Lock()
+        self._live: list[Work] = []
+        self._ending: Work | None = None
+        """Of the session's transaction: the commit or rollback is said, and not answered."""
+        self._endings: set[asyncio.Task[None]] = set()
+        self._askers: list[Waiter] = []
+        self._is_selected = False
+        self._is_selecting = False
+        self._selection_error: ClientError | None = None
+        self._is_dry = False
+        self._is_given_back = False
 
     # Deliveries
 
     def hand_over(self, consumer: Consumer) -> ReceivedMessage | None:
         """The next message of the consumer's buffer, which is not empty; None while stopped."""
-        if self.state is not State.RUNNING and self.state is not State.CLOSED:
+        if self.gate.is_shut:
             return None
         message = consumer.buffer.popleft()
         window = consumer.window
         window.buffered -= 1
         if message.state == BUFFERED:
+            assert message.tag > self.rollback_mark, (message.tag, self.rollback_mark)
             message.state = HELD
             message.taken_ms = self.turn.now_ms()
             window.held += 1
@@ -187,17 +189,30 @@ class Dispatcher:
             consumer.touch()
         return message
 
-    def settle(self, message: ReceivedMessage, outcome: Outcome) -> None:
-        """Settle what the application holds, at the end of the turn with others; a no-op on what is
-        settled already, or ignored. Raises Closed where the link is gone."""
+    def settle(
+        self, message: ReceivedMessage, outcome: Outcome, transaction: Transaction | None = None
+    ) -> None:
+        """Settle what the application holds, at the end of the turn with others; in a transaction,
+        if that is committed. A no-op on what is settled already, or ignored.
+
+        Raises Closed where the link is gone, TransactionRolledBack where the transaction is or a
+        rollback has given the message back.
+        """
         state = message.state
         if state == HELD:
+            work = self.work if transaction is None else self.work_of(transaction)
+            if work is not None:
+                if work.error is not None:
+                    if isinstance(outcome, Released):
+                        return  # as the rollback will
+                    raise work.error.again()
+                work.settled.append(message)
             consumer = message.consumer
-            consumer.settled(message, outcome)
-            second = consumer if message.is_second else None
-            if self._settlements.add(message.tag, outcome, second):
+            consumer.settled(message, outcome, work is not None)
+            second = consumer if message.is_second and work is None else None
+            if self._settlements.add(message.tag, outcome, second, work):
                 self._mark()
-        elif state == LOST:
+        elif state == LOST or (state == RETURNED and not isinstance(outcome, (Released, Modified))):
             error = message.outcome_or_error
             assert isinstance(error, ClientError)
             raise error.again()
@@ -234,11 +249,10 @@ class Dispatcher:
             for number in range(low, high + 1):
                 pending = sent.pop(number, None)
                 if pending is not None:
-                    pending.group.finish(pending.index, outcome)
+                    pending.finish(outcome)
         else:
             for number in [known for known in sent if low <= known <= high]:
-                pending = sent.pop(number)
-                pending.group.finish(pending.index, outcome)
+                sent.pop(number).finish(outcome)
 
     # Turns
 
@@ -263,98 +277,522 @@ class Dispatcher:
 
     def say_settlements(self) -> None:
         """Those of this turn so far: before credit that may have come of them."""
-        port = self.port
-        for first, last, outcome, second in self._settlements.take():
-            if second is None:
-                if port is not None:
-                    port.settle(first, last, outcome)
-            elif second.port is not None:
-                second.port.settle(first, last, outcome)
+        runs = self._settlements.take()
+        if self._unsaid:
+            runs = self._unsaid + runs
+            self._unsaid = []
+        for run in runs:
+            if not self.may_say(run.work):
+                self._unsaid.append(run)
+            elif run.second is not None:
+                if run.second.port is not None:
+                    run.second.port.settle(run.first, run.last, run.outcome, run.work)
+            elif self.port is not None:
+                self.port.settle(run.first, run.last, run.outcome, run.work)
+
+    # Stop and go on [TX-20, TX-21, TX-25]
+
+    @property
+    def state(self) -> State:
+        return self.gate.state
 
     @property
     def is_stopped(self) -> bool:
         """Nothing is handed over, but something may be later."""
-        return self.state is State.STOPPING or self.state is State.STOPPED
+        return self.gate.is_shut
 
-    # Stop and go on [TX-20, TX-21, TX-25]
-
-    async def stop(self) -> None:
-        """See Session.stop."""
-        if self.state is State.CLOSED:
-            assert self.error is not None
-            raise self.error.again()
-        if self.state is State.RUNNING:
-            self.state = State.STOPPING
-        task = asyncio.current_task()
-        assert task is not None
-        self._stopping.add(task)
-        try:
-            self._tell_stop_waiters()
-            while self._handling - self._stopping and self.state is State.STOPPING:
-                waiter: Waiter = self.loop.create_future()
-                self._stop_waiters.append(waiter)
-                await answer_to(waiter, None)
-        finally:
-            self._stopping.discard(task)
-        if self.state is State.STOPPING:
-            self.state = State.STOPPED
-
-    def resume(self) -> None:
-        """See Session.resume."""
-        if self.state is State.CLOSED:
-            assert self.error is not None
-            raise self.error.again()
-        self.state = State.RUNNING
-        self._tell_stop_waiters()
+    def _resumed(self) -> None:
         for consumer in self.consumers:
             consumer.wake(len(consumer.buffer))
 
-    def handler_begins(self, task: asyncio.Task[Any]) -> None:
-        self._handling.add(task)
+    # Transactions: one ends at a time, and no handler of the application runs in it [TX-23]
 
-    def handler_ended(self, task: asyncio.Task[Any]) -> None:
-        self._handling.discard(task)
-        self._tell_stop_waiters()
+    def work_of(self, transaction: Transaction) -> Work:
+        """What is done now, naming a transaction, is done in this."""
+        if transaction.dispatcher is not self:
+            raise NotPossible("a transaction of another session")
+        return transaction.present()
 
-    def _tell_stop_waiters(self) -> None:
-        waiters = self._stop_waiters
-        self._stop_waiters = []
-        for waiter in waiters:
+    async def enter(self, transaction: Transaction) -> None:
+        """Open a transaction. Raises NotPossible where another one is in the way, or the broker has
+        none; TimedOut; Closed."""
+        parked = self.gate.park()
+        try:
+            async with self._lock:
+                port = self.port
+                if port is None:
+                    raise (self.error or NotPossible("the session is not there")).again()
+                if self.transaction is not None:
+                    raise NotPossible("a transaction on a session that is in one")
+                if self.explicit and not transaction.is_explicit:
+                    raise NotPossible(
+                        f"a transaction of the session beside {self.explicit} explicit ones"
+                    )
+                await self._select(port)
+                if transaction.is_explicit and not port.has_several:
+                    raise NotPossible("explicit transactions: the broker has one a session")
+                self._open(transaction)
+        finally:
+            self.gate.go_on(parked)
+
+    async def _select(self, port: SessionPort) -> None:
+        self._ask_for_transactions(port)
+        await self._until(
+            port, lambda: self._is_selected or self._selection_error is not None, self.answer_s
+        )
+        if self._selection_error is not None:
+            raise self._selection_error.again()
+        if self.port is not port:
+            raise (self.error or ConnectionLost("while a transaction was opened")).again()
+
+    def _ask_for_transactions(self, port: SessionPort) -> None:
+        if not self._is_selected and not self._is_selecting:
+            self._is_selecting = True
+            self._selection_error = None
+            port.select()
+            self.turn.request()
+
+    def _open(self, transaction: Transaction) -> None:
+        if transaction.is_explicit:
+            self.explicit += 1
+        else:
+            self.transaction = transaction
+        transaction.lock = asyncio.Lock() if transaction.is_explicit else self._lock
+        self._renew(transaction, False)
+
+    def _renew(self, transaction: Transaction, last: bool) -> Work | None:
+        """What is done from now on belongs to the next one, or with `last` to none. Returns what
+        was being done."""
+        before = transaction.work
+        work: Work | None = None
+        if not last:
+            work = Work(self)
+            self._live.append(work)
+        elif transaction.is_explicit:
+            self.explicit -= 1
+        else:
+            self.transaction = None
+        transaction.work = work
+        if not transaction.is_explicit:
+            self.work = work
+        return before
+
+    def link_gone(self, consumer: Consumer, error: ClientError) -> None:
+        """A receiver is gone, and messages of it are settled in a transaction. Where the broker has
+        heard of that it keeps them; where nobody can tell, nothing of it must take effect."""
+        staged = consumer.staged
+        if consumer.ending is not None:  # the broker hears of everything first, if it can
+            unsure = {run.work for run in self._unsaid if any(t in staged for t in run.tags)}
+        else:
+            unsure = {work for work in self._live if any(m.tag in staged for m in work.settled)}
+        for work in unsure:
+            if work is not None:
+                work.doom(rolled_back(f"with a receiver: {error}", error))
+
+    async def all_told(self, consumer: Consumer) -> None:
+        """Until the broker has heard of all that was settled of a receiver, as far as it may."""
+
+        def is_told() -> bool:
+            self.say_settlements()
+            return not any(tag in consumer.staged for run in self._unsaid for tag in run.tags)
+
+        with suppress(TimedOut):
+            await self._until(self.port, is_told, self.answer_s)
+
+    def may_say(self, work: Work | None) -> bool:
+        """Whether what was done in it, or in none, may be said to the broker now. Begins it, if
+        this is the first."""
+        port = self.port
+        if port is None:
+            return False
+        if self._ending is not None and not port.has_several:
+            return False  # [TX-5]
+        if work is None:
+            return True
+        if work.error is not None:
+            return False  # a rollback finds it
+        if work.stage is Stage.NEW and self._ending is None:
+            if self._is_selected:
+                work.stage = Stage.BEGINNING
+                port.begin(work)
+                self.turn.request()
+            elif self._selection_error is not None:
+                work.failed(rolled_back("before it began", self._selection_error))
+            else:
+                self._ask_for_transactions(port)
+        return work.stage is Stage.OPEN
+
+    async def commit(self, transaction: Transaction, last: bool) -> None:
+        """See Transaction.commit."""
+        rollbacks = transaction.rollbacks
+        lock = transaction.lock
+        parked = self.gate.park()
+        try:
+            await lock.acquire()
+            waiter: Waiter | None = None
+            try:
+                work = transaction.present()
+                if transaction.rollbacks != rollbacks:
+                    raise _by_the_application()
+                if work.is_empty:
+                    if last:
+                        self._renew(transaction, True)
+                        self._live.remove(work)
+                    ended = self._ended_by_others()
+                    if ended is not None:
+                        raise rolled_back(f"with its session: {ended}", ended)
+                    return
+                await self._all_said(work)
+                waiter = self.loop.create_future()
+                self._end(transaction, work, last, waiter)
+            finally:
+                if waiter is None:
+                    lock.release()
+            await answer_to(waiter, None)
+        finally:
+            self.gate.go_on(parked)
+
+    async def _all_said(self, work: Work) -> None:
+        """Until the broker has heard of everything done in it, and answered every message [TX-24];
+        or it has failed. As long as a send would wait."""
+
+        def is_said() -> bool:
+            self.say_settlements()
+            return work.error is not None or (
+                work.stage is Stage.OPEN
+                and not work.unanswered
+                and not any(run.work is work for run in self._unsaid)
+            )
+
+        while not is_said():
+            await self._until(self.port, is_said, None)
+
+    def _end(self, transaction: Transaction, work: Work, last: bool, waiter: Waiter) -> None:
+        """Say the commit. What other tasks do from now on is not in it any more."""
+        self._renew(transaction, last)
+        port = self.port
+        if work.error is None and port is not None:
+            work.stage = Stage.ENDING
+            work.is_committing = True
+            if not transaction.is_explicit:
+                self._ending = work
+            port.commit(work)
+            self.turn.request()
+        self._run(self._committed(transaction, work, port), waiter)
+
+    async def _committed(
+        self, transaction: Transaction, work: Work, port: SessionPort | None
+    ) -> None:
+        """From a commit to its answer, and what follows if that is no."""
+        try:
+            await self._answered(port, lambda: work.stage is not Stage.ENDING)
+            error = work.error
+            if error is not None:
+                transaction.rollbacks += 1
+                with suppress(RollbackUncertain):  # this is what it would be uncertain about
+                    if transaction.is_explicit:
+                        await self._give_one_back(work, error)
+                    else:
+                        await self._give_all_back(error, lambda: work)
+                raise error.again()
+            self._is_over(work, None)
+            transaction.commits += 1
+            if work.returned:
+                text = f"committed, and no queue took {work.returned} of its messages"
+                raise MessagesReturned(text, work.returned)
+        finally:
+            transaction.lock.release()
+
+    async def rollback(self, transaction: Transaction, last: bool) -> None:
+        """See Transaction.rollback. Once asked for, it is done, whoever waits for it."""
+        waiter: Waiter = self.loop.create_future()
+        parked = self.gate.park()
+        try:
+            self._run(self._roll_back(transaction, last), waiter)
+            await answer_to(waiter, None)
+        finally:
+            self.gate.go_on(parked)
+
+    async def _roll_back(self, transaction: Transaction, last: bool) -> None:
+        async with transaction.lock:
+            if transaction.work is None:
+                return
+            error = _by_the_application()
+
+            def taken() -> Work | None:
+                transaction.rollbacks += 1
+                return self._renew(transaction, last)
+
+            if transaction.is_explicit:
+                work = taken()
+                assert work is not None
+                await self._give_one_back(work, error)
+            else:
+                await self._give_all_back(error, taken)
+        ended = self._ended_by_others()
+        if ended is not None and not last:
+            raise ended.again()
+
+    def _ended_by_others(self) -> ClientError | None:
+        """Why the session is gone for good, where the application did not want that: its next
+        commit and rollback say so as well [SC-10]."""
+        error = self.error
+        return None if isinstance(error, Closed) and error.was_asked_for else error
+
+    async def _give_one_back(self, work: Work, error: ClientError) -> None:
+        """What was settled in an explicit transaction, and nothing else."""
+        port = self.port
+        is_done = True
+        if port is not None:
+            is_done = await self._said_rollback(port, work, self._forget_unsaid(work), error)
+        self._is_over(work, error)
+        if not is_done:
+            raise _uncertain(work)
+
+    async def recover(self) -> None:
+        """See Session.recover [TX-26]."""
+        waiter: Waiter = self.loop.create_future()
+        parked = self.gate.park()
+        try:
+            self._run(self._recover(), waiter)
+            await answer_to(waiter, None)
+        finally:
+            self.gate.go_on(parked)
+
+    async def _recover(self) -> None:
+        async with self._lock:
+            if self.error is not None:
+                raise self.error.again()
+            await self._give_all_back(NotPossible("given back by recover: it comes again"))
+
+    async def _give_all_back(
+        self, error: ClientError, taken: Callable[[], Work | None] = lambda: None
+    ) -> None:
+        """Everything delivered and not settled goes back, to come again in its old order; in
+        between, what `taken` returns is rolled back [TX-19, TX-19a, TX-25, TX-26].
+
+        Raises RollbackUncertain where the session goes in the middle of it.
+        """
+        self.gate.pause()
+        try:
+            await self.gate.quiet()
+            port = self.port
+            is_done = port is None or await self._stop_inflow(port)
+            work = taken()
+            if port is not None and is_done:
+                is_done = await self._rolled_back(port, work, error)
+            if work is not None:
+                self._is_over(work, error)
+            self._go_on(port if is_done else None)
+        finally:
+            self.has_no_inflow = False
+            self.gate.unpause()
+        if not is_done:
+            raise _uncertain(work)
+
+    async def _stop_inflow(self, port: SessionPort) -> bool:
+        """Step 1: until the last delivery is in. False: the session is gone."""
+        self.has_no_inflow = True
+        for consumer in self.consumers:
+            consumer.inflow_stops()
+        self._is_dry = False
+        port.stop_inflow()
+        self.turn.request()
+        return await self._answered(port, lambda: self._is_dry)
+
+    async def _rolled_back(self, port: SessionPort, work: Work | None, error: ClientError) -> bool:
+        """Steps 2 to 6. False: the session is gone. There is nothing to wait for at step 3: no
+        message is in anybody's hands who has not got it."""
+        self.rollback_mark = self.highest_tag
+        tags = self._take_back(error)
+        if work is None:
+            return await self._given_back(port, tags)
+        tags += self._forget_unsaid(work)
+        return await self._said_rollback(port, work, tags, error)
+
+    async def _said_rollback(
+        self, port: SessionPort, work: Work, tags: list[int], error: ClientError
+    ) -> bool:
+        for producer in self.producers:
+            producer.fail_posted(work, error)
+        if not await self._answered(port, lambda: work.stage is not Stage.BEGINNING):
+            return False
+        if work.stage is Stage.OPEN:
+            work.stage = Stage.ENDING
+            if self.has_no_inflow:
+                self._ending = work
+            port.rollback(work)
+            self.turn.request()
+            if not await self._answered(port, lambda: work.stage is not Stage.ENDING):
+                return False
+        return await self._given_back(port, tags)
+
+    async def _given_back(self, port: SessionPort, tags: list[int]) -> bool:
+        """Step 5. What a broker sent behind our back meanwhile is not shown either [TX-18]."""
+        if self.has_no_inflow and self.highest_tag > self.rollback_mark:
+            self.rollback_mark = self.highest_tag
+            tags += self._take_back(NotPossible("given back: it comes again"))
+        self._is_given_back = False
+        port.give_back(ranges_of(tags))
+        self.turn.request()
+        return await self._answered(port, lambda: self._is_given_back)
+
+    def _take_back(self, error: ClientError) -> list[int]:
+        """Step 4, of all receivers, also those that were closed."""
+        tags: list[int] = []
+        for consumer in self.consumers:
+            tags += consumer.take_back(self.rollback_mark, error)
+        return tags
+
+    def _forget_unsaid(self, work: Work) -> list[int]:
+        """What was settled in it and the broker has not heard of: tags."""
+        runs = self._unsaid + self._settlements.take()
+        self._unsaid = [run for run in runs if run.work is not work]
+        if self._unsaid:
+            self._mark()
+        return [tag for run in runs if run.work is work for tag in range(run.first, run.last + 1)]
+
+    def _is_over(self, work: Work, error: ClientError | None) -> None:
+        """Slots come back, and what waited for its end may go on."""
+        settled = work.settled
+        work.settled = []
+        for message in settled:
+            message.consumer.staged_ended(message, error)
+        if work in self._live:
+            self._live.remove(work)
+        if self._ending is work:
+            self._ending = None
+        self._changed()
+
+    def _go_on(self, port: SessionPort | None) -> None:
+        """Step 7: credit, for those whose session is still there."""
+        self.has_no_inflow = False
+        if port is not None:
+            port.resume_inflow()
+            for consumer in self.consumers:
+                consumer.inflow_resumed()
+
+    # Waiting for the broker; at each wait the session may go
+
+    async def _answered(self, port: SessionPort | None, done: Callable[[], bool]) -> bool:
+        """False: the session is gone. One whose broker does not answer in time is ended: that rolls
+        back what it had."""
+        try:
+            return await self._until(port, done, self.answer_s)
+        except TimedOut as late:
+            error = SessionClosed(f"ended here: {late}")
+            self.begin_close(error)
+            self.turn.request()
+            self.scoped_error(error)
+            return False
+
+    async def _until(
+        self, port: SessionPort | None, done: Callable[[], bool], limit_s: float | None
+    ) -> bool:
+        """Until it is done, or the protocol's session is another one: False."""
+        until = None if limit_s is None else self.loop.time() + limit_s
+        while self.port is port and not done():
+            left = None if until is None else until - self.loop.time()
+            if left is not None and left <= 0:
+                raise TimedOut(f"no answer within {limit_s} s")
+            asker: Waiter = self.loop.create_future()
+            self._askers.append(asker)
+            await answer_to(asker, left)
+        return self.port is port
+
+    def _run(self, steps: Coroutine[Any, Any, None], waiter: Waiter) -> None:
+        """In a task of its own: who waits may be cancelled, what was said to the broker is not."""
+        task = self.loop.create_task(self._told(steps, waiter))
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+    async def _told(self, steps: Coroutine[Any, Any, None], waiter: Waiter) -> None:
+        try:
+            await steps
+        except ClientError as error:
+            if waiter.done():
+                self.reporter.report(TransactionFailed(error), error)
+            resolve(waiter, error)
+        except BaseException:
+            waiter.cancel()
+            raise
+        else:
             resolve(waiter, None)
 
-    # Coming and going, told by the adapter or the connection
+    async def endings(self) -> None:
+        """Wait for commits and rollbacks that are under way, as long as an answer may take."""
+        parked = self.gate.park()
+        try:
+            if self._endings:
+                await asyncio.wait(self._endings, timeout=self.answer_s)
+        finally:
+            self.gate.go_on(parked)
 
-    # What the adapter answers of transactions: one question at a time
+    # What the adapter answers
 
     def selected(self, error: ClientError | None) -> None:
         """The session takes transactions, or why not."""
-        self._answer(error)
+        self._is_selecting = False
+        self._is_selected = error is None
+        self._selection_error = error
+        self._changed()
 
-    def inflow_stopped(self, error: ClientError | None = None) -> None:
+    def transactions_lost(self, error: TransactionError) -> None:
+        """The broker has rolled back those that were open, unasked; and can begin others."""
+        for work in list(self._live):
+            if work.is_known:
+                work.failed(error)
+
+    def inflow_stopped(self) -> None:
         """The last delivery is in."""
-        self._answer(error)
+        self._is_dry = True
+        self._changed()
 
-    def given_back(self, error: ClientError | None = None) -> None:
+    def given_back(self) -> None:
         """The broker has what was ours; what it delivers from now on is new."""
-        self._answer(error)
+        self._is_given_back = True
+        self._changed()
 
     def work_changed(self, work: Work) -> None:
-        """It has begun, or is over: what waited for that is said."""
-        self._answer(None)
-        self._mark()
-        for producer in self.producers:
-            producer.may_send()
+        """It has begun, or is over."""
+        self._changed()
 
-    def _answer(self, result: ClientError | None) -> None:
-        if self._asked is not None:
-            resolve(self._asked, result)
+    def _changed(self) -> None:
+        """Whoever waits for an answer looks whether it is there; what waited for it is said."""
+        askers = self._askers
+        self._askers = []
+        for asker in askers:
+            resolve(asker, None)
+        if self._unsaid:
+            self._mark()
+        for producer in self.producers:
+            if producer.queue:
+                producer.may_send()
+
+    # Coming and going, told by the adapter or the connection
 
     def opened(self, port: SessionPort) -> None:
         self.port = port
         self.was_open = True
-        self.highest_tag = -1
+        self.highest_tag = self.rollback_mark = -1  # tags begin anew [TX-22]
+        self._is_selected = self._is_selecting = False
         if self.opening is not None:
             resolve(self.opening, None)
+        self._changed()
+
+    def _lose_work(self, error: ClientError) -> None:
+        """The protocol's session is gone, and its transactions with it."""
+        self.port = None
+        self._settlements.take()
+        self._unsaid.clear()
+        for work in list(self._live):
+            work.lost(error)
+            if work.error is not None:
+                for producer in self.producers:
+                    producer.fail_posted(work, work.error)
+                for message in work.settled:
+                    message.consumer.staged_ended(message, work.error)
+                work.settled = []
 
     def closed(self, error: ClientError, by_peer: bool) -> None:
         """The session is gone, and all its links."""
@@ -362,10 +800,9 @@ class Dispatcher:
         if self.state is State.CLOSED:
             self.ended()
             return
-        self.port = None
         self.error = error
-        self.state = State.CLOSED
-        self._settlements.take()
+        self.gate.close(error)
+        self._lose_work(error)
         if self.opening is not None:
             resolve(self.opening, error)
         for consumer in self.consumers:
@@ -375,7 +812,7 @@ class Dispatcher:
             if producer.error is None:
                 producer.close(error)
         self.ended()
-        self._tell_stop_waiters()
+        self._changed()
         if by_peer and was_open:
             self.scoped_error(error)
 
@@ -405,14 +842,14 @@ class Dispatcher:
         if self.state is State.CLOSED:
             self.ended()
             return
-        self.port = None
-        self._settlements.take()
+        self._lose_work(error)
         if self.opening is not None:
             resolve(self.opening, error)
         for consumer in self.consumers:
             consumer.suspend(error)
         for producer in self.producers:
             producer.suspend(error)
+        self._changed()
         self.scoped_error(error)
 
     def scoped_error(self, error: ClientError) -> None:
@@ -427,6 +864,18 @@ class Dispatcher:
             callback(*arguments)
         except Exception as raised:
             self.reporter.report(CallbackFailed(name, raised), raised)
+
+
+def _by_the_application() -> TransactionRolledBack:
+    error = TransactionRolledBack("rolled back by the application")
+    error.was_asked_for = True
+    return error
+
+
+def _uncertain(work: Work | None) -> TransactionError:
+    if work is not None and isinstance(work.error, RollbackUncertain):
+        return work.error.again()
+    return RollbackUncertain("the session went before everything was given back")
 
 
 MS_PER_S: Final = 1000

@@ -18,6 +18,11 @@ machines; the text is for people.
         MessageRejected, MessageReleased, MessageModified
       BatchNotAccepted          some messages of a batch were not accepted
       SettlementRefused         the sender settled a message otherwise than it was asked to
+      TransactionError          of a transaction, or of what was done in it
+        TransactionRolledBack   nothing of it took effect; what was received comes again
+        CommitUncertain         nobody knows whether it was committed
+        RollbackUncertain       the session went before the broker had confirmed a rollback
+        MessagesReturned        it was committed, and no queue took some of its messages
       NotPossible               (also a RuntimeError) the call makes no sense in this state
 """
 
@@ -42,6 +47,22 @@ NO_USE_TRYING: Final = frozenset(
     )
 )
 """Conditions of a closed connection that connecting again will not change."""
+CODES: Final[Mapping[str, int]] = {
+    "amqp:internal-error": 541,
+    "amqp:not-found": 404,
+    "amqp:unauthorized-access": 403,
+    "amqp:decode-error": 502,
+    "amqp:resource-limit-exceeded": 506,
+    "amqp:not-allowed": 530,
+    "amqp:invalid-field": 502,
+    "amqp:not-implemented": 540,
+    "amqp:resource-locked": 405,
+    "amqp:precondition-failed": 406,
+    "amqp:connection:forced": 320,
+    "amqp:connection:framing-error": 501,
+    "amqp:link:message-size-exceeded": 311,
+}
+"""Reply codes of AMQP 0-9-1 that say what a condition says, where there is one."""
 NOTHING_KNOWN: Final[Mapping[object, object]] = {}
 
 
@@ -78,8 +99,18 @@ class ClientError(Exception):
         self.in_doubt = False
         """A message had been sent and its outcome is unknown: the peer may have it."""
 
+    @property
+    def code(self) -> int:
+        """The reply code of AMQP 0-9-1, whatever the protocol: 506 where a consumer was too slow
+        [SC-10]. The peer's own where it said one; 0: there is none."""
+        told = self.info.get("reply-code")
+        return told if isinstance(told, int) else CODES.get(self.condition, 0)
+
     def __str__(self) -> str:
-        return f"{self.condition}: {self.text}" if self.condition else self.text
+        if not self.condition:
+            return self.text
+        code = f"{self.code} " if self.code else ""
+        return f"{code}{self.condition}: {self.text}"
 
     def again(self, in_doubt: bool = False) -> Self:
         """A copy to raise in one more waiting call: tracebacks do not pile up on one object."""
@@ -205,3 +236,42 @@ class SettlementRefused(ClientError):
 
 class NotPossible(ClientError, RuntimeError):
     """The call makes no sense in the present state or mode; nothing has happened."""
+
+
+class TransactionError(ClientError):
+    """A transaction did not end as it was asked to, or something cannot be done in it."""
+
+
+class TransactionRolledBack(TransactionError):
+    """Nothing of the transaction took effect: by the broker, which would not or could not commit
+    it, or with the session; or by the application itself (`was_asked_for`), while another of its
+    tasks was still at work in it. What was received in it comes again, in its old order."""
+
+    may_retry = True
+    was_asked_for = False
+
+
+class CommitUncertain(TransactionError):
+    """The session or the connection went before the broker had answered a commit: all of the
+    transaction took effect, or nothing. `in_doubt` is set."""
+
+    def __init__(self, text: str, *, condition: str = "", is_remote: bool = False) -> None:
+        super().__init__(text, condition=condition, is_remote=is_remote)
+        self.in_doubt = True
+
+    def again(self, in_doubt: bool = True) -> Self:
+        return super().again(in_doubt)
+
+
+class RollbackUncertain(TransactionError):
+    """The session or the connection went before the broker had confirmed a rollback [TX-D2]. A
+    broker rolls back what it finds open then, so that nothing of the transaction took effect; but
+    it has not said so, and what was received may come again anywhere, counted as failed."""
+
+
+class MessagesReturned(TransactionError):
+    """The transaction was committed, and for `count` of its messages there was no queue."""
+
+    def __init__(self, text: str, count: int) -> None:
+        super().__init__(text, is_remote=True)
+        self.count = count

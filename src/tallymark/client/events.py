@@ -207,6 +207,21 @@ class SettlementFailed(Event):
 
 @final
 @dataclass(frozen=True, slots=True)
+class TransactionFailed(Event):
+    """A commit or rollback came to nothing, and no call was waiting to be told: it was cancelled,
+    or had given up."""
+
+    name = "transaction.failed"
+    log = HANDLER_LOG
+
+    error: BaseException
+
+    def __str__(self) -> str:
+        return f"commit or rollback: {self.error}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class CallbackFailed(Event):
     """A callback of the application raised; the client goes on."""
 

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
-from tallymark.client.errors import ClientError, Closed, SettlementRefused
+from tallymark.client.errors import ClientError, Closed, SettlementRefused, TransactionError
 from tallymark.client.events import HandlerFailed, SettlementFailed
 from tallymark.client.options import OnError, OnSuccess
 from tallymark.client.outcomes import RELEASED, modified, rejected
-from tallymark.client.received import HELD, LOST, ReceivedMessage
+from tallymark.client.received import HELD, LOST, RETURNED, ReceivedMessage
 
 if TYPE_CHECKING:
     from tallymark.client.consumer import Consumer
@@ -89,8 +89,8 @@ class Runner:
             del message  # who keeps it now, is the application
 
     async def _handle(self, message: ReceivedMessage, task: asyncio.Task[Any]) -> None:
-        dispatcher = self._consumer.dispatcher
-        dispatcher.handler_begins(task)
+        gate = self._consumer.dispatcher.gate
+        gate.handler_begins(task)
         try:
             await self._handler(message)
             if self._on_success == "accept" and message.state in (HELD, LOST):
@@ -101,12 +101,12 @@ class Runner:
             self._give_back(message)
             raise
         finally:
-            dispatcher.handler_ended(task)
+            gate.handler_ended(task)
 
     async def _settle(self, message: ReceivedMessage) -> None:
         try:
             await message.accept()
-        except (Closed, SettlementRefused) as error:
+        except (Closed, SettlementRefused, TransactionError) as error:
             self._not_settled(message, error)
 
     def _failed(self, message: ReceivedMessage, error: Exception) -> None:
@@ -120,6 +120,8 @@ class Runner:
             return
         if on_error == "raise" and self._failure is None:
             self._failure = self.raised = error
+        if message.state == RETURNED:  # by a rollback of its own, or of another task
+            return
         try:
             if on_error == "reject":
                 message.settle_nowait(rejected(error))
@@ -127,14 +129,16 @@ class Runner:
                 message.settle_nowait(modified(True, False, None))
             else:
                 message.settle_nowait(RELEASED)
-        except Closed as closed:
+        except (Closed, TransactionError) as closed:
             self._not_settled(message, closed)
 
     def _give_back(self, message: ReceivedMessage) -> None:
         """Its handler was cancelled."""
+        if message.state == RETURNED:
+            return
         try:
             message.settle_nowait(RELEASED)
-        except Closed as closed:
+        except (Closed, TransactionError) as closed:
             self._not_settled(message, closed)
 
     def _not_settled(self, message: ReceivedMessage, error: ClientError) -> None:

@@ -140,8 +140,8 @@ class LeakWatch:
     # Ages
 
     def unsettled(self, most: int) -> tuple[Unsettled, ...]:
-        """The oldest messages that the application holds; in mode second also those whose
-        settlement is not confirmed."""
+        """The oldest messages that the application holds; also those whose settlement is not
+        confirmed (mode second) or not committed."""
         found = sorted(self._held(), key=lambda pair: pair[0].tag)
         return tuple(self._shown(message, dropped) for message, dropped in found[:most])
 
@@ -152,6 +152,7 @@ class LeakWatch:
     def _held(self) -> list[tuple[ReceivedMessage, bool]]:
         consumer = self._consumer
         found = [(message, False) for message in consumer.settling.values()]
+        found += [(message, False) for message in consumer.staged.values()]
         found += [(message, True) for message in consumer.dropped.values()]
         for reference in consumer.held.values():
             if (message := reference()) is not None:

@@ -57,6 +57,7 @@ class ReceiverOptions:
     browse: bool = False
     dynamic: bool = False
     durable: bool = False
+    exclusive: bool = False
     filter: Mapping[str, object] | None = None
     capabilities: tuple[str, ...] = ()
     properties: Mapping[str, object] | None = None
@@ -82,6 +83,8 @@ class ReceiverOptions:
             raise ValueError(
                 f"dynamic with address {self.address!r}: the peer makes the address, pass None"
             )
+        if self.exclusive and self.browse:
+            raise ValueError("exclusive with browse: who only looks keeps nobody from taking")
         if self.stall_warning_ms < 0:
             raise ValueError(f"stall_warning_ms={self.stall_warning_ms}, expected 0 or more")
 

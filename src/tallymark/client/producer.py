@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tallymark.client.adapter import SenderPort
     from tallymark.client.dispatcher import Dispatcher
     from tallymark.client.options import SenderOptions
+    from tallymark.client.work import Work
 
 TURN_BYTES: Final = 1_048_576
 """Bytes of messages that leave one sender in one turn; more wait for the next."""
@@ -37,15 +38,8 @@ class Group:
         self.remaining = size
         self.waiter = waiter
 
-    def finish(self, index: int, outcome: Outcome | ClientError | None) -> None:
-        """None: accepted, without a word."""
-        self.outcomes[index] = ACCEPTED if outcome is None else outcome
-        self.remaining -= 1
-        if not self.remaining:
-            resolve(self.waiter, None)
-
-    def left(self) -> None:
-        """One that was sent settled is with the transport: it will have no outcome."""
+    def finish(self) -> None:
+        """One of them has its outcome, or will have none."""
         self.remaining -= 1
         if not self.remaining:
             resolve(self.waiter, None)
@@ -55,10 +49,16 @@ class Group:
 class Pending:
     """A message on its way."""
 
-    __slots__ = ("data", "group", "index", "number", "producer", "settled")
+    __slots__ = ("data", "group", "index", "number", "producer", "settled", "work")
 
     def __init__(
-        self, producer: Producer, group: Group, index: int, data: bytes, settled: bool
+        self,
+        producer: Producer,
+        group: Group,
+        index: int,
+        data: bytes,
+        settled: bool,
+        work: Work | None,
     ) -> None:
         self.producer = producer
         self.group = group
@@ -67,6 +67,33 @@ class Pending:
         self.settled = settled
         self.number = WAITING
         """The protocol's, once it has it; or WAITING, or WITHDRAWN."""
+        self.work = work
+        """The transaction it is sent in."""
+        if work is not None:
+            work.unanswered += 1
+
+    def finish(self, outcome: Outcome | ClientError | None) -> None:
+        """None: accepted, without a word."""
+        self.group.outcomes[self.index] = ACCEPTED if outcome is None else outcome
+        self.left()
+
+    def left(self) -> None:
+        """It has its outcome; or it was sent settled and is with the transport, and has none."""
+        self.group.finish()
+        self.forget()
+
+    def withdraw(self) -> None:
+        """It will not be sent, and nobody waits for it."""
+        self.number = WITHDRAWN
+        self.data = b""
+        self.forget()
+
+    def forget(self) -> None:
+        """Its transaction does not wait for it any more."""
+        work = self.work
+        if work is not None:
+            self.work = None
+            work.answered()
 
 
 @final
@@ -129,7 +156,7 @@ class Producer:
         self._leaving = []
         for pending in leaving:
             if self.dispatcher.sent.pop(pending.number, None) is not None:
-                pending.group.left()
+                pending.left()
         self.may_send()
 
     def taken_back(self, low: int, high: int) -> None:
@@ -160,12 +187,16 @@ class Producer:
         """Messages that have not left."""
         return sum(pending.number == WAITING for pending in self.queue)
 
-    def post(self, messages: Sequence[bytes], settled: bool) -> list[Pending]:
+    def post(self, messages: Sequence[bytes], settled: bool, work: Work | None) -> list[Pending]:
         """Put messages behind those that wait; their group's waiter hears when all have left or
-        have their outcomes."""
+        have their outcomes. Raises TransactionRolledBack where their transaction has been."""
+        if work is not None:
+            work.check()
         waiter: Waiter = self.dispatcher.loop.create_future()
         group = Group(len(messages), waiter)
-        posted = [Pending(self, group, index, data, settled) for index, data in enumerate(messages)]
+        posted = [
+            Pending(self, group, index, data, settled, work) for index, data in enumerate(messages)
+        ]
         self.queue.extend(posted)
         self.may_send()
         return posted
@@ -178,12 +209,11 @@ class Producer:
         for pending in posted:
             number = pending.number
             if number == WAITING:
-                pending.number = WITHDRAWN
-                pending.data = b""
+                pending.withdraw()
             elif number >= 0 and self.dispatcher.sent.get(number) is pending:
                 if port is not None and port.withdraw(number):
                     del self.dispatcher.sent[number]
-                    pending.number = WITHDRAWN
+                    pending.withdraw()
                 else:
                     in_doubt = True
         while self.queue and self.queue[0].number == WITHDRAWN:
@@ -216,10 +246,12 @@ class Producer:
         while queue and most > 0 and room > 0:
             pending = queue[0]
             if pending.group.waiter.done():  # cancelled or timed out: it may not know yet
-                pending.number = WITHDRAWN
+                pending.withdraw()
                 queue.popleft()
                 continue
-            if run and pending.settled != run[0].settled:
+            if run and (pending.settled != run[0].settled or pending.work is not run[0].work):
+                break
+            if not run and not self.dispatcher.may_say(pending.work):
                 break
             run.append(queue.popleft())
             room -= len(pending.data)
@@ -228,13 +260,13 @@ class Producer:
 
     def _send(self, port: SenderPort, run: list[Pending]) -> None:
         settled = run[0].settled
-        numbers = port.send([pending.data for pending in run], settled)
+        numbers = port.send([pending.data for pending in run], settled, run[0].work)
         sent = self.dispatcher.sent
         has_left = settled and not port.is_blocked
         for pending, number in zip(run, numbers, strict=True):
             pending.number = number
             if has_left:
-                pending.group.left()
+                pending.left()
             else:
                 sent[number] = pending
         if settled and not has_left:
@@ -266,10 +298,19 @@ class Producer:
         self.queue = deque()
         for pending in queue:
             if pending.number == WAITING:
-                pending.group.finish(pending.index, error.again())
+                pending.finish(error.again())
+
+    def fail_posted(self, work: Work, error: ClientError) -> None:
+        """What waits to be sent in a transaction never will be."""
+        failed = [pending for pending in self.queue if pending.work is work]
+        if failed:
+            self.queue = deque(pending for pending in self.queue if pending.work is not work)
+            for pending in failed:
+                pending.finish(error.again())
 
     def suspend(self, error: ClientError) -> None:
-        """The connection broke and is made again: what has not left waits on."""
+        """The connection broke and is made again: what has not left waits on, unless it was part of
+        a transaction."""
         if self.ending is not None:
             self.close(self.ending)
             return
@@ -284,4 +325,6 @@ class Producer:
         sent = self.dispatcher.sent
         for number in [number for number, pending in sent.items() if pending.producer is self]:
             pending = sent.pop(number)
-            pending.group.finish(pending.index, error.again(in_doubt=True))
+            work = pending.work
+            is_lost = work is not None and work.error is not None  # for sure, with all of it
+            pending.finish(error.again(in_doubt=not is_lost))

@@ -9,14 +9,23 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, final
 from uuid import UUID
 
-from tallymark.client.errors import ClientError
+from tallymark.client.errors import ClientError, SettlementRefused
 from tallymark.client.events import SettlementFailed, tag_as_uuid
 from tallymark.client.message import Message, datetime_of
-from tallymark.client.outcomes import ACCEPTED, RELEASED, Error, Outcome, modified, rejected
+from tallymark.client.outcomes import (
+    ACCEPTED,
+    RELEASED,
+    Error,
+    Outcome,
+    Rejected,
+    modified,
+    rejected,
+)
 from tallymark.client.waiting import Waiter, answer_to
 
 if TYPE_CHECKING:
     from tallymark.client.consumer import Consumer
+    from tallymark.client.transaction import Transaction
 
 STREAM_OFFSET: Final = "x-stream-offset"
 LOCKED_UNTIL: Final = "x-opt-locked-until"
@@ -31,6 +40,10 @@ SETTLED: Final = 3
 IGNORED: Final = 4
 LOST: Final = 5
 """Its link went before it was settled: the broker gives it to somebody again."""
+STAGED: Final = 6
+"""Settled in a transaction that has not ended."""
+RETURNED: Final = 7
+"""Given back to the broker by a rollback or by recover: it comes again."""
 
 
 @final
@@ -129,7 +142,8 @@ class ReceivedMessage(Message):
 
     @property
     def settled(self) -> bool:
-        """By us (in mode second: and confirmed by the sender), or by the sender."""
+        """By us (in mode second: and confirmed by the sender; in a transaction: and committed), or
+        by the sender."""
         return self.state == SETTLED
 
     @property
@@ -140,28 +154,36 @@ class ReceivedMessage(Message):
 
     # Settling. The first call wins; later ones change nothing and have the same result.
 
-    async def accept(self) -> Outcome | None:
+    async def accept(self, *, transaction: Transaction | None = None) -> Outcome | None:
         """It is processed. Returns the outcome it has been settled with.
 
         In mode first the settlement leaves at the end of this turn of the event loop, with others,
         and nobody answers; in mode second this waits for the sender's answer [FC-11, FC-12].
 
+        In the session's transaction, or in the `transaction` named, it takes effect with the
+        commit, which is the answer in either mode; until then the message keeps its slot.
+
         Raises SettlementRefused where the sender settled it otherwise, and Closed (LinkClosed,
         SessionClosed, ConnectionClosed) where the link it came on is gone: then the broker gives it
-        to somebody again. A cancelled call in mode second leaves the settlement under way; call
-        again to wait on.
+        to somebody again; TransactionRolledBack where a rollback has given it back. A cancelled
+        call in mode second leaves the settlement under way; call again to wait on.
         """
-        self.consumer.dispatcher.settle(self, ACCEPTED)
+        self.consumer.dispatcher.settle(self, ACCEPTED, transaction)
         return await self._result() if self.state == SETTLING else self._outcome()
 
-    async def reject(self, reason: Error | BaseException | str | None = None) -> Outcome | None:
+    async def reject(
+        self,
+        reason: Error | BaseException | str | None = None,
+        *,
+        transaction: Transaction | None = None,
+    ) -> Outcome | None:
         """It is invalid: a broker drops or dead-letters it. See `accept`."""
-        self.consumer.dispatcher.settle(self, rejected(reason))
+        self.consumer.dispatcher.settle(self, rejected(reason), transaction)
         return await self._result()
 
-    async def release(self) -> Outcome | None:
+    async def release(self, *, transaction: Transaction | None = None) -> Outcome | None:
         """It was not processed: a broker puts it back in its place. See `accept`."""
-        self.consumer.dispatcher.settle(self, RELEASED)
+        self.consumer.dispatcher.settle(self, RELEASED, transaction)
         return await self._result()
 
     async def modify(
@@ -169,12 +191,14 @@ class ReceivedMessage(Message):
         failed: bool = True,
         undeliverable_here: bool = False,
         annotations: Mapping[str, object] | None = None,
+        *,
+        transaction: Transaction | None = None,
     ) -> Outcome | None:
         """As release, but counted as failed, and with annotations for whoever gets it next (keys
         begin with `x-`). `undeliverable_here`: not to this receiver again; most brokers take it
         for a rejection. See `accept`."""
         outcome = modified(failed, undeliverable_here, annotations)
-        self.consumer.dispatcher.settle(self, outcome)
+        self.consumer.dispatcher.settle(self, outcome, transaction)
         return await self._result()
 
     def ignore(self) -> None:
@@ -187,11 +211,11 @@ class ReceivedMessage(Message):
         """Wait until it is settled, where it was asked for; as `accept`."""
         return await self._result()
 
-    def settle_nowait(self, outcome: Outcome) -> None:
+    def settle_nowait(self, outcome: Outcome, *, transaction: Transaction | None = None) -> None:
         """Settle, and do not wait for an answer: where waiting is out of place, as in cleaning up.
         An answer that refuses it is reported as an event. Raises as `accept` where the link is
-        gone."""
-        self.consumer.dispatcher.settle(self, outcome)
+        gone, or a rollback has given it back."""
+        self.consumer.dispatcher.settle(self, outcome, transaction)
 
     def _outcome(self) -> Outcome | None:
         found = self.outcome_or_error
@@ -234,7 +258,7 @@ class ReceivedMessage(Message):
         trace: TracebackType | None,
     ) -> None:
         """Accept on a clean exit, release on an exception or a cancellation (without waiting for an
-        answer), unless it was settled or ignored inside."""
+        answer), unless it was settled or ignored inside, or a rollback has given it back."""
         if self.state == HELD:
             if error is None:
                 await self.accept()
@@ -252,4 +276,37 @@ class ReceivedMessage(Message):
         return f"<message {self.delivery_id} of {self.consumer.address!r}, {state}>"
 
 
-_STATES: Final = ("buffered", "unsettled", "settling", "settled", "ignored", "lost")
+_STATES: Final = (
+    "buffered",
+    "unsettled",
+    "settling",
+    "settled",
+    "ignored",
+    "lost",
+    "staged",
+    "returned",
+)
+
+
+def result_of(message: ReceivedMessage, state: Outcome | None) -> Outcome | ClientError:
+    """What a settlement led to, now that the sender has answered with `state`."""
+    asked = message.outcome_or_error
+    assert asked is not None
+    assert not isinstance(asked, ClientError)
+    if state is None or type(state) is type(asked):
+        return asked if state is None else state
+    error = state.error if isinstance(state, Rejected) else None
+    text = f"the sender answered {_name(state)} to {_name(asked)}"
+    if error is None:
+        return SettlementRefused(text, asked, state)
+    return SettlementRefused(
+        error.description or text,
+        asked,
+        state,
+        condition=error.condition,
+        info=error.info or {},
+    )
+
+
+def _name(outcome: Outcome) -> str:
+    return type(outcome).__name__.lower()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, final
 
+from tallymark.client.batch import next_batch
 from tallymark.client.consumer import Consumer
 from tallymark.client.errors import ClientError, Closed, LinkClosed, TimedOut
 from tallymark.client.events import Unsettled
@@ -18,6 +19,7 @@ from tallymark.client.waiting import TIME_IS_UP, Waiter, answer_to
 if TYPE_CHECKING:
     from tallymark.client.consumer import StateCallback
     from tallymark.client.session import Session
+    from tallymark.client.transaction import Transaction
 
 
 @final
@@ -76,7 +78,7 @@ class Receiver:
                 f"a batch of {n} from a window of {consumer.window.size}: pass credit={n} or "
                 "credit_mode='manual'"
             )
-        return await consumer.next_batch(n, timeout)
+        return await next_batch(consumer, n, timeout)
 
     async def run(
         self,
@@ -134,7 +136,13 @@ class Receiver:
 
     # Settling many
 
-    async def settle_many(self, messages: Iterable[ReceivedMessage], outcome: Outcome) -> None:
+    async def settle_many(
+        self,
+        messages: Iterable[ReceivedMessage],
+        outcome: Outcome,
+        *,
+        transaction: Transaction | None = None,
+    ) -> None:
         """Settle messages alike, in as few frames as their numbers allow: one for each stretch of
         consecutive ones. They may be of any receiver of this client: each settles through its own.
 
@@ -146,8 +154,8 @@ class Receiver:
         failure: ClientError | None = None
         for message in tried:
             try:
-                message.settle_nowait(outcome)
-            except Closed as error:
+                message.settle_nowait(outcome, transaction=transaction)
+            except ClientError as error:
                 failure = failure or error
         for message in tried:
             try:
@@ -259,9 +267,11 @@ class Receiver:
         closed on our side. A cancelled call leaves the detach under way.
         """
         consumer = self._consumer
+        dispatcher = consumer.dispatcher
+        if consumer.ending is None and consumer.staged:
+            await dispatcher.all_told(consumer)  # of a transaction that begins with it
         if consumer.error is not None:
             return
-        dispatcher = consumer.dispatcher
         if consumer.ending is None:
             dispatcher.turn.finish()
             error = LinkClosed("closed by the application")

@@ -23,6 +23,7 @@ from tallymark.client.waiting import TIME_IS_UP, Waiter, answer_to
 
 if TYPE_CHECKING:
     from tallymark.client.session import Session
+    from tallymark.client.transaction import Transaction
 
 Sendable: TypeAlias = Message | bytes | str
 
@@ -37,21 +38,29 @@ class Sender:
         self._producer = producer
 
     async def send(
-        self, message: Sendable, *, settled: bool | None = None, timeout: float | None = None
+        self,
+        message: Sendable,
+        *,
+        settled: bool | None = None,
+        timeout: float | None = None,
+        transaction: Transaction | None = None,
     ) -> Outcome | None:
         """Send a message (bytes and str stand for one with that body and no properties) and wait
         for its outcome: that it was accepted, by a broker that it has it safely. With
         `settled=True`, or on a sender with settle_mode="settled", it returns None as soon as the
         message has left, and nobody will ever know.
 
+        In the session's transaction, or in the `transaction` named, accepted means that the broker
+        holds the message for it: nobody sees it before the commit.
+
         Raises MessageRejected, MessageReleased, MessageModified for the other outcomes; Closed when
-        the sender goes; TimedOut after `timeout` seconds. Where `error.in_doubt` is set the message
-        had left, and may have arrived.
+        the sender goes; TimedOut after `timeout` seconds; TransactionRolledBack. Where
+        `error.in_doubt` is set the message had left, and may have arrived.
 
         A cancelled or timed out call has not sent the message if it was still waiting, for credit
         or for the session's or the socket's buffer; otherwise the message is under way.
         """
-        posted = self._post([message], settled)
+        posted = self._post([message], settled, transaction)
         await self._finished(posted, timeout)
         result = posted[0].group.outcomes[0]
         if isinstance(result, ClientError):
@@ -65,6 +74,7 @@ class Sender:
         *,
         settled: bool | None = None,
         timeout: float | None = None,
+        transaction: Transaction | None = None,
     ) -> list[Outcome | None]:
         """Send messages, as many at a time as there is credit for, and wait for all outcomes; they
         are returned in the order of the messages.
@@ -76,7 +86,7 @@ class Sender:
         listed = list(messages)
         if not listed:
             return []
-        posted = self._post(listed, settled)
+        posted = self._post(listed, settled, transaction)
         await self._finished(posted, timeout)
         outcomes = posted[0].group.outcomes
         accepted: list[Outcome | None] = []
@@ -86,7 +96,9 @@ class Sender:
             accepted.append(outcome)
         return accepted
 
-    def _post(self, messages: Sequence[Sendable], settled: bool | None) -> list[Pending]:
+    def _post(
+        self, messages: Sequence[Sendable], settled: bool | None, transaction: Transaction | None
+    ) -> list[Pending]:
         producer = self._producer
         error = producer.error or producer.ending
         if error is not None:
@@ -97,7 +109,9 @@ class Sender:
         elif settled == (mode == "unsettled") and mode in ("settled", "unsettled"):
             raise NotPossible(f"settled={settled} on a sender with settle_mode={mode!r}")
         encoded = [self._encoded(message) for message in messages]
-        return producer.post(encoded, settled)
+        dispatcher = producer.dispatcher
+        work = dispatcher.work if transaction is None else dispatcher.work_of(transaction)
+        return producer.post(encoded, settled, work)
 
     def _encoded(self, message: Sendable) -> bytes:
         if not isinstance(message, Message):

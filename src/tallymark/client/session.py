@@ -9,8 +9,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypeVar, final
 
 from tallymark.client.consumer import Consumer
-from tallymark.client.dispatcher import Dispatcher, ErrorCallback, State
+from tallymark.client.dispatcher import Dispatcher, ErrorCallback
 from tallymark.client.errors import Closed, LinkClosed, SessionClosed, TimedOut
+from tallymark.client.gate import State
 from tallymark.client.options import (
     CreditMode,
     CreditOn,
@@ -22,6 +23,7 @@ from tallymark.client.options import (
 from tallymark.client.producer import Producer
 from tallymark.client.receiver import Receiver
 from tallymark.client.sender import Sender
+from tallymark.client.transaction import Transaction
 from tallymark.client.waiting import TIME_IS_UP, Opening, Waiter, answer_to
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ class Session:
         browse: bool = False,
         dynamic: bool = False,
         durable: bool = False,
+        exclusive: bool = False,
         filter: Mapping[str, object] | None = None,
         capabilities: tuple[str, ...] = (),
         properties: Mapping[str, object] | None = None,
@@ -83,6 +86,7 @@ class Session:
         browse: look at messages without taking them (distribution-mode copy).
         dynamic: the broker makes a node with an address of its own: `receiver.address`.
         durable: the source outlives the link, where the broker has that.
+        exclusive: nobody else may consume from the queue meanwhile, where the broker has that.
         filter: source filters, see `tallymark.client.filters`; several are joined with `|`.
         max_unsettled_age: how long a message may stay unsettled, in milliseconds, or "lock": as
             long as the broker holds its lock (x-opt-locked-until). At 80 % of it a warning names
@@ -107,6 +111,7 @@ class Session:
             browse=browse,
             dynamic=dynamic,
             durable=durable,
+            exclusive=exclusive,
             filter=filter,
             capabilities=capabilities,
             properties=properties,
@@ -170,7 +175,9 @@ class Session:
         dispatcher = self._dispatcher
         if dispatcher.error is not None:
             raise dispatcher.error.again()
-        dispatcher.consumers[:] = [known for known in dispatcher.consumers if known.error is None]
+        dispatcher.consumers[:] = [
+            known for known in dispatcher.consumers if known.error is None or known.buffer
+        ]
         dispatcher.producers[:] = [known for known in dispatcher.producers if known.error is None]
         return dispatcher
 
@@ -202,11 +209,38 @@ class Session:
         Called from inside a handler it does not wait for that one. When it is cancelled, the
         session is stopping all the same: nothing is handed over until `resume`.
         """
-        await self._dispatcher.stop()
+        await self._dispatcher.gate.stop()
 
     def resume(self) -> None:
         """Go on after `stop`."""
-        self._dispatcher.resume()
+        self._dispatcher.gate.resume()
+
+    # Transactions
+
+    def transaction(self, *, explicit: bool = False) -> Transaction:
+        """`async with session.transaction() as tx:` what is sent and settled on this session until
+        the end of the block takes effect all together, or not at all; see `Transaction` and
+        docs/client.md. One at a time.
+
+        explicit: only what names it (`sender.send(message, transaction=tx)`,
+            `message.accept(transaction=tx)`) is in it, and several may be open side by side; not
+            together with one of the session. AMQP 1.0 only, where the broker has that. Its rollback
+            gives back what was settled in it and nothing else; it does not stop deliveries.
+
+        Entering raises NotPossible where one is in the way, LinkRefused or NotPossible where the
+        broker has no transactions, TimedOut, and Closed. When that is cancelled, there is none.
+        """
+        return Transaction(self._ready, explicit)
+
+    async def recover(self) -> None:
+        """Give back everything that was delivered on this session and is not settled, also what is
+        held by the application: it comes again, in its old order, and redelivered. What is settled
+        in an open transaction stays in it, what was ignored stays ignored [TX-8, TX-26].
+
+        From inside a handler it does not wait for that one; for others it does, as `stop`. When it
+        is cancelled it is under way all the same. Raises RollbackUncertain where the session goes
+        meanwhile, and Closed."""
+        await self._dispatcher.recover()
 
     @property
     def is_closed(self) -> bool:
@@ -214,7 +248,8 @@ class Session:
 
     async def close(self) -> None:
         """End the session: its senders and receivers are closed, see there. What was settled and
-        sent before is said first.
+        sent before is said first, a commit or rollback that is under way ends first; a transaction
+        that is open is rolled back [TX-7, TX-16].
 
         Does nothing if it is closed. Raises TimedOut when the peer does not answer: then it is
         closed on our side. A cancelled call leaves the end under way.
@@ -222,6 +257,7 @@ class Session:
         dispatcher = self._dispatcher
         if dispatcher.state is State.CLOSED and not dispatcher.is_ending:
             return
+        await dispatcher.endings()
         waiter: Waiter = dispatcher.loop.create_future()
         dispatcher.closing.append(waiter)
         if dispatcher.state is not State.CLOSED:

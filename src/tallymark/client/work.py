@@ -10,9 +10,15 @@ What is posted and settled before it has begun waits here in the client.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, TypeVar, final
 
-from tallymark.client.errors import ClientError
+from tallymark.client.errors import (
+    ClientError,
+    CommitUncertain,
+    RollbackUncertain,
+    TransactionError,
+    TransactionRolledBack,
+)
 
 if TYPE_CHECKING:
     from tallymark.client.dispatcher import Dispatcher
@@ -32,7 +38,16 @@ class Stage(Enum):
 class Work:
     """Of one session. The adapter calls begun, ended and failed."""
 
-    __slots__ = ("dispatcher", "error", "handle", "returned", "settled", "stage", "unanswered")
+    __slots__ = (
+        "dispatcher",
+        "error",
+        "handle",
+        "is_committing",
+        "returned",
+        "settled",
+        "stage",
+        "unanswered",
+    )
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
@@ -44,14 +59,38 @@ class Work:
         self.unanswered = 0
         """Messages posted in it whose outcome is not known yet."""
         self.returned = 0
-        """Messages that the broker gave back at the commit."""
-        self.error: ClientError | None = None
-        """Why it failed."""
+        """Messages that the commit found no queue for."""
+        self.is_committing = False
+        """Of ENDING: not rolled back."""
+        self.error: TransactionError | None = None
+        """Why it failed, can only be rolled back, or was where it should be committed."""
 
     @property
     def is_empty(self) -> bool:
         """Nothing was done in it: there is nothing to end."""
         return self.stage is Stage.NEW and not self.settled and not self.unanswered
+
+    @property
+    def is_known(self) -> bool:
+        """The broker has heard of it, and not yet of its end."""
+        return self.stage is Stage.BEGINNING or self.stage is Stage.OPEN
+
+    def check(self) -> None:
+        """Raises TransactionRolledBack where nothing that is done in it now could take effect."""
+        if self.error is not None:
+            raise self.error.again()
+
+    def doom(self, error: TransactionError) -> None:
+        """Not everything that was done in it can take effect: it can only be rolled back."""
+        if self.error is None and self.stage in (Stage.NEW, Stage.BEGINNING, Stage.OPEN):
+            self.error = error
+            self.dispatcher.work_changed(self)
+
+    def answered(self) -> None:
+        """One message less whose outcome is not known."""
+        self.unanswered -= 1
+        if not self.unanswered:
+            self.dispatcher.work_changed(self)
 
     # Called by the adapter
 
@@ -61,18 +100,45 @@ class Work:
             self.stage = Stage.OPEN
             self.dispatcher.work_changed(self)
 
-    def ended(self, error: ClientError | None, returned: int = 0) -> None:
+    def ended(self, error: TransactionError | None, returned: int = 0) -> None:
         """The broker's answer to commit or rollback. `error`: of a commit, that it was rolled back
-        instead. `returned`: messages which the commit found no queue for."""
+        instead, or that nobody knows. `returned`: messages that the commit found no queue for."""
         if self.stage is Stage.ENDING:
             self.stage = Stage.ENDED
             self.error = error
             self.returned = returned
             self.dispatcher.work_changed(self)
 
-    def failed(self, error: ClientError) -> None:
+    def failed(self, error: TransactionError) -> None:
         """The broker could not begin it, or has rolled it back unasked."""
         if self.stage is not Stage.ENDED and self.stage is not Stage.FAILED:
             self.stage = Stage.FAILED
             self.error = error
             self.dispatcher.work_changed(self)
+
+    # Called by the dispatcher
+
+    def lost(self, error: ClientError) -> None:
+        """The session is gone, and the broker rolls back what it finds open [TX-16]."""
+        if self.stage is not Stage.ENDING:
+            if not self.is_empty:
+                self.failed(rolled_back(f"with its session: {error}", error))
+        elif self.is_committing:
+            self.failed(caused(CommitUncertain(f"commit not answered: {error}"), error))
+        else:
+            self.failed(caused(RollbackUncertain(f"rollback not confirmed: {error}"), error))
+
+
+def rolled_back(text: str, cause: ClientError | None = None) -> TransactionRolledBack:
+    error = TransactionRolledBack(f"rolled back {text}")
+    return error if cause is None else caused(error, cause)
+
+
+E = TypeVar("E", bound=TransactionError)
+
+
+def caused(error: E, cause: ClientError) -> E:
+    error.__cause__ = cause
+    error.condition = cause.condition
+    error.is_remote = cause.is_remote
+    return error

@@ -42,6 +42,7 @@ from tallymark.engine.redrive import Redrives
 from tallymark.engine.seeking import Seeking
 from tallymark.engine.session import UNLIMITED, Connection, Consumer, Session
 from tallymark.engine.settlement import Settlement
+from tallymark.engine.sinks import Committed, Sink, Sinks, Staging
 from tallymark.engine.slow_consumers import SlowConsumers
 from tallymark.engine.staging import Transaction
 from tallymark.engine.statistics import consumer_record
@@ -121,6 +122,7 @@ class Broker:
         """Durable subscriptions: attach, lease, read, settle, stat."""
         self.dispatcher.upkeep = self.leases.upkeep = self.upkeep
         self.settlement = Settlement(self.dispatcher, self.dead_letters, self.store, self.records)
+        self.leases.settlement = self.settlement
         self.timeouts = Timeouts(self.clock, self.deadlines, self.settlement, self.effects)
         self.durability = Durability(self.dispatcher)
         self.queue_ids = Counter()
@@ -132,6 +134,11 @@ class Broker:
             self.records, self.effects, self.owner_ids, self.new_message_ids,
         )  # fmt: skip
         """Begin, settle under, commit and roll back; publish under one by `stage`."""
+        self.sinks = Sinks(
+            self.clock, self.deadlines, self.entrance, self.store, self.vhosts, self.records,
+            self.owner_ids,
+        )  # fmt: skip
+        """Stage, commit, abort: batches that are published once."""
         self.queues: dict[int, Queue] = {}
         """Every queue by id."""
         self.connections: dict[int, Connection] = {}
@@ -575,6 +582,14 @@ class Broker:
                 self.records.append(record)
                 entered[queue.id] = record
 
+    def commit_sink(
+        self, vhost: str, name: str, identity: str, batch: int, ids: list[int], forget_ms: int = 0
+    ) -> Committed:
+        """Publish a batch that was staged: see Sinks.commit."""
+        done = self.sinks.commit(vhost, name, identity, batch, ids, forget_ms)
+        self.published += done.published
+        return done
+
     def hold_publishers(self, queue: Queue, held: bool) -> None:
         """Whoever publishes to the queue from now on is to be held back, told by a PublisherHeld
         effect; or nobody is any more [SC-D7]."""
@@ -943,6 +958,7 @@ class Broker:
         self.clock.tell(now_ms)
         self.store.sweep()
         assert not self.transactions.torn, "a transaction was carried out in part"
+        assert not self.sinks.torn, "a batch was published in part"
         for thing in self.deadlines.take_due(now_ms):
             self._look_at(thing)
         if self.dead_letters.pending.waiting:
@@ -972,6 +988,12 @@ class Broker:
             return
         if isinstance(thing, Transaction):
             self.transactions.look_at(thing)
+            return
+        if isinstance(thing, Staging):
+            self.sinks.look_at_staging(thing)
+            return
+        if isinstance(thing, Sink):
+            self.sinks.look_at_sink(thing)
             return
         assert isinstance(thing, Queue), thing
         if thing.deleted:
@@ -1054,6 +1076,7 @@ class Broker:
             assert leased == queue.leased, (queue.name, leased, queue.leased)
             assert queue.acquired == held.get(queue.id, 0) + leased, (queue.name, queue.acquired)
             assert queue.staged == staged.get(queue.id, 0), (queue.name, queue.staged)
+        self.sinks.check()
 
 
 def _consumes(connection: Connection, queue: Queue) -> bool:

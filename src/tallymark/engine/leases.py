@@ -7,7 +7,7 @@ Everything that changes is a record, and the caller answers only when the disk h
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 from tallymark.engine import records
 from tallymark.engine.clock import Clock
@@ -15,6 +15,7 @@ from tallymark.engine.errors import NotFound, PreconditionFailed, ResourceExhaus
 from tallymark.engine.message import NOWHERE, ON_ITS_WAY, Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
+from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED
 from tallymark.engine.store import Store
 from tallymark.engine.subscription import (
     DEFAULT_LIMIT_BYTES,
@@ -23,14 +24,19 @@ from tallymark.engine.subscription import (
 )
 
 if TYPE_CHECKING:
+    from tallymark.engine.settlement import Settlement
     from tallymark.engine.upkeep import Upkeep
+
+VERDICTS: Final = (ACCEPTED, REJECTED, RETURNED, FAILED)
+MOST_FAILED: Final = (1 << 15) - 1
+"""Failed deliveries that a LEASED record has room for."""
 
 
 @final
 class Leases:
     """All durable subscriptions of the broker."""
 
-    __slots__ = ("clock", "epochs", "records", "store", "subscriptions", "upkeep")
+    __slots__ = ("clock", "epochs", "records", "settlement", "store", "subscriptions", "upkeep")
 
     def __init__(self, clock: Clock, store: Store, records: list[Record]) -> None:
         self.clock = clock
@@ -38,6 +44,8 @@ class Leases:
         self.records = records
         self.upkeep: Upkeep
         """Set by the Broker: looks after watched queues before something is taken."""
+        self.settlement: Settlement
+        """Set by the Broker: what becomes of messages that are not accepted."""
         self.epochs = 0
         """The last epoch given out; never given again."""
         self.subscriptions: dict[int, Subscription] = {}
@@ -145,20 +153,7 @@ class Leases:
                 )
             piece = queue.take(n)
             self.records.append(
-                Record(
-                    records.LEASED,
-                    queue.id,
-                    piece.first,
-                    n,
-                    self.clock.now_ms,
-                    payload,
-                    piece.lo,
-                    subscription.epoch,
-                    subscription.next,
-                    piece.priority,
-                    min(piece.acquired, 255),
-                    b"" if piece.annotations is None else piece.annotations.to_bytes(),
-                )
+                leased_record(subscription, subscription.next, piece, self.clock.now_ms)
             )
             subscription.add(piece)
             queue.leased += n
@@ -179,9 +174,34 @@ class Leases:
             self.store.load(piece.payload)
         return found
 
+    def judge(self, subscription: Subscription, said: list[tuple[int, int, int]]) -> None:
+        """Say what is to become of leased messages once they are settled, as (first lease sequence,
+        count, outcome of a session): accepted, refused for good [DL-1], given back, or given back
+        as a failed delivery [DL-5]. What is said last of a message counts; one of which nothing is
+        said is accepted. Nothing happens before `settle`.
+
+        Raises:
+            PreconditionFailed: one of them is not leased, or is settled already; no verdict of this
+            call counts then.
+        """
+        for first, count, outcome in said:
+            if outcome not in VERDICTS:
+                raise PreconditionFailed(f"verdict {outcome}, expected one of {VERDICTS}")
+            if count < 1:
+                raise PreconditionFailed(f"a verdict on {count} messages, expected at least 1")
+            if first < subscription.floor:
+                raise PreconditionFailed(
+                    f"lease sequence {first} of subscription '{subscription.name}' is settled, up "
+                    f"to {subscription.floor}: a verdict comes too late"
+                )
+            subscription.check_position(first + count, "the end of a verdict")
+        for first, count, outcome in said:
+            subscription.judge(first, count, outcome)
+        self.records.append(verdicts_record(subscription, said, self.clock.now_ms))
+
     def settle(self, subscription: Subscription, end: int) -> int:
-        """Every lease sequence below `end` is done with; returns the floor. Cumulative: repeated
-        and late calls change nothing.
+        """Every lease sequence below `end` is done with, as the verdicts say; returns the floor.
+        Cumulative: repeated and late calls change nothing.
 
         Raises:
             PreconditionFailed: end was never leased.
@@ -189,14 +209,22 @@ class Leases:
         subscription.check_position(end, "end")
         if end > subscription.floor:
             queue = subscription.queue
-            for piece in subscription.settle(end):
+            epoch = subscription.epoch
+            back: dict[int, list[Slice]] = {}
+            for outcome, piece in subscription.settle(end):
                 n = len(piece)
                 queue.leased -= n
-                if queue.settle(
-                    piece, piece.lo, piece.hi, subscription.epoch, records.SETTLED_BY_BATCH
-                ):
-                    self.store.settling.append(queue)
-                self.store.finish(piece.payload, n)
+                if outcome == REJECTED:
+                    self.settlement.refuse(queue, piece)
+                elif outcome != ACCEPTED:
+                    back.setdefault(outcome, []).append(piece)
+                else:
+                    if queue.settle(piece, piece.lo, piece.hi, epoch, records.SETTLED_BY_BATCH):
+                        self.store.settling.append(queue)
+                    self.store.finish(piece.payload, n)
+            for outcome, pieces in back.items():
+                reason = records.RETURNED_BY_CLIENT
+                self.settlement.give_back(queue, pieces, epoch, reason, outcome == FAILED)
             self.records.append(
                 Record(
                     records.LEASE_SETTLED,
@@ -234,6 +262,7 @@ class Leases:
             "next": subscription.next,
             "leased": subscription.next - subscription.floor,
             "leased_bytes": subscription.leased_bytes,
+            "verdicts": len(subscription.verdicts),
             "ready": subscription.queue.ready,
             "limit_rows": subscription.limit_rows,
             "limit_bytes": subscription.limit_bytes,
@@ -274,6 +303,27 @@ class Leases:
     def _define(self, definition: dict[str, object]) -> None:
         blob = json.dumps(definition, separators=(",", ":")).encode()
         self.records.append(Record(records.DEFINITION, 0, 0, 0, self.clock.now_ms, blob=blob))
+
+
+def leased_record(subscription: Subscription, first: int, piece: Slice, now_ms: int) -> Record:
+    """The LEASED record of a slice whose lease sequences begin with `first`."""
+    failed = min(piece.failed, MOST_FAILED)
+    known = b"" if piece.annotations is None else piece.annotations.to_bytes()
+    return Record(
+        records.LEASED, subscription.queue.id, piece.first, len(piece), now_ms, piece.payload,
+        piece.lo, subscription.epoch, first | failed << 48, piece.priority,
+        min(piece.acquired, 255), known,
+    )  # fmt: skip
+
+
+def verdicts_record(
+    subscription: Subscription, said: list[tuple[int, int, int]], now_ms: int
+) -> Record:
+    """The VERDICTS record: (first lease sequence, count, outcome)."""
+    blob = json.dumps(said, separators=(",", ":")).encode()
+    return Record(
+        records.VERDICTS, subscription.queue.id, 0, 0, now_ms, owner=subscription.epoch, blob=blob
+    )
 
 
 def _number(definition: dict[str, object], key: str) -> int:

@@ -35,8 +35,9 @@ MARK: Final = 7
 DEFINITION: Final = 8
 """A change of topology. blob = JSON object, see definitions.py."""
 LEASED: Final = 9
-"""Leased to subscription `owner`: queue sequences first.. became lease sequences other..
-reason = priority; blob = annotations."""
+"""Leased to subscription `owner`: queue sequences first.. became lease sequences
+other & LEASE_BITS.. reason = priority; blob = annotations; flags = times handed out; other >> 48 =
+times failed."""
 LEASE_SETTLED: Final = 10
 """Subscription `owner`: every lease sequence below other is settled (the floor)."""
 MOVED: Final = 11
@@ -83,12 +84,26 @@ CONSUMER: Final = 22
 """What consumer `owner` of a queue came to by now: reason = CONSUMER_*. other = messages it
 settled; blob = JSON object, see statistics.py. first and count are 0."""
 
+SINK_STAGED: Final = 24
+"""Messages were handed over under staging `owner`, to be published by a commit of their sink.
+payload; first = which part of the staging, from 0; other = when it ends without a commit (wall
+time, ms); flags & MANDATORY; blob = JSON object: vhost, sink, known (annotations), see sinks.py."""
+SINK_ENDED: Final = 25
+"""Staging `owner` is over: reason = SINK_*. Where it was published, the ENTERED rows of its
+messages and the definition of the sink, which names the batch, stand in the same block."""
+VERDICTS: Final = 26
+"""Subscription `owner` was told what is to become of leased messages once they are settled; what is
+said last counts. blob = JSON list of [first lease sequence, count, outcome (STAGED_*)]."""
+
 LIVE_ACQUIRED: Final = 1
 LIVE_PACKED: Final = 2
 """Flag of LIVE, of streams: the payload stays packed in the checkpoint as well."""
 RETURNED_FAILED: Final = 1
 TO_TAIL: Final = 2
 """Flag of DEFERRED and RETURNED."""
+MANDATORY: Final = 1
+"""Flag of SINK_STAGED: no commit may leave one of them without a queue."""
+LEASE_BITS: Final = (1 << 48) - 1
 TRANSIENT: Final = 1
 """Flag of ENTERED: the bytes are not stored; the messages end at a restart."""
 
@@ -106,6 +121,19 @@ RETURNED_BY_CLOSE: Final = 2
 RETURNED_BY_LOSS: Final = 3
 RETURNED_BY_RELEASE: Final = 4
 RETURNED_BY_TIMEOUT: Final = 5
+SINK_PUBLISHED: Final = 1
+SINK_ABORTED: Final = 2
+SINK_EXPIRED: Final = 3
+SINK_SUPERSEDED: Final = 4
+"""Its sink committed a batch that it is no part of."""
+SINK_LOST: Final = 5
+SINK_ENDS: Final = {
+    SINK_PUBLISHED: "published",
+    SINK_ABORTED: "aborted",
+    SINK_EXPIRED: "expired",
+    SINK_SUPERSEDED: "superseded",
+    SINK_LOST: "lost",
+}
 STAGED_ACCEPTED: Final = 1
 STAGED_REJECTED: Final = 2
 STAGED_RETURNED: Final = 3

@@ -23,6 +23,7 @@ from tallymark.engine.message import Payload, Slice
 from tallymark.engine.pending import pending_letter
 from tallymark.engine.queue import Letter, Queue
 from tallymark.engine.records import Record
+from tallymark.engine.session import FAILED, RETURNED
 from tallymark.engine.settings import OFF
 from tallymark.engine.subscription import Subscription
 
@@ -74,7 +75,7 @@ class _QueueHistory:
         self.letters: list[Letter] = []
         """Dead letters that were kept pending, as they were told of; later ones replace earlier."""
         self.released: list[Slice] = []
-        """Given up by subscriptions that were dropped: a checkpoint names it only as leased."""
+        """Given back by subscriptions: a checkpoint names it only as leased."""
         self.deferrals = Deferrals()
         self.mark = 0
         self.noted: dict[int, bytes] = {}
@@ -135,6 +136,15 @@ class Restorer:
             return
         if kind == records.LEASE_SETTLED:
             self._settle_lease(record)
+            return
+        if kind == records.VERDICTS:
+            self._judge(record)
+            return
+        if kind == records.SINK_STAGED:
+            self._broker.sinks.restore_part(record)
+            return
+        if kind == records.SINK_ENDED:
+            self._broker.sinks.restore_end(record)
             return
         history = self._histories.get(record.queue)
         if history is None:
@@ -242,7 +252,7 @@ class Restorer:
         subscription = self._broker.leases.subscriptions.get(record.owner)
         if subscription is None:
             return
-        low, skip = record.other, 0
+        low, skip = record.other & records.LEASE_BITS, 0
         if subscription.floor > low:
             skip = min(subscription.floor - low, record.count)
         subscription.next = max(subscription.next, low + record.count)
@@ -253,7 +263,7 @@ class Restorer:
                 record.lo + record.count,
                 record.first + skip,
                 record.flags,
-                0,
+                record.other >> 48,
                 record.reason,
                 self._read(record.blob),
             )
@@ -263,8 +273,24 @@ class Restorer:
     def _settle_lease(self, record: Record) -> None:
         subscription = self._broker.leases.subscriptions.get(record.owner)
         if subscription is not None:
-            subscription.settle(record.other)
+            for outcome, piece in subscription.settle(record.other):
+                if outcome in (RETURNED, FAILED):
+                    self._release(subscription, piece)
             subscription.next = max(subscription.next, record.other)
+
+    def _judge(self, record: Record) -> None:
+        subscription = self._broker.leases.subscriptions.get(record.owner)
+        if subscription is not None:
+            for first, count, outcome in json.loads(record.blob):
+                subscription.judge(first, count, outcome)
+
+    def _release(self, subscription: Subscription, piece: Slice) -> None:
+        """A subscription gave messages back: they are ready, unless the log says more of them."""
+        history = self._histories[subscription.queue.id]
+        if piece.payload.persistent:
+            history.released.append(piece)
+        else:
+            history.transient.add(piece.first, piece.first + len(piece))
 
     def _define(self, record: Record) -> None:
         broker = self._broker
@@ -284,6 +310,8 @@ class Restorer:
             subscription = broker.leases.subscriptions.get(definition["epoch"])
             if subscription is not None:
                 self._drop_subscription(subscription)
+        elif op in ("sink", "drop_sink"):
+            broker.sinks.restore(definition)
         else:
             self._define_topology(definition, record.blob)
 
@@ -295,6 +323,7 @@ class Restorer:
         op = definition["op"]
         if op == definitions.DELETE_VHOST:
             del broker.vhosts[vhost_name]
+            broker.sinks.restore_vhost_end(vhost_name)
         elif op == definitions.QUEUE:
             queue = vhost.queues[definitions.text_of(definition, "name")]
             if queue.id not in self._histories:
@@ -312,12 +341,8 @@ class Restorer:
                 del self._broker.leases.subscriptions[subscription.epoch]
 
     def _drop_subscription(self, subscription: Subscription) -> None:
-        history = self._histories[subscription.queue.id]
         for piece in subscription.release():
-            if piece.payload.persistent:
-                history.released.append(piece)
-            else:
-                history.transient.add(piece.first, piece.first + len(piece))
+            self._release(subscription, piece)
         subscription.queue.subscriptions.remove(subscription)
         del self._broker.leases.subscriptions[subscription.epoch]
 
@@ -325,6 +350,7 @@ class Restorer:
         """Work out what each queue holds; emits the records that say what the restart did."""
         for history in self._histories.values():
             self._finish_queue(history)
+        self._broker.sinks.restored()
 
     def _finish_queue(self, history: _QueueHistory) -> None:
         broker = self._broker
@@ -592,7 +618,7 @@ def drop_lost(broker: Broker, lost: list[Payload]) -> int:
                 queue.leave_acquired(piece)
                 queue.drop(len(piece), records.DROPPED_LOST)
                 count += _record_lost(broker, queue, piece)
-    return count
+    return count + broker.sinks.lose(gone)
 
 
 def _record_lost(broker: Broker, queue: Queue, piece: Slice) -> int:

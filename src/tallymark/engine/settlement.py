@@ -280,6 +280,10 @@ class Settlement:
                 left.append(piece)
         return left
 
+    def refuse(self, queue: Queue, piece: Slice) -> None:
+        """Acquired messages are refused for good: a failed delivery, and they die of it [DL-1]."""
+        self._bury(queue, piece, records.DEAD_REJECTED, True)
+
     def _bury(self, queue: Queue, piece: Slice, reason: int, failed: bool) -> None:
         """Acquired messages die; their letters carry the counts of this delivery."""
         queue.leave_acquired(piece)

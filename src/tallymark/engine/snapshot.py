@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from tallymark.engine import records
 from tallymark.engine.broker import Broker
 from tallymark.engine.entrance import forget_ids, publishers_record
+from tallymark.engine.leases import leased_record, verdicts_record
 from tallymark.engine.message import Pack, Payload, Slice
 from tallymark.engine.pending import pending_record
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.session import InFlight
 from tallymark.engine.settlement import deferred_record
+from tallymark.engine.sinks import staged_record
+from tallymark.engine.subscription import ranges_of
 
 
 def _in_flight(broker: Broker) -> list[InFlight]:
@@ -59,6 +62,13 @@ def snapshot(broker: Broker, clean: bool) -> list[Record]:
                 _add_live(entry.queue, entry.part(low, high), owner, True, placed, out, now_ms)
     for payload in broker.transactions.payloads():
         _add_payload(payload, placed, out, now_ms)  # a commit may name what no queue has now
+    for staging in broker.sinks.stagings.values():
+        for index, part in enumerate(staging.parts):
+            record = staged_record(staging, part, index, part.staged_ms)
+            record.payload = _add_payload(part.payload, placed, out, now_ms)
+            out.append(record)
+    for sink in broker.sinks.sinks.values():
+        out.append(_definition(broker.sinks.definition(sink), now_ms))
     return out
 
 
@@ -105,23 +115,11 @@ def _snapshot_queue(
         )
         for lease in subscription.leases:
             piece = lease.slice
-            payload = _add_payload(piece.payload, placed, out, now_ms)
-            out.append(
-                Record(
-                    records.LEASED,
-                    queue.id,
-                    piece.first,
-                    len(piece),
-                    now_ms,
-                    payload,
-                    piece.lo,
-                    subscription.epoch,
-                    lease.first,
-                    piece.priority,
-                    min(piece.acquired, 255),
-                    _stored(piece),
-                )
-            )
+            record = leased_record(subscription, lease.first, piece, now_ms)
+            record.payload = _add_payload(piece.payload, placed, out, now_ms)
+            out.append(record)
+        if subscription.verdicts:
+            out.append(verdicts_record(subscription, ranges_of(subscription.verdicts), now_ms))
 
 
 def _stored(piece: Slice) -> bytes:
@@ -202,7 +200,8 @@ def _definition(definition: dict[str, object], now_ms: int) -> Record:
 
 
 def live_payloads(broker: Broker) -> list[Payload]:
-    """Every payload that some queue or transaction still needs, each once; packed ones excepted."""
+    """Every payload that some queue, transaction or sink still needs, each once; packed ones
+    excepted."""
     found: dict[int, Payload] = {}
     for queue in broker.queues.values():
         for piece in [
@@ -217,7 +216,7 @@ def live_payloads(broker: Broker) -> list[Payload]:
                 found[id(lease.slice.payload)] = lease.slice.payload
     for entry in _in_flight(broker):
         found[id(entry.slice.payload)] = entry.slice.payload
-    for payload in broker.transactions.payloads():
+    for payload in [*broker.transactions.payloads(), *broker.sinks.payloads()]:
         found[id(payload)] = payload
     return list(found.values())
 

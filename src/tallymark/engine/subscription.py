@@ -6,6 +6,7 @@ settled, across restarts and for any number of readers. What is not leased stays
 message: priority, competing consumers, purge.
 
     floor          settled up to here: every lease sequence below it is done
+    verdicts       what is to become of leased messages then, where they are not simply done with
     floor..next    leased, readable again and again
     fence          number of the latest attach; earlier holders are refused
     epoch          the subscription's incarnation: never the same again under the same name
@@ -19,6 +20,7 @@ from typing import Final, final
 from tallymark.engine.errors import Fenced, PreconditionFailed
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
+from tallymark.engine.session import ACCEPTED
 
 DEFAULT_LIMIT_ROWS: Final = 100_000
 DEFAULT_LIMIT_BYTES: Final = 256 * 1024 * 1024
@@ -50,6 +52,7 @@ class Subscription:
         "name",
         "next",
         "queue",
+        "verdicts",
     )
 
     def __init__(self, epoch: int, queue: Queue, name: str) -> None:
@@ -64,6 +67,8 @@ class Subscription:
         self.leased_bytes = 0
         self.limit_rows = DEFAULT_LIMIT_ROWS
         self.limit_bytes = DEFAULT_LIMIT_BYTES
+        self.verdicts: dict[int, int] = {}
+        """Outcome by lease sequence, at or above the floor; not there: accepted."""
 
     def check_fence(self, fence: int) -> None:
         """Raises Fenced unless this is the latest attach."""
@@ -120,23 +125,51 @@ class Subscription:
             found.append((lease.first + skip, piece.part(skip, stop)))
         return found
 
-    def settle(self, end: int) -> list[Slice]:
-        """Raise the floor to `end`; returns what that settles, in order. Repeating is no error."""
-        done: list[Slice] = []
+    def judge(self, first: int, count: int, outcome: int) -> None:
+        """Say what is to become of leased messages: what is said last counts."""
+        verdicts = self.verdicts
+        for sequence in range(first, first + count):
+            if outcome == ACCEPTED:
+                verdicts.pop(sequence, None)
+            else:
+                verdicts[sequence] = outcome
+
+    def settle(self, end: int) -> list[tuple[int, Slice]]:
+        """Raise the floor to `end`; returns what that settles, in order, as (outcome, slice) pairs.
+        Repeating is no error."""
+        done: list[tuple[int, Slice]] = []
         leases = self.leases
         while leases and leases[0].first < end:
             lease = leases[0]
-            piece = lease.slice
-            if lease.first + len(piece) <= end:
+            piece, first = lease.slice, lease.first
+            if first + len(piece) <= end:
                 leases.popleft()
             else:
-                piece = piece.take(end - lease.first)
+                piece = piece.take(end - first)
                 lease.first = end
             self.leased_bytes -= piece.size()
-            done.append(piece)
+            if self.verdicts:
+                self._add_judged(done, first, piece)
+            else:
+                done.append((ACCEPTED, piece))
         if end > self.floor:
             self.floor = end
+            if self.verdicts:
+                self.verdicts = {at: said for at, said in self.verdicts.items() if at >= end}
         return done
+
+    def _add_judged(self, into: list[tuple[int, Slice]], first: int, piece: Slice) -> None:
+        """A slice whose lease sequences begin with `first`, cut by what was said of them."""
+        verdicts = self.verdicts
+        count = len(piece)
+        at = 0
+        while at < count:
+            outcome = verdicts.get(first + at, ACCEPTED)
+            stop = at + 1
+            while stop < count and verdicts.get(first + stop, ACCEPTED) == outcome:
+                stop += 1
+            into.append((outcome, piece.part(at, stop)))
+            at = stop
 
     def lose(self, low: int, high: int) -> list[Slice]:
         """Take out the leases that begin among the queue's sequences low..high-1: their bytes are
@@ -151,4 +184,22 @@ class Subscription:
         pieces = [lease.slice for lease in self.leases]
         self.leases.clear()
         self.leased_bytes = 0
+        self.verdicts.clear()
         return pieces
+
+
+def ranges_of(verdicts: dict[int, int]) -> list[tuple[int, int, int]]:
+    """Verdicts as (first lease sequence, count, outcome), in order."""
+    found: list[tuple[int, int, int]] = []
+    first = count = outcome = 0
+    for sequence in sorted(verdicts):
+        said = verdicts[sequence]
+        if count and sequence == first + count and said == outcome:
+            count += 1
+            continue
+        if count:
+            found.append((first, count, outcome))
+        first, count, outcome = sequence, 1, said
+    if count:
+        found.append((first, count, outcome))
+    return found

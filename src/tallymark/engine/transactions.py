@@ -59,6 +59,10 @@ AHEAD_BYTES: Final = 1 << 20
 comes."""
 
 
+ENTRIES_A_WEIGHT: Final = 64
+"""Settlements looked through to change some of them that weigh as much as one more queue."""
+
+
 @final
 class Transactions:
     """Begins and ends them. Shares its parts with the Broker."""
@@ -252,6 +256,40 @@ class Transactions:
         if not transaction.untold:
             transaction.untold = True
             self.untold.append(transaction)
+
+    def reopen(self, transaction: Transaction, session: Session, first: int, last: int) -> None:
+        """Tags first..last, as far as it settles them, are outstanding again: the client thinks
+        better of it [TX-15]. What nobody holds any more stays settled. O(settlements), which counts
+        towards what the transaction may hold. Raises PreconditionFailed: it has ended.
+        """
+        transaction.check_open()
+        told = len(transaction.told())
+        found: list[InFlight] = []
+        looked_at = 0
+        for at, settlement in enumerate(transaction.settlements):
+            if settlement.session is not session:
+                continue
+            looked_at += len(settlement.entries)
+            kept: list[InFlight] = []
+            for entry in settlement.entries:
+                low, high = max(first, entry.first), min(last, entry.last)
+                part = None if _is_gone(session, entry) else entry.cut(low, high)
+                if part is None:
+                    kept.append(entry)
+                    continue
+                for rest in (entry.cut(entry.first, low - 1), entry.cut(high + 1, entry.last)):
+                    if rest is not None:
+                        kept.append(rest)
+                if at < told:
+                    self._record(records.UNSTAGED, transaction, part, 0)
+                self._unstage(part)
+                transaction.settled -= part.left
+                found.append(part)
+            settlement.entries = kept
+        transaction.weight += looked_at // ENTRIES_A_WEIGHT
+        if found:
+            put_back(session, found)
+            self.deadlines.arm(session, self.clock.now_ms)
 
     def acquired(self, transaction: Transaction, session: Session, first: int, last: int) -> None:
         """Tags first..last were handed out under the transaction [TX-16]: its rollback takes back

@@ -45,6 +45,10 @@ KIND_NAMES: Final = {
     kinds.STAGED: "staged",
     kinds.UNSTAGED: "unstaged",
     kinds.COMMITTED: "committed",
+    kinds.PUBLISHERS: "publishers",
+    kinds.SINK_STAGED: "sink_staged",
+    kinds.SINK_ENDED: "sink_ended",
+    kinds.VERDICTS: "verdicts",
 }
 
 

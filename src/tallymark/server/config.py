@@ -183,6 +183,12 @@ class Config:
         integer(2, 100_000),
         "Messages that an AMQP 1.0 client may publish on a link before the broker grants more.",
     )
+    transaction_timeout: int = setting(
+        30 * 60_000,
+        duration(0, 365 * DAY_MS),
+        "How long a transaction of AMQP 1.0 may stay open before it is rolled back and its "
+        "connection closed; 0: without limit.",
+    )
     nsq: bool = setting(True, kinds.FLAG, "Whether NSQ clients are served; --no-nsq is false.")
     nsq_host: tuple[str, ...] = setting(
         ("127.0.0.1",),

@@ -98,6 +98,7 @@ class HttpServer:
         from tallymark.server.http_consumers import Consumers
         from tallymark.server.http_features import FeatureFlags
         from tallymark.server.http_redrive import Redriving
+        from tallymark.server.http_sinks import Sinks
         from tallymark.server.http_state import State
         from tallymark.server.http_streams import Streams
         from tallymark.server.http_subscriptions import Subscriptions
@@ -119,6 +120,7 @@ class HttpServer:
         State(self).add_to(app)
         Consumers(self).add_to(app)
         Subscriptions(self).add_to(app)
+        Sinks(self).add_to(app)
         FeatureFlags(self).add_to(app)
         Redriving(self).add_to(app)
         Archiving(self).add_to(app)

@@ -60,6 +60,9 @@ class State:
                 "staged": sum(queue.staged for queue in queues),
                 "transactions": len(broker.transactions.open),
                 "settled": sum(queue.settled for queue in queues),
+                "sinks": len(broker.sinks.sinks),
+                "sink_stagings": len(broker.sinks.stagings),
+                "sink_staged": broker.sinks.staged,
             }
         )
 

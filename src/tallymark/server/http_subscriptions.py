@@ -1,7 +1,8 @@
 """Durable subscriptions over HTTP: what a Spark driver and its executors call.
 
-ATTACH, LEASE and SETTLE answer only when what they changed is on disk, in every sync mode; all may
-be repeated. READ is stateless: any number of readers, the same rows until the range is settled.
+ATTACH, LEASE, VERDICTS and SETTLE answer only when what they changed is on disk, in every sync
+mode; all may be repeated. READ is stateless: any number of readers, the same rows until the range
+is settled.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from aiohttp import web
 
 from tallymark.engine.errors import NotFound
 from tallymark.engine.records import LEASED, Record
+from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED
 from tallymark.engine.subscription import Subscription
 from tallymark.server.http import (
     USER,
@@ -28,6 +30,13 @@ from tallymark.server.http_blocks import Excerpts, known_of, send_blocks
 from tallymark.server.users import permission_in
 
 LONGEST_WAIT_MS: Final = 60_000
+OUTCOMES: Final = {
+    "accepted": ACCEPTED,
+    "rejected": REJECTED,
+    "released": RETURNED,
+    "modified": FAILED,
+}
+"""Verdicts, in AMQP 1.0's words: modified is given back as a failed delivery."""
 
 
 class Attach(msgspec.Struct, forbid_unknown_fields=True):
@@ -56,6 +65,13 @@ class Settle(msgspec.Struct, forbid_unknown_fields=True):
     end: int
 
 
+class Verdicts(msgspec.Struct, forbid_unknown_fields=True):
+    """What is to become of leased messages: (first lease sequence, how many, outcome)."""
+
+    epoch: int
+    verdicts: list[tuple[int, int, str]]
+
+
 class Subscriptions:
     """Routes under /api/tallymark/subscriptions."""
 
@@ -69,6 +85,7 @@ class Subscriptions:
         app.router.add_post(one + "/attach", self._attach)
         app.router.add_post(one + "/lease", self._lease)
         app.router.add_get(one + "/read", self._read)
+        app.router.add_post(one + "/verdicts", self._judge)
         app.router.add_post(one + "/settle", self._settle)
         app.router.add_get(one + "/stat", self._stat)
         app.router.add_delete(one, self._delete)
@@ -157,6 +174,23 @@ class Subscriptions:
             return high
 
         return await send_blocks(request, low, high, take)
+
+    async def _judge(self, request: web.Request) -> web.Response:
+        wanted = await body_of(request, Verdicts)
+        subscription = self._find(request)
+        subscription.check_epoch(wanted.epoch)
+        said = []
+        for first, count, outcome in wanted.verdicts:
+            if outcome not in OUTCOMES:
+                raise Refused(
+                    400, "bad_request",
+                    f"outcome {outcome!r} of lease sequence {first}, expected one of "
+                    f"{', '.join(OUTCOMES)}",
+                )  # fmt: skip
+            said.append((first, count, OUTCOMES[outcome]))
+        self._node.broker.leases.judge(subscription, said)
+        await self._node.durable()
+        return answer({"floor": subscription.floor, "verdicts": len(subscription.verdicts)})
 
     async def _settle(self, request: web.Request) -> web.Response:
         wanted = await body_of(request, Settle)

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from tallymark.bridge.amqp091 import Amqp091, Settings
+from tallymark.bridge.amqp091_sink import Intake
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.clock import now_ms, wall_ms
 from tallymark.server.node import Node
@@ -223,6 +224,26 @@ class LocalChannel:
         if properties is not None:
             raw += content_frames(CHANNEL, properties, body, FRAME_MAX)
         self._send(raw)
+
+    def take_into(self, intake: Intake) -> None:
+        """Whatever the channel publishes from now on goes there, and to no queue."""
+        bridge = self._client.bridge
+        assert isinstance(bridge, Amqp091), bridge
+        client = bridge.client
+        assert client is not None
+        client.channels[CHANNEL].intake = intake
+
+    @property
+    def is_open(self) -> bool:
+        """False: it was refused something, and `next` raises what."""
+        bridge = self._client.bridge
+        assert isinstance(bridge, Amqp091), bridge
+        client = bridge.client
+        return client is not None and not client.closed and CHANNEL in client.channels
+
+    def feed(self, data: bytes) -> None:
+        """Send frames as they are."""
+        self._send(data)
 
     async def next(self) -> Received:
         """What the broker says next on the channel. Raises ChannelRefused."""

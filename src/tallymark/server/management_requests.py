@@ -121,7 +121,7 @@ class Fields:
 
 async def fields_of(request: web.Request) -> Fields:
     """The body as an object; an empty one is {}. Raises Refused 400, or 413 above MAX_BODY."""
-    return fields_in(await _whole(request.content.iter_any()))
+    return fields_in(await whole(request.content.iter_any()))
 
 
 async def uploaded_fields(request: web.Request) -> Fields:
@@ -132,7 +132,7 @@ async def uploaded_fields(request: web.Request) -> Fields:
     try:
         async for part in await request.multipart():
             if isinstance(part, BodyPartReader) and part.name == "file":
-                return fields_in(await _whole(_chunks(part)))
+                return fields_in(await whole(_chunks(part)))
     except (LookupError, ValueError, RuntimeError, BadHttpMessage) as error:
         reason = f"not a form in parts: {type(error).__name__}: {error}"
         raise Refused(400, "bad_request", reason) from error
@@ -144,8 +144,8 @@ async def _chunks(part: BodyPartReader) -> AsyncIterator[bytes]:
         yield bytes(chunk)
 
 
-async def _whole(chunks: AsyncIterator[bytes]) -> bytes:
-    """Raises Refused 413 above MAX_BODY."""
+async def whole(chunks: AsyncIterator[bytes]) -> bytes:
+    """A body that comes in pieces. Raises Refused 413 above MAX_BODY."""
     size = 0
     parts = []
     async for part in chunks:

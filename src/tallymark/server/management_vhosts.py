@@ -53,6 +53,7 @@ def delete_vhost(node: Node, name: str) -> None:
     for exchange in list(vhost.exchanges):
         if exchange and not exchange.startswith("amq."):
             vhost.delete_exchange(exchange, False)
+    broker.sinks.forget_vhost(name)
     blob = definitions.vhost_deletion(name)
     broker.records.append(Record(records.DEFINITION, 0, 0, 0, broker.clock.now_ms, blob=blob))
     del broker.vhosts[name]

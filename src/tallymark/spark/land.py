@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from tallymark.spark.batches import Landing
     from tallymark.spark.options import SourceOptions
 
 AVAILABLE_NOW: Final = "available-now"
@@ -121,6 +122,18 @@ def land(messages: DataFrame, to: Path | str, trigger: str = AVAILABLE_NOW) -> S
         .outputMode("append")
         .partitionBy("date")
         .option("path", str(to))
+        .option("checkpointLocation", str(Path(to) / CHECKPOINT))
+        .trigger(**trigger_arguments(trigger))
+        .start()
+    )
+
+
+def land_batches(
+    messages: DataFrame, to: Path | str, landing: Landing, trigger: str = AVAILABLE_NOW
+) -> StreamingQuery:
+    """As `land`, each batch by a Landing: to Delta, with bodies as columns."""
+    return (
+        messages.writeStream.foreachBatch(landing)
         .option("checkpointLocation", str(Path(to) / CHECKPOINT))
         .trigger(**trigger_arguments(trigger))
         .start()
@@ -375,6 +388,9 @@ def main(
     vhost: str | None = None,
     as_json: bool = False,
     max_rows: int | None = None,
+    format: str = "parquet",
+    schema: str | None = None,
+    quarantine: Path | None = None,
 ) -> int:
     """`tallymark pipeline land`: returns 0, or 1 with the reason on stderr when the query fails.
 
@@ -383,6 +399,8 @@ def main(
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
+    from tallymark.spark.batches import FORMATS, PARQUET, Landing, Reader
+    from tallymark.spark.bodies import NoSchema, Schema
     from tallymark.spark.java import JavaNotFound
     from tallymark.spark.options import SourceOptions
     from tallymark.spark.session import (
@@ -394,6 +412,10 @@ def main(
 
     # All that can be told is told before Spark takes its seconds to start.
     _check_arguments(to, trigger, max_rows)
+    if format not in FORMATS:
+        raise ValueError(f"--format {format!r}: expected {' or '.join(FORMATS)}")
+    if quarantine is not None and schema is None:
+        raise ValueError("--quarantine is for rows that do not fit a --schema")
     given = {"url": url, "user": user, "password": password, "vhost": vhost}
     named = {"queue": queue, "subscription": subscription}
     asked = SourceOptions.parse({**{k: v for k, v in given.items() if v is not None}, **named})
@@ -422,8 +444,18 @@ def main(
                 spark, queue, subscription, url=url, user=user, password=password, vhost=vhost,
                 options=options,
             )  # fmt: skip
-            watch(land(messages, to, trigger), to, display, stop)
-    except (PySparkException, Py4JError) as error:
+            if format == PARQUET and schema is None:
+                query = land(messages, to, trigger)
+            else:
+                bodies = None if schema is None else Schema(schema, to)
+                reader = Reader(
+                    queue=queue, subscription=subscription, url=url, user=user, password=password,
+                    vhost=vhost,
+                )  # fmt: skip
+                landing = Landing(to, format, reader, bodies, quarantine)
+                query = land_batches(messages, to, landing, trigger)
+            watch(query, to, display, stop)
+    except (PySparkException, Py4JError, NoSchema, OSError) as error:
         print(f"tallymark: landing {queue} failed: {cause(error)}", file=sys.stderr)
         return 1
     finally:

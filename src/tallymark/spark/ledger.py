@@ -99,6 +99,9 @@ KINDS: Final = {
     records.UNSTAGED: "unstaged",
     records.COMMITTED: "committed",
     records.PUBLISHERS: "publishers",
+    records.SINK_STAGED: "sink_staged",
+    records.SINK_ENDED: "sink_ended",
+    records.VERDICTS: "verdicts",
     records.SLOW: "slow_consumer",
     records.CONSUMER: "consumer",
     records.ARCHIVED: "archived",
@@ -124,6 +127,7 @@ REASONS: Final = {
     records.DEAD_LETTERED: records.DEATHS,
     records.PENDING: records.DEATHS,
     records.STAGED: records.OUTCOMES,
+    records.SINK_ENDED: records.SINK_ENDS,
     records.SLOW: records.SLOW_EVENTS,
     records.CONSUMER: records.CONSUMER_EVENTS,
 }

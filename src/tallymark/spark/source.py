@@ -12,13 +12,15 @@ for ever. Nothing else settles: stopping, failing and disconnecting mean nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     InputPartition,
 )
@@ -34,7 +36,9 @@ from tallymark.spark import schema
 from tallymark.spark.client import Client, Endpoint, api_path
 from tallymark.spark.decode import decode_answer
 from tallymark.spark.extents import Ints
+from tallymark.spark.frames import check_columns
 from tallymark.spark.options import SourceOptions
+from tallymark.spark.sink_options import SinkOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,6 +90,20 @@ class TallymarkDataSource(DataSource):
             return StreamTail(options.for_tail())
         return QueueStream(options.for_stream())
 
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from tallymark.spark.sink import BatchWriter
+
+        if overwrite:
+            raise ValueError('mode "overwrite": a queue is only appended to, expected "append"')
+        return BatchWriter(checked_sink(self.options, schema).for_batch())
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        from tallymark.spark.sink import StreamWriter
+
+        if overwrite:
+            raise ValueError('output mode "complete": a queue is only appended to')
+        return StreamWriter(checked_sink(self.options, schema).for_stream())
+
 
 def limits(options: SourceOptions, limit: ReadLimit) -> tuple[int, int]:
     """Most rows and most raw bytes of the next batch: the engine's word goes first."""
@@ -94,6 +112,13 @@ def limits(options: SourceOptions, limit: ReadLimit) -> tuple[int, int]:
     if isinstance(limit, ReadMaxBytes):
         return options.max_rows, limit.max_bytes
     return options.max_rows, options.max_bytes
+
+
+def checked_sink(options: Mapping[str, str], given: StructType) -> SinkOptions:
+    """The options of a write of rows like these. Raises ValueError."""
+    parsed = SinkOptions.parse(options)
+    check_columns(given, parsed.routing_key is None)
+    return parsed
 
 
 def moved_on(subscription: str, start: int, floor: int) -> str:

@@ -14,7 +14,11 @@ from array import array
 from struct import Struct
 from typing import Final
 
+from librt.strings import BytesWriter, read_i64_be, write_i64_be
+from mypy_extensions import i64
+
 from tallymark.wire.amqp091.events import PublishReceived
+from tallymark.wire.octets import begins, packed, place, put_place, u32, unpacked
 
 PERSISTENT: Final = 1
 """delivery-mode is 2."""
@@ -30,18 +34,16 @@ _PUBLISH: Final = 60 << 16 | 40
 _method_head: Final = Struct(">BHII").unpack_from  # type, channel, size, method
 _header_head: Final = Struct(">BHIHHQ").unpack_from  # type, channel, size, class, weight, body size
 _frame_head: Final = Struct(">BHI").unpack_from  # type, channel, size
-_ack: Final = Struct(">QBB").unpack_from  # delivery tag, bits, frame end
-_pack_tag: Final = Struct(">Q").pack
 _pack_head: Final = Struct(">BHI").pack
 
 
 def scan_publishes(
     data: bytes,
-    pos: int,
-    end: int,
+    pos: i64,
+    end: i64,
     channel: int,
-    frame_limit: int,
-    body_limit: int,
+    frame_limit: i64,
+    body_limit: i64,
     known: dict[bytes, bytes],
 ) -> PublishReceived | None:
     """The longest stretch of complete single-frame publishes at data[pos:end]; None: not one.
@@ -50,59 +52,59 @@ def scan_publishes(
     found valid before (a cache the caller only keeps). O(bytes), and mostly far less: a message
     that begins like the one before costs one comparison.
     """
-    start = pos
-    startswith = data.startswith
-    cuts = [0]
+    start: i64 = pos
+    cuts = BytesWriter()
+    put_place(cuts, 0)
+    count = 0
     starts: list[int] = []
     methods: list[bytes] = []
     unit = b""  # method frame, header frame and head of the body frame: all equal last time
-    unit_size = 0
+    unit_size: i64 = 0
     method = b""
     content = b""  # header frame and head of the body frame: equal if the body sizes are
-    content_size = 0
+    content_size: i64 = 0
     before = b""  # the header frame up to the body size
     behind = b""  # and behind it, with the head of the body frame up to its size
-    body_most = min(frame_limit, body_limit)
+    body_most: i64 = frame_limit if frame_limit < body_limit else body_limit
     section = b""
     first_section = b""
     facts = -1
     uniform = True
-    largest = 0
-    last_size = -1
+    largest: i64 = 0
+    last_size: i64 = -1
+    after: i64
     while True:
         if unit:
-            if startswith(unit, pos):
+            if begins(data, pos, unit):
                 after = pos + unit_size
                 if after > end or data[after - 1] != 0xCE:
                     break
-                cuts.append(after - start)
+                put_place(cuts, after - start)
+                count += 1
                 pos = after
                 continue
             unit = b""
-        if method and startswith(method, pos):
+        if method and begins(data, pos, method):
             frame = method
         else:
             frame = _publish_frame(data, pos, end, channel, frame_limit, known)
             if not frame:
                 break
-        h = pos + len(frame)
-        if content and startswith(content, h):
+        h: i64 = pos + len(frame)
+        if content and begins(data, h, content):
             after = h + content_size
             if after > end or data[after - 1] != 0xCE:
                 break
             if frame is method:
                 unit = frame + content
                 unit_size = after - pos
-        elif before and startswith(before, h) and startswith(behind, h + 19):
-            b: int = h + 19 + len(behind)
-            body_size: int = int.from_bytes(data[h + 11 : h + 19], "big")
+        elif before and begins(data, h, before) and begins(data, h + 19, behind):
+            b: i64 = h + 19 + len(behind)
+            body_size: i64 = read_i64_be(data, h + 11)  # more than 2^63: below 0
+            if not 0 < body_size <= body_most:
+                break
             after = b + 5 + body_size
-            if (
-                not 0 < body_size <= body_most
-                or after > end
-                or data[after - 1] != 0xCE
-                or data[h + 15 : h + 19] != data[b : b + 4]
-            ):
+            if after > end or data[after - 1] != 0xCE or u32(data, b) != body_size:
                 break
             # Sizes differ more often than not: only two equal ones in a row are remembered.
             content = data[h : b + 4] if body_size == last_size else b""
@@ -113,7 +115,7 @@ def scan_publishes(
         else:
             if h + 19 > end:
                 break
-            kind, number, size, class_id, weight, body_size = _header_head(data, h)
+            kind, number, size, class_id, weight, announced = _header_head(data, h)
             b = h + 8 + size
             if (
                 kind != 2
@@ -122,11 +124,12 @@ def scan_publishes(
                 or size > frame_limit
                 or class_id != 60
                 or weight != 0
-                or body_size > body_limit
+                or announced > body_limit
                 or b > end
                 or data[b - 1] != 0xCE
             ):
                 break
+            body_size = announced
             if body_size:
                 if b + 7 > end:
                     break
@@ -146,7 +149,7 @@ def scan_publishes(
                 after = b
                 content = data[h:b]
             before = b""
-            if len(section) == size - 12 and startswith(section, h + 19):
+            if len(section) == size - 12 and begins(data, h + 19, section):
                 if body_size:
                     before = data[h : h + 11]
                     behind = data[h + 19 : b + 3]
@@ -169,17 +172,18 @@ def scan_publishes(
             if body_size + 8 > largest:
                 largest = body_size + 8
         if frame is not method:
-            starts.append(len(cuts) - 1)
+            starts.append(count)
             methods.append(frame)
             method = frame
-        cuts.append(after - start)
+        put_place(cuts, after - start)
+        count += 1
         pos = after
     if pos == start:
         return None
     return PublishReceived(
         channel,
         data[start:pos],
-        array("I", cuts),
+        unpacked(cuts.getvalue()),
         starts,
         methods,
         facts,
@@ -400,24 +404,29 @@ def ack_prefix(channel: int) -> bytes:
     return _pack_head(1, channel, 13) + b"\x00\x3c\x00\x50"
 
 
-def scan_acks(data: bytes, pos: int, end: int, prefix: bytes) -> tuple[int, int, int, bool]:
+def scan_acks(data: bytes, pos: i64, end: i64, prefix: bytes) -> tuple[int, int, int, bool]:
     """Join consecutive basic.acks whose first 11 bytes are `prefix` into one range of tags.
 
     Returns (where it stopped, first tag, last tag, multiple); stopped at `pos`: there is none.
     """
-    startswith = data.startswith
-    first = 0
-    last = 0
-    while pos + 21 <= end and startswith(prefix, pos):
-        tag, bits, frame_end = _ack(data, pos + 11)
-        if frame_end != 0xCE:
+    first: i64 = 0
+    last: i64 = 0
+    while pos + 21 <= end and begins(data, pos, prefix):
+        tag: i64 = read_i64_be(data, pos + 11)
+        is_multiple = data[pos + 19] & 1 == 1
+        if data[pos + 20] != 0xCE:
             break
+        if tag < 0:
+            if last:
+                break
+            huge = int.from_bytes(data[pos + 11 : pos + 19], "big")
+            return pos + 21, huge, huge, is_multiple
         if last:
-            if tag != last + 1 or bits & 1:
+            if tag != last + 1 or is_multiple:
                 break
             last = tag
-        elif bits & 1 or tag == 0:
-            return pos + 21, tag, tag, bits & 1 == 1
+        elif is_multiple or tag == 0:
+            return pos + 21, tag, tag, is_multiple
         else:
             first = last = tag
         pos += 21
@@ -427,32 +436,38 @@ def scan_acks(data: bytes, pos: int, end: int, prefix: bytes) -> tuple[int, int,
 def encode_deliveries(
     prefix: bytes,
     suffix: bytes,
-    tag: int,
+    tag: i64,
     raw: bytes,
     cuts: array[int],
     lo: int,
     hi: int,
-    method_size: int,
+    method_size: i64,
 ) -> bytes:
-    """basic.deliver frames and the untouched content of messages lo..hi-1, with tags from `tag`.
+    """basic.deliver frames and the untouched content of messages lo..hi-1, with tags from `tag`
+    on, below 2^63.
 
     `prefix` is the frame up to the delivery tag, `suffix` what follows it, frame end included;
     `method_size` the bytes of the publish method frame in front of each message.
     """
-    out: list[bytes] = []
-    pack = _pack_tag
-    start = cuts[lo] + method_size
-    for cut in cuts[lo + 1 : hi + 1]:
-        out += (prefix, pack(tag), suffix, raw[start:cut])
+    out = BytesWriter()
+    places = packed(cuts, lo, hi)
+    count: i64 = hi - lo
+    start: i64 = place(places, 0) + method_size
+    for i in range(count):
+        cut = place(places, i + 1)
+        out.write(prefix)
+        write_i64_be(out, tag)
+        out.write(suffix)
+        out.write(raw[start:cut])
         tag += 1
         start = cut + method_size
-    return b"".join(out)
+    return out.getvalue()
 
 
 def encode_mixed_deliveries(
     prefixes: list[bytes],
     suffixes: list[bytes],
-    tag: int,
+    tag: i64,
     raw: bytes,
     cuts: array[int],
     lo: int,
@@ -460,15 +475,18 @@ def encode_mixed_deliveries(
 ) -> bytes:
     """As encode_deliveries, for messages of different routes: prefixes[i] and suffixes[i] are
     those of message lo + i, and the length of each method frame is read from it."""
-    out: list[bytes] = []
-    pack = _pack_tag
-    head = _frame_head
+    out = BytesWriter()
+    places = packed(cuts, lo, hi)
+    cut: i64 = place(places, 0)
     for i in range(hi - lo):
-        cut = cuts[lo + i]
-        start: int = cut + 8 + head(raw, cut)[2]
-        out += (prefixes[i], pack(tag), suffixes[i], raw[start : cuts[lo + i + 1]])
+        start: i64 = cut + 8 + u32(raw, cut + 3)
+        cut = place(places, i + 1)
+        out.write(prefixes[i])
+        write_i64_be(out, tag)
+        out.write(suffixes[i])
+        out.write(raw[start:cut])
         tag += 1
-    return b"".join(out)
+    return out.getvalue()
 
 
 def rechannel(raw: bytes, channel: int) -> bytes:

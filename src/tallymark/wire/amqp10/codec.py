@@ -10,8 +10,9 @@ each: the shorter one is written if it fits, any is read.
 from __future__ import annotations
 
 from tallymark.wire.amqp10.errors import DecodeError
-from tallymark.wire.amqp10.reader import DEPTH_MAX, Reader, u32, unknown_code
+from tallymark.wire.amqp10.reader import DEPTH_MAX, Reader, unknown_code
 from tallymark.wire.amqp10.writer import encode_value
+from tallymark.wire.octets import u32
 
 
 def encode(value: object) -> bytes:

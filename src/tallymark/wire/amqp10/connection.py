@@ -91,6 +91,7 @@ class Connection(Lifecycle):
         "is_server",
         "mechanisms",
         "needs_sasl",
+        "wants_tags",
     )
 
     def __init__(
@@ -100,14 +101,17 @@ class Connection(Lifecycle):
         is_server: bool,
         mechanisms: tuple[str, ...] = (),
         needs_sasl: bool = False,
+        wants_tags: bool = True,
         trace: Callable[[str], None] | None = None,
     ) -> None:
         """`mechanisms`: what a server offers, none: no SASL. `needs_sasl`: it takes nobody
-        without. `trace` gets a line for each frame, see trace.py."""
+        without. `wants_tags`: whether runs of deliveries that come have their
+        delivery-tags. `trace` gets a line for each frame, see trace.py."""
         super().__init__(limits, trace)
         self.is_server = is_server
         self.mechanisms = mechanisms
         self.needs_sasl = needs_sasl
+        self.wants_tags = wants_tags
         self.context: object = None
         """The owner's."""
         self._sessions: dict[int, Session] = {}  # by our channel
@@ -242,6 +246,7 @@ class Connection(Lifecycle):
             link.max_message_size or frame_limit,
             room if room < window else window,
             self._known_transfers,
+            self.wants_tags,
         )
         if run is None:
             return False

@@ -251,6 +251,16 @@ class DrainFinished(Event):
 
 
 @final
+class InflowStopped(Event):
+    """All credit is taken back, and nothing more is on its way: see ReceiverLink.stop."""
+
+    __slots__ = ("link",)
+
+    def __init__(self, link: ReceiverLink) -> None:
+        self.link = link
+
+
+@final
 class TransfersReceived(Event):
     """A stretch of complete deliveries on one link, alike but for their ids, tags and bytes. Their
     credit is counted."""
@@ -283,6 +293,7 @@ class TransfersReceived(Event):
         self.first = first
         """delivery-id of message 0; those of the others follow it, modulo 2^32."""
         self.tags = tags
+        """Empty as well where the connection does not want them."""
         self.data = data
         """The sections of all messages, end to end."""
         self.cuts = cuts
@@ -295,7 +306,7 @@ class TransfersReceived(Event):
         """The receiver settles second: ReceiverLink.settle takes two steps."""
 
     def __len__(self) -> int:
-        return len(self.tags)
+        return len(self.cuts) - 1
 
 
 @final

@@ -12,7 +12,7 @@ from struct import Struct
 from typing import Final
 
 from tallymark.wire.amqp10.errors import FRAMING_ERROR, DecodeError
-from tallymark.wire.amqp10.reader import u32
+from tallymark.wire.octets import u32
 
 AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
 TLS_HEADER: Final = b"AMQP\x02\x01\x00\x00"

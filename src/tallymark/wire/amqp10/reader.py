@@ -11,8 +11,6 @@ from struct import Struct
 from typing import Final, final
 from uuid import UUID
 
-from mypy_extensions import i64
-
 from tallymark.wire.amqp10.errors import DecodeError, shown
 from tallymark.wire.amqp10.types import (
     Array,
@@ -30,6 +28,7 @@ from tallymark.wire.amqp10.types import (
     ULong,
     UShort,
 )
+from tallymark.wire.octets import u32
 
 DEPTH_MAX: Final = 64
 """Values within values, both ways."""
@@ -46,14 +45,6 @@ _u64: Final = Struct(">Q")
 _i64: Final = Struct(">q")
 _f32: Final = Struct(">f")
 _f64: Final = Struct(">d")
-
-
-def u32(data: bytes, pos: i64) -> i64:
-    """The four bytes at `pos` (they are there) as an unsigned number."""
-    first: i64 = data[pos]
-    second: i64 = data[pos + 1]
-    third: i64 = data[pos + 2]
-    return first << 24 | second << 16 | third << 8 | data[pos + 3]
 
 
 @final

@@ -11,6 +11,7 @@ from tallymark.wire.amqp10.composites import Fields
 from tallymark.wire.amqp10.events import (
     DrainFinished,
     FlowReceived,
+    InflowStopped,
     SettlementReceived,
     TransfersReceived,
 )
@@ -37,6 +38,7 @@ class ReceiverLink(Link):
         "credit",
         "delivery_count",
         "is_draining",
+        "is_stopping",
         "max_message_size",
     )
 
@@ -50,6 +52,8 @@ class ReceiverLink(Link):
         self.delivery_count = 0
         """The sender's, as far as we know: a serial number."""
         self.is_draining = False
+        self.is_stopping = False
+        """InflowStopped follows."""
         self.available = 0
         """The sender's hint of what it has."""
         self.max_message_size = session.connection.limits.max_message_size
@@ -79,6 +83,7 @@ class ReceiverLink(Link):
 
     def _let_go(self) -> None:
         self.is_draining = False
+        self.is_stopping = False
 
     def _drop(self) -> None:
         self._drop_assembly()
@@ -97,7 +102,26 @@ class ReceiverLink(Link):
             if credit > self.allowance:
                 self.allowance = credit
             self.is_draining = False
+            self.is_stopping = False
             self._send_flow(echo, properties)
+
+    def stop(self) -> bool:
+        """Take all credit back and ask the sender how it stands [amqp-1.0 §2.6.10]: InflowStopped
+        follows, behind everything that was on its way. False: nothing is, and nothing follows.
+        `flow` calls it off."""
+        if not self.is_receiving or (self.room() == 0 and self._assembly is None):
+            return False
+        if not self.is_stopping:
+            self.flow(0, echo=True)
+            self.is_stopping = True
+        return True
+
+    def _check_stopped(self, has_answered: bool = False) -> None:
+        """A sender that knows of its credit of 0, or has used up all it had, sends nothing but the
+        rest of what it has begun."""
+        if self.is_stopping and self._assembly is None and (has_answered or self.room() == 0):
+            self.is_stopping = False
+            self.emit(InflowStopped(self))
 
     def drain(self) -> bool:
         """Have the sender use up its credit or give it up: DrainFinished follows. False: there is
@@ -129,6 +153,7 @@ class ReceiverLink(Link):
         if flow.link_credit is not None and flow.link_credit < self.allowance:
             self.allowance = max(flow.link_credit, self.credit)
         self._check_drained(given_up)
+        self._check_stopped(flow.link_credit == 0)
         available = flow.available
         if available is not None or flow.properties is not None or given_up:
             if available is not None:
@@ -186,7 +211,7 @@ class ReceiverLink(Link):
 
     def receive_run(self, run: Transfers) -> None:
         """A run that credit and session window have room for."""
-        count = len(run.tags)
+        count = len(run)
         shape = run.shape
         if shape.rcv_settle_mode == RCV_SECOND and self.rcv_settle_mode == RCV_FIRST:
             self._fail_second()
@@ -206,6 +231,7 @@ class ReceiverLink(Link):
             )
         )
         self._check_drained(0)
+        self._check_stopped()
 
     def receive_transfer(self, transfer: Transfer, payload: bytes) -> None:
         """One frame, of whatever kind."""
@@ -279,6 +305,7 @@ class ReceiverLink(Link):
             self._send_flow(True, None)
             self.emit(FlowReceived(self.session, self, self.available, None))
         self._check_drained(0)
+        self._check_stopped()
 
     def _finish(self, assembly: Assembly, last_size: int) -> None:
         if self._assembly is not None:
@@ -300,6 +327,7 @@ class ReceiverLink(Link):
             )
         )
         self._check_drained(0)
+        self._check_stopped()
 
     def _is_second(self, mode: int | None) -> bool:
         return self.rcv_settle_mode == RCV_SECOND and mode != RCV_FIRST

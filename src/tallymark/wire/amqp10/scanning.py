@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from typing import Final, final
 
+from librt.strings import BytesWriter
 from mypy_extensions import i64
 
 from tallymark.wire.amqp10.composites import BY_CLASS, read_fields
@@ -21,7 +22,8 @@ from tallymark.wire.amqp10.frames import AMQP, TAG_MAX
 from tallymark.wire.amqp10.limits import FRAME_MIN
 from tallymark.wire.amqp10.outcomes import DeliveryState
 from tallymark.wire.amqp10.performatives import Disposition, Transfer
-from tallymark.wire.amqp10.reader import Reader, u32
+from tallymark.wire.amqp10.reader import Reader
+from tallymark.wire.octets import begins, put_place, u32, unpacked
 
 KNOWN_MAX: Final = 256
 """Ends of transfers and dispositions remembered, per connection."""
@@ -73,6 +75,7 @@ class Transfers:
         self.first = first
         """delivery-id of the first; the others follow it, modulo 2^32."""
         self.tags = tags
+        """Empty where nobody wants them."""
         self.data = data
         """The payloads, end to end: message i is data[cuts[i]:cuts[i + 1]]."""
         self.cuts = cuts
@@ -81,7 +84,7 @@ class Transfers:
         """Where in the buffer the run ends."""
 
     def __len__(self) -> int:
-        return len(self.tags)
+        return len(self.cuts) - 1
 
 
 @final
@@ -111,17 +114,19 @@ def scan_transfers(
     payload_limit: i64,
     most: i64,
     known: dict[bytes, Shape],
+    wants_tags: bool = True,
 ) -> Transfers | None:
     """The longest run of complete single-frame deliveries at data[pos:end], at most `most`; None:
     not one.
 
     `frame_limit` and `payload_limit` are the most bytes of a frame and of a message. `known` holds
     ends of transfers read before (a cache the caller only keeps). A frame laid out as the one
-    before costs two comparisons of bytes.
+    before costs two comparisons of bytes. `wants_tags`: whether delivery-tags are given.
     """
     tags: list[bytes] = []
     payloads: list[bytes] = []
-    cuts = [0]
+    cuts = BytesWriter()
+    put_place(cuts, 0)
     total: i64 = 0
     shape = _NOT_PLAIN
     handle = -1
@@ -140,11 +145,11 @@ def scan_transfers(
         if not (
             head
             and after - pos >= body
-            and data[pos + 4 : pos + id_at] == head
+            and begins(data, pos + 4, head)
             and _uint(data, pos + id_at, tag_at - 2 - id_at) == expected
             and data[pos + tag_at - 2] == 0xA0
             and data[pos + tag_at - 1] == rest_at - tag_at
-            and data[pos + rest_at : pos + body] == rest
+            and begins(data, pos + rest_at, rest)
         ):
             place = _parse(data, pos, after, channel, known)
             if place is None or not place.shape.is_plain:
@@ -166,15 +171,17 @@ def scan_transfers(
         if size > payload_limit:
             break
         total += size
-        tags.append(data[pos + tag_at : pos + rest_at])
+        if wants_tags:
+            tags.append(data[pos + tag_at : pos + rest_at])
         payloads.append(data[pos + body : after])
-        cuts.append(total)
+        put_place(cuts, total)
         expected = (expected + 1) & 0xFFFF_FFFF
         most -= 1
         pos = after
-    if not tags:
+    if not payloads:
         return None
-    return Transfers(handle, first, tags, b"".join(payloads), array("I", cuts), shape, pos)
+    raw = b"".join(payloads)
+    return Transfers(handle, first, tags, raw, unpacked(cuts.getvalue()), shape, pos)
 
 
 def _parse(

@@ -34,6 +34,7 @@ class SenderLink(Link):
         "available",
         "credit",
         "delivery_count",
+        "flow_properties",
         "is_draining",
         "max_message_size",
     )
@@ -46,6 +47,8 @@ class SenderLink(Link):
         """Deliveries that have left, and credit given up: a serial number."""
         self.is_draining = False
         """The receiver waits for `drained`."""
+        self.flow_properties: Fields | None = None
+        """The last that a flow had, for an owner who answers the attach later than that."""
         self.available = 0
         """What flows say of deliveries there are to send: a hint, the owner's to set."""
         self.max_message_size = 0
@@ -200,6 +203,8 @@ class SenderLink(Link):
                 count = self._initial_count
             self._remaining = diff(count, self.delivery_count) + flow.link_credit
         self._drained = None
+        if flow.properties is not None:
+            self.flow_properties = flow.properties
         if self._queued > self._remaining:
             self._withdraw_surplus()
         self._recount()

@@ -6,10 +6,12 @@ from array import array
 from struct import Struct
 from typing import Final, final
 
+from librt.strings import BytesWriter
 from mypy_extensions import i64
 
 from tallymark.wire.amqp10.frames import AMQP, TAG_MAX, frame
 from tallymark.wire.amqp10.writer import encode_uint
+from tallymark.wire.octets import packed, place, put_u32
 
 ACCEPTED: Final = b"\0\x53\x24\x45"
 """The outcome, encoded."""
@@ -22,7 +24,7 @@ _pack_u32: Final = Struct(">I").pack
 class TransferForm:
     """How transfers of one kind on one link are written: everything that is the same for all."""
 
-    __slots__ = ("_count", "_handle", "_parts", "_prefix", "pack_head", "rest")
+    __slots__ = ("_count", "_handle", "_parts", "_prefix", "rest")
 
     def __init__(
         self,
@@ -50,8 +52,6 @@ class TransferForm:
         self.rest = rest
         """The fields behind the tag."""
         self._parts: dict[int, tuple[bytes, bytes]] = {}
-        self.pack_head = Struct(f">I{len(self.parts(4)[0])}sI2sI{len(rest)}s").pack
-        """Of size, first part, id, second part, a tag of four bytes, rest."""
 
     def parts(self, tag_size: int) -> tuple[bytes, bytes]:
         """What stands between size and delivery-id, and between that and the tag."""
@@ -135,28 +135,32 @@ def encode_transfers(
     fits a frame of `frame_limit` bytes.
     """
     before, between = form.parts(4)
-    rest = form.rest
-    pack = form.pack_head
-    around: i64 = 4 + len(before) + 4 + 2 + 4 + len(rest) + len(front)
-    out: list[bytes] = []
+    behind = form.rest + front
+    around: i64 = 4 + len(before) + 4 + 2 + 4 + len(behind)
+    places = packed(cuts, lo, hi)
+    out = BytesWriter()
     tag = text_tag(tag)
     start: i64 = cuts[lo] + skip
     i: i64 = lo
-    cut: i64
-    for cut in cuts[lo + 1 : hi + 1]:
+    while i < hi:
+        cut: i64 = place(places, i - lo + 1)
         size: i64 = around + cut - start
         if size > frame_limit:
             break
-        out.append(pack(size, before, delivery_id, between, tag, rest))
-        out.append(front)
-        out.append(raw[start:cut])
+        put_u32(out, size)
+        out.write(before)
+        put_u32(out, delivery_id)
+        out.write(between)
+        put_u32(out, tag)
+        out.write(behind)
+        out.write(raw[start:cut])
         delivery_id = (delivery_id + 1) & 0xFFFF_FFFF
         tag += 1
         if tag & 0x80:
             tag = _carried(tag)
         start = cut + skip
         i += 1
-    return b"".join(out), i
+    return out.getvalue(), i
 
 
 def encode_tagged_transfers(

@@ -464,7 +464,7 @@ class Session:
 
     def receive_run(self, link: ReceiverLink, run: Transfers) -> None:
         """Whole deliveries, many at a time; as many as credit and window let."""
-        count = len(run.tags)
+        count = len(run)
         if self.is_next_delivery(run.first) and self._count_frames(count):
             self._last_received = add(run.first, count - 1)
             link.receive_run(run)

@@ -1,0 +1,57 @@
+"""Publishes that are handed over to a sink: checked as any others, and kept for its commit.
+
+What a publish may say, who may publish where, and what follows from its properties is the same as
+on any channel. Where it leads is looked up at the commit (engine/sinks.py).
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from tallymark.bridge.amqp091_channel import Channel
+from tallymark.bridge.amqp091_publish import payload_of, plain, routed
+from tallymark.engine.annotations import Annotations
+from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.message import Payload
+from tallymark.engine.sinks import StagedPart
+from tallymark.wire.amqp091.events import PublishReceived
+
+
+@final
+class Intake:
+    """What one channel has published so far."""
+
+    __slots__ = ("count", "parts")
+
+    def __init__(self) -> None:
+        self.parts: list[StagedPart] = []
+        self.count = 0
+        """Messages."""
+
+    def add(
+        self, payload: Payload, known: Annotations | None, mandatory: bool, now_ms: int
+    ) -> None:
+        self.parts.append(StagedPart(payload, known, mandatory, now_ms))
+        self.count += payload.count
+
+
+def take(channel: Channel, intake: Intake, event: PublishReceived) -> None:
+    """Take a stretch of publishes.
+
+    Raises:
+        BrokerError, WireError: one of them must not be published so, or is a direct reply.
+    """
+    client = channel.client
+    known = plain(client, event)
+    if known is not None:
+        intake.add(payload_of(client, event, known), None, known.mandatory, client.wall_ms)
+        return
+    stretch, failure = routed(channel, event)
+    if failure is not None:
+        raise failure
+    if stretch.has_replies:
+        raise PreconditionFailed("a direct reply cannot wait for a commit")
+    mandatory = False
+    for publish in stretch.publishes:
+        mandatory = mandatory or publish.mandatory
+    intake.add(stretch.payload(client, None), stretch.annotations, mandatory, client.wall_ms)

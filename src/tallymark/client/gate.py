@@ -1,0 +1,160 @@
+"""Whether messages are handed over, and whether a handler is at work on one [TX-20, TX-21, TX-25].
+
+    running --stop, pause--> stopping --no handler runs any more--> stopped --resume--> running
+    closed from any
+
+A stop is in force at once for readers that wait; it is acknowledged when no handler works on a
+message any more. Handlers that wait do not count, or two would wait for each other: for a stop, a
+commit or a rollback that they have asked for themselves, or for a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, final
+
+from tallymark.client.errors import ClientError
+from tallymark.client.waiting import Waiter, answer_to, resolve
+
+
+class State(Enum):
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    CLOSED = "closed"
+
+
+@final
+class Gate:
+    """Of one session."""
+
+    __slots__ = (
+        "_at_work",
+        "_is_paused",
+        "_loop",
+        "_parked",
+        "_resumed",
+        "_resumes",
+        "_waiters",
+        "error",
+        "state",
+    )
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, resumed: Callable[[], None]) -> None:
+        self._loop = loop
+        self._resumed = resumed
+        self.state = State.RUNNING
+        self.error: ClientError | None = None
+        """Why it is closed."""
+        self._at_work: set[asyncio.Task[Any]] = set()
+        self._parked: dict[asyncio.Task[Any], int] = {}
+        self._waiters: list[Waiter] = []
+        self._is_paused = False
+        self._resumes = False
+
+    @property
+    def is_shut(self) -> bool:
+        """Nothing is handed over, but something may be later."""
+        return self.state is State.STOPPING or self.state is State.STOPPED
+
+    def close(self, error: ClientError) -> None:
+        self.error = error
+        self.state = State.CLOSED
+        self._tell()
+
+    # Handlers
+
+    def handler_begins(self, task: asyncio.Task[Any]) -> None:
+        self._at_work.add(task)
+
+    def handler_ended(self, task: asyncio.Task[Any]) -> None:
+        self._at_work.discard(task)
+        self._tell()
+
+    def park(self) -> asyncio.Task[Any] | None:
+        """The calling task waits for something that a stop may hold up: until `go_on`, it is not at
+        work. None: it is no handler's, and nobody cares."""
+        if not self._at_work:
+            return None
+        task = asyncio.current_task()
+        if task is None or task not in self._at_work:
+            return None
+        self._parked[task] = self._parked.get(task, 0) + 1
+        self._tell()
+        return task
+
+    def go_on(self, task: asyncio.Task[Any] | None) -> None:
+        if task is not None:
+            depth = self._parked.pop(task)
+            if depth > 1:
+                self._parked[task] = depth - 1
+
+    def is_quiet(self) -> bool:
+        """No handler is at work on a message."""
+        return not self._at_work.difference(self._parked)
+
+    def _tell(self) -> None:
+        waiters = self._waiters
+        self._waiters = []
+        for waiter in waiters:
+            resolve(waiter, None)
+
+    async def quiet(self) -> None:
+        """Wait for the acknowledgement of a stop, or until it is over."""
+        while self.is_shut and not self.is_quiet():
+            waiter: Waiter = self._loop.create_future()
+            self._waiters.append(waiter)
+            await answer_to(waiter, None)
+        if self.state is State.STOPPING:
+            self.state = State.STOPPED
+
+    # The application's stop
+
+    async def stop(self) -> None:
+        """See Session.stop."""
+        self._check()
+        self._shut()
+        self._resumes = False
+        task = self.park()
+        try:
+            await self.quiet()
+        finally:
+            self.go_on(task)
+
+    def resume(self) -> None:
+        """See Session.resume. During a rollback: when that is done."""
+        self._check()
+        if self._is_paused:
+            self._resumes = True
+        else:
+            self._open()
+
+    # A rollback's
+
+    def pause(self) -> None:
+        """Stop, whatever the application says, until `unpause`."""
+        self._is_paused = True
+        self._resumes = self.state is State.RUNNING
+        self._shut()
+
+    def unpause(self) -> None:
+        """Go on, unless the application has stopped it."""
+        self._is_paused = False
+        if self._resumes and self.state is not State.CLOSED:
+            self._open()
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise self.error.again()
+
+    def _shut(self) -> None:
+        if self.state is State.RUNNING:
+            self.state = State.STOPPING
+            self._tell()
+
+    def _open(self) -> None:
+        self.state = State.RUNNING
+        self._tell()
+        self._resumed()

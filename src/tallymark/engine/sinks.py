@@ -1,0 +1,563 @@
+"""Sinks: batches of messages that are published whole, once, and only when all of them are here.
+
+Who writes a batch in many tasks hands over what each task has: a *staging*, on disk and seen by
+nobody. A commit names the stagings of a batch and publishes all of them in one step; a step lies in
+one turn, and a turn is one block of the journal: so a batch is there whole or not at all, across
+queues and crashes. In the same block stands which batch of which writer that was. So a commit may
+be repeated by a writer who does not know whether it came through, and does nothing the second time.
+
+A sink has a name, one writer at a time (its *identity*: a checkpoint) and the number of the last
+batch. Where a batch goes is decided at the commit. Messages arrive with it: their times count from
+then. A staging that no commit names ends when its time is up, or when its sink commits another
+batch: what a killed task left behind goes.
+
+What is staged is in no queue, so that it is in no queue's account [LC-5].
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Final, final
+
+from tallymark.engine import records
+from tallymark.engine.admission import Admission
+from tallymark.engine.annotations import Annotations, deferred_until, keys_of, ready_since
+from tallymark.engine.clock import Clock
+from tallymark.engine.deadlines import Deadlines, Timed
+from tallymark.engine.entrance import Entrance
+from tallymark.engine.errors import Fenced, NotFound, PreconditionFailed, ResourceExhausted
+from tallymark.engine.message import Payload
+from tallymark.engine.records import Record
+from tallymark.engine.routing import Targets
+from tallymark.engine.store import Store
+from tallymark.engine.vhost import VirtualHost
+
+MOST_STAGINGS: Final = 100_000
+"""Stagings of all sinks together that wait for their commit."""
+
+
+@final
+class StagedPart:
+    """Messages that were handed over together and have the same known of them."""
+
+    __slots__ = ("annotations", "mandatory", "payload", "staged_ms")
+
+    def __init__(
+        self, payload: Payload, annotations: Annotations | None, mandatory: bool, staged_ms: int
+    ) -> None:
+        self.payload = payload
+        """Routes included: where it was published."""
+        self.annotations = annotations
+        self.mandatory = mandatory
+        """A commit under which one of them reaches no queue is refused."""
+        self.staged_ms = staged_ms
+
+
+@final
+class Staging(Timed):
+    """What one task handed over."""
+
+    __slots__ = ("count", "due_ms", "id", "parts", "sink", "size", "vhost")
+
+    def __init__(self, id: int, vhost: str, sink: str, due_ms: int) -> None:
+        super().__init__()
+        self.id = id
+        """Broker-wide, never reused: also the owner of its rows in the ledger."""
+        self.vhost = vhost
+        self.sink = sink
+        self.due_ms = due_ms
+        """When it ends unless it is committed; wall time."""
+        self.parts: list[StagedPart] = []
+        self.count = 0
+        """Messages."""
+        self.size = 0
+        """Bytes, framing included."""
+
+    def add(self, part: StagedPart) -> None:
+        self.parts.append(part)
+        self.count += part.payload.count
+        self.size += part.payload.size
+
+
+@final
+class Sink(Timed):
+    """Who committed to a sink last, and what."""
+
+    __slots__ = ("batch", "due_ms", "identity", "name", "vhost")
+
+    def __init__(self, vhost: str, name: str) -> None:
+        super().__init__()
+        self.vhost = vhost
+        self.name = name
+        self.identity = ""
+        """Of the writer: its checkpoint. Another one is refused."""
+        self.batch = 0
+        self.due_ms = 0
+        """When all this is forgotten; wall time; 0: never."""
+
+
+@final
+class Committed:
+    """What became of a commit."""
+
+    __slots__ = ("published", "repeated", "unroutable")
+
+    def __init__(self, repeated: bool) -> None:
+        self.repeated = repeated
+        """This batch had been committed before: nothing was done."""
+        self.published = 0
+        """Messages, those that reached no queue included."""
+        self.unroutable = 0
+
+
+@final
+class Stretch:
+    """Messages lo..hi-1 of a part and where they go."""
+
+    __slots__ = ("hi", "lo", "part", "targets")
+
+    def __init__(self, part: StagedPart, lo: int, hi: int, targets: Targets) -> None:
+        self.part = part
+        self.lo = lo
+        self.hi = hi
+        self.targets = targets
+
+
+@final
+class Sinks:
+    """All sinks of the broker, and what is staged. Shares its parts with the Broker."""
+
+    __slots__ = (
+        "_entrance",
+        "_vhosts",
+        "clock",
+        "deadlines",
+        "new_id",
+        "records",
+        "sinks",
+        "staged",
+        "staged_bytes",
+        "stagings",
+        "store",
+        "torn",
+    )
+
+    def __init__(
+        self,
+        clock: Clock,
+        deadlines: Deadlines,
+        entrance: Entrance,
+        store: Store,
+        vhosts: dict[str, VirtualHost],
+        records: list[Record],
+        new_id: Callable[[], int],
+    ) -> None:
+        self.clock = clock
+        self.deadlines = deadlines
+        self._entrance = entrance
+        self.store = store
+        self._vhosts = vhosts
+        self.records = records
+        self.new_id = new_id
+        self.sinks: dict[tuple[str, str], Sink] = {}
+        """By virtual host and name."""
+        self.stagings: dict[int, Staging] = {}
+        """By id."""
+        self.staged = 0
+        """Messages in them."""
+        self.staged_bytes = 0
+        self.torn = False
+        """A commit failed half-way, which no client can cause: no turn may write it."""
+
+    # -- staging
+
+    def stage(self, vhost: str, sink: str, parts: list[StagedPart], expires_ms: int) -> Staging:
+        """Keep messages for a commit. The caller answers when the disk has them.
+
+        expires_ms: how long they wait for one.
+
+        Raises:
+            ResourceExhausted: MOST_STAGINGS wait already.
+        """
+        if len(self.stagings) >= MOST_STAGINGS:
+            raise ResourceExhausted(
+                f"{len(self.stagings)} stagings wait for their commit, at most {MOST_STAGINGS} may"
+            )
+        now = self.clock.now_ms
+        staging = Staging(self.new_id(), vhost, sink, now + expires_ms)
+        for part in parts:
+            payload = part.payload
+            self.store.enter(payload, payload.count)
+            self._entrance.keep(payload)
+            self.records.append(staged_record(staging, part, len(staging.parts), now))
+            staging.add(part)
+        self._enter(staging)
+        return staging
+
+    def _enter(self, staging: Staging) -> None:
+        self.stagings[staging.id] = staging
+        self.staged += staging.count
+        self.staged_bytes += staging.size
+        self.deadlines.arm(staging, staging.due_ms)
+
+    def abort(self, vhost: str, sink: str, ids: list[int]) -> int:
+        """Forget stagings of a sink; returns how many messages that were. What is not there (any
+        more) is passed over."""
+        count = 0
+        for id in ids:
+            staging = self.stagings.get(id)
+            if staging is not None and staging.vhost == vhost and staging.sink == sink:
+                count += staging.count
+                self._end(staging, records.SINK_ABORTED)
+        return count
+
+    def _end(self, staging: Staging, reason: int) -> None:
+        del self.stagings[staging.id]
+        self.deadlines.forget(staging)
+        self.staged -= staging.count
+        self.staged_bytes -= staging.size
+        for part in staging.parts:
+            self.store.finish(part.payload, part.payload.count)
+        self.records.append(
+            Record(
+                records.SINK_ENDED, 0, 0, staging.count, self.clock.now_ms, owner=staging.id,
+                reason=reason,
+            )
+        )  # fmt: skip
+
+    # -- committing
+
+    def commit(
+        self, vhost: str, name: str, identity: str, batch: int, ids: list[int], forget_ms: int = 0
+    ) -> Committed:
+        """Publish what is staged under these ids, in this order, and remember the batch; other
+        stagings of the sink end. The caller answers when the disk has it.
+
+        forget_ms: after that time the sink is forgotten, for writers that come once; 0: never.
+
+        Raises:
+            Fenced: the sink has another writer's batches, or has gone beyond this batch.
+            NotFound: an id is not (or no more) staged for this sink; an exchange is gone.
+            AccessRefused: an exchange is internal.
+            PreconditionFailed: an id twice; mandatory messages that reach no queue.
+            ResourceExhausted: a queue has no room for all of it.
+            Nothing has changed then.
+        """
+        sink = self.sinks.get((vhost, name))
+        if sink is not None and self._is_repeated(sink, identity, batch):
+            self._supersede(vhost, name)
+            return Committed(True)
+        stagings = self._find(vhost, name, ids)
+        stretches = [
+            stretch
+            for staging in stagings
+            for part in staging.parts
+            for stretch in self._stretches(self._vhosts[vhost], part)
+        ]
+        done = Committed(False)
+        for stretch in stretches:
+            if not stretch.targets.queues:
+                done.unroutable += _unroutable(stretch)
+        self._check_room(stretches)
+        try:
+            self._publish(stretches)
+            for staging in stagings:
+                done.published += staging.count
+                self._end(staging, records.SINK_PUBLISHED)
+            self._supersede(vhost, name)
+            self._remember(vhost, name, identity, batch, forget_ms)
+        except Exception:
+            self.torn = True
+            raise
+        return done
+
+    def _is_repeated(self, sink: Sink, identity: str, batch: int) -> bool:
+        if identity != sink.identity:
+            raise Fenced(
+                f"sink '{sink.name}' in vhost '{sink.vhost}' has batches of '{sink.identity}', "
+                f"not of '{identity}': a new checkpoint needs a new sink, or the old one deleted"
+            )
+        if batch < sink.batch:
+            raise Fenced(
+                f"batch {batch} for sink '{sink.name}' in vhost '{sink.vhost}', which has batch "
+                f"{sink.batch} already: expected that or a later one"
+            )
+        return batch == sink.batch
+
+    def _find(self, vhost: str, name: str, ids: list[int]) -> list[Staging]:
+        found: dict[int, Staging] = {}
+        for id in ids:
+            staging = self.stagings.get(id)
+            if staging is None or staging.vhost != vhost or staging.sink != name:
+                raise NotFound(
+                    f"no staging {id} for sink '{name}' in vhost '{vhost}': it was committed or "
+                    "aborted, or its time was up"
+                )
+            if id in found:
+                raise PreconditionFailed(f"staging {id} is named twice")
+            found[id] = staging
+        return list(found.values())
+
+    def _supersede(self, vhost: str, name: str) -> None:
+        for staging in list(self.stagings.values()):
+            if staging.vhost == vhost and staging.sink == name:
+                self._end(staging, records.SINK_SUPERSEDED)
+
+    def _stretches(self, vhost: VirtualHost, part: StagedPart) -> list[Stretch]:
+        """Where the messages of a part go now, neighbours with the same targets together."""
+        payload = part.payload
+        count = payload.count
+        exchange = payload.route.exchange
+        by_headers = vhost.needs_headers(exchange)
+        if payload.routes is None and not by_headers:
+            keys = keys_of(part.annotations, payload.route)
+            return [Stretch(part, 0, count, vhost.route(exchange, keys, None))]
+        format = self._entrance.formats[payload.format]
+        known: dict[tuple[str, str], Targets] = {}
+        found: list[Stretch] = []
+        for i in range(count):
+            route = payload.route if payload.routes is None else payload.routes[i]
+            name = (route.exchange, route.key)
+            targets = known.get(name)
+            if targets is None:
+                by_headers = vhost.needs_headers(route.exchange)
+                if by_headers:
+                    self.store.load(payload)
+                headers = format.headers(payload, i) if by_headers else None
+                keys = keys_of(part.annotations, route)
+                targets = vhost.route(route.exchange, keys, headers)
+                if not by_headers:
+                    known[name] = targets
+            if found and found[-1].targets is targets:
+                found[-1].hi = i + 1
+            else:
+                found.append(Stretch(part, i, i + 1, targets))
+        return found
+
+    def _check_room(self, stretches: list[Stretch]) -> None:
+        """Raises ResourceExhausted. Whatever publishing needs is in memory then."""
+        admission = Admission(self._entrance)
+        for stretch in stretches:
+            if stretch.targets.plain:
+                continue
+            payload = stretch.part.payload
+            self.store.load(payload)
+            for queue in stretch.targets.queues:
+                if not admission.takes(queue, payload, stretch.lo, stretch.hi):
+                    raise ResourceExhausted(
+                        f"queue '{queue.name}' in vhost '{queue.vhost}' has no room for what the "
+                        "batch publishes, nothing of it was committed"
+                    )
+
+    def _publish(self, stretches: list[Stretch]) -> None:
+        now = self.clock.now_ms
+        dated: dict[Annotations | None, Annotations] = {}
+        for stretch in stretches:
+            part, targets = stretch.part, stretch.targets
+            if not targets.queues:
+                continue
+            payload = part.payload
+            known = part.annotations
+            if known is not None and known.due_ms:
+                known = deferred_until(known, known.due_ms + now - part.staged_ms)
+            elif payload.arrived_ms < now and (known is not None or _counts_time(targets)):
+                if known not in dated:
+                    dated[known] = ready_since(known, now)
+                known = dated[known]
+            self.store.use(payload, (stretch.hi - stretch.lo) * len(targets.queues))
+            kept = payload.persistent and targets.durable
+            refused = self._entrance.publish(targets, payload, stretch.lo, stretch.hi, known, kept)
+            assert not refused, refused
+
+    def _remember(self, vhost: str, name: str, identity: str, batch: int, forget_ms: int) -> None:
+        sink = self.sinks.get((vhost, name))
+        if sink is None:
+            sink = self.sinks[(vhost, name)] = Sink(vhost, name)
+        sink.identity = identity
+        sink.batch = batch
+        sink.due_ms = self.clock.now_ms + forget_ms if forget_ms else 0
+        if sink.due_ms:
+            self.deadlines.arm(sink, sink.due_ms)
+        self.records.append(_definition(self.definition(sink), self.clock.now_ms))
+
+    # -- the end of what nobody needs
+
+    def forget(self, vhost: str, name: str) -> int:
+        """Forget a sink and what is staged for it, by an operator's word: another checkpoint may
+        begin on it. Returns how many messages were staged.
+
+        Raises NotFound: neither is there.
+        """
+        count = sum(
+            staging.count
+            for staging in self.stagings.values()
+            if staging.vhost == vhost and staging.sink == name
+        )
+        is_staged = any(
+            staging.vhost == vhost and staging.sink == name for staging in self.stagings.values()
+        )
+        if (vhost, name) not in self.sinks and not is_staged:
+            raise NotFound(f"no sink '{name}' in vhost '{vhost}'")
+        for staging in list(self.stagings.values()):
+            if staging.vhost == vhost and staging.sink == name:
+                self._end(staging, records.SINK_ABORTED)
+        if (vhost, name) in self.sinks:
+            self._forget(self.sinks[(vhost, name)])
+        return count
+
+    def forget_vhost(self, vhost: str) -> None:
+        """The virtual host is deleted, with its sinks."""
+        for staging in [one for one in self.stagings.values() if one.vhost == vhost]:
+            self._end(staging, records.SINK_ABORTED)
+        for sink in [one for one in self.sinks.values() if one.vhost == vhost]:
+            self._forget(sink)
+
+    def _forget(self, sink: Sink) -> None:
+        del self.sinks[(sink.vhost, sink.name)]
+        self.deadlines.forget(sink)
+        definition: dict[str, object] = {
+            "op": "drop_sink", "vhost": sink.vhost, "name": sink.name,
+        }  # fmt: skip
+        self.records.append(_definition(definition, self.clock.now_ms))
+
+    def look_at_staging(self, staging: Staging) -> None:
+        """Its time may be up."""
+        if staging.id in self.stagings:
+            if staging.due_ms <= self.clock.now_ms:
+                self._end(staging, records.SINK_EXPIRED)
+            else:
+                self.deadlines.arm(staging, staging.due_ms)
+
+    def look_at_sink(self, sink: Sink) -> None:
+        """Its time may be up."""
+        if sink.due_ms and self.sinks.get((sink.vhost, sink.name)) is sink:
+            if sink.due_ms <= self.clock.now_ms:
+                self._forget(sink)
+            else:
+                self.deadlines.arm(sink, sink.due_ms)
+
+    # -- what others need to know
+
+    def payloads(self) -> list[Payload]:
+        """Of all that is staged."""
+        return [part.payload for one in self.stagings.values() for part in one.parts]
+
+    def definition(self, sink: Sink) -> dict[str, object]:
+        """What makes the sink again."""
+        return {
+            "op": "sink",
+            "vhost": sink.vhost,
+            "name": sink.name,
+            "identity": sink.identity,
+            "batch": sink.batch,
+            "forget_ms": sink.due_ms,
+        }
+
+    def check(self) -> None:
+        """Assert that the counts are those of what is staged."""
+        stagings = self.stagings.values()
+        assert self.staged == sum(one.count for one in stagings), self.staged
+        assert self.staged_bytes == sum(one.size for one in stagings), self.staged_bytes
+        for payload in self.payloads():
+            assert payload.live >= payload.count, (payload.first_id, payload.live)
+
+    # -- restoring
+
+    def restore_part(self, record: Record) -> None:
+        """A SINK_STAGED record."""
+        payload = record.payload
+        if payload is None:
+            return  # its bytes are lost, which was accepted
+        said = json.loads(record.blob)
+        staging = self.stagings.get(record.owner)
+        if staging is None:
+            staging = Staging(record.owner, said["vhost"], said["sink"], record.other)
+            self.stagings[staging.id] = staging
+        known = said.get("known", "")
+        annotations = Annotations.from_bytes(known.encode()) if known else None
+        mandatory = record.flags & records.MANDATORY != 0
+        staging.add(StagedPart(payload, annotations, mandatory, record.time_ms))
+
+    def restore_end(self, record: Record) -> None:
+        """A SINK_ENDED record."""
+        self.stagings.pop(record.owner, None)
+
+    def restore(self, definition: dict[str, object]) -> None:
+        """A definition of a sink, read back from the journal."""
+        vhost, name = str(definition["vhost"]), str(definition["name"])
+        if definition["op"] == "drop_sink":
+            self.sinks.pop((vhost, name), None)
+            return
+        sink = self.sinks[(vhost, name)] = Sink(vhost, name)
+        sink.identity = str(definition["identity"])
+        sink.batch = _number(definition, "batch")
+        sink.due_ms = _number(definition, "forget_ms")
+
+    def restore_vhost_end(self, vhost: str) -> None:
+        """The virtual host was deleted."""
+        self.sinks = {key: sink for key, sink in self.sinks.items() if key[0] != vhost}
+
+    def restored(self) -> None:
+        """Everything was read back: what is staged keeps its bytes, and time goes on."""
+        stagings = list(self.stagings.values())
+        self.stagings.clear()
+        for staging in stagings:
+            for part in staging.parts:
+                part.payload.live += part.payload.count
+            self._enter(staging)
+        for sink in self.sinks.values():
+            if sink.due_ms:
+                self.deadlines.arm(sink, sink.due_ms)
+
+    def lose(self, gone: set[int]) -> int:
+        """The bytes of payloads (their Python ids) are lost: stagings with any of them end, since a
+        batch is whole or not at all. Returns how many messages that were."""
+        count = 0
+        for staging in list(self.stagings.values()):
+            if any(id(part.payload) in gone for part in staging.parts):
+                count += staging.count
+                self._end(staging, records.SINK_LOST)
+        return count
+
+
+def staged_record(staging: Staging, part: StagedPart, index: int, now_ms: int) -> Record:
+    """The SINK_STAGED record of a part."""
+    said: dict[str, str] = {"vhost": staging.vhost, "sink": staging.sink}
+    if part.annotations is not None:
+        said["known"] = part.annotations.to_bytes().decode()
+    return Record(
+        records.SINK_STAGED, 0, index, part.payload.count, now_ms, part.payload, 0, staging.id,
+        staging.due_ms, 0, records.MANDATORY if part.mandatory else 0,
+        json.dumps(said, separators=(",", ":")).encode(),
+    )  # fmt: skip
+
+
+def _unroutable(stretch: Stretch) -> int:
+    """How many messages reach no queue. Raises PreconditionFailed where they have to."""
+    part = stretch.part
+    if part.mandatory:
+        payload = part.payload
+        route = payload.route if payload.routes is None else payload.routes[stretch.lo]
+        raise PreconditionFailed(
+            f"a message with routing key '{route.key}' to exchange '{route.exchange}' reaches no "
+            "queue, nothing of the batch was committed"
+        )
+    return stretch.hi - stretch.lo
+
+
+def _counts_time(targets: Targets) -> bool:
+    """Whether it matters in one of the queues when messages entered."""
+    return any(queue.watched for queue in targets.queues)
+
+
+def _definition(definition: dict[str, object], now_ms: int) -> Record:
+    blob = json.dumps(definition, separators=(",", ":")).encode()
+    return Record(records.DEFINITION, 0, 0, 0, now_ms, blob=blob)
+
+
+def _number(definition: dict[str, object], key: str) -> int:
+    value = definition[key]
+    if not isinstance(value, int):
+        raise ValueError(f"sink definition: {key} is {value!r}, expected a whole number")
+    return value

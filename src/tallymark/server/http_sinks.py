@@ -1,0 +1,203 @@
+"""Sinks over HTTP: stage, commit, abort. What a Spark job calls, on executors and on its driver.
+
+    POST   /api/tallymark/sinks/{vhost}/{sink}/stage?count=N    frames -> {"staging": id}
+    POST   /api/tallymark/sinks/{vhost}/{sink}/commit           {"identity", "batch", "staging"}
+    POST   /api/tallymark/sinks/{vhost}/{sink}/abort            {"staging"}
+    GET    /api/tallymark/sinks
+    DELETE /api/tallymark/sinks/{vhost}/{sink}                  an operator's word
+
+The body of `stage` is AMQP 0-9-1: publish method, header and body frames of channel 1, end to end,
+as a publisher sends them. They are read, checked and stored by the same code as those of a
+connection, so that whatever a publish can say can be said here, at the same cost; and the broker
+needs no library of columns. All of it is taken, or none.
+
+`stage`, `commit` and `abort` answer when what they changed is on disk, in every sync mode. A
+repeated commit does nothing and says so; a repeated `stage` leaves something behind that its sink's
+next commit, or time, ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from tallymark.bridge.amqp091_sink import Intake
+from tallymark.bridge.permissions import EXCHANGE, WRITE, Access
+from tallymark.engine.errors import AccessRefused
+from tallymark.engine.sinks import Staging
+from tallymark.server.http import (
+    USER,
+    Refused,
+    answer,
+    body_of,
+    number_in,
+    require_administrator,
+)
+from tallymark.server.management_requests import Routes, whole
+from tallymark.server.users import permission_in
+
+EXPIRES_MS: Final = 6 * 3_600_000
+"""How long a staging waits for its commit, where its writer says nothing."""
+LONGEST_MS: Final = 7 * 24 * 3_600_000
+FEED_BYTES: Final = 1 << 20
+"""Read in one round of the loop: others are served in between."""
+LONGEST_NAME: Final = 255
+
+
+class Commit(msgspec.Struct, forbid_unknown_fields=True):
+    """forget_ms: of writers that come once: how long a repeated commit is recognised; 0: always."""
+
+    identity: str
+    batch: int
+    staging: list[int]
+    forget_ms: int = 0
+
+
+class Abort(msgspec.Struct, forbid_unknown_fields=True):
+    staging: list[int]
+
+
+class Sinks(Routes):
+    """Routes under /api/tallymark/sinks."""
+
+    def add_to(self, app: web.Application) -> None:
+        one = "/api/tallymark/sinks/{vhost}/{sink}"
+        app.router.add_get("/api/tallymark/sinks", self._list)
+        app.router.add_post(one + "/stage", self._stage)
+        app.router.add_post(one + "/commit", self._commit)
+        app.router.add_post(one + "/abort", self._abort)
+        app.router.add_delete(one, self._delete)
+
+    async def _stage(self, request: web.Request) -> web.Response:
+        vhost, sink = _names(request)
+        count = number_in(request, "count")
+        expires_ms = number_in(request, "expires_ms") if "expires_ms" in request.query else 0
+        if expires_ms > LONGEST_MS:
+            raise Refused(
+                400, "bad_request", f"expires_ms is {expires_ms}, expected at most {LONGEST_MS}"
+            )
+        alarms = sorted(self.node.housekeeping.alarms)
+        if alarms:
+            raise Refused(503, "blocked", f"publishers wait: alarms for {', '.join(alarms)}")
+        frames = await whole(request.content.iter_any())
+        intake = Intake()
+        async with self.channel(request) as channel:
+            channel.take_into(intake)
+            for at in range(0, len(frames), FEED_BYTES):
+                if channel.is_open:
+                    channel.feed(frames[at : at + FEED_BYTES])
+                    await asyncio.sleep(0)
+            if not channel.is_open:
+                await channel.next()  # raises why
+            if intake.count != count:
+                raise Refused(
+                    400, "bad_request",
+                    f"count is {count}, expected {intake.count}, which is how many whole messages "
+                    f"came in {len(frames)} bytes",
+                )  # fmt: skip
+            sinks = self.node.broker.sinks
+            staging = sinks.stage(vhost, sink, intake.parts, expires_ms or EXPIRES_MS)
+        await self.node.durable()
+        return answer({"staging": staging.id, "messages": staging.count, "bytes": staging.size})
+
+    async def _commit(self, request: web.Request) -> web.Response:
+        vhost, sink = _names(request)
+        wanted = await body_of(request, Commit)
+        if wanted.batch < 0 or not 0 <= wanted.forget_ms <= LONGEST_MS:
+            raise Refused(
+                400, "bad_request",
+                f"batch is {wanted.batch} and forget_ms {wanted.forget_ms}, expected 0 or more, "
+                f"and at most {LONGEST_MS} for the latter",
+            )  # fmt: skip
+        self._check_access(request, wanted.staging)
+        done = self.node.broker.commit_sink(
+            vhost, sink, wanted.identity, wanted.batch, wanted.staging, wanted.forget_ms
+        )
+        await self.node.durable()
+        return answer(
+            {
+                "published": done.published,
+                "unroutable": done.unroutable,
+                "repeated": done.repeated,
+            }
+        )
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        vhost, sink = _names(request)
+        wanted = await body_of(request, Abort)
+        self._check_access(request, wanted.staging)
+        dropped = self.node.broker.sinks.abort(vhost, sink, wanted.staging)
+        await self.node.durable()
+        return answer({"dropped": dropped})
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        require_administrator(request)
+        dropped = self.node.broker.sinks.forget(*_names(request))
+        await self.node.durable()
+        return answer({"dropped": dropped})
+
+    async def _list(self, request: web.Request) -> web.Response:
+        sinks = self.node.broker.sinks
+        user = request[USER]
+        return answer(
+            {
+                "sinks": [
+                    {
+                        "vhost": sink.vhost,
+                        "name": sink.name,
+                        "identity": sink.identity,
+                        "batch": sink.batch,
+                        "forgotten_at_ms": sink.due_ms or None,
+                    }
+                    for sink in sinks.sinks.values()
+                    if permission_in(user, sink.vhost) is not None
+                ],
+                "stagings": [
+                    _staging_row(staging)
+                    for staging in sinks.stagings.values()
+                    if permission_in(user, staging.vhost) is not None
+                ],
+            }
+        )
+
+    def _check_access(self, request: web.Request, ids: list[int]) -> None:
+        """Raises NotFound (virtual host), AccessRefused unless the user may publish all of it."""
+        user = request[USER]
+        vhost = self.node.broker.vhost(request.match_info["vhost"]).name
+        permission = permission_in(user, vhost)
+        if permission is None:
+            raise AccessRefused(f"access to vhost '{vhost}' refused for user '{user.name}'")
+        patterns = (permission.configure, permission.write, permission.read)
+        access = Access(user.name, vhost, patterns)
+        stagings = self.node.broker.sinks.stagings
+        for id in ids:
+            staging = stagings.get(id)
+            if staging is not None and staging.vhost == vhost:
+                for part in staging.parts:
+                    payload = part.payload
+                    for route in payload.routes or [payload.route]:
+                        access.check(EXCHANGE, route.exchange, WRITE)
+
+
+def _names(request: web.Request) -> tuple[str, str]:
+    """Virtual host and sink. Raises Refused 400."""
+    vhost, sink = request.match_info["vhost"], request.match_info["sink"]
+    if len(sink) > LONGEST_NAME:
+        raise Refused(
+            400, "bad_request", f"sink name of {len(sink)} letters, expected at most {LONGEST_NAME}"
+        )
+    return vhost, sink
+
+
+def _staging_row(staging: Staging) -> dict[str, object]:
+    return {
+        "staging": staging.id,
+        "vhost": staging.vhost,
+        "sink": staging.sink,
+        "messages": staging.count,
+        "bytes": staging.size,
+        "expires_at_ms": staging.due_ms,
+    }

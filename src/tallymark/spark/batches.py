@@ -1,0 +1,93 @@
+"""Landing batch by batch, where Spark's own file sink is not enough: Delta tables, bodies as
+columns, bad rows set apart.
+
+Every message is in one of the two tables exactly once: a Delta table knows (query, batch); a batch
+of Parquet is a folder `batch=N`, written anew where Spark runs the batch again. Bad rows go to the
+quarantine table and are rejected at the broker, so that they also go through the queue's
+dead-letter topology.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tallymark.spark.bodies import REASON, Schema
+from tallymark.spark.delta import QueryId, append_batch
+from tallymark.spark.verdicts import send_verdicts
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+PARQUET: Final = "parquet"
+DELTA: Final = "delta"
+FORMATS: Final = (PARQUET, DELTA)
+QUARANTINE: Final = "_quarantine"
+"""Folder under the table, where no other is named."""
+CHECKPOINT: Final = "_checkpoint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """Whose messages they are: where verdicts go."""
+
+    queue: str
+    subscription: str
+    url: str | None = None
+    user: str | None = None
+    password: str | None = None
+    vhost: str | None = None
+
+
+class Landing:
+    """What foreachBatch calls."""
+
+    def __init__(
+        self,
+        to: Path | str,
+        format: str,
+        reader: Reader,
+        schema: Schema | None = None,
+        quarantine: Path | str | None = None,
+    ) -> None:
+        self._to = str(to)
+        self._format = format
+        self._reader = reader
+        self._schema = schema
+        self._quarantine = str(quarantine or Path(to) / QUARANTINE)
+        self._query = QueryId(str(Path(to) / CHECKPOINT))
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        from pyspark.sql import functions as f
+
+        rows = batch.withColumn("date", f.to_date("timestamp"))
+        if self._schema is None:
+            self._write(rows, number, self._to)
+            return
+        rows = self._schema.apply(rows).persist()
+        try:
+            self._write(rows.where(f.col(REASON).isNull()).drop(REASON), number, self._to)
+            bad = rows.where(f.col(REASON).isNotNull()).drop("data")
+            if not bad.isEmpty():
+                self._write(bad, number, self._quarantine)
+            self._judge(rows)
+        finally:
+            rows.unpersist()
+
+    def _write(self, rows: DataFrame, number: int, to: str) -> None:
+        if self._format == DELTA:
+            append_batch(rows, number, to, self._query, ["date"])
+        else:
+            writer = rows.write.mode("overwrite").partitionBy("date")
+            writer.parquet(f"{to}/batch={number}")
+
+    def _judge(self, rows: DataFrame) -> None:
+        from pyspark.sql import functions as f
+
+        reader = self._reader
+        outcome = f.when(f.col(REASON).isNull(), "accepted").otherwise("rejected")
+        send_verdicts(
+            rows.withColumn("outcome", outcome), reader.queue, reader.subscription,
+            url=reader.url, user=reader.user, password=reader.password, vhost=reader.vhost,
+        )  # fmt: skip

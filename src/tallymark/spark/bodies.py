@@ -1,0 +1,113 @@
+"""Bodies as columns: JSON read by a schema that is given, or found in the first messages.
+
+A body that cannot be read so is no reason to stop: its row is *bad*, with why. Where the schema is
+found, it is the one of the first batch, kept beside the table: a table has one schema, whatever
+comes later.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+INFER: Final = "infer"
+DATA: Final = "data"
+"""The column of what was read."""
+REASON: Final = "reason"
+"""The column that says why a row is bad; null: it is not."""
+FOUND: Final = "_schema.json"
+_CORRUPT: Final = "_unreadable"
+
+
+class NoSchema(ValueError):
+    """A text that is no schema, or messages in which none can be found."""
+
+
+class Schema:
+    """Of the bodies of one table."""
+
+    def __init__(self, text: str, folder: Path) -> None:
+        """text: `infer`, Spark's DDL (`id bigint, note string`), or `@file` with either that or
+        the JSON of a Spark schema. folder: where one that is found is kept.
+
+        Raises NoSchema, OSError.
+        """
+        self._file = folder / FOUND
+        self._known: StructType | None = None
+        self._infers = text.strip() == INFER
+        if self._infers:
+            if self._file.exists():
+                self._known = parsed(self._file.read_text())
+        else:
+            self._known = parsed(Path(text[1:]).read_text() if text.startswith("@") else text)
+
+    def apply(self, batch: DataFrame) -> DataFrame:
+        """The batch with DATA and REASON. Raises NoSchema: none was given, and no body is JSON."""
+        from pyspark.sql import functions as f
+        from pyspark.sql.types import StringType, StructField, StructType
+
+        if self._known is None:
+            self._known = self._find(batch)
+        wanted = StructType([*self._known.fields, StructField(_CORRUPT, StringType())])
+        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+        text = f.col("body").cast("string")
+        read = batch.withColumn(DATA, f.from_json(text, wanted, options))
+        named = [f.col(DATA)[name].alias(name) for name in self._known.fieldNames()]
+        return read.withColumn(REASON, _reason()).withColumn(
+            DATA, f.when(f.col(REASON).isNull(), f.struct(*named))
+        )
+
+    def _find(self, batch: DataFrame) -> StructType:
+        from pyspark.sql import functions as f
+
+        bodies = batch.where("body is not null and not malformed")
+        texts = bodies.select(f.col("body").cast("string").alias("text"))
+        found = batch.sparkSession.read.json(texts.rdd.map(_text), dropFieldIfAllNull=True).schema
+        names = [name for name in found.fieldNames() if name != "_corrupt_record"]
+        if not names:
+            raise NoSchema("no body of the first batch is a JSON object: give a schema")
+        from pyspark.sql.types import StructType as Struct
+
+        made = Struct([found[name] for name in names])
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        aside = self._file.with_suffix(".new")
+        aside.write_text(made.json())
+        aside.replace(self._file)
+        return made
+
+
+def parsed(text: str) -> StructType:
+    """A schema in Spark's DDL or JSON. Raises NoSchema."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql.types import StructType
+
+    try:
+        if text.lstrip().startswith("{"):
+            return StructType.fromJson(json.loads(text))
+        found = StructType.fromDDL(text)
+    except (PySparkException, ValueError, KeyError, TypeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise NoSchema(f"schema {text!r}: {reason}") from None
+    if not isinstance(found, StructType) or not found.fields:
+        raise NoSchema(f"schema {text!r}: expected at least one column")
+    return found
+
+
+def _reason() -> Column:
+    from pyspark.sql import functions as f
+
+    data = f.col(DATA)
+    return (
+        f.when(f.col("malformed"), "the message cannot be read")
+        .when(f.col("body").isNull(), "there is no body")
+        .when(data.isNull() | data[_CORRUPT].isNotNull(), "the body does not fit the schema")
+    )
+
+
+def _text(row: tuple[str]) -> str:
+    return row[0]

@@ -1,0 +1,88 @@
+"""Delta tables through delta-rs: each batch in one commit, once.
+
+Spark itself writes Delta only with jars that have to be fetched; `deltalake` is a wheel. A batch is
+gathered on the driver, and its commit carries (application, batch): the application is the query,
+by the id in its checkpoint, which is new where the checkpoint is. A batch that Spark runs again
+after a crash finds itself in the table's log and is not written again.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+NO_VERSION: Final = -1
+"""Of an application that has not committed to the table."""
+
+
+class QueryId:
+    """The id of the query whose checkpoint this is; Spark has written it before the first batch."""
+
+    def __init__(self, checkpoint: str) -> None:
+        self._checkpoint = checkpoint
+        self._id = ""
+
+    def of(self, spark: SparkSession) -> str:
+        """Raises ValueError where the checkpoint has none."""
+        if not self._id:
+            path = Path(self._checkpoint) / "metadata"
+            if path.exists():
+                text = path.read_text()
+            else:  # not on this machine: whatever Spark reads, it can be read through Spark
+                rows = spark.read.text(f"{self._checkpoint}/metadata").collect()
+                text = "".join(row.value for row in rows)
+            found = json.loads(text).get("id")
+            if not isinstance(found, str):
+                raise ValueError(f"{path}: {text!r}, expected an object with an id")
+            self._id = found
+        return self._id
+
+
+def committed(table: str, application: str) -> int:
+    """The last batch that the application committed to the table, or NO_VERSION."""
+    from deltalake import DeltaTable
+
+    if not DeltaTable.is_deltatable(table):
+        return NO_VERSION
+    version = DeltaTable(table).transaction_version(application)
+    return NO_VERSION if version is None else int(version)
+
+
+def append_once(
+    table: str,
+    rows: pa.Table,
+    application: str,
+    batch: int,
+    partition_by: list[str] | None = None,
+) -> bool:
+    """Append rows in one commit unless the application has committed this batch, or a later one;
+    whether it was done. The table is made if it is not there. Not for two writers with one
+    application at the same time."""
+    from deltalake import CommitProperties, Transaction, write_deltalake
+
+    if committed(table, application) >= batch:
+        return False
+    write_deltalake(
+        table,
+        rows,
+        mode="append",
+        partition_by=partition_by,
+        schema_mode="merge",
+        commit_properties=CommitProperties(app_transactions=[Transaction(application, batch)]),
+    )
+    return True
+
+
+def append_batch(
+    batch: DataFrame, number: int, table: str, query: QueryId, partition_by: list[str] | None
+) -> bool:
+    """As append_once, for a batch of foreachBatch."""
+    application = query.of(batch.sparkSession)
+    if committed(table, application) >= number:
+        return False  # before it is gathered
+    return append_once(table, batch.toArrow(), application, number, partition_by)

@@ -1,0 +1,144 @@
+"""The options of a write with format("tallymark"), checked before anything is asked of a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Final
+from uuid import uuid4
+
+from tallymark.spark.client import Endpoint
+from tallymark.spark.options import DEFAULT_ENDPOINT, SourceOptions
+
+KNOWN: Final = {
+    "url": "http://[user:password@]host:port of the broker's HTTP interface",
+    "host": "its host, where no url is given (127.0.0.1)",
+    "port": "its port, where no url is given (15672)",
+    "user": "who publishes (guest)",
+    "password": "with which password (guest)",
+    "vhost": "virtual host (/)",
+    "queue": "the queue to publish to; or",
+    "exchange": "the exchange to publish to",
+    "routingKey": "the routing key of all rows (the column routing_key)",
+    "mandatory": "whether a row that reaches no queue fails the write (true)",
+    "sink": "name of the sink: the broker knows by it what was written; required for streams",
+    "checkpoint": "names the one writer of the sink, new with each new checkpoint; required for "
+    "streams",
+    "batchId": "of a batch: its number; the same one again does nothing",
+    "retryMs": "how long a broker that cannot be reached is tried again (60000)",
+    "expireMs": "how long the broker keeps what a killed job staged (21600000)",
+}
+_SPELLING: Final = {name.lower(): name for name in KNOWN}
+_SPARKS_OWN: Final = ("path", "checkpointlocation")
+_OF_SOURCES: Final = ("url", "host", "port", "user", "password", "vhost", "retryMs")
+ONCE_FORGET_MS: Final = 3_600_000
+"""How long the broker knows a write without batchId: as long as its commit may be repeated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    """What a user asked for, as plain values: pickled to wherever the sink runs."""
+
+    endpoint: Endpoint = DEFAULT_ENDPOINT
+    vhost: str = "/"
+    exchange: str = ""
+    routing_key: str | None = None
+    """None: each row has its own."""
+    mandatory: bool = True
+    sink: str = ""
+    identity: str = ""
+    batch: int | None = None
+    expire_ms: int = 0
+    """0: the broker's default."""
+
+    @staticmethod
+    def parse(given: Mapping[str, str]) -> SinkOptions:
+        """Raises ValueError for an unknown option (naming the nearest known one), for a value out
+        of range and for options that do not go together."""
+        options = _spelled(given)
+        shared = {name: value for name, value in options.items() if name in _OF_SOURCES}
+        source = SourceOptions.parse(shared)
+        queue, exchange = options.get("queue", ""), options.get("exchange", "")
+        key = options.get("routingKey")
+        if bool(queue) == bool(exchange):
+            raise ValueError(
+                f"queue={queue!r} and exchange={exchange!r}: expected one of these options, where "
+                "to publish"
+            )
+        if queue and key is not None:
+            raise ValueError("option routingKey goes with exchange, not with queue")
+        return SinkOptions(
+            endpoint=source.endpoint,
+            vhost=source.vhost,
+            exchange=exchange,
+            routing_key=queue or key,
+            mandatory=_flag(options, "mandatory", True),
+            sink=options.get("sink", ""),
+            identity=options.get("checkpoint", ""),
+            batch=_number(options, "batchId") if "batchId" in options else None,
+            expire_ms=_number(options, "expireMs") if "expireMs" in options else 0,
+        )
+
+    def for_stream(self) -> SinkOptions:
+        """Itself, if it is enough for a stream. Raises ValueError."""
+        if self.batch is not None:
+            raise ValueError("option batchId is for batches: a stream numbers its own")
+        self._check_names()
+        return self
+
+    def for_batch(self) -> SinkOptions:
+        """With a sink of its own for a write that nobody will repeat. Raises ValueError."""
+        if self.batch is not None:
+            self._check_names()
+            return self
+        if self.identity:
+            raise ValueError(
+                "option checkpoint needs batchId: without it a write cannot be told from another"
+            )
+        once = str(uuid4())
+        return SinkOptions(
+            endpoint=self.endpoint, vhost=self.vhost, exchange=self.exchange,
+            routing_key=self.routing_key, mandatory=self.mandatory,
+            sink=f"{self.sink or 'spark'}.{once}", identity=once, expire_ms=self.expire_ms,
+        )  # fmt: skip
+
+    def _check_names(self) -> None:
+        if not self.sink:
+            raise ValueError(
+                'option "sink" is missing: a name by which the broker knows what was written, one '
+                "per query"
+            )
+        if not self.identity:
+            raise ValueError(
+                'option "checkpoint" is missing: it names the one writer of the sink, and has to '
+                "be new when the query's checkpoint is: its numbers begin again then"
+            )
+
+
+def _spelled(given: Mapping[str, str]) -> dict[str, str]:
+    options = {}
+    for name, value in given.items():
+        if name.lower() in _SPARKS_OWN:
+            continue
+        known = _SPELLING.get(name.lower())
+        if known is None:
+            near = get_close_matches(name.lower(), list(_SPELLING), 1)
+            hint = f"did you mean {_SPELLING[near[0]]!r}?" if near else f"known: {', '.join(KNOWN)}"
+            raise ValueError(f'format("tallymark") has no option {name!r} for writing; {hint}')
+        options[known] = value
+    return options
+
+
+def _number(options: Mapping[str, str], name: str) -> int:
+    text = options[name]
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"option {name}={text!r}: expected a whole number of at least 0")
+    return int(text)
+
+
+def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+    text = options.get(name, str(default)).lower()
+    if text not in ("true", "false"):
+        raise ValueError(f"option {name}={text!r}: expected true or false")
+    return text == "true"

@@ -1,0 +1,118 @@
+"""Verdicts: what is to become of each message of a batch, said from inside foreachBatch.
+
+    def judge(batch, number):
+        checked = batch.withColumn("outcome", when(col("body").isNull(), "rejected")
+                                              .otherwise("accepted"))
+        send_verdicts(checked, "orders", "warehouse")
+
+The broker keeps them with the lease and heeds them when it settles the batch, which is when Spark
+has committed it: a rejected message then goes through the queue's dead-letter topology, a released
+or modified one is ready again. Until then each can be said anew, and a batch that is run again
+after a crash says it again: what was said last counts. So a message is never in two places.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tallymark.spark.client import Client, api_path
+from tallymark.spark.options import SourceOptions
+
+if TYPE_CHECKING:
+    import numpy as np
+    from pyspark.sql import DataFrame
+
+OUTCOMES: Final = ("accepted", "rejected", "released", "modified")
+"""Done with; refused for good; given back; given back as a failed delivery."""
+AT_A_TIME: Final = 20_000
+"""Ranges sent in one call."""
+
+
+def send_verdicts(
+    messages: DataFrame,
+    queue: str,
+    subscription: str,
+    *,
+    outcome: str = "outcome",
+    url: str | None = None,
+    user: str | None = None,
+    password: str | None = None,
+    vhost: str | None = None,
+) -> dict[str, int]:
+    """Tell the broker the outcome of each of these messages (columns `lease_sequence` and
+    `outcome`); it is on the broker's disk when this returns. How many of each outcome.
+
+    The messages must be of a batch that is not committed yet; of whom nothing is said is accepted.
+    The two columns are gathered on the driver: 12 bytes a message, about.
+
+    Raises:
+        ValueError: a column is missing or of another type, a row has no outcome or none of
+        OUTCOMES, or a message has two.
+        BrokerRefused: a message is not leased any more. BrokerUnreachable.
+    """
+    _check(messages, outcome)
+    given = {"url": url, "user": user, "password": password, "vhost": vhost}
+    options = SourceOptions.parse({name: value for name, value in given.items() if value})
+    table = messages.select("lease_sequence", messages[outcome].alias("outcome")).toArrow()
+    found = ranges(table.column("lease_sequence"), table.column("outcome"), outcome)
+    counts = dict.fromkeys(OUTCOMES, 0)
+    for _, count, said in found:
+        counts[said] += count
+    client = Client(options.endpoint)
+    try:
+
+        def path(operation: str) -> str:
+            return api_path("subscriptions", options.vhost, queue, subscription, operation)
+
+        epoch = client.call("GET", path("stat"))["epoch"]
+        for at in range(0, len(found), AT_A_TIME):
+            body = {"epoch": epoch, "verdicts": found[at : at + AT_A_TIME]}
+            client.call("POST", path("verdicts"), body)
+    finally:
+        client.close()
+    return counts
+
+
+def _check(messages: DataFrame, outcome: str) -> None:
+    kinds = {field.name: field.dataType.simpleString() for field in messages.schema.fields}
+    for name, expected in (("lease_sequence", "bigint"), (outcome, "string")):
+        if kinds.get(name) != expected:
+            have = f"is of type {kinds[name]}" if name in kinds else "is missing"
+            raise ValueError(f"column {name!r} {have}, expected {expected}")
+
+
+def ranges(sequences: Any, outcomes: Any, name: str = "outcome") -> list[tuple[int, int, str]]:
+    """Two Arrow columns as (first lease sequence, count, outcome), in order. Raises ValueError."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    if sequences.null_count:
+        raise ValueError(
+            "column 'lease_sequence' is null, expected a number: only messages read through a "
+            "subscription can be judged"
+        )
+    wrong = [x.as_py() for x in pc.unique(outcomes) if x.as_py() not in OUTCOMES]
+    if wrong:
+        raise ValueError(f"column {name!r} is {wrong[0]!r}, expected one of {', '.join(OUTCOMES)}")
+    numbers: np.ndarray[Any, np.dtype[np.int64]] = sequences.to_numpy()
+    if not len(numbers):
+        return []
+    said = np.array([OUTCOMES.index(x) for x in outcomes.to_pylist()], np.int8)
+    order = np.argsort(numbers, kind="stable")
+    numbers, said = numbers[order], said[order]
+    twice = np.flatnonzero((numbers[1:] == numbers[:-1]) & (said[1:] != said[:-1]))
+    if len(twice):
+        at = int(twice[0])
+        raise ValueError(
+            f"lease sequence {numbers[at]} is {OUTCOMES[said[at]]} and {OUTCOMES[said[at + 1]]}, "
+            "expected one outcome"
+        )
+    keep = np.concatenate(([True], numbers[1:] != numbers[:-1]))
+    numbers, said = numbers[keep], said[keep]
+    breaks = np.flatnonzero((np.diff(numbers) != 1) | (np.diff(said) != 0)) + 1
+    starts = np.concatenate(([0], breaks))
+    ends = np.concatenate((breaks, [len(numbers)]))
+    return [
+        (int(numbers[low]), int(high - low), OUTCOMES[said[low]])
+        for low, high in zip(starts, ends, strict=True)
+    ]

@@ -1,0 +1,75 @@
+"""Bytes compared and numbers kept without an object for each: what the hot loops are made of.
+
+Compiled, none of these makes a Python object per call.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from typing import Final
+
+from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_be, write_i32_le
+from mypy_extensions import i32, i64
+
+_IS_INTERPRETED: Final = __file__.endswith(".py")
+_IS_LITTLE: Final = sys.byteorder == "little"
+
+
+def begins(raw: bytes, at: i64, key: bytes) -> bool:
+    """Whether `key` stands at raw[at]; 0 <= at."""
+    if _IS_INTERPRETED:
+        return raw.startswith(key, at)
+    size: i64 = len(key)
+    if len(raw) - at < size:
+        return False
+    k: i64 = 0
+    while k + 8 <= size:
+        if read_i64_le(raw, at + k) != read_i64_le(key, k):
+            return False
+        k += 8
+    while k < size:
+        if raw[at + k] != key[k]:
+            return False
+        k += 1
+    return True
+
+
+def u32(data: bytes, pos: i64) -> i64:
+    """The four bytes at `pos` (they are there) as an unsigned number."""
+    first: i64 = data[pos]
+    second: i64 = data[pos + 1]
+    third: i64 = data[pos + 2]
+    return first << 24 | second << 16 | third << 8 | data[pos + 3]
+
+
+def put_u32(out: BytesWriter, number: i64) -> None:
+    """Write an unsigned number of four bytes, big end first; 0 <= number < 2^32."""
+    write_i32_be(out, i32(number if number < 0x8000_0000 else number - 0x1_0000_0000))
+
+
+def put_place(out: BytesWriter, number: i64) -> None:
+    """Write a number for `place` and `unpacked`; 0 <= number < 2^32."""
+    write_i32_le(out, i32(number if number < 0x8000_0000 else number - 0x1_0000_0000))
+
+
+def packed(places: array[int], lo: int, hi: int) -> bytes:
+    """places[lo..hi] of an array("I"), `hi` with it, to be read by `place`."""
+    part = places[lo : hi + 1]
+    if not _IS_LITTLE:
+        part.byteswap()
+    return part.tobytes()
+
+
+def place(pack: bytes, i: i64) -> i64:
+    """Number i of what `packed` gave."""
+    return i64(read_i32_le(pack, i << 2)) & 0xFFFF_FFFF
+
+
+def unpacked(pack: bytes) -> array[int]:
+    """As an array("I"), from numbers of four bytes each, little end first."""
+    places = array("I")
+    places.frombytes(pack)
+    if not _IS_LITTLE:
+        places.byteswap()
+    return places

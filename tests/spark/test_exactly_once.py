@@ -1,0 +1,281 @@
+"""Exactly once both ways, under kill -9 of driver, executors and broker at random moments.
+
+One driver on a cluster of two workers runs every way at once (every_way.py): a queue to Parquet, to
+Delta, to a queue, and to a queue with verdicts. In each round messages are published to all four
+input queues, and something is killed while they are on their way. At the end every message is in
+its table, or in its queue, exactly once, and the account of every queue holds.
+
+EVERY_WAY_ROUNDS sets the number of rounds (2; 30 with TALLYMARK_NIGHTLY), EVERY_WAY_SEED the seed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+
+from tests.spark.every_way import SUBSCRIPTION, WAYS
+from tests.spark.rig import LOOK_S, python_path, stat
+from tests.support.process import BrokerProcess
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif(find_spec("deltalake") is None, reason="the extra delta is not installed"),
+]
+
+NIGHTLY = bool(os.environ.get("TALLYMARK_NIGHTLY"))
+ROUNDS = int(os.environ.get("EVERY_WAY_ROUNDS", 30 if NIGHTLY else 2))
+SEED = int(os.environ.get("EVERY_WAY_SEED", random.randrange(1 << 30)))
+EACH_ROUND = 150
+"""Messages published to each way in a round: more than two of its batches."""
+PATIENCE_S = 240.0
+VICTIMS = ("executor", "driver", "broker")
+MASTER = "local-cluster[2,1,1024]"
+EXECUTOR = b"CoarseGrainedExecutorBackend"
+
+
+class Cluster:
+    """The driver with its two executors: processes of one session, killed one by one or all."""
+
+    def __init__(self, broker: BrokerProcess, folder: Path) -> None:
+        self._arguments = {"url": broker.url, "folder": str(folder), "master": MASTER}
+        self._folder = folder
+        self._log = folder / "driver.log"
+        self.starts = 0
+        self._start()
+
+    def _start(self) -> None:
+        scratch = self._folder / f"scratch{self.starts}"
+        scratch.mkdir()
+        self.starts += 1
+        environment = {
+            **os.environ,
+            "PYTHONPATH": python_path(),
+            "SPARK_LOCAL_DIRS": str(scratch),
+            "SPARK_WORKER_DIR": str(scratch),
+            "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={scratch}",
+        }
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.spark.every_way", json.dumps(self._arguments)],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        assert self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            said = self._process.stdout.readline() if selector.select(PATIENCE_S) else b"nothing"
+        if said.strip() != b"started":
+            self.kill()
+            raise AssertionError(f"driver said {said!r}: {self.log()}")
+
+    def log(self) -> str:
+        return self._log.read_text()[-4000:]
+
+    def check(self) -> None:
+        """It runs: nothing but a kill ends it."""
+        assert self._process.poll() is None, self.log()
+
+    def kill(self) -> None:
+        """kill -9 of everything."""
+        while members := self._members():
+            for pid, _ in members:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._process.poll()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def restart(self) -> None:
+        self.kill()
+        self._start()
+
+    def kill_executor(self, chance: random.Random) -> bool:
+        """kill -9 of one executor's JVM; its Python workers end with it. False: there is none now,
+        the last one was killed just before."""
+        found = [pid for pid, command in self._members() if EXECUTOR in command]
+        if not found:
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(chance.choice(found), signal.SIGKILL)
+        return True
+
+    def _members(self) -> list[tuple[int, bytes]]:
+        """(pid, command line) of the session's processes."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with suppress(OSError):
+                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                    if int(fields[3]) == self._process.pid and fields[0] != "Z":
+                        found.append((int(entry.name), (entry / "cmdline").read_bytes()))
+        return found
+
+
+class Traffic:
+    """What was published, and what has become of it."""
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        self.broker = broker
+        self.published = 0
+
+    def declare(self) -> None:
+        dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+        with self._connected() as connection:
+            channel = connection.channel()
+            for queue in (*WAYS, "copied", "passed", "dead"):
+                arguments = dead if queue == "judge" else None
+                channel.queue_declare(queue, durable=True, arguments=arguments)
+
+    def publish(self, count: int) -> None:
+        """To every way, each confirmed: the broker is up."""
+        with self._connected() as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            for number in range(self.published, self.published + count):
+                properties = pika.BasicProperties(delivery_mode=2, message_id=str(number))
+                for queue in WAYS:
+                    channel.basic_publish("", queue, f"line {number}".encode(), properties)
+        self.published += count
+
+    def _connected(self) -> pika.BlockingConnection:
+        parameters = pika.ConnectionParameters(port=self.broker.amqp_port, heartbeat=0)
+        return pika.BlockingConnection(parameters)
+
+    def settled(self) -> list[int]:
+        """How many messages of each way are through."""
+        rows = self.broker.queues()
+        return [rows[way]["settled"] + rows[way]["dead_lettered"] for way in WAYS]
+
+    def contents(self, queue: str) -> list[int]:
+        """The ids of what is in a queue, which is emptied; bodies are as they were published."""
+        found = []
+        with self._connected() as connection:
+            channel = connection.channel()
+            for method, properties, body in channel.consume(
+                queue, auto_ack=True, inactivity_timeout=2
+            ):
+                if method is None:
+                    break
+                assert body == f"line {properties.message_id}".encode()
+                found.append(int(properties.message_id))
+        return found
+
+
+def until(cluster: Cluster, holds: Any, what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        cluster.check()
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
+        time.sleep(10 * LOOK_S)
+
+
+def test_every_way_is_exactly_once_whatever_is_killed(tmp_path: Path) -> None:
+    chance = random.Random(SEED)
+    print(f"EVERY_WAY_SEED={SEED}, {ROUNDS} rounds")
+    killed = dict.fromkeys(VICTIMS, 0)
+    with BrokerProcess(tmp_path / "data") as broker:
+        broker.flags.update(amqp_port=str(broker.amqp_port), http_port=str(broker.http_port))
+        traffic = Traffic(broker)
+        traffic.declare()
+        traffic.publish(EACH_ROUND)
+        cluster = Cluster(broker, tmp_path)
+        try:
+            until(cluster, lambda: min(traffic.settled()) > 0, "the first batch of every way")
+            for number in range(ROUNDS):
+                victim = VICTIMS[number % len(VICTIMS)] if number < 3 else chance.choice(VICTIMS)
+                before = traffic.settled()
+                traffic.publish(EACH_ROUND)
+                time.sleep(chance.uniform(0, 4))  # the moment is what is tried out
+                cluster.check()
+                if victim == "driver":
+                    cluster.restart()
+                elif victim == "broker":
+                    broker.kill()
+                    broker.restart()
+                else:
+                    until(cluster, lambda: cluster.kill_executor(chance), "an executor to kill")
+                killed[victim] += 1
+                until(
+                    cluster,
+                    lambda before=before: all(
+                        now > then for now, then in zip(traffic.settled(), before, strict=True)
+                    ),
+                    f"every way goes on after the {victim} was killed in round {number}",
+                )
+                print(f"round {number}: {victim}, settled {traffic.settled()}", flush=True)
+            whole = [traffic.published] * len(WAYS)
+            until(cluster, lambda: traffic.settled() == whole, "everything is through")
+            until(
+                cluster,
+                lambda: all(stat(broker, way, SUBSCRIPTION).get("leased") == 0 for way in WAYS),
+                "nothing is leased",
+            )
+        finally:
+            cluster.kill()
+        print(f"{killed}, {traffic.published} messages a way, {cluster.starts} drivers")
+        check(traffic, tmp_path)
+
+
+def check(traffic: Traffic, folder: Path) -> None:
+    everything = list(range(traffic.published))
+    assert parquet_ids(folder / "parquet") == everything
+    assert delta_ids(folder / "delta" / "table") == everything
+    for name, row in traffic.broker.queues().items():
+        here = sum(row[state] for state in ("ready", "acquired", "deferred", "staged"))
+        gone = row["settled"] + row["dead_lettered"] + sum(row["dropped"].values())
+        assert row["entered"] == here + row["dead_letter_pending"] + gone, name
+    assert traffic.broker.http("GET", "/api/tallymark/overview")[1]["sink_staged"] == 0
+    assert sorted(traffic.contents("copied")) == everything
+    rejected = [number for number in everything if number % 5 == 0]
+    assert traffic.contents("dead") == rejected, "in their order: they died in that of their leases"
+    passed = [number for number in everything if number % 5]
+    assert sorted(traffic.contents("passed")) == passed
+
+
+def parquet_ids(folder: Path) -> list[int]:
+    """The ids in the files that Spark's sink log names."""
+    import pyarrow.parquet as pq
+
+    paths: dict[str, str] = {}
+    log = folder / "_spark_metadata"
+    numbers = sorted(
+        (int(name.removesuffix(".compact")), name)
+        for name in (entry.name for entry in log.iterdir())
+        if name.removesuffix(".compact").isdigit()
+    )
+    for _, name in numbers:
+        for line in (log / name).read_text().splitlines()[1:]:
+            entry = json.loads(line)
+            paths[entry["path"]] = entry["action"]
+    found = []
+    for path, action in paths.items():
+        if action == "add":
+            table = pq.ParquetFile(path.removeprefix("file://")).read(["message_id", "body"])
+            for id, body in zip(*(column.to_pylist() for column in table.columns), strict=True):
+                assert body == f"line {id}".encode()
+                found.append(int(id))
+    return sorted(found)
+
+
+def delta_ids(table: Path) -> list[int]:
+    from deltalake import DeltaTable
+
+    rows = DeltaTable(str(table)).to_pyarrow_table(columns=["message_id"])
+    return sorted(int(id) for id in rows.column("message_id").to_pylist())

@@ -1,0 +1,105 @@
+"""Landing with bodies as columns: what does not fit is set apart, and rejected at the broker."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tallymark.spark.batches import DELTA, PARQUET, Landing, Reader
+from tallymark.spark.bodies import NoSchema, Schema
+from tallymark.spark.land import land_batches
+from tests.spark.rig import PATIENCE_S, SUBSCRIPTION, stream
+from tests.spark.test_sink import contents, declare, write
+from tests.support.process import BrokerProcess
+
+pytestmark = pytest.mark.spark
+
+GIVEN = "id bigint, note string"
+BODIES = [
+    '{"id": 0, "note": "a"}', '{"id": 1}', "no JSON", '{"id": "two", "note": "b"}', "[1]", "",
+    '{"id": 6, "note": "c", "more": [1]}', "null",
+]  # fmt: skip
+GOOD = [(0, "a"), (1, None), (6, "c")]
+BAD = [2, 3, 4, 5, 7]
+
+
+@pytest.mark.parametrize("format", [PARQUET, DELTA])
+@pytest.mark.parametrize("schema", [GIVEN, "infer"])
+def test_dl_1_what_does_not_fit_is_quarantined_and_dead_lettered(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path, format: str, schema: str
+) -> None:
+    if format == DELTA and find_spec("deltalake") is None:
+        pytest.skip("the extra delta is not installed")
+    queue = f"land.{format}.{schema[:2]}"
+    dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{queue}.dead"}
+    declare(broker, f"{queue}.dead")
+    declare(broker, queue, dead)
+    rows = spark.createDataFrame(list(enumerate(BODIES)), "n int, body string").coalesce(1)
+    write(rows.selectExpr("cast(n as string) message_id", "body"), broker, queue=queue)
+    to = tmp_path / "table"
+    reader = Reader(queue=queue, subscription=SUBSCRIPTION, url=broker.url)
+    for turn in range(2):
+        landing = Landing(to, format, reader, Schema(schema, to))
+        if turn:  # as after a crash between the batch and its commit: the batch is written again
+            (to / "_checkpoint" / "commits" / "0").unlink()
+            (to / "_checkpoint" / "commits" / ".0.crc").unlink(missing_ok=True)
+        query = land_batches(stream(spark, broker, queue), to, landing)
+        if not turn:
+            assert query.awaitTermination(int(PATIENCE_S))
+            break
+    assert query.exception() is None
+    found = table(spark, to, format)
+    columns = "data.id, data.note"
+    assert sorted(tuple(row) for row in found.selectExpr(*columns.split(", ")).collect()) == GOOD
+    bad = table(spark, to / "_quarantine", format).select("message_id", "reason").collect()
+    assert sorted(int(row.message_id) for row in bad) == BAD
+    assert {row.reason for row in bad} == {"the body does not fit the schema"}
+    row = broker.queues()[queue]
+    assert (row["settled"], row["dead_lettered"], row["acquired"]) == (len(GOOD), len(BAD), 0)
+    assert [int(one.message_id) for one, _ in contents(broker, f"{queue}.dead")] == BAD
+
+
+def table(spark: SparkSession, path: Path, format: str):  # type: ignore[no-untyped-def]
+    if format == PARQUET:
+        return spark.read.parquet(str(path))
+    from deltalake import DeltaTable
+
+    return spark.createDataFrame(DeltaTable(str(path)).to_pyarrow_table())
+
+
+def test_a_batch_of_delta_is_written_once(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pytest.importorskip("deltalake")
+    from tallymark.spark.delta import NO_VERSION, append_once, committed
+
+    to, rows = str(tmp_path / "table"), pa.table({"n": [1, 2]})
+    assert committed(to, "a") == NO_VERSION
+    assert append_once(to, rows, "a", 0), "no version is not version 0"
+    assert not append_once(to, rows, "a", 0)
+    assert append_once(to, rows, "b", 0), "another query's batches have numbers of their own"
+    assert append_once(to, rows, "a", 5)
+    assert not append_once(to, rows, "a", 4)
+    assert (committed(to, "a"), committed(to, "b")) == (5, 0)
+    from deltalake import DeltaTable
+
+    assert DeltaTable(to).to_pyarrow_table().num_rows == 6
+
+
+@pytest.mark.parametrize(
+    "text", ["id bigin", "", '{"type": "struct"}', '{"type": "struct", "fields": []}']
+)
+def test_a_schema_that_is_none_is_refused(spark: SparkSession, tmp_path: Path, text: str) -> None:
+    with pytest.raises(NoSchema, match="schema"):
+        Schema(text, tmp_path)
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(NoSchema, match="schema"):
+        Schema(f"@{tmp_path / 'file'}", tmp_path)
+
+
+def test_a_schema_may_stand_in_a_file(spark: SparkSession, tmp_path: Path) -> None:
+    for text in (GIVEN, Schema(GIVEN, tmp_path)._known.json()):  # type: ignore[union-attr]
+        (tmp_path / "file").write_text(text)
+        assert Schema(f"@{tmp_path / 'file'}", tmp_path)._known == Schema(GIVEN, tmp_path)._known
