@@ -175,7 +175,8 @@ def test_what_is_not_what_it_was_is_refused(
     manifest.unlink()
     with pytest.raises(ArchiveDamaged, match="but the broker knows of an archive up to"):
         archives.archive(spark, "bad", to, endpoint=where)
-    manifest.write_text(text)
+    manifest.write_text(text)  # its rows were left alone
+    assert Archive.open(to).end() == newest.high
     path = Path(Archive.open(to).paths()[0])
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ArchiveDamaged, match="bytes, expected"):

@@ -144,6 +144,7 @@ def archive(
         with folder.held():
             say = told or _nothing
             upto, first = _go_on(source, folder, release, say)
+            folder.clean()  # only now: the broker has recorded nothing of what goes
             while True:
                 if first > upto:
                     if upto:

@@ -30,7 +30,7 @@ MANIFESTS: Final = "_archive"
 """Spark passes over names that begin with an underscore."""
 IDENTITY: Final = "archive.json"
 _MANIFEST: Final = re.compile(r"\d{20}-\d{20}\.json")
-_ROWS: Final = re.compile(r"range-(\d{20}-\d{20})")
+_ROWS: Final = re.compile(r"range-(\d{20})-\d{20}")
 
 
 class ArchiveDamaged(RuntimeError):
@@ -155,19 +155,22 @@ class Archive:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Nobody else writes meanwhile; the system lets go of it when the process ends. What a
-        killed writer left is taken away. Raises ArchiveInUse."""
+        """Nobody else writes meanwhile; the system lets go of it when the process ends. Raises
+        ArchiveInUse."""
         with (self._manifests / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise ArchiveInUse(f"{self.folder}: another command writes to it") from None
-            complete = {one.name for one in self.ranges()}
-            for path in self.folder.iterdir():
-                found = _ROWS.fullmatch(path.name)
-                if found is not None and found[1] not in complete:
-                    shutil.rmtree(path)
             yield
+
+    def clean(self) -> None:
+        """Take away what a killed writer left: rows behind those of the last complete range."""
+        end = self.end()
+        for path in self.folder.iterdir():
+            found = _ROWS.fullmatch(path.name)
+            if found is not None and int(found[1]) >= end:
+                shutil.rmtree(path)
 
     def complete(self, low: int, high: int, rows: int, checksum: str) -> Range:
         """The files of a range are written: bring them to disk, then say so."""
