@@ -77,7 +77,7 @@ def command(broker: BrokerProcess, stream: str, to: Path, *more: str) -> list[st
 
 def run(arguments: list[str]) -> tuple[int, list[dict[str, Any]], str]:
     """Exit code, lines of stdout, stderr."""
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=240, env=ENVIRONMENT)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=600, env=ENVIRONMENT)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
@@ -85,33 +85,33 @@ def test_archived_by_the_command_killed_and_run_again_it_reads_as_before(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     """Must hold: archive, then delete, then read gives the same rows as before."""
-    publish(broker, "log", 0, 240)
+    publish(broker, "log", 0, 150)
     before = rows_of(read(spark, broker, "log"))
-    assert 200 < len(before) < 240  # some were sent twice
+    assert 120 < len(before) < 150  # some were sent twice
     to = tmp_path / "lake"
-    arguments = command(broker, "log", to, "--rows", "30")
+    arguments = command(broker, "log", to, "--rows", "25")
     with subprocess.Popen(
         arguments, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT, start_new_session=True
     ) as running:
         assert running.stdout is not None
         lines = [json.loads(running.stdout.readline()) for _ in range(3)]
         os.killpg(running.pid, signal.SIGKILL)
-    assert [line["rows"] for line in lines] == [30, 30, 30]
+    assert [line["rows"] for line in lines] == [25, 25, 25]
     broker.kill()
     broker.restart()
     where = endpoint(broker)
     assert first_of(broker, "log") >= lines[1]["to"]
     assert rows_of(pipelines.read_archived(spark, to, endpoint=where)) == before
 
-    code, lines, _ = run(arguments)
-    assert code == 0
+    code, lines, errors = run(command(broker, "log", to, "--rows", "25"))
+    assert code == 0, errors
     done = lines[-1]
     assert done["upto"] == done["first"] == first_of(broker, "log")
     assert done["lost"] == []
     live = read(spark, broker, "log").count()
-    assert 0 < live < 30  # the newest range is not full
+    assert 0 <= live < 25  # the newest range is not full
     assert rows_of(pipelines.read_archived(spark, to, endpoint=where)) == before
-    publish(broker, "log", 240, 10)
+    publish(broker, "log", 150, 10)
     assert len(rows_of(pipelines.read_archived(spark, to, endpoint=where))) > len(before)
 
     done_all = archives.archive(spark, "log", to, endpoint=where, everything=True)
@@ -148,7 +148,7 @@ def test_killed_after_any_step_it_goes_on_from_there(
     assert read(spark, broker, "steps").count() == 0
     assert rows_of(pipelines.read_archived(spark, to, endpoint=where)) == before
     names = {path.name for path in to.iterdir() if path.name.startswith("range-")}
-    assert names == {f"range-{one.name}" for one in Archive.open(to).ranges()}
+    assert names == {one.folder for one in Archive.open(to).ranges()}
     assert done.upto == done.first == Archive.open(to).end()
 
 

@@ -82,7 +82,7 @@ class Stream:
 
     def record(self, archive: Archive, one: Range) -> None:
         """Have the broker know that a range is safe."""
-        place = str(archive.rows_of(one.low, one.high).absolute())[-1000:]
+        place = str((archive.folder / one.folder).absolute())[-1000:]
         said = {
             "from": one.low, "to": one.high, "id": self.id, "rows": one.rows,
             "archive": archive.id, "checksum": one.checksum, "place": place,
@@ -206,11 +206,12 @@ def _write_range(
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
 
-    path = str(folder.rows_of(low, high))
+    attempt = folder.attempt(low, high)
+    path = str(attempt)
     messages = source.read(spark, low, high)
     seen = Observation()
     given = messages.observe(seen, f.count(f.lit(1)).alias("rows"), _checksum(messages))
-    given.write.mode("overwrite").parquet(path)
+    given.write.parquet(path)
     wanted = seen.get
     say(WRITTEN, Range(low, high, int(wanted["rows"]), ""))
     read = spark.read.schema(messages.schema).parquet(path)
@@ -230,7 +231,7 @@ def _write_range(
             f"{path}: {found.asDict()} was read back, expected {wanted} of offsets {low} to "
             f"{high - 1}"
         )
-    made = folder.complete(low, high, int(wanted["rows"]), _hex(wanted["checksum"]))
+    made = folder.complete(attempt, low, high, int(wanted["rows"]), _hex(wanted["checksum"]))
     say(COMPLETE, made)
     return made
 

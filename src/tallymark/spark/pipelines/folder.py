@@ -3,10 +3,12 @@
     DIR/_archive/archive.json            whose archive it is, and its id
     DIR/_archive/LOW-HIGH.json           offsets LOW..HIGH-1 are complete: rows, checksum, files
     DIR/_archive/lock                    held by who writes
-    DIR/range-LOW-HIGH/part-*.parquet    the rows
+    DIR/range-LOW-HIGH-ATTEMPT/part-*.parquet    the rows
 
 A range counts when its manifest is there, which is put there in one step when every file is on
-disk; what else lies in the folder is what a killed writer left, and is taken away by the next one.
+disk, and names them. What else lies in the folder is what a killed writer left, and is taken away
+by the next one. Every attempt has a folder of its own: tasks that outlive a killed writer by a
+moment write into one that nobody reads.
 Nothing of Spark is needed to read the manifests.
 """
 
@@ -30,7 +32,7 @@ MANIFESTS: Final = "_archive"
 """Spark passes over names that begin with an underscore."""
 IDENTITY: Final = "archive.json"
 _MANIFEST: Final = re.compile(r"\d{20}-\d{20}\.json")
-_ROWS: Final = re.compile(r"range-(\d{20})-\d{20}")
+_ROWS: Final = re.compile(r"range-(\d{20})-\d{20}-\w+")
 
 
 class ArchiveDamaged(RuntimeError):
@@ -58,6 +60,8 @@ class Range:
     rows: int
     """Fewer than offsets where some were passed over."""
     checksum: str
+    folder: str = ""
+    """Of its rows, by its name in the archive's folder."""
     files: tuple[File, ...] = ()
 
     @property
@@ -139,16 +143,14 @@ class Archive:
         """The offset behind the last one that is archived; 0: nothing is."""
         return max((one.high for one in self.ranges()), default=0)
 
-    def rows_of(self, low: int, high: int) -> Path:
-        """Where the rows of a range belong."""
-        return self.folder / f"range-{low:020d}-{high:020d}"
+    def attempt(self, low: int, high: int) -> Path:
+        """Where the rows of a range are to be written: nothing is there."""
+        return self.folder / f"range-{low:020d}-{high:020d}-{uuid.uuid4().hex[:8]}"
 
     def paths(self) -> list[str]:
         """Every file with rows."""
         return [
-            str(self.rows_of(one.low, one.high) / file.name)
-            for one in self.ranges()
-            for file in one.files
+            str(self.folder / one.folder / file.name) for one in self.ranges() for file in one.files
         ]
 
     # -- for who writes
@@ -170,18 +172,17 @@ class Archive:
         for path in self.folder.iterdir():
             found = _ROWS.fullmatch(path.name)
             if found is not None and int(found[1]) >= end:
-                shutil.rmtree(path)
+                shutil.rmtree(path, ignore_errors=True)  # or the time after, if it still grows
 
-    def complete(self, low: int, high: int, rows: int, checksum: str) -> Range:
-        """The files of a range are written: bring them to disk, then say so."""
-        folder = self.rows_of(low, high)
+    def complete(self, folder: Path, low: int, high: int, rows: int, checksum: str) -> Range:
+        """The files of a range are written, in this attempt: bring them to disk, then say so."""
         files = []
         for path in sorted(folder.glob("part-*.parquet")):
             _sync(path)
             files.append(File(path.name, path.stat().st_size))
         _sync(folder)
         _sync(self.folder)
-        made = Range(low, high, rows, checksum, tuple(files))
+        made = Range(low, high, rows, checksum, folder.name, tuple(files))
         _write(self._manifests / f"{made.name}.json", {"version": VERSION, **asdict(made)})
         return made
 
@@ -196,12 +197,12 @@ class Archive:
             files = tuple(File(str(one["name"]), int(one["size"])) for one in found["files"])
             made = Range(
                 int(found["low"]), int(found["high"]), int(found["rows"]), str(found["checksum"]),
-                files,
+                str(found["folder"]), files,
             )  # fmt: skip
         except (KeyError, ValueError, TypeError) as error:
             raise ArchiveDamaged(f"{path}: {error!r} in {found}") from error
         for file in made.files:
-            there = self.rows_of(made.low, made.high) / file.name
+            there = self.folder / made.folder / file.name
             size = there.stat().st_size if there.is_file() else -1
             if size != file.size:
                 what = f"{size} bytes" if size >= 0 else "not there"
