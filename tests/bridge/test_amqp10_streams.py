@@ -238,6 +238,38 @@ def test_messages_of_amqp_0_9_1_say_their_offset_too() -> None:
     assert seen(peer) == [(0, b"0"), (1, b"old"), (2, b"older")]
 
 
+@pytest.mark.parametrize("section", ["application_properties", "message_annotations"])
+def test_what_a_publisher_has_numbered_is_taken_once(section: str) -> None:
+    rig = stream()
+    publisher = rig.connect10()
+    link = publisher.sender(publisher.session(), "/queues/s")
+
+    def send(body: bytes, name: object, number: object) -> None:
+        said = {Symbol("x-publisher-name"): name, Symbol("x-publishing-id"): number}
+        if section == "application_properties":
+            said = {str(key): value for key, value in said.items()}  # type: ignore[misc]
+        (number_sent,) = publisher.send(link, body, **{section: said})
+        assert publisher.states([number_sent]) == [Accepted()]
+
+    send(b"0", "p", ULong(1))
+    send(b"1", "p", ULong(1))
+    send(b"2", "q", 1)
+    send(b"3", "p", 0)
+    send(b"4", "p", UInt(2))
+    send(b"5", "p", "2")  # no number, so not numbered
+    send(b"6", "p", True)
+    send(b"7", 5, 2)
+    send(b"8", "p", Timestamp(1))
+    send(b"9", "p", -1)
+    publisher.send(link, b"x-publisher-name", application_properties={"x-publishing-id": 1})
+    assert rig.queue("s").publishers == {"p": 2, "q": 1}
+    peer = rig.connect10()
+    read(peer)
+    assert [body for _, body in seen(peer)] == [
+        b"0", b"2", b"4", b"5", b"6", b"7", b"8", b"9", b"x-publisher-name",
+    ]  # fmt: skip
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(0, 20), st.integers(1, 7),

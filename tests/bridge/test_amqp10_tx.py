@@ -9,6 +9,7 @@ from tallymark.wire.amqp10.events import (
     DispositionReceived,
     LinkDetached,
 )
+from tallymark.wire.amqp10.limits import Limits
 from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.outcomes import (
     Declare,
@@ -18,8 +19,8 @@ from tallymark.wire.amqp10.outcomes import (
     Modified,
 )
 from tallymark.wire.amqp10.performatives import Attach, Coordinator, Source, Target
-from tallymark.wire.amqp10.sections import Properties, encode_message
-from tallymark.wire.amqp10.types import Symbol
+from tallymark.wire.amqp10.sections import Header, Properties, encode_message
+from tallymark.wire.amqp10.types import Symbol, Timestamp, UInt
 from tests.bridge.rig10 import Peer, Rig
 from tests.bridge.test_amqp10_consume import counts, failed, fill, numbers
 from tests.bridge.tx10_rig import (
@@ -415,6 +416,132 @@ def test_tx_d1_a_queue_deleted_after_the_posting_refuses_all_of_it(rig: Rig) -> 
     assert ready(rig) == []
 
 
+def test_tx_14_a_delay_counts_from_the_commit_a_moment_stays(rig: Rig) -> None:
+    rig.declare("delayed")
+    rig.declare("dated")
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    link = peer.sender(session, None)
+    id = control.declare()
+    due = rig.now_ms + 5_000
+    for to, key, value in (
+        ("delayed", "x-opt-delivery-delay", UInt(5_000)),
+        ("dated", "x-opt-delivery-time", Timestamp(due)),
+    ):
+        message = encode_message(
+            message_annotations={Symbol(key): value}, properties=Properties(to=to), body=b"m"
+        )
+        link.send(message, state=under(id))
+    peer.pump()
+    rig.now_ms += 3_000
+    rig.turn()
+    control.commit(id)
+    assert (rig.queue("delayed").deferred, rig.queue("dated").deferred) == (1, 1)
+    rig.now_ms = due
+    peer.pump()
+    assert (ready(rig, "delayed"), ready(rig, "dated")) == ([], ["m"])
+    rig.now_ms += 2_900
+    peer.pump()
+    assert ready(rig, "delayed") == []
+    rig.now_ms += 200
+    peer.pump()
+    assert ready(rig, "delayed") == ["m"]
+
+
+def test_tx_14_a_time_to_live_counts_from_the_commit(rig: Rig) -> None:
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    link = peer.sender(session)
+    id = control.declare()
+    link.send(encode_message(header=Header(ttl=1_000), body=b"m"), state=under(id))
+    peer.pump()
+    rig.now_ms += 2_000
+    rig.turn()
+    control.commit(id)
+    assert ready(rig) == ["m"]
+    rig.now_ms += 2_000
+    peer.pump()
+    assert ready(rig) == []
+
+
+def test_tx_14_direct_replies_leave_with_the_commit(rig: Rig) -> None:
+    asker = rig.connect10()
+    asked = Attach(name="r", source=Source(address="amq.rabbitmq.reply-to"), target=Target())
+    waiting = asker.receiver(asker.session(), attach=asked, credit=5, snd=1)
+    assert waiting.remote_attach is not None
+    assert waiting.remote_attach.source is not None
+    address = waiting.remote_attach.source.address
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    link = peer.sender(session, address)
+    one, two = control.declare(), control.declare()
+    assert peer.states(post(peer, link, one, "never")) == [under(one, ACCEPTED)]
+    assert peer.states(post(peer, link, two, "a", "b")) == [under(two, ACCEPTED)] * 2
+    asker.pump()
+    assert asker.bodies() == []
+    control.roll_back(one)
+    control.commit(two)
+    asker.pump()
+    assert asker.bodies() == [b"a", b"b"]
+
+
+def test_tx_14_to_a_stream(rig: Rig) -> None:
+    rig.declare("log", queue_type="stream")
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    link = peer.sender(session, "log")
+    one, two = control.declare(), control.declare()
+    post(peer, link, one, "a", "b")
+    post(peer, link, two, "never")
+    control.roll_back(two)
+    assert ready(rig, "log") == []
+    control.commit(one)
+    assert ready(rig, "log") == ["a", "b"]
+
+
+def test_tx_14_by_headers_and_to_further_keys(rig: Rig) -> None:
+    """Each message of a stretch may go elsewhere; their order in each queue stays."""
+    rig.declare("r")
+    vhost = rig.broker.vhost("/")
+    for name in ("q", "r"):
+        vhost.bind_queue(name, "amq.match", "", {"x-match": "all", "to": name}, rig.owner.id)
+    peer = rig.connect10()
+    session = peer.session()
+    control = Control(peer, session)
+    by_headers = peer.sender(session, "/exchanges/amq.match")
+    direct = peer.sender(session, "q")
+    id = control.declare()
+    for n, to in enumerate(("q", "r", "r", "q", "nobody")):
+        message = encode_message(application_properties={"to": to}, body=b"%d" % n)
+        by_headers.send(message, state=under(id))
+    further = {Symbol("x-cc"): ["r"]}
+    direct.send(encode_message(message_annotations=further, body=b"5"), state=under(id))
+    peer.pump()
+    told = peer.states(range(1, 7))  # 0 was the declare
+    assert told == [under(id, RELEASED if n == 4 else ACCEPTED) for n in range(6)]
+    control.commit(id)
+    assert ready(rig) == ["0", "3", "5"]
+    assert ready(rig, "r") == ["1", "2", "5"]
+
+
+def test_tx_14_large_messages_in_parts(rig: Rig) -> None:
+    peer = rig.connect10(chunk=0)
+    session = peer.session()
+    control = Control(peer, session)
+    link = peer.sender(session)
+    id = control.declare()
+    bodies = [f"{n}" * 300_000 for n in range(4)]
+    for body in bodies:
+        post(peer, link, id, body)
+    assert ready(rig) == []
+    control.commit(id)
+    assert ready(rig) == bodies
+
+
 def test_tx_16_discharge_works_after_the_publishing_link_was_detached(rig: Rig) -> None:
     peer = rig.connect10()
     session = peer.session()
@@ -727,6 +854,30 @@ def test_tx_16_what_is_handed_out_under_a_transaction_goes_back_with_it(rig: Rig
     peer.pump()
     assert numbers(peer) == [1]
     assert counts(rig) == (4, 2, 0)
+
+
+def test_tx_16_nothing_taken_back_comes_behind_the_discharge(rig: Rig) -> None:
+    """What waits for the client's window is not sent any more, a message that is half sent is
+    aborted, and their credit is there again."""
+    fill(rig, 6)
+    publisher = rig.connect10()
+    publisher.send(publisher.sender(publisher.session()), "x" * 700)
+    peer = rig.connect10(limits=Limits(incoming_window=7, max_frame_size=512))
+    session = peer.session()
+    control = Control(peer, session)
+    link = peer.receiver(session)
+    id = control.declare()
+    session.hold_window(True)
+    acquire(link, id, 7)
+    peer.pump()
+    assert [got.body for got in peer.got] == [b"%d" % n for n in range(6)]
+    assert counts(rig) == (0, 7, 0)
+    control.roll_back(id)
+    peer.got.clear()
+    session.hold_window(False)
+    peer.pump()
+    assert [got.body for got in peer.got] == [b"0"]  # the credit that is left
+    assert counts(rig) == (6, 1, 0)
 
 
 def test_tx_16_what_is_handed_out_says_so(rig: Rig) -> None:

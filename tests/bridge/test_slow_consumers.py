@@ -17,6 +17,7 @@ from tallymark.wire.amqp091.methods import (
     QueueBind,
     QueueDeclare,
 )
+from tests.bridge.nsq_rig import NsqRig, mpub
 from tests.bridge.rig import Content, Peer, Rig
 
 CLOSE = ChannelClose(506, "Consuming too slow.", 0, 0)
@@ -116,3 +117,18 @@ def test_only_the_channel_that_consumes_it_is_closed() -> None:
     disconnect(rig)
     assert peer.hear() == [(1, CLOSE)]
     assert list(rig.broker.vhost("/").queues) == ["beside"]
+
+
+def test_sc_9_nsq_is_left_alone_also_where_its_channel_is_bound_to_a_topic_exchange() -> None:
+    rig = NsqRig()
+    rig.broker.slow.rules = Rules(general=Rule(count=1))
+    subscriber = rig.consumer()
+    queue = rig.queue()
+    peer = rig.connect()
+    peer.ask(QueueBind(queue.name, "amq.topic", "#"))
+    rig.client().ask(mpub(b"1", b"2", b"3"))
+    assert (queue.ready, queue.acquired, len(queue.consumers)) == (2, 1, 1)
+    assert not rig.broker.slow.is_subscription(queue)
+    for watched in rig.broker.slow.watched():
+        assert rig.broker.slow.look(watched) is None
+    assert not subscriber.bridge.closing

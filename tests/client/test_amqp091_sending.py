@@ -198,8 +198,11 @@ async def test_sent_settled_it_is_not_mandatory_and_nobody_waits() -> None:
             assert await sender.send(b"x") is None
         async with session.sender("/exchanges/amq.direct/none") as sender:
             assert await sender.send(b"x", settled=True) is None
-            with pytest.raises(MessageReleased):
-                await sender.send(b"x")
+            settled, unsettled = await asyncio.gather(
+                sender.send(b"x", settled=True), outcome_of(sender.send(b"x"))
+            )
+            assert settled is None
+            assert isinstance(unsettled, MessageReleased)  # its twin was not mandatory
         assert not any(one.mandatory for one in peer.sent(BasicPublish)[:2])
     assert peer.depth("q") == (1, 0)
 
@@ -237,6 +240,14 @@ async def test_channel_flow_of_the_broker_holds_one_sender() -> None:
         assert not task.done()
         peer.say(2, ChannelFlow(True))
         assert await task == Accepted()
+        async with session.transaction():
+            peer.say(1, ChannelFlow(False))
+            await quiet()
+            task = asyncio.create_task(one.send(b"2"))
+            await quiet()
+            assert not task.done()
+            peer.say(1, ChannelFlow(True))
+            assert await task == Accepted()
 
 
 @virtual

@@ -20,8 +20,12 @@ from tallymark.client import (
     TransactionRolledBack,
 )
 from tallymark.wire.amqp091.methods import (
+    BasicCancelOk,
+    BasicConsume,
+    BasicNack,
     BasicPublish,
     BasicRecover,
+    BasicRecoverOk,
     ChannelFlow,
     ConnectionClose,
     TxCommit,
@@ -197,6 +201,35 @@ async def test_tx_1_what_is_settled_outside_takes_effect_at_once() -> None:
         assert peer.depth() == (3, 0)
 
 
+@FLOW
+def test_tx_4_slots_come_back_with_the_commit_or_the_rollback(has_flow: bool) -> None:
+    """Of the broker's prefetch and of the window alike: the consumer is made again only where a
+    rollback needs it."""
+
+    @virtual
+    async def story() -> None:
+        peer = filled(9, has_flow)
+        async with session091(peer) as session:
+            receiver = await session.receiver("/queues/q", credit=3)
+            async with session.transaction() as tx:
+                for _ in range(3):
+                    await receiver.settle_many(await receiver.receive_batch(3, 5), ACCEPTED)
+                    await quiet()
+                    assert (receiver.credit, receiver.buffered, receiver.unsettled) == (0, 0, 3)
+                    await tx.commit()
+                await quiet()
+                assert (receiver.credit, receiver.unsettled) == (3, 0)
+                assert len(peer.sent(BasicConsume)) == 1
+                peer.put("q", *numbers(3))
+                await receiver.settle_many(await receiver.receive_batch(3, 5), ACCEPTED)
+                await tx.rollback()
+                await quiet()
+                assert (receiver.credit, receiver.buffered) == (0, 3)
+                assert len(peer.sent(BasicConsume)) == (1 if has_flow else 2)
+
+    story()
+
+
 @virtual
 async def test_tx_5_nothing_is_said_on_the_channel_while_a_commit_is_under_way() -> None:
     """It would be 504. Other channels go on."""
@@ -326,6 +359,42 @@ def test_tx_26_recover_without_a_transaction(has_flow: bool) -> None:
         assert peer.depth() == (0, 0)
 
     story()
+
+
+@virtual
+async def test_tx_26_nothing_is_settled_behind_a_recovery_that_is_under_way() -> None:
+    """The tags are the broker's again: to settle them would be 406."""
+    peer = filled(4)
+    async with session091(peer) as session:
+        receiver = await session.receiver("/queues/q", credit=2)
+        await receiver.receive()
+        peer.answers = lambda channel, method: isinstance(method, BasicRecover)
+        recovering = asyncio.create_task(session.recover())
+        await quiet()
+        assert len(peer.sent(BasicRecover)) == 1
+        closing = asyncio.create_task(receiver.close())
+        await quiet()
+        assert len(peer.heard(BasicCancelOk)) == 1
+        assert not peer.sent(BasicNack)
+        peer.say(1, BasicRecoverOk())
+        await recovering
+        await closing
+
+
+@virtual
+async def test_outside_of_transactions_a_consumer_stays_where_it_is() -> None:
+    """Credit for what a commit of our own settles is on its way."""
+    peer = filled(30)
+    async with session091(peer) as session:
+        receiver = await session.receiver("/queues/q", credit=2)
+        async with session.transaction():
+            await (await receiver.receive()).accept()
+        for _ in range(29):
+            await (await receiver.receive(timeout=5)).accept()
+            assert receiver.credit + receiver.buffered + receiver.unsettled <= 2
+        await quiet()
+        assert len(peer.sent(BasicConsume)) == 1
+    assert peer.depth() == (0, 0)
 
 
 async def random_story(peer: Peer091, draw: random.Random) -> None:

@@ -308,6 +308,24 @@ def test_what_others_hold_of_the_subscription_counts_too() -> None:
     assert reading.age_ms == 900
 
 
+def test_sc_2_what_a_transaction_settled_counts_until_it_is_committed() -> None:
+    """A consumer that acknowledges and never commits leaves everything with the broker."""
+    slow = Slow(prefetch=5, count=3, depth=3 * SIZE, age=10_000)
+    slow.send(4)
+    transaction = slow.broker.transactions.begin(slow.session)
+    slow.broker.transactions.settle(transaction, slow.session, 1, 4, 1)
+    slow.rig.settle_down()
+    assert slow.over() == ["count", "depth"]
+    slow.wait(10_001)
+    assert slow.over() == ["count", "depth", "age"]
+    reading = slow.watched.reading
+    assert reading is not None
+    assert (reading.count, reading.depth, reading.age_ms) == (4, 4 * SIZE, 10_001)
+    slow.broker.transactions.commit(transaction)
+    slow.rig.settle_down()
+    assert slow.state == FINE
+
+
 def test_what_is_deferred_is_not_there_yet_and_is_as_old_as_it_is_ready() -> None:
     slow = Slow(1, count=1, age=1000)
     slow.send(1)

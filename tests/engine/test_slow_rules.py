@@ -133,7 +133,7 @@ def matched(pattern: str) -> set[str]:
 
 
 @given(patterns, patterns)
-def test_a_pattern_covers_only_what_matches_nothing_beside_it(pattern: str, bound: str) -> None:
+def test_sc_d3_a_pattern_covers_only_what_has_no_match_beside_it(pattern: str, bound: str) -> None:
     said = covers(in_order(words_of(pattern)), in_order(words_of(bound)))
     is_so = matched(bound) <= matched(pattern)
     if said:

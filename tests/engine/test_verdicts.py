@@ -72,6 +72,22 @@ def test_released_and_modified_messages_return_to_their_places() -> None:
     rig.broker.check()
 
 
+def test_what_is_given_back_is_found_by_a_restart_also_where_a_checkpoint_says_only_leased() -> (
+    None
+):
+    rig = made(6)
+    rig.broker.leases.judge(lease(rig, 4), [(1, 1, RETURNED), (2, 1, FAILED), (3, 1, REJECTED)])
+    rig.checkpoint()
+    for _ in range(2):
+        rig = rig.restart()
+        rig.broker.leases.settle(found(rig), 4)
+        rig.turn()
+        held = [(one.number, one.acquired, one.failed) for one in rig.holds("q")]
+        assert held == [(1, 1, 0), (2, 1, 1), (4, 0, 0), (5, 0, 0)]
+        assert rig.ready("d") == [3]
+        rig.broker.check()
+
+
 def test_dl_5_modified_messages_die_at_the_delivery_limit_also_across_restarts() -> None:
     rig = made(1, {"delivery-limit": 2})
     for turn in range(3):

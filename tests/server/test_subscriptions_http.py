@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +58,31 @@ def read(broker: BrokerProcess, held: dict[str, Any], low: int, high: int) -> li
         "GET", f"{BASE}/read?epoch={held['epoch']}&from={low}&to={high}"
     )
     assert status == 200, data
-    return bodies_in(data, LEASED)
+    whole = bodies_in(data, LEASED)
+    for most in (1, 1 << 20):
+        assert [body for part in answers(broker, held, low, high, most) for body in part] == whole
+    return whole
+
+
+def answers(
+    broker: BrokerProcess, held: dict[str, Any], low: int, high: int, most_bytes: int
+) -> Iterator[list[bytes]]:
+    """The same, an answer of so many bytes at a time."""
+    link = HTTPConnection("127.0.0.1", broker.http_port)
+    guest = {"Authorization": "Basic " + base64.b64encode(b"guest:guest").decode()}
+    while low < high:
+        path = f"{BASE}/read?epoch={held['epoch']}&from={low}&to={high}&max_bytes={most_bytes}"
+        link.request("GET", path, headers=guest)
+        with link.getresponse() as response:
+            data = response.read()
+            assert response.status == 200, data
+            end = int(response.headers["Tallymark-Next"])
+        found = bodies_in(data, LEASED)
+        assert low < end <= high
+        assert len(found) == end - low
+        yield found
+        low = end
+    link.close()
 
 
 def bodies_in(data: bytes, kind: int) -> list[bytes]:
@@ -185,6 +211,25 @@ def test_a_large_range_is_sent_in_several_blocks(broker: BrokerProcess) -> None:
     assert status == 200
     assert len(data) > 18_000_000
     assert bodies_in(data, LEASED) == numbered(0, 6)
+    parts = list(answers(broker, held, 0, 6, 7_000_000))
+    assert [len(part) for part in parts] == [2, 2, 2]
+    assert [body for part in parts for body in part] == numbered(0, 6)
+    assert [len(part) for part in answers(broker, held, 1, 6, 1)] == [1] * 5
+
+
+def test_what_lies_behind_other_leases_is_sent_from_its_own_place(broker: BrokerProcess) -> None:
+    """Messages of one payload may be leased in parts, and come back in another order."""
+    fill(broker, numbered(0, 40))
+    held = attach(broker)
+    assert lease(broker, held, 0, max_rows=7) == (200, {"end": 7})
+    assert read(broker, held, 2, 7) == numbered(2, 7)
+    assert settle(broker, held, 5)[0] == 200
+    assert lease(broker, held, 7, max_rows=20) == (200, {"end": 27})
+    assert read(broker, held, 5, 27) == numbered(5, 27)
+    stale = f"{BASE}/read?epoch={held['epoch']}&from=4&to=9&max_bytes=10"
+    assert broker.http("GET", stale)[0] == 400
+    assert broker.http("GET", stale.replace("from=4", "from=10"))[0] == 400
+    assert broker.http("GET", stale.replace(f"epoch={held['epoch']}", "epoch=99"))[0] == 409
 
 
 def test_browsing_shows_what_is_ready_and_takes_nothing(broker: BrokerProcess) -> None:

@@ -32,5 +32,6 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("spark") / "data") as process:
+    # Clients are silent while Spark works: without heartbeats, for as long as it takes.
+    with BrokerProcess(tmp_path_factory.mktemp("spark") / "data", heartbeat_s="0") as process:
         yield process

@@ -283,6 +283,20 @@ def naive_letter(row: dict[str, Any], known: Annotations | bytes | None) -> dict
 # -- what is generated
 
 short = st.text(max_size=12)
+WIRE_INTS = (
+    ("b", -(2**7), 2**7 - 1), ("B", 0, 2**8 - 1), ("s", -(2**15), 2**15 - 1), ("u", 0, 2**16 - 1),
+    ("i", 0, 2**32 - 1), ("I", -(2**31), 2**31 - 1), ("l", -(2**31), 2**31 - 1),
+    ("L", -(2**63), 2**63 - 1),
+)  # fmt: skip
+wire_ints = st.one_of(
+    [
+        st.builds(fields.WireInt, st.integers(low, high), st.just(tag))
+        for tag, low, high in WIRE_INTS
+    ]
+)
+plain = st.one_of(
+    st.none(), st.booleans(), st.text(max_size=8), st.integers(-(2**63), 2**63 - 1), wire_ints
+)
 scalars = st.one_of(
     st.none(),
     st.booleans(),
@@ -302,6 +316,7 @@ headers = st.one_of(
     st.none(),
     st.sampled_from([{}, {"tenant": "acme"}, {"tenant": "acme", "trace": "0af7"}]),
     st.dictionaries(short, st.text(max_size=8), max_size=5),
+    st.dictionaries(short, plain, max_size=5),
     st.dictionaries(short, values, max_size=4),
 )
 sections = st.builds(

@@ -5,7 +5,8 @@ Delta, to a queue, and to a queue with verdicts. In each round messages are publ
 input queues, and something is killed while they are on their way. At the end every message is in
 its table, or in its queue, exactly once, and the account of every queue holds.
 
-EVERY_WAY_ROUNDS sets the number of rounds (2; 30 with TALLYMARK_NIGHTLY), EVERY_WAY_SEED the seed.
+EVERY_WAY_ROUNDS sets the number of rounds (2; 30 with TALLYMARK_NIGHTLY), EVERY_WAY_SEED the seed,
+EVERY_WAY_PATIENCE_S how long a step may take (240 s).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tests.support.process import BrokerProcess
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.timeout(3600),
+    pytest.mark.timeout(3 * 3600),
     pytest.mark.skipif(find_spec("deltalake") is None, reason="the extra delta is not installed"),
 ]
 
@@ -41,7 +42,7 @@ ROUNDS = int(os.environ.get("EVERY_WAY_ROUNDS", 30 if NIGHTLY else 2))
 SEED = int(os.environ.get("EVERY_WAY_SEED", random.randrange(1 << 30)))
 EACH_ROUND = 150
 """Messages published to each way in a round: more than two of its batches."""
-PATIENCE_S = 240.0
+PATIENCE_S = float(os.environ.get("EVERY_WAY_PATIENCE_S", 240))
 VICTIMS = ("executor", "driver", "broker")
 MASTER = "local-cluster[2,1,1024]"
 EXECUTOR = b"CoarseGrainedExecutorBackend"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+
 import pika
 import pytest
 from pyspark.sql import SparkSession
 
 from tallymark.spark import reconcile
 from tallymark.spark.client import Endpoint
+from tallymark.wire.amqp10.events import TransfersReceived
+from tallymark.wire.amqp10.outcomes import Accepted, Rejected, Released, TransactionalState
+from tallymark.wire.amqp10.sections import encode_message
+from tests.support.amqp10_socket import Client
 from tests.support.process import BrokerProcess
 
 pytestmark = pytest.mark.spark
@@ -71,3 +77,69 @@ def test_lc_5_staged_is_a_term_of_the_equation(spark: SparkSession, broker: Brok
     assert kinds.count("entered") == 2
     assert {"settled", "dead_lettered"} <= set(kinds)
     connection.close()
+
+
+def test_tx_15_transactions_of_amqp_10_in_the_account(
+    spark: SparkSession, broker: BrokerProcess
+) -> None:
+    """One that is committed, one that is rolled back, one that is open: as those of 0-9-1."""
+    with pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port)) as connection:
+        channel = connection.channel()
+        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "t10.letters"}
+        channel.queue_declare("t10.work", durable=True, arguments=arguments)
+        channel.queue_declare("t10.letters", durable=True)
+        for n in range(10):
+            channel.basic_publish("", "t10.work", b"%d" % n, PERSISTENT)
+        channel.queue_declare("t10.work", passive=True)
+    with Client(socket.create_connection(("127.0.0.1", broker.amqp_port))) as client:
+        client.login()
+        session = client.session()
+        control = client.coordinator(session)
+        sender = client.sender(session, "t10.letters")
+        receiver = client.receiver(session, "t10.work")
+        receiver.flow(7)
+        ids: list[int] = []
+        while len(ids) < 7:
+            event = client.next_of(TransfersReceived)
+            ids += range(event.first, event.first + len(event))
+
+        def settle(id: bytes, at: int, outcome: Accepted | Rejected | Released) -> None:
+            client.dispose(session, ids[at], TransactionalState(id, outcome), False)
+
+        one, two, three = [client.declare(control) for _ in range(3)]
+        settle(one, 0, Accepted())
+        settle(one, 1, Rejected())
+        client.outcome(sender.send(encode_message(body=b"x"), state=TransactionalState(one)))
+        settle(two, 2, Accepted())
+        settle(three, 3, Accepted())
+        client.discharge(control, client.declare(control), False)  # the ledger has been told
+        settle(three, 3, Released())
+        client.discharge(control, one, False)
+        client.discharge(control, two, True)
+
+        outcome = reconcile.run(spark, broker.data_dir, Endpoint(port=broker.http_port))
+        assert [fault for fault in outcome.faults if fault.queue.startswith("t10.")] == []
+        found = {account.queue: account for account in outcome.accounts}
+        work = found["t10.work"]
+        assert (work.entered, work.settled, work.dead_lettered, work.difference) == (10, 1, 1, 0)
+        there = {name: n for name, n in work.still_there.items() if n}
+        assert there == {"ready": 3, "acquired": 4, "staged": 1}
+        assert (found["t10.letters"].entered, found["t10.letters"].difference) == (2, 0)
+        number = broker.queues()["t10.work"]["id"]
+        rows = spark.read.format("tallymark").option("ledger", str(broker.data_dir)).load()
+        told = (
+            rows.where(f"queue_id = {number} and kind in ('staged', 'unstaged') and first > 2")
+            .orderBy("position", "row")
+            .collect()
+        )
+        assert sorted((row.first, row.kind, str(row.reason)) for row in told) == [
+            (3, "staged", "accepted"),
+            (3, "unstaged", "None"),
+            (4, "staged", "accepted"),
+            (4, "staged", "returned"),
+            (4, "unstaged", "None"),
+        ]
+        owners = {row.owner for row in told if row.first == 4}
+        assert owners == {int.from_bytes(three, "big")}
+        committed = rows.where(f"kind = 'committed' and owner = {int.from_bytes(one, 'big')}")
+        assert [(row["count"], row.other) for row in committed.collect()] == [(1, 2)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import select
 import socket
+from typing import TypeVar
 
 from tallymark.wire.amqp10.connection import Connection
 from tallymark.wire.amqp10.events import (
+    DispositionReceived,
     Event,
     LinkAttached,
     OpenReceived,
@@ -15,11 +17,30 @@ from tallymark.wire.amqp10.events import (
 )
 from tallymark.wire.amqp10.limits import Limits
 from tallymark.wire.amqp10.link import Link
-from tallymark.wire.amqp10.performatives import Attach, Open, Source, Target
+from tallymark.wire.amqp10.outcomes import (
+    Accepted,
+    Declare,
+    Declared,
+    DeliveryState,
+    Discharge,
+)
+from tallymark.wire.amqp10.performatives import (
+    RECEIVER,
+    Attach,
+    Coordinator,
+    Open,
+    Source,
+    Target,
+)
 from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.sasl import SaslMechanisms, SaslOutcome, plain_response
+from tallymark.wire.amqp10.sections import encode_message
 from tallymark.wire.amqp10.sender_link import SenderLink
+from tallymark.wire.amqp10.sending import disposition_frame
 from tallymark.wire.amqp10.session import Session
+from tallymark.wire.amqp10.transfers import encoded_state
+
+E = TypeVar("E", bound=Event)
 
 
 class Client:
@@ -100,7 +121,7 @@ class Client:
         assert link.state.value == "ATTACHED"
 
     def sender(
-        self, session: Session, address: str, snd: int | None = None, name: str = ""
+        self, session: Session, address: str | None, snd: int | None = None, name: str = ""
     ) -> SenderLink:
         asked = Attach(
             name=name or f"to {address}", source=Source(), target=Target(address=address)
@@ -125,6 +146,49 @@ class Client:
         link = session.attach_receiver(asked, snd)
         self._attached(link)
         return link
+
+    # -- transactions
+
+    def coordinator(self, session: Session) -> SenderLink:
+        asked = Attach(
+            name="control", source=Source(outcomes=("amqp:rejected:list",)), target=Coordinator()
+        )
+        link = session.attach_sender(asked)
+        self._attached(link)
+        return link
+
+    def next_of(self, kind: type[E]) -> E:
+        """The next event of a kind; others are passed over. Raises ConnectionError: the broker hung
+        up."""
+        while True:
+            event = self.exchange()
+            if event is None:
+                raise ConnectionError("the broker hung up")
+            if isinstance(event, kind):
+                return event
+
+    def outcome(self, number: int) -> DeliveryState | None:
+        """Of one of our deliveries, as the broker says it next."""
+        while True:
+            event = self.next_of(DispositionReceived)
+            if not event.by_sender and event.first <= number <= event.last:
+                return event.state
+
+    def declare(self, control: SenderLink) -> bytes:
+        """The id of a new transaction."""
+        state = self.outcome(control.send(encode_message(body=Declare())))
+        assert isinstance(state, Declared), state
+        return state.txn_id
+
+    def discharge(self, control: SenderLink, id: bytes, fail: bool) -> None:
+        state = self.outcome(control.send(encode_message(body=Discharge(id, fail))))
+        assert isinstance(state, Accepted), state
+
+    def dispose(self, session: Session, id: int, state: DeliveryState, settled: bool) -> None:
+        """Of what was received; written with what is said next."""
+        self.wire.write_frame(
+            disposition_frame(session.channel, RECEIVER, id, id, settled, encoded_state(state))
+        )
 
     def __enter__(self) -> Client:
         return self

@@ -81,11 +81,12 @@ class TxBroker(Peer):
         self.refuses: list[Error] = []
         """Answers to the next commits: they are rolled back instead."""
         self.is_mute = False
-        """Says nothing to discharges."""
+        """Says nothing to discharges, until `answer_discharges`."""
         self.no_coordinator: Error | None = None
         self.after_discharge: Callable[[bool], None] = lambda fail: None
         self._late: deque[Callable[[], None]] = deque()
         self._is_due = False
+        self._kept: list[tuple[ReceiverLink, int, DeliveryState]] = []
         self._positions = 0
         self._must_be_fresh = False
 
@@ -93,6 +94,12 @@ class TxBroker(Peer):
         for body in bodies:
             self._positions += 1
             self.ready.setdefault(queue, []).append((self._positions, body))
+
+    def put_in(self, queue: str, *bodies: bytes) -> None:
+        """The same, and they leave as there is credit."""
+        self.fill(queue, *bodies)
+        self.give(self.sending(queue))
+        self.flush()
 
     def bodies(self, queue: str) -> list[bytes]:
         """Of what is in the queue, ready or delivered and not staged, in its order."""
@@ -161,6 +168,13 @@ class TxBroker(Peer):
             return True
         return False
 
+    def drop_coordinator(self, error: Error) -> None:
+        """Detach the newest link to the coordinator; what is open is rolled back with it."""
+        link = self.coordinators[-1]
+        for txn in list(self.txns):
+            self.end(txn, True)
+        link.detach(error, closed=True)
+
     # Late answers
 
     def _later(self, step: Callable[[], None]) -> None:
@@ -189,7 +203,11 @@ class TxBroker(Peer):
         while link.credit and ready:
             self.check_fresh()
             position, body = ready.pop(0)
-            number = link.send(encode_message(body=body))
+            settled = link.remote_attach is not None and link.remote_attach.snd_settle_mode == 1
+            number = link.send(encode_message(body=body), settled=settled)
+            if settled:
+                self.done.append((queue, body))
+                continue
             self.in_flight[number] = Delivery(queue, position, body, link)
         link.drained()
 
@@ -214,11 +232,20 @@ class TxBroker(Peer):
                 continue
             if isinstance(state, TransactionalState):
                 assert state.outcome is not None
-                self.txns[state.txn_id].retired.append((delivery, state.outcome))
+                if state.txn_id in self.txns:
+                    self.txns[state.txn_id].retired.append((delivery, state.outcome))
+                else:
+                    self._put_back(delivery)
+                    self._refuse_work(delivery.link)
             else:
                 self._finish(delivery, state)
         if not event.settled:
             event.session.settle_sent(event.first, event.last, state)
+
+    def _refuse_work(self, link: Link) -> None:
+        """TX-14: what names an unknown transaction costs its link."""
+        link.detach(Error("amqp:transaction:unknown-id", "rolled back"), closed=True)
+        self._gone(link)
 
     def _finish(self, delivery: Delivery, state: DeliveryState | None) -> None:
         if isinstance(state, (Released, Modified)):
@@ -235,6 +262,9 @@ class TxBroker(Peer):
             content = _body(event.data[event.cuts[i] : event.cuts[i + 1]])
             assert isinstance(content, bytes)
             if isinstance(state, TransactionalState):
+                if state.txn_id not in self.txns:
+                    self._refuse_work(event.link)
+                    return
                 self.txns[state.txn_id].posts.append((queue, content))
                 answer = TransactionalState(state.txn_id, Accepted())
             else:
@@ -273,15 +303,24 @@ class TxBroker(Peer):
             self.end(body.txn_id, True)
         else:
             self.end(body.txn_id, fail)
-        if not self.is_mute:
+            self._must_be_fresh = self._must_be_fresh or fail
+        if self.is_mute:
+            self._kept.append((link, number, answer))
+        else:
             link.settle(number, number, answer)
         self.after_discharge(fail)
+
+    def answer_discharges(self) -> None:
+        """Those that were not answered while it was mute."""
+        for link, number, answer in self._kept:
+            link.settle(number, number, answer)
+        self._kept.clear()
+        self.flush()
 
     def end(self, txn_id: bytes, fail: bool) -> None:
         txn = self.txns.pop(txn_id)
         if fail:
             self.rolled_back += 1
-            self._must_be_fresh = True
             for delivery, _ in txn.retired:
                 self._put_back(delivery)
             return

@@ -17,28 +17,10 @@ import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError
 
-from tallymark.wire.amqp10.events import (
-    DispositionReceived,
-    DrainFinished,
-    Event,
-    LinkAttached,
-    TransfersReceived,
-)
-from tallymark.wire.amqp10.link import ReceiverLink, SenderLink
-from tallymark.wire.amqp10.outcomes import (
-    Accepted,
-    Declare,
-    Declared,
-    DeliveryState,
-    Discharge,
-    Rejected,
-    Released,
-    TransactionalState,
-)
-from tallymark.wire.amqp10.performatives import RECEIVER, Attach, Coordinator, Source, Target
+from tallymark.wire.amqp10.events import DrainFinished, Event, TransfersReceived
+from tallymark.wire.amqp10.link import ReceiverLink
+from tallymark.wire.amqp10.outcomes import Accepted, Rejected, Released, TransactionalState
 from tallymark.wire.amqp10.sections import Properties, Sections, encode_message
-from tallymark.wire.amqp10.sending import disposition_frame
-from tallymark.wire.amqp10.transfers import encoded_state
 from tests.support.amqp10_socket import Client
 
 SOURCES = tuple(f"tx.source.{n}" for n in range(5))
@@ -198,39 +180,15 @@ class Worker10(Worker):
         self.client = client
         self.session = client.session()
         self.links = {source: client.receiver(self.session, source) for source in SOURCES}
-        control = Attach(
-            name="control", source=Source(outcomes=("amqp:rejected:list",)), target=Coordinator()
-        )
-        self.control = self.session.attach_sender(control)
-        self._next(LinkAttached)
-        self.sender: SenderLink = self.session.attach_sender(
-            Attach(name="targets", source=Source(), target=Target())
-        )
-        self._next(LinkAttached)
-
-    def _next(self, kind: type[Event]) -> Event:
-        """The next event of a kind; others are passed over. Raises OSError: the broker hung up."""
-        while True:
-            event = self.client.exchange()
-            if event is None:
-                raise ConnectionError("the broker hung up")
-            if isinstance(event, kind):
-                return event
-
-    def _outcome(self, number: int) -> DeliveryState | None:
-        """Of one of our deliveries."""
-        while True:
-            event = self._next(DispositionReceived)
-            assert isinstance(event, DispositionReceived)
-            if not event.by_sender and event.first <= number <= event.last:
-                return event.state
+        self.control = client.coordinator(self.session)
+        self.sender = client.sender(self.session, None)
 
     def _take(self, link: ReceiverLink) -> tuple[int, int] | None:
         """delivery-id and number of the next message; None: there is none."""
         link.flow(1)
         link.drain()
         while True:
-            event = self._next(Event)
+            event = self.client.next_of(Event)
             if isinstance(event, TransfersReceived) and event.link is link:
                 (body,) = Sections(event.data, 0, len(event.data)).bodies
                 assert isinstance(body, bytes)
@@ -244,15 +202,13 @@ class Worker10(Worker):
             found = self._take(self.links[source])
             if found is None:
                 for id, _ in taken:
-                    self._dispose(id, Released(), True)
+                    self.client.dispose(self.session, id, Released(), True)
                 return False
             taken.append(found)
         chance = self.chance
         numbers = tuple(number for _, number in taken)
         made = Made(numbers, chance.randrange(len(SOURCES)), chance.choice([1, 1, 2, 4]))
-        declared = self._outcome(self.control.send(encode_message(body=Declare())))
-        assert isinstance(declared, Declared), declared
-        id = declared.txn_id
+        id = self.client.declare(self.control)
         for copy in range(made.copies):
             for target in TARGETS:
                 body = f"{name} {copy} ".encode() + b"." * self.size()
@@ -262,29 +218,24 @@ class Worker10(Worker):
         chance.shuffle(order)
         for at in order:
             outcome = Rejected() if at == made.rejected else Accepted()
-            self._dispose(taken[at][0], TransactionalState(id, outcome), settled)
+            self.client.dispose(
+                self.session, taken[at][0], TransactionalState(id, outcome), settled
+            )
         fails = chance.random() < 0.1
         if not fails:
             self.account.begun[name] = made
-        state = self._outcome(self.control.send(encode_message(body=Discharge(id, fails))))
-        assert isinstance(state, Accepted), state
+        self.client.discharge(self.control, id, fails)
         if not fails:
             self.account.committed.add(name)
             return True
         self.account.rolled_back += 1
         if not settled:
             for delivery, _ in taken:
-                self._dispose(delivery, Released(), True)
+                self.client.dispose(self.session, delivery, Released(), True)
         return True
 
     def _post(self, target: str, body: bytes, id: bytes) -> None:
         while not self.sender.credit:
-            self._next(Event)
+            self.client.next_of(Event)
         message = encode_message(properties=Properties(to=f"/queues/{target}"), body=body)
         self.sender.send(message, state=TransactionalState(id), settled=self.chance.random() < 0.5)
-
-    def _dispose(self, id: int, state: DeliveryState, settled: bool) -> None:
-        session = self.session
-        session.connection.write_frame(
-            disposition_frame(session.channel, RECEIVER, id, id, settled, encoded_state(state))
-        )

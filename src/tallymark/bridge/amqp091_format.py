@@ -153,20 +153,20 @@ class Numbered:
         if isinstance(number, (bool, Timestamp)):
             return
         if isinstance(number, int) and isinstance(name, str):
-            self.name, self.number = _checked(name, number)
+            self.name, self.number = checked_number(name, number)
             if front_end and self.name:
                 self.front = raw[at:front_end]
 
     def again(self, raw: bytes, at: int) -> tuple[str, int]:
         """Of another message of the same front, whose number is at `at`."""
         value = raw[at : at + self.size]
-        return _checked(self.name, int.from_bytes(value, "big", signed=self.is_signed))
+        return checked_number(self.name, int.from_bytes(value, "big", signed=self.is_signed))
 
 
 NOT_NUMBERED: Final = Numbered(b"\0\0", 0, 2)
 
 
-def _checked(name: str, number: int) -> tuple[str, int]:
+def checked_number(name: str, number: int) -> tuple[str, int]:
     """A publisher's name and number, or nothing where they are out of range."""
     if 0 < len(name) <= LONGEST_ID and 0 <= number <= LARGEST_NUMBER:
         return name, number

@@ -149,9 +149,14 @@ class OutgoingLink(LinkEnd):
                 if not self._settled:
                     one = tag + i - run.lo
                     broker.settle(session.engine, one, one, DISCARDED)
-                # It spent the engine's credit and none of the client's.
-                broker.grant(self.consumer, self.consumer.limit + 1, self.consumer.draining)
+                self.give_credit_back(1)
             start = i + 1
+
+    def give_credit_back(self, count: int) -> None:
+        """So many deliveries spent the engine's credit and none of the client's."""
+        consumer = self.consumer
+        broker = self.session.client.broker
+        broker.grant(consumer, consumer.limit + count, consumer.draining)
 
     def drained(self) -> None:
         """The engine has nothing more for it now."""

@@ -12,7 +12,15 @@ from hashlib import sha256
 from operator import index
 from typing import Final, final
 
-from tallymark.bridge.amqp091_format import DEDUPLICATION, HOP_LIMIT, LONGEST_ID, MOST_HOPS
+from tallymark.bridge.amqp091_format import (
+    DEDUPLICATION,
+    HOP_LIMIT,
+    LONGEST_ID,
+    MOST_HOPS,
+    PUBLISHER_NAME,
+    PUBLISHING_ID,
+    checked_number,
+)
 from tallymark.bridge.amqp10_front import UNREADABLE, Front, entry_value, loose_fronts
 from tallymark.bridge.amqp10_sections import (
     application_properties_of,
@@ -36,6 +44,9 @@ PRIORITY: Final = 4
 [amqp-1.0 §3.2.1]."""
 
 
+_PUBLISHER_NAME: Final = PUBLISHER_NAME.encode()
+
+
 @final
 class Amqp10Format(Format):
     """See the module's text, and the base class for what is promised."""
@@ -56,6 +67,16 @@ class Amqp10Format(Format):
         for first, stop, front in loose_fronts(raw, cuts, lo, hi, None):
             for i in range(first, stop):
                 found.append(_id(raw, cuts[i], cuts[i + 1], front))
+        return found
+
+    def numbered(self, payload: Payload, lo: int, hi: int) -> list[tuple[str, int]]:
+        raw, cuts = _bytes_of(payload)
+        if raw.find(_PUBLISHER_NAME, cuts[lo], cuts[hi]) < 0:
+            return []
+        found: list[tuple[str, int]] = []
+        for first, stop, front in loose_fronts(raw, cuts, lo, hi, None):
+            for i in range(first, stop):
+                found.append(_numbered(raw, cuts[i], cuts[i + 1], front))
         return found
 
     def headers(self, payload: Payload, i: int) -> dict[str, object]:
@@ -167,6 +188,22 @@ def _id(raw: bytes, start: int, end: int, front: Front) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(index(value))
     return _id_text(_properties(raw, start, end)[0])
+
+
+def _numbered(raw: bytes, start: int, end: int, front: Front) -> tuple[str, int]:
+    """A publisher's name and the number it gave this message, annotations or application
+    properties; ("", 0): it gave none."""
+    if front.size == UNREADABLE or raw.find(_PUBLISHER_NAME, start, end) < 0:
+        return "", 0
+    name, number = _annotation(front, PUBLISHER_NAME), _annotation(front, PUBLISHING_ID)
+    if name is None or number is None:
+        said = _application_properties(raw, start + front.size, end)
+        name, number = said.get(PUBLISHER_NAME), said.get(PUBLISHING_ID)
+    if isinstance(number, (bool, types.Timestamp)):
+        return "", 0
+    if isinstance(number, int) and isinstance(name, str):
+        return checked_number(str(name), index(number))
+    return "", 0
 
 
 def _id_text(value: object) -> str:

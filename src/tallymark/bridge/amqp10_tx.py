@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Final, final
 
 from tallymark.bridge.amqp10_client import Delayed, LinkEnd, Session, number_of
+from tallymark.bridge.amqp10_consume import OutgoingLink
 from tallymark.bridge.amqp10_dispositions import (
     UNKNOWN,
     default_outcomes,
@@ -152,11 +153,11 @@ class CoordinatorLink(LinkEnd):
         client = self._session.client
         work = find(client, request.txn_id)
         if work is None:
-            error = unknown(request.txn_id)
+            nothing = unknown(request.txn_id)
             if self._lists_rejected:
-                self.tell(id, is_second, Rejected(error))
+                self.tell(id, is_second, Rejected(nothing))
             else:
-                self.close(error)
+                self.close(nothing)
             return
         del client.works[work.id]
         self._works.pop(work.id, None)
@@ -272,7 +273,21 @@ def after_rollback(work: Work) -> None:
         holder = engine.handle
         assert isinstance(holder, Session), holder
         if not engine.closed:
+            _withdraw_unsent(holder, first, last)
             holder.wire.settle_sent(number_of(first), number_of(last), RELEASED)
+
+
+def _withdraw_unsent(session: Session, first: int, last: int) -> None:
+    """Of what was taken back, what waits for the client's window does not leave any more: nothing
+    of it may come behind the answer to the discharge [amqp-1.0 §4.4.3]. It cost no credit."""
+    for tag in range(last, first - 1, -1):
+        number = number_of(tag)
+        if session.wire.outbox.has_left(number):
+            return  # and so have those before it
+        for end in session.ends:
+            if isinstance(end, OutgoingLink) and end.link.cancel(number):
+                end.give_credit_back(1)
+                break
 
 
 # -- settling under one

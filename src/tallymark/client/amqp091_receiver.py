@@ -67,7 +67,8 @@ class Subscription:
         self.is_awaited = False
         """Its cancel-ok: inflow has not stopped before."""
         self.left = left
-        """Messages that the broker may still send by it."""
+        """Messages that the broker may still send by it. Below 0 where it has sent some for what a
+        commit has settled, and its commit-ok is still on its way."""
 
 
 @final
@@ -80,6 +81,7 @@ class Amqp091Receiver(ReceiverPort):
         self.subscription: Subscription | None = None
         self._session = session
         self._is_manual = options.credit_mode == "manual"
+        self._is_exclusive = options.exclusive
         self._dynamic = options.dynamic
         self._queue = _queue(options)
         self._arguments = _arguments(options)
@@ -127,7 +129,7 @@ class Amqp091Receiver(ReceiverPort):
         if not self._is_known:
             return 0
         subscription = self.subscription
-        return self._wanted + (0 if subscription is None else subscription.left)
+        return self._wanted + (0 if subscription is None else max(0, subscription.left))
 
     @property
     def delivery_count(self) -> int:
@@ -208,7 +210,7 @@ class Amqp091Receiver(ReceiverPort):
         if self._is_closed:
             self._finish()
             return
-        self._wanted += 0 if subscription is None else subscription.left
+        self._wanted += 0 if subscription is None else max(0, subscription.left)
         if self._drains and (self._ends_drain or not self._wanted):
             self._drained()
             return
@@ -229,11 +231,13 @@ class Amqp091Receiver(ReceiverPort):
         self.deliveries += 1
         if subscription is self.subscription:
             self.started()
-        if subscription.left > 0:
+        if subscription.left > 0 or (
+            subscription is self.subscription and self._stage is Stage.ACTIVE
+        ):
             subscription.left -= 1
         elif self._wanted > 0:  # it was on its way when its consumer was cancelled
             self._wanted -= 1
-        if self._is_manual and not subscription.left and subscription is self.subscription:
+        if self._is_manual and subscription.left <= 0 and subscription is self.subscription:
             self._cancel()
 
     def settles(self, subscription: Subscription) -> None:
@@ -243,8 +247,10 @@ class Amqp091Receiver(ReceiverPort):
             self._cancel()
 
     def freed(self, subscription: Subscription) -> None:
-        """The broker counts a delivery no more."""
-        if subscription is self.subscription and not self._is_manual:
+        """The broker counts a delivery no more. That is credit again, but of a consumer that is
+        being cancelled: what is wanted in its place was said without it."""
+        is_ending = self._stage is Stage.ENDING or self._waits_to_cancel
+        if subscription is self.subscription and not self._is_manual and not is_ending:
             subscription.left += 1
 
     def settle(self, first: int, last: int, outcome: Outcome, work: Work | None = None) -> None:

@@ -53,12 +53,11 @@ NACKED: Final = Rejected(
 class Sent:
     """A message whose confirm is awaited."""
 
-    __slots__ = ("body", "exchange", "is_returned", "key", "number")
+    __slots__ = ("body", "is_returned", "number", "publish")
 
-    def __init__(self, number: int, exchange: str, key: str, body: bytes) -> None:
+    def __init__(self, number: int, publish: BasicPublish, body: bytes) -> None:
         self.number = number
-        self.exchange = exchange
-        self.key = key
+        self.publish = publish
         self.body = body
         self.is_returned = False
 
@@ -107,7 +106,7 @@ class Amqp091Sender(SenderPort, ChannelUser):
 
     @property
     def sendable(self) -> int:
-        if self._session.adapter.is_blocked or not self._may_flow:
+        if self._session.adapter.is_blocked or not (self._may_flow and self._session.may_flow):
             return 0
         return UNCONFIRMED_MAX - len(self._unconfirmed)
 
@@ -136,7 +135,7 @@ class Amqp091Sender(SenderPort, ChannelUser):
             session.decided(number, Rejected(error=reason))
             return number
         self._published += 1
-        self._unconfirmed[self._published] = Sent(number, target.exchange, target.key, body)
+        self._unconfirmed[self._published] = Sent(number, publish, body)
         return number
 
     def withdraw(self, number: int) -> bool:
@@ -203,13 +202,9 @@ class Amqp091Sender(SenderPort, ChannelUser):
 
     def content(self, method: Method, section: bytes, body: bytes) -> None:
         if isinstance(method, BasicReturn):
+            publish = BasicPublish(method.exchange, method.routing_key, mandatory=True)
             for sent in self._unconfirmed.values():
-                if (
-                    not sent.is_returned
-                    and sent.key == method.routing_key
-                    and sent.exchange == method.exchange
-                    and sent.body == body
-                ):
+                if not sent.is_returned and sent.publish == publish and sent.body == body:
                     sent.is_returned = True
                     return
 

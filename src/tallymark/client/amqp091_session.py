@@ -60,6 +60,8 @@ class Amqp091Session(SessionPort, ChannelUser):
         self.dispatcher = dispatcher
         self.is_stopped = False
         """No deliveries shall come."""
+        self.may_flow = True
+        """The broker takes messages on this channel, as those in transactions."""
         self.subscriptions: dict[str, Subscription] = {}
         """By consumer tag, until cancel-ok."""
         self._wire = adapter.wire
@@ -69,6 +71,8 @@ class Amqp091Session(SessionPort, ChannelUser):
         self._incoming = Incoming()
         self._open: dict[int, Subscription] = {}
         """Deliveries that are not settled, by tag, ascending."""
+        self._recovering: list[Subscription] = []
+        """Of each delivery that was unsettled when basic.recover was said."""
         self._arrived: list[ReceivedMessage] = []
         self._arrived_for: Consumer | None = None
         self._numbers = 0
@@ -130,7 +134,10 @@ class Amqp091Session(SessionPort, ChannelUser):
         elif isinstance(method, ChannelOpenOk):
             self.dispatcher.opened(self)
         elif isinstance(method, ChannelFlow):
-            self.say(ChannelFlowOk(method.active))  # publishes in transactions go on
+            self.may_flow = method.active
+            self.say(ChannelFlowOk(method.active))
+            for producer in self.dispatcher.producers:
+                producer.may_send()
         elif isinstance(method, ChannelFlowOk):
             if not method.active:
                 self._has_stopped()
@@ -155,6 +162,8 @@ class Amqp091Session(SessionPort, ChannelUser):
         subscription = self.subscriptions.get(method.consumer_tag)
         if subscription is None:  # of a consumer that the broker had cancelled
             self.say(BasicNack(method.delivery_tag, requeue=True))
+            if self._is_selected and self._work is None:
+                self._commit_later()
             return
         tag = method.delivery_tag
         port = subscription.port
@@ -221,19 +230,14 @@ class Amqp091Session(SessionPort, ChannelUser):
             tags = [tag for tag in known if first <= tag <= last]
         for subscription in {known[tag] for tag in tags}:
             subscription.port.settles(subscription)
-        self._settle(tags, outcome)
-        if work is None and self._is_selected and tags:
-            self._commit_later()
+        self._settle(tags, outcome, work)
 
     def give_back_of(self, port: Amqp091Receiver) -> None:
         """All that a receiver was sent and has not settled, ascending."""
         tags = [tag for tag, subscription in self._open.items() if subscription.port is port]
-        if tags:
-            self._settle(tags, RELEASED)
-            if self._work is None and self._is_selected:
-                self._commit_later()
+        self._settle(tags, RELEASED, self._work)
 
-    def _settle(self, tags: list[int], outcome: Outcome) -> None:
+    def _settle(self, tags: list[int], outcome: Outcome, work: Work | None) -> None:
         """Tags, ascending, that are not settled."""
         known = self._open
         if not tags:
@@ -248,10 +252,12 @@ class Amqp091Session(SessionPort, ChannelUser):
             for tag in tags:
                 self._say_settled(tag, False, outcome)
         for tag, subscription in taken:
-            if self._is_selected:
+            if work is not None:
                 self._parked[tag] = subscription
             else:
                 subscription.port.freed(subscription)
+        if work is None and self._is_selected:
+            self._commit_later()
 
     def _say_settled(self, tag: int, multiple: bool, outcome: Outcome) -> None:
         """Modified is the nearest there is: a reject with requeue is a failed delivery to brokers
@@ -292,8 +298,7 @@ class Amqp091Session(SessionPort, ChannelUser):
         self.say(TxSelect())
 
     def begin(self, work: Work) -> None:
-        if self._parked:  # settled before it: not its affair
-            self._commit_now()
+        self._commit_now()  # what was settled before it is not its affair
         self._work = work
         work.begun()
 
@@ -368,13 +373,16 @@ class Amqp091Session(SessionPort, ChannelUser):
                 consumer.port.resume()
 
     def give_back(self, ranges: list[tuple[int, int]]) -> None:
-        """All that is unsettled on the channel, ignored messages too [TX-8]."""
+        """All that is unsettled on the channel, ignored messages too [TX-8]. What is said behind it
+        cannot mean these any more."""
+        self._recovering = list(self._open.values())
+        self._open.clear()
         self.say(BasicRecover(True))
 
     def _recovered(self) -> None:
-        for subscription in self._open.values():
+        for subscription in self._recovering:
             subscription.port.freed(subscription)
-        self._open.clear()
+        self._recovering.clear()
         self.dispatcher.given_back()
 
     # The end

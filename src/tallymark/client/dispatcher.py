@@ -27,12 +27,12 @@ while a handler that could want it runs: who waits for it in a handler counts as
 from __future__ import annotations
 
 import asyncio
-import time
-import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, final
 
+from tallymark.client.deliveries import Deliveries
+from tallymark.client.endings import Endings
 from tallymark.client.errors import (
     ClientError,
     Closed,
@@ -45,20 +45,10 @@ from tallymark.client.errors import (
     TransactionError,
     TransactionRolledBack,
 )
-from tallymark.client.events import CallbackFailed, Reporter, TransactionFailed
-from tallymark.client.gate import Gate, State
+from tallymark.client.events import Reporter
+from tallymark.client.gate import State
 from tallymark.client.options import ANSWER_S
-from tallymark.client.outcomes import RELEASED, Modified, Outcome, Released
-from tallymark.client.received import (
-    BUFFERED,
-    HELD,
-    IGNORED,
-    LOST,
-    RETURNED,
-    SETTLED,
-    ReceivedMessage,
-)
-from tallymark.client.settlements import Run, Settlements, ranges_of
+from tallymark.client.settlements import ranges_of
 from tallymark.client.turn import Turn
 from tallymark.client.waiting import Waiter, answer_to, resolve
 from tallymark.client.work import Stage, Work, rolled_back
@@ -66,14 +56,12 @@ from tallymark.client.work import Stage, Work, rolled_back
 if TYPE_CHECKING:
     from tallymark.client.adapter import SessionPort
     from tallymark.client.consumer import Consumer
-    from tallymark.client.producer import Pending, Producer
+    from tallymark.client.producer import Producer
     from tallymark.client.transaction import Transaction
-
-ErrorCallback = Callable[[ClientError], object]
 
 
 @final
-class Dispatcher:
+class Dispatcher(Deliveries):
     """Of one session, for as long as that lives; the protocol's session may be replaced."""
 
     __slots__ = (
@@ -82,228 +70,46 @@ class Dispatcher:
         "_endings",
         "_is_dry",
         "_is_given_back",
-        "_is_marked",
         "_is_selected",
         "_is_selecting",
         "_live",
         "_lock",
         "_selection_error",
-        "_settlements",
-        "_touched",
-        "_unsaid",
         "answer_s",
-        "callbacks",
         "closing",
-        "consumers",
-        "error",
         "explicit",
-        "gate",
-        "has_no_inflow",
-        "highest_tag",
         "is_ending",
-        "loop",
         "opening",
-        "port",
         "producers",
-        "reporter",
-        "rollback_mark",
-        "sent",
         "transaction",
-        "turn",
-        "wall_ms",
         "was_open",
-        "work",
     )
 
     def __init__(self, turn: Turn, reporter: Reporter) -> None:
-        self.turn = turn
-        self.loop = turn.loop
-        self.reporter = reporter
-        self.wall_ms: Callable[[], int] = _wall_ms
-        """Milliseconds since 1970; tests set it."""
-        self.port: SessionPort | None = None
-        self.gate = Gate(turn.loop, self._resumed)
+        super().__init__(turn, reporter)
         self.answer_s = ANSWER_S
         """How long a broker may take to answer."""
-        self.error: ClientError | None = None
         self.was_open = False
-        self.highest_tag = -1
-        """Of the deliveries that have arrived; -1: none yet on this protocol's session [TX-22]."""
-        self.rollback_mark = -1
-        """What was delivered up to it is not shown any more [TX-18]."""
-        self.has_no_inflow = False
-        """A rollback goes on: no credit, and no delivery."""
         self.transaction: Transaction | None = None
         """The session's, if it is in one."""
-        self.work: Work | None = None
-        """What is done in it at present: all that is settled and sent."""
         self.explicit = 0
         """Transactions that are named by what is done in them."""
-        self.consumers: list[Consumer] = []
         self.producers: list[Producer] = []
-        self.sent: dict[int, Pending] = {}
-        """Sent messages by number, until their outcome is known."""
         self.opening: Waiter | None = None
         self.closing: list[Waiter] = []
         self.is_ending = False
         """The application has closed it, and the peer has not answered."""
-        self.callbacks: list[ErrorCallback] = []
-        self._settlements = Settlements()
-        self._touched: list[Consumer] = []
-        self._is_marked = False
-        self._unsaid: list[Run] = []
-        """Settlements that wait for their transaction to begin, or for another one to end."""
         self._lock = asyncio.Lock()
         self._live: list[Work] = []
         self._ending: Work | None = None
         """Of the session's transaction: the commit or rollback is said, and not answered."""
-        self._endings: set[asyncio.Task[None]] = set()
+        self._endings = Endings(turn.loop, self.gate, reporter)
         self._askers: list[Waiter] = []
         self._is_selected = False
         self._is_selecting = False
         self._selection_error: ClientError | None = None
         self._is_dry = False
         self._is_given_back = False
-
-    # Deliveries
-
-    def hand_over(self, consumer: Consumer) -> ReceivedMessage | None:
-        """The next message of the consumer's buffer, which is not empty; None while stopped."""
-        if self.gate.is_shut:
-            return None
-        message = consumer.buffer.popleft()
-        window = consumer.window
-        window.buffered -= 1
-        if message.state == BUFFERED:
-            assert message.tag > self.rollback_mark, (message.tag, self.rollback_mark)
-            message.state = HELD
-            message.taken_ms = self.turn.now_ms()
-            window.held += 1
-            consumer.held[message.tag] = weakref.ref(message)
-            if consumer.leaks.is_on:
-                consumer.leaks.handed()
-            if window.on_handover:
-                consumer.touch()
-        elif message.state == SETTLED:  # its slot comes back now [FC-10]
-            consumer.last_tag = message.delivery_tag
-            consumer.touch()
-        return message
-
-    def settle(
-        self, message: ReceivedMessage, outcome: Outcome, transaction: Transaction | None = None
-    ) -> None:
-        """Settle what the application holds, at the end of the turn with others; in a transaction,
-        if that is committed. A no-op on what is settled already, or ignored.
-
-        Raises Closed where the link is gone, TransactionRolledBack where the transaction is or a
-        rollback has given the message back.
-        """
-        state = message.state
-        if state == HELD:
-            work = self.work if transaction is None else self.work_of(transaction)
-            if work is not None:
-                if work.error is not None:
-                    if isinstance(outcome, Released):
-                        return  # as the rollback will
-                    raise work.error.again()
-                work.settled.append(message)
-            consumer = message.consumer
-            consumer.settled(message, outcome, work is not None)
-            second = consumer if message.is_second and work is None else None
-            if self._settlements.add(message.tag, outcome, second, work):
-                self._mark()
-        elif state == LOST or (state == RETURNED and not isinstance(outcome, (Released, Modified))):
-            error = message.outcome_or_error
-            assert isinstance(error, ClientError)
-            raise error.again()
-
-    def release_buffered(self, message: ReceivedMessage) -> None:
-        """Give back what nobody has read."""
-        consumer = message.consumer
-        consumer.buffer.remove(message)
-        consumer.window.buffered -= 1
-        consumer.window.held += 1
-        message.state = HELD
-        message.taken_ms = self.turn.now_ms()
-        consumer.held[message.tag] = weakref.ref(message)
-        self.settle(message, RELEASED)
-
-    def ignore(self, message: ReceivedMessage) -> None:
-        if message.state == HELD:
-            message.consumer.ignore(message)
-        elif message.state == LOST:
-            message.state = IGNORED
-
-    def changed_by_peer(self, first: int, last: int, state: Outcome | None) -> None:
-        """The sender has settled deliveries, or given them another outcome, unasked [FC-18]."""
-        for consumer in list(self.consumers):
-            consumer.changed_by_peer(first, last, state)
-
-    # What we sent
-
-    def sent_settled(self, low: int, high: int, outcome: Outcome | None) -> None:
-        """The receiver has decided about messages low..high (numbers); None: settled without a
-        word, which is taken for accepted."""
-        sent = self.sent
-        if high - low < len(sent):
-            for number in range(low, high + 1):
-                pending = sent.pop(number, None)
-                if pending is not None:
-                    pending.finish(outcome)
-        else:
-            for number in [known for known in sent if low <= known <= high]:
-                sent.pop(number).finish(outcome)
-
-    # Turns
-
-    def touched(self, consumer: Consumer) -> None:
-        """Look at its credit at the end of the turn."""
-        self._touched.append(consumer)
-        self._mark()
-
-    def _mark(self) -> None:
-        if not self._is_marked:
-            self._is_marked = True
-            self.turn.mark(self)
-
-    def flush(self) -> None:
-        """Settlements, and then the credit they free."""
-        self._is_marked = False
-        self.say_settlements()
-        touched = self._touched
-        self._touched = []
-        for consumer in touched:
-            consumer.evaluate()
-
-    def say_settlements(self) -> None:
-        """Those of this turn so far: before credit that may have come of them."""
-        runs = self._settlements.take()
-        if self._unsaid:
-            runs = self._unsaid + runs
-            self._unsaid = []
-        for run in runs:
-            if not self.may_say(run.work):
-                self._unsaid.append(run)
-            elif run.second is not None:
-                if run.second.port is not None:
-                    run.second.port.settle(run.first, run.last, run.outcome, run.work)
-            elif self.port is not None:
-                self.port.settle(run.first, run.last, run.outcome, run.work)
-
-    # Stop and go on [TX-20, TX-21, TX-25]
-
-    @property
-    def state(self) -> State:
-        return self.gate.state
-
-    @property
-    def is_stopped(self) -> bool:
-        """Nothing is handed over, but something may be later."""
-        return self.gate.is_shut
-
-    def _resumed(self) -> None:
-        for consumer in self.consumers:
-            consumer.wake(len(consumer.buffer))
 
     # Transactions: one ends at a time, and no handler of the application runs in it [TX-23]
 
@@ -382,7 +188,7 @@ class Dispatcher:
         heard of that it keeps them; where nobody can tell, nothing of it must take effect."""
         staged = consumer.staged
         if consumer.ending is not None:  # the broker hears of everything first, if it can
-            unsure = {run.work for run in self._unsaid if any(t in staged for t in run.tags)}
+            unsure = {run.work for run in self.unsaid if any(t in staged for t in run.tags)}
         else:
             unsure = {work for work in self._live if any(m.tag in staged for m in work.settled)}
         for work in unsure:
@@ -394,7 +200,7 @@ class Dispatcher:
 
         def is_told() -> bool:
             self.say_settlements()
-            return not any(tag in consumer.staged for run in self._unsaid for tag in run.tags)
+            return not any(tag in consumer.staged for run in self.unsaid for tag in run.tags)
 
         with suppress(TimedOut):
             await self._until(self.port, is_told, self.answer_s)
@@ -461,7 +267,7 @@ class Dispatcher:
             return work.error is not None or (
                 work.stage is Stage.OPEN
                 and not work.unanswered
-                and not any(run.work is work for run in self._unsaid)
+                and not any(run.work is work for run in self.unsaid)
             )
 
         while not is_said():
@@ -478,7 +284,7 @@ class Dispatcher:
                 self._ending = work
             port.commit(work)
             self.turn.request()
-        self._run(self._committed(transaction, work, port), waiter)
+        self._endings.run(self._committed(transaction, work, port), waiter)
 
     async def _committed(
         self, transaction: Transaction, work: Work, port: SessionPort | None
@@ -508,7 +314,7 @@ class Dispatcher:
         waiter: Waiter = self.loop.create_future()
         parked = self.gate.park()
         try:
-            self._run(self._roll_back(transaction, last), waiter)
+            self._endings.run(self._roll_back(transaction, last), waiter)
             await answer_to(waiter, None)
         finally:
             self.gate.go_on(parked)
@@ -544,7 +350,7 @@ class Dispatcher:
         port = self.port
         is_done = True
         if port is not None:
-            is_done = await self._said_rollback(port, work, self._forget_unsaid(work), error)
+            is_done = await self._said_rollback(port, work, self.forget_unsaid(work), error)
         self._is_over(work, error)
         if not is_done:
             raise _uncertain(work)
@@ -554,7 +360,7 @@ class Dispatcher:
         waiter: Waiter = self.loop.create_future()
         parked = self.gate.park()
         try:
-            self._run(self._recover(), waiter)
+            self._endings.run(self._recover(), waiter)
             await answer_to(waiter, None)
         finally:
             self.gate.go_on(parked)
@@ -604,10 +410,10 @@ class Dispatcher:
         """Steps 2 to 6. False: the session is gone. There is nothing to wait for at step 3: no
         message is in anybody's hands who has not got it."""
         self.rollback_mark = self.highest_tag
-        tags = self._take_back(error)
+        tags = self.take_back(error)
         if work is None:
             return await self._given_back(port, tags)
-        tags += self._forget_unsaid(work)
+        tags += self.forget_unsaid(work)
         return await self._said_rollback(port, work, tags, error)
 
     async def _said_rollback(
@@ -631,26 +437,11 @@ class Dispatcher:
         """Step 5. What a broker sent behind our back meanwhile is not shown either [TX-18]."""
         if self.has_no_inflow and self.highest_tag > self.rollback_mark:
             self.rollback_mark = self.highest_tag
-            tags += self._take_back(NotPossible("given back: it comes again"))
+            tags += self.take_back(NotPossible("given back: it comes again"))
         self._is_given_back = False
         port.give_back(ranges_of(tags))
         self.turn.request()
         return await self._answered(port, lambda: self._is_given_back)
-
-    def _take_back(self, error: ClientError) -> list[int]:
-        """Step 4, of all receivers, also those that were closed."""
-        tags: list[int] = []
-        for consumer in self.consumers:
-            tags += consumer.take_back(self.rollback_mark, error)
-        return tags
-
-    def _forget_unsaid(self, work: Work) -> list[int]:
-        """What was settled in it and the broker has not heard of: tags."""
-        runs = self._unsaid + self._settlements.take()
-        self._unsaid = [run for run in runs if run.work is not work]
-        if self._unsaid:
-            self._mark()
-        return [tag for run in runs if run.work is work for tag in range(run.first, run.last + 1)]
 
     def _is_over(self, work: Work, error: ClientError | None) -> None:
         """Slots come back, and what waited for its end may go on."""
@@ -700,33 +491,9 @@ class Dispatcher:
             await answer_to(asker, left)
         return self.port is port
 
-    def _run(self, steps: Coroutine[Any, Any, None], waiter: Waiter) -> None:
-        """In a task of its own: who waits may be cancelled, what was said to the broker is not."""
-        task = self.loop.create_task(self._told(steps, waiter))
-        self._endings.add(task)
-        task.add_done_callback(self._endings.discard)
-
-    async def _told(self, steps: Coroutine[Any, Any, None], waiter: Waiter) -> None:
-        try:
-            await steps
-        except ClientError as error:
-            if waiter.done():
-                self.reporter.report(TransactionFailed(error), error)
-            resolve(waiter, error)
-        except BaseException:
-            waiter.cancel()
-            raise
-        else:
-            resolve(waiter, None)
-
     async def endings(self) -> None:
         """Wait for commits and rollbacks that are under way, as long as an answer may take."""
-        parked = self.gate.park()
-        try:
-            if self._endings:
-                await asyncio.wait(self._endings, timeout=self.answer_s)
-        finally:
-            self.gate.go_on(parked)
+        await self._endings.over(self.answer_s)
 
     # What the adapter answers
 
@@ -763,8 +530,8 @@ class Dispatcher:
         self._askers = []
         for asker in askers:
             resolve(asker, None)
-        if self._unsaid:
-            self._mark()
+        if self.unsaid:
+            self.mark()
         for producer in self.producers:
             if producer.queue:
                 producer.may_send()
@@ -783,8 +550,8 @@ class Dispatcher:
     def _lose_work(self, error: ClientError) -> None:
         """The protocol's session is gone, and its transactions with it."""
         self.port = None
-        self._settlements.take()
-        self._unsaid.clear()
+        self.settlements.take()
+        self.unsaid.clear()
         for work in list(self._live):
             work.lost(error)
             if work.error is not None:
@@ -852,19 +619,6 @@ class Dispatcher:
         self._changed()
         self.scoped_error(error)
 
-    def scoped_error(self, error: ClientError) -> None:
-        """A link, the session or the connection is gone, and nobody here asked for it: told once,
-        besides what the calls that wait are told."""
-        for callback in list(self.callbacks):
-            self.call_back("on_error", callback, error)
-
-    def call_back(self, name: str, callback: Callable[..., object], *arguments: object) -> None:
-        """Call the application's callback; what it raises is reported and goes no further."""
-        try:
-            callback(*arguments)
-        except Exception as raised:
-            self.reporter.report(CallbackFailed(name, raised), raised)
-
 
 def _by_the_application() -> TransactionRolledBack:
     error = TransactionRolledBack("rolled back by the application")
@@ -876,10 +630,3 @@ def _uncertain(work: Work | None) -> TransactionError:
     if work is not None and isinstance(work.error, RollbackUncertain):
         return work.error.again()
     return RollbackUncertain("the session went before everything was given back")
-
-
-MS_PER_S: Final = 1000
-
-
-def _wall_ms() -> int:
-    return int(time.time() * MS_PER_S)

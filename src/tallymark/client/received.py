@@ -184,7 +184,7 @@ class ReceivedMessage(Message):
     async def release(self, *, transaction: Transaction | None = None) -> Outcome | None:
         """It was not processed: a broker puts it back in its place. See `accept`."""
         self.consumer.dispatcher.settle(self, RELEASED, transaction)
-        return await self._result()
+        return RELEASED if self.state == RETURNED else await self._result()
 
     async def modify(
         self,

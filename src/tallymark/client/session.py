@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypeVar, final
 
 from tallymark.client.consumer import Consumer
-from tallymark.client.dispatcher import Dispatcher, ErrorCallback
+from tallymark.client.deliveries import ErrorCallback
+from tallymark.client.dispatcher import Dispatcher
 from tallymark.client.errors import Closed, LinkClosed, SessionClosed, TimedOut
 from tallymark.client.gate import State
 from tallymark.client.options import (

@@ -147,7 +147,9 @@ class Broker:
             self.records,
         )  # fmt: skip
         """Dead letters back to where they came from."""
-        self.slow = SlowConsumers(self.clock, self.vhosts, self.connections, self.entrance)
+        self.slow = SlowConsumers(
+            self.clock, self.vhosts, self.connections, self.entrance, self.transactions
+        )
         """Subscriptions to topics, and which of them hold too much; see slow_actions.py."""
         self.held: dict[int, dict[int, Connection]] = {}
         """Publishing connections that are held back, by queue for whose sake and by their id."""

@@ -232,7 +232,8 @@ class Sinks:
         self, vhost: str, name: str, identity: str, batch: int, ids: list[int], forget_ms: int = 0
     ) -> Committed:
         """Publish what is staged under these ids, in this order, and remember the batch; other
-        stagings of the sink end. The caller answers when the disk has it.
+        stagings of the sink end. The batch of the last commit is not published again, and what is
+        staged under these ids ends. The caller answers when the disk has it.
 
         forget_ms: after that time the sink is forgotten, for writers that come once; 0: never.
 
@@ -246,7 +247,7 @@ class Sinks:
         """
         sink = self.sinks.get((vhost, name))
         if sink is not None and self._is_repeated(sink, identity, batch):
-            self._supersede(vhost, name)
+            self.abort(vhost, name, ids)  # not more: the batch after it may be staged by now
             return Committed(True)
         stagings = self._find(vhost, name, ids)
         stretches = [

@@ -24,6 +24,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.session import Connection, Consumer
 from tallymark.engine.slow_rules import AGE, COUNT, DEPTH, RATE, Rule, Rules
 from tallymark.engine.statistics import figures
+from tallymark.engine.transactions import Transactions
 from tallymark.engine.vhost import VirtualHost
 
 NEAR_PERCENT: Final = 80
@@ -110,7 +111,7 @@ class Reading:
         """At least one."""
         self.count = messages_of(queue)
         """Messages ready and unsettled."""
-        self.depth = queue.ready_bytes + queue.acquired_bytes
+        self.depth = queue.ready_bytes + queue.acquired_bytes + queue.staged_bytes
         """Bytes of their bodies; far from the limit, framing included."""
         self.age_ms = 0
         """Since the oldest of them arrived."""
@@ -166,7 +167,16 @@ class _Known:
 class SlowConsumers:
     """Knows the subscriptions of all virtual hosts, and measures them."""
 
-    __slots__ = ("_clock", "_connections", "_entrance", "_known", "_vhosts", "rules", "walked")
+    __slots__ = (
+        "_clock",
+        "_connections",
+        "_entrance",
+        "_known",
+        "_transactions",
+        "_vhosts",
+        "rules",
+        "walked",
+    )
 
     def __init__(
         self,
@@ -174,8 +184,10 @@ class SlowConsumers:
         vhosts: dict[str, VirtualHost],
         connections: dict[int, Connection],
         entrance: Entrance,
+        transactions: Transactions,
     ) -> None:
         self._clock = clock
+        self._transactions = transactions
         self._vhosts = vhosts
         self._connections = connections
         self._entrance = entrance
@@ -294,7 +306,7 @@ class SlowConsumers:
         return reading
 
     def _held(self, queue: Queue) -> list[Slice]:
-        """What sessions hold of the queue, unsettled."""
+        """What sessions hold of the queue, unsettled, or settled in a transaction that is open."""
         pieces: list[Slice] = []
         missing = queue.acquired - queue.leased
         seen: set[int] = set()
@@ -308,6 +320,11 @@ class SlowConsumers:
                 for session in connection.sessions:
                     if session.unacked and session.id not in seen:
                         session.held(queue, pieces)
+        if queue.staged:
+            for entry in self._transactions.parked():
+                if entry.queue is queue:
+                    for low, high in entry.pieces(entry.first, entry.last):
+                        pieces.append(entry.part(low, high))
         self.walked += len(pieces)
         return pieces
 
@@ -429,8 +446,9 @@ class SlowConsumers:
 
 
 def messages_of(queue: Queue) -> int:
-    """Messages that are ready, or with a consumer and not settled."""
-    return queue.ready + queue.acquired
+    """Messages that are ready, or with a consumer and not settled for good: what a transaction
+    settled counts until that is committed [TX-4]."""
+    return queue.ready + queue.acquired + queue.staged
 
 
 def _owners(queue: Queue) -> list[Consumer]:

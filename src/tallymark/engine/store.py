@@ -155,10 +155,12 @@ class Store:
 
     def spill(self, budget: int, written: int, out: list[Record], now_ms: int) -> None:
         """Bring memory down to `budget` bytes: payloads below journal position `written` lose
-        their bytes, transient ones are first given a place through a record in `out`."""
+        their bytes, transient ones are first given a place through a record in `out`. No more of
+        them than has to go: what is on its way there counts as gone."""
         held: list[Payload] = []
         residents = self._residents
-        while self.resident_bytes > budget and residents and len(held) < HELD_AT_MOST:
+        excess = self.resident_bytes - budget
+        while excess > 0 and residents and len(held) < HELD_AT_MOST:
             payload = residents.pop()
             if payload.raw is None:
                 self._unused -= 1
@@ -176,8 +178,11 @@ class Store:
                             flags=records.TRANSIENT,
                         )
                     )
+                if payload.position != NOWHERE:
+                    excess -= payload.size
                 held.append(payload)
             else:
+                excess -= payload.size
                 self._drop_bytes(payload)
                 self._unused -= 1
         held.reverse()

@@ -100,8 +100,9 @@ class Subscription:
         self.next += len(slice)
         self.leased_bytes += slice.size()
 
-    def part(self, low: int, high: int) -> list[tuple[int, Slice]]:
-        """Lease sequences low..high-1 as (first lease sequence, slice) pairs, in order.
+    def part(self, low: int, high: int, most: int = 1 << 62) -> list[tuple[int, Slice]]:
+        """Lease sequences low..high-1 as (first lease sequence, slice) pairs, in order; no more
+        than the first `most` of them.
 
         Raises:
             PreconditionFailed: part of the range is settled already, or was never leased.
@@ -112,13 +113,13 @@ class Subscription:
                 f"{self.floor} and can no longer be read"
             )
         self.check_position(high, "sequence")
-        found = []
+        found: list[tuple[int, Slice]] = []
         for lease in self.leases:
             piece = lease.slice
             end = lease.first + len(piece)
             if end <= low:
                 continue
-            if lease.first >= high:
+            if lease.first >= high or len(found) >= most:
                 break
             skip = max(0, low - lease.first)
             stop = min(end, high) - lease.first

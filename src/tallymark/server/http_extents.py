@@ -19,12 +19,17 @@ from typing import Final
 from aiohttp import web
 
 from tallymark.engine.message import Payload, Slice
-from tallymark.engine.records import DROPPED, LIVE, PAYLOAD, Record
+from tallymark.engine.records import DROPPED, LEASED, LIVE, PAYLOAD, Record
 from tallymark.journal.journal import Journal
 from tallymark.server.config import is_loopback
 from tallymark.server.http_blocks import known_of
 from tallymark.server.logs import log_of
 
+ANSWER_BYTES: Final = 16 << 20
+"""Raw bytes of an answer where the reader does not say."""
+MOST_ANSWER_BYTES: Final = 64 << 20
+NEXT: Final = "Tallymark-Next"
+"""Header of an answer: the offset, or lease sequence, to go on from."""
 SMALL: Final = 16 * 1024
 """Bytes: stretches below are copied together, others are sent by sendfile."""
 GATHERED: Final = 1 << 20
@@ -54,14 +59,11 @@ class Span:
 
 
 class Extents:
-    """The rows of one answer and where the bytes they mean are."""
+    """The rows of one answer and where the bytes they mean are. What rows say is a subclass's."""
 
-    def __init__(self, queue_id: int, low: int, most_bytes: int) -> None:
-        """Rows are of messages from sequence number `low` on."""
+    def __init__(self, queue_id: int, most_bytes: int) -> None:
         self.records: list[Record] = []
         self.spans: list[Span] = []
-        self.next = low
-        """The sequence number that the answer ends before."""
         self._queue_id = queue_id
         self._room = most_bytes
         self._pieces = 0
@@ -70,10 +72,9 @@ class Extents:
     def full(self) -> bool:
         return self._room <= 0 or self._pieces >= PIECES
 
-    def add(self, piece: Slice) -> Slice:
+    def put(self, piece: Slice) -> Slice:
         """Put a slice, or as much of it as there is room for, but one message at least where there
         is none yet. Its bytes are in the journal. Returns what was put."""
-        self.pass_over(piece.first)
         payload, lo = piece.payload, piece.lo
         cuts = payload.cuts
         fitting = bisect_left(cuts, cuts[lo] + self._room + 1, lo, piece.hi + 1) - 1
@@ -89,14 +90,7 @@ class Extents:
         self._add_spans(part)
         self._room -= part.size
         self._pieces += 1
-        self.next = piece.first + len(piece)
         return piece
-
-    def pass_over(self, high: int) -> None:
-        """Below `high` there is nothing more: the answer says so of every number."""
-        if high > self.next:
-            self.records.append(Record(DROPPED, self._queue_id, self.next, high - self.next, 0))
-            self.next = high
 
     def _add_rows(self, piece: Slice, part: Payload) -> None:
         """What the queue knows of the messages: one row, but where they died one by one."""
@@ -114,12 +108,7 @@ class Extents:
             at = end
 
     def _add_row(self, piece: Slice, part: Payload, lo: int, hi: int, known: bytes) -> None:
-        self.records.append(
-            Record(
-                LIVE, self._queue_id, piece.first + lo, hi - lo, part.arrived_ms, part, lo,
-                blob=known,
-            )
-        )  # fmt: skip
+        raise NotImplementedError
 
     def _add_spans(self, part: Payload) -> None:
         pack = part.pack
@@ -136,6 +125,61 @@ class Extents:
             spans[-1].size += size
         else:
             spans.append(Span(position, size))
+
+
+class StreamExtents(Extents):
+    """Messages of a stream, from one sequence number on."""
+
+    def __init__(self, queue_id: int, low: int, most_bytes: int) -> None:
+        super().__init__(queue_id, most_bytes)
+        self.next = low
+        """The sequence number that the answer ends before."""
+
+    def add(self, piece: Slice) -> Slice:
+        """As `put`; what lies before the slice is passed over."""
+        self.pass_over(piece.first)
+        put = self.put(piece)
+        self.next = put.first + len(put)
+        return put
+
+    def pass_over(self, high: int) -> None:
+        """Below `high` there is nothing more: the answer says so of every number."""
+        if high > self.next:
+            self.records.append(Record(DROPPED, self._queue_id, self.next, high - self.next, 0))
+            self.next = high
+
+    def _add_row(self, piece: Slice, part: Payload, lo: int, hi: int, known: bytes) -> None:
+        self.records.append(
+            Record(
+                LIVE, self._queue_id, piece.first + lo, hi - lo, part.arrived_ms, part, lo,
+                blob=known,
+            )
+        )  # fmt: skip
+
+
+class LeaseExtents(Extents):
+    """Messages that are leased to one subscription."""
+
+    def __init__(self, queue_id: int, epoch: int, low: int, most_bytes: int) -> None:
+        super().__init__(queue_id, most_bytes)
+        self.next = low
+        """The lease sequence that the answer ends before."""
+        self._epoch = epoch
+
+    def add(self, first: int, piece: Slice) -> Slice:
+        """As `put`; first: the slice's first lease sequence."""
+        self.next = first
+        put = self.put(piece)
+        self.next = first + len(put)
+        return put
+
+    def _add_row(self, piece: Slice, part: Payload, lo: int, hi: int, known: bytes) -> None:
+        self.records.append(
+            Record(
+                LEASED, self._queue_id, piece.first + lo, hi - lo, part.arrived_ms, part, lo,
+                self._epoch, self.next + lo, piece.priority, min(piece.acquired, 255), known,
+            )
+        )  # fmt: skip
 
 
 # -- sending ------------------------------------------------------------------------------------

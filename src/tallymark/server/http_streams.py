@@ -38,17 +38,18 @@ from tallymark.server.http import (
     number_in,
     require_administrator,
 )
-from tallymark.server.http_extents import Extents, send_apart
+from tallymark.server.http_extents import (
+    ANSWER_BYTES,
+    MOST_ANSWER_BYTES,
+    NEXT,
+    StreamExtents,
+    send_apart,
+)
 
-ANSWER_BYTES: Final = 16 << 20
-"""Raw bytes of an answer where the reader does not say."""
-MOST_ANSWER_BYTES: Final = 64 << 20
 MOST: Final = (1 << 62) - 1
 LONGEST_WAIT_MS: Final = 60_000
 PLAN_S: Final = 600.0
 MAX_PLANS: Final = 1000
-NEXT: Final = "Tallymark-Next"
-"""Header of an answer: the offset to go on from."""
 
 
 class Range(msgspec.Struct, forbid_unknown_fields=True, rename={"low": "from", "high": "to"}):
@@ -218,7 +219,7 @@ class Streams:
             },
         )
 
-    def _take(self, request: web.Request) -> tuple[Queue, Extents, list[Slice]]:
+    def _take(self, request: web.Request) -> tuple[Queue, StreamExtents, list[Slice]]:
         """What an answer to from, to, max_bytes and plan is made of. What the slices mean stays in
         the journal until `_let_go`."""
         queue = self._find(request)
@@ -227,7 +228,10 @@ class Streams:
         pin = None if plan is None else plan.pin
         stream_ranges.check_range(queue, low, high, pin)
         most_bytes = _number(request, "max_bytes", ANSWER_BYTES) or ANSWER_BYTES
-        extents = Extents(queue.id, low, min(most_bytes, MOST_ANSWER_BYTES))
+        most_bytes = min(most_bytes, MOST_ANSWER_BYTES)
+        if queue.kept_from <= low < high:  # what else is in the range is not looked at
+            high = min(high, stream_ranges.batch(queue, low, MOST, most_bytes).end)
+        extents = StreamExtents(queue.id, low, most_bytes)
         store = self._node.broker.store
         pieces: list[Slice] = []
         for piece in stream_ranges.between(queue, low, high, pin):

@@ -13,10 +13,14 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from tallymark.engine.errors import NotFound
+from tallymark.engine.arguments import named
+from tallymark.engine.errors import Gone, NotFound
+from tallymark.engine.message import Slice
 from tallymark.engine.records import LEASED, Record
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED
 from tallymark.engine.subscription import Subscription
+from tallymark.journal import layout
+from tallymark.journal.journal import BytesLost
 from tallymark.server.http import (
     USER,
     HttpServer,
@@ -27,6 +31,14 @@ from tallymark.server.http import (
     require_administrator,
 )
 from tallymark.server.http_blocks import Excerpts, known_of, send_blocks
+from tallymark.server.http_extents import (
+    ANSWER_BYTES,
+    MOST_ANSWER_BYTES,
+    NEXT,
+    PIECES,
+    LeaseExtents,
+    send_apart,
+)
 from tallymark.server.users import permission_in
 
 LONGEST_WAIT_MS: Final = 60_000
@@ -146,6 +158,9 @@ class Subscriptions:
         return answer({"end": end})
 
     async def _read(self, request: web.Request) -> web.StreamResponse:
+        """All rows of a range, or with max_bytes as many as fit an answer."""
+        if "max_bytes" in request.query:
+            return await self._read_apart(request)
         subscription = self._find(request)
         subscription.check_epoch(number_in(request, "epoch"))
         low, high = number_in(request, "from"), number_in(request, "to")
@@ -174,6 +189,47 @@ class Subscriptions:
             return high
 
         return await send_blocks(request, low, high, take)
+
+    async def _read_apart(self, request: web.Request) -> web.StreamResponse:
+        """One block, whose raw is sent from where it lies in the journal; the header NEXT says
+        where to go on."""
+        subscription = self._find(request)
+        epoch = number_in(request, "epoch")
+        low, high = number_in(request, "from"), number_in(request, "to")
+        if low > high:
+            raise Refused(400, "bad_request", f"from is {low}, expected at most to = {high}")
+        subscription.check_epoch(epoch)
+        found = subscription.part(low, high, PIECES)
+        if any(piece.payload.position < 0 for _, piece in found):
+            await self._node.durable()  # leased just now, by an answer that has not left yet
+            subscription = self._find(request)
+            subscription.check_epoch(epoch)
+            found = subscription.part(low, high, PIECES)
+        most_bytes = min(number_in(request, "max_bytes") or ANSWER_BYTES, MOST_ANSWER_BYTES)
+        queue = subscription.queue
+        extents = LeaseExtents(queue.id, epoch, low, most_bytes)
+        store = self._node.broker.store
+        pieces: list[Slice] = []
+        for first, piece in found:
+            put = extents.add(first, piece)
+            if len(put):
+                store.use(put.payload, len(put))
+                pieces.append(put)
+            if extents.full:
+                break
+        else:
+            if len(found) < PIECES:
+                extents.next = high  # what is missing was lost
+        try:
+            head, padding = layout.pack_apart(extents.records)
+            headers = {NEXT: str(extents.next)}
+            return await send_apart(
+                request, self._node.journal, head, extents.spans, padding, headers
+            )
+        except BytesLost as error:
+            raise Gone(f"{named('queue', queue.name, queue.vhost)}: {error}") from error
+        finally:
+            self._node.broker.unpin(pieces)
 
     async def _judge(self, request: web.Request) -> web.Response:
         wanted = await body_of(request, Verdicts)

@@ -87,9 +87,8 @@ def parsed(text: str) -> StructType:
     from pyspark.sql.types import StructType
 
     try:
-        if text.lstrip().startswith("{"):
-            return StructType.fromJson(json.loads(text))
-        found = StructType.fromDDL(text)
+        is_json = text.lstrip().startswith("{")
+        found = StructType.fromJson(json.loads(text)) if is_json else StructType.fromDDL(text)
     except (PySparkException, ValueError, KeyError, TypeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise NoSchema(f"schema {text!r}: {reason}") from None

@@ -142,24 +142,38 @@ class Encoder:
         return found
 
     def _section(self, names: list[str], row: tuple[Any, ...]) -> bytes:
-        properties = Properties(delivery_mode=PERSISTENT)
-        for name, value in zip(names, row, strict=True):
-            if value is None:
-                continue
-            try:
-                if name == "headers":
-                    properties.headers = dict(value)
-                elif name == "app_timestamp":
-                    properties.timestamp = Timestamp(_seconds(value))
-                else:
-                    setattr(properties, name, value)
-                encode_properties(properties)
-            except (ValueError, TypeError) as error:
-                raise ValueError(f"column {name!r}: {error}: {_shown(names, row)}") from None
+        try:
+            found = encode_properties(_properties(names, row))
+        except (ValueError, TypeError) as error:
+            raise ValueError(_wrong(names, row) or str(error)) from None
         if len(self._sections) >= KEPT:
             self._sections.clear()
-        found = self._sections[(*row,)] = encode_properties(properties)
+        self._sections[row] = found
         return found
+
+
+def _properties(names: Sequence[str], row: Sequence[Any]) -> Properties:
+    properties = Properties(delivery_mode=PERSISTENT)
+    for name, value in zip(names, row, strict=True):
+        if value is None:
+            continue
+        if name == "headers":
+            properties.headers = dict(value)
+        elif name == "app_timestamp":
+            properties.timestamp = Timestamp(_seconds(value))
+        else:
+            setattr(properties, name, value)
+    return properties
+
+
+def _wrong(names: list[str], row: tuple[Any, ...]) -> str:
+    """What is wrong with a row that cannot be encoded, by its column."""
+    for name, value in zip(names, row, strict=True):
+        try:
+            encode_properties(_properties([name], [value]))
+        except (ValueError, TypeError) as error:
+            return f"column {name!r}: {error}: {_shown(names, row)}"
+    return ""
 
 
 def _says(batch: pa.RecordBatch, name: str) -> bool:

@@ -14,7 +14,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from tallymark.spark.batches import Landing
     from tallymark.spark.options import SourceOptions
 
 AVAILABLE_NOW: Final = "available-now"
@@ -129,7 +128,10 @@ def land(messages: DataFrame, to: Path | str, trigger: str = AVAILABLE_NOW) -> S
 
 
 def land_batches(
-    messages: DataFrame, to: Path | str, landing: Landing, trigger: str = AVAILABLE_NOW
+    messages: DataFrame,
+    to: Path | str,
+    landing: Callable[[DataFrame, int], None],
+    trigger: str = AVAILABLE_NOW,
 ) -> StreamingQuery:
     """As `land`, each batch by a Landing: to Delta, with bodies as columns."""
     return (

@@ -17,6 +17,9 @@ from tallymark.spark.client import DEFAULT_PORT, Endpoint
 DEFAULT_MAX_ROWS: Final = 50_000
 """Half of what a subscription may hold unsettled by default."""
 DEFAULT_MAX_BYTES: Final = 128 * 1024 * 1024
+SUBSCRIPTION_ROWS: Final = 100_000
+SUBSCRIPTION_BYTES: Final = 256 * 1024 * 1024
+"""What the broker lets a subscription hold unsettled where nobody says."""
 STREAM_MAX_ROWS: Final = 1_000_000
 STREAM_MAX_BYTES: Final = 1024 * 1024 * 1024
 """A stream's reader holds nothing in the broker; a micro-batch costs 0.2 s whatever is in it."""

@@ -37,14 +37,16 @@ from tallymark.spark.client import Client, Endpoint, api_path
 from tallymark.spark.decode import decode_answer
 from tallymark.spark.extents import Ints
 from tallymark.spark.frames import check_columns
-from tallymark.spark.options import SourceOptions
+from tallymark.spark.options import SUBSCRIPTION_BYTES, SUBSCRIPTION_ROWS, SourceOptions
 from tallymark.spark.sink_options import SinkOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 READ_ROWS: Final = 8_192
-"""Rows asked for in one READ: what one Arrow batch holds."""
+"""Rows asked for in one READ of a browse plan: what one Arrow batch holds."""
+ANSWER_BYTES: Final = 16 << 20
+"""Raw bytes asked for at a time of what is sent from the journal's files."""
 
 _clients: dict[Endpoint, Client] = {}
 
@@ -227,8 +229,7 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Yield the messages of one span. A task tried again yields the same rows; a span settled
         meanwhile is an error, never fewer rows."""
         assert isinstance(partition, Span)
-        epoch = {"epoch": partition.source}
-        return read_span(self._options, partition, self._path("read"), epoch, leased=True)
+        return read_leased(self._options, partition, self._path("read"))
 
     # -- inside
 
@@ -236,7 +237,13 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Become the one reader of the subscription, made if it does not exist."""
         if self._fence is not None:
             return
-        answer = self._client.call("POST", self._path("attach"), {})
+        # A batch must fit into what the subscription may hold; 0 leaves the broker's default.
+        rows, size = self._options.max_rows, self._options.max_bytes
+        wanted = {
+            "limit_rows": rows if rows > SUBSCRIPTION_ROWS else 0,
+            "limit_bytes": size if size > SUBSCRIPTION_BYTES else 0,
+        }
+        answer = self._client.call("POST", self._path("attach"), wanted)
         self._fence = int(answer["fence"])
         self._epoch = int(answer["epoch"])
         self._floor = int(answer["floor"])
@@ -307,25 +314,44 @@ class QueueBrowser(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Span)
         path = api_path("browse", "plans", partition.source, "read")
-        return read_span(self._options, partition, path, {}, leased=False)
+        return read_browsed(self._options, partition, path)
 
 
-def read_span(
-    options: SourceOptions, span: Span, path: str, query: dict[str, Any], leased: bool
-) -> Iterator[pa.RecordBatch]:
-    """The rows of a span, READ_ROWS at a time. Raises LookupError if the broker gives others."""
+def read_leased(options: SourceOptions, span: Span, path: str) -> Iterator[pa.RecordBatch]:
+    """The rows of a span of leases, an answer at a time. Raises LookupError if the broker gives
+    others."""
     # Batches go on as they come: a task that fails later is tried again from its beginning.
     client = shared_client(options.endpoint)
-    for low in range(span.first, span.end, READ_ROWS):
-        high = min(low + READ_ROWS, span.end)
-        answer = client.get(path, {**query, "from": low, "to": high})
-        at = low
+    query: dict[str, object] = {
+        "epoch": span.source, "to": span.end, "max_bytes": ANSWER_BYTES,
+    }  # fmt: skip
+    low = span.first
+    while low < span.end:
+        answer, headers = client.fetch(path, {**query, "from": low})
+        end, at = int(headers["Tallymark-Next"]), low
         for found in decode_answer(answer, options.queue, options.columns):
-            if leased and not is_dense(found.lease_sequences, at):
+            if not is_dense(found.lease_sequences, at):
                 raise LookupError(
                     f"{options.endpoint}{path}: lease sequences from {at} on were asked for, the "
                     f"answer has {found.lease_sequences[:3].tolist()}..."
                 )
+            at += found.batch.num_rows
+            yield found.batch
+        if not low < end <= span.end or at != end:
+            raise LookupError(
+                f"{options.endpoint}{path}: asked for rows {low} to {end - 1}, got {at - low} rows"
+            )
+        low = end
+
+
+def read_browsed(options: SourceOptions, span: Span, path: str) -> Iterator[pa.RecordBatch]:
+    """The rows of a span of a browse plan, READ_ROWS at a time. Raises LookupError as above."""
+    client = shared_client(options.endpoint)
+    for low in range(span.first, span.end, READ_ROWS):
+        high = min(low + READ_ROWS, span.end)
+        at = low
+        answer = client.get(path, {"from": low, "to": high})
+        for found in decode_answer(answer, options.queue, options.columns):
             at += found.batch.num_rows
             yield found.batch
         if at != high:

@@ -29,15 +29,13 @@ from tallymark.spark.client import BrokerRefused, BrokerUnreachable, Client, Gon
 from tallymark.spark.decode import decode_offsets
 from tallymark.spark.options import SourceOptions
 from tallymark.spark.segments import Segments
-from tallymark.spark.source import limits, shared_client
+from tallymark.spark.source import ANSWER_BYTES, limits, shared_client
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ANSWER_BYTES: Final = 16 << 20
-"""Raw bytes asked for at a time."""
 PLACES_BYTES: Final = 64 << 20
-"""The same where only their places come."""
+"""Raw bytes asked for at a time where only their places come."""
 MOST: Final = (1 << 62) - 1
 
 

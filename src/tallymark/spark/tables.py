@@ -1,7 +1,8 @@
 """Header tables [amqp-0.9.1 §4.2.5.5] to maps of text, many at a time.
 
-Most tables in the world hold short strings only, so those are walked entry by entry for all tables
-at once, as the properties are. A table with any other value is decoded alone, by the codec.
+Most tables in the world hold strings, whole numbers and truths only, so those are walked entry by
+entry for all tables at once, as the properties are. A table with any other value is decoded alone,
+by the codec.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from tallymark.spark import extents
 from tallymark.spark.extents import Bools, Ints
@@ -21,6 +23,18 @@ from tallymark.wire.amqp091.errors import WireError
 
 MAP: Final = pa.map_(pa.string(), pa.string())
 LONG_STRING: Final = ord("S")
+TRUTH: Final = ord("t")
+VOID: Final = ord("V")
+NUMBERS: Final = {
+    "b": (1, True), "B": (1, False), "s": (2, True), "u": (2, False), "I": (4, True),
+    "i": (4, False), "l": (8, True), "L": (8, True),
+}  # fmt: skip
+"""Type of a whole number: its bytes, and whether it has a sign."""
+SIZES: Final = np.full(256, -1)
+"""Bytes of a value by its type, -1 for what is decoded alone; of a string those of its length."""
+SIZES[[LONG_STRING, TRUTH, VOID]] = 4, 1, 0
+for _letter, (_size, _) in NUMBERS.items():
+    SIZES[ord(_letter)] = _size
 QUICK_ENTRIES: Final = 32
 """Longer tables are rare, and walked alone."""
 LAST_SECOND: Final = 253_402_300_799
@@ -36,8 +50,8 @@ def decode_tables(tables: pa.BinaryArray) -> tuple[pa.MapArray, Bools]:
         return pa.array([], MAP), np.zeros(0, np.bool_)
     if tables.offset:
         tables = pa.concat_arrays([tables])
-    quick, rows, keys, values = _string_tables(tables)
-    maps = _to_maps(tables, quick, rows, keys, values)
+    quick, rows, keys, tags = _plain_tables(tables)
+    maps = _to_maps(tables, quick, rows, keys, tags)
     if maps is None:
         quick, maps = np.zeros(len(tables), np.bool_), pa.array([], MAP)
     readable = np.ones(len(tables), np.bool_)
@@ -52,9 +66,9 @@ def decode_tables(tables: pa.BinaryArray) -> tuple[pa.MapArray, Bools]:
     return pa.concat_arrays([maps, pa.array(decoded, MAP)]).take(pa.array(index)), readable
 
 
-def _string_tables(tables: pa.BinaryArray) -> tuple[Bools, Ints, Ints, Ints]:
-    """Which tables hold long strings only; and of their entries the table's number, in order, the
-    place of the key's length byte, and that of the value's length."""
+def _plain_tables(tables: pa.BinaryArray) -> tuple[Bools, Ints, Ints, Ints]:
+    """Which tables hold values of the types in SIZES only; and of their entries the table's number,
+    in order, the place of the key's length byte, and that of the value's type."""
     buffers = tables.buffers()
     offsets = np.frombuffer(buffers[1], np.int32, len(tables) + 1).astype(np.int64)
     data = np.frombuffer(buffers[2], np.uint8) if buffers[2] else np.zeros(0, np.uint8)
@@ -69,43 +83,86 @@ def _string_tables(tables: pa.BinaryArray) -> tuple[Bools, Ints, Ints, Ints]:
             break
         key = at[active]
         tag = key + 1 + extents.u8(data, key)
-        value = tag + 1
-        after = value + 4 + extents.u32(data, value)
-        good = (extents.u8(data, tag) == LONG_STRING) & (after <= ends[active])
+        kind = extents.u8(data, tag)
+        size = SIZES[kind]
+        strings = kind == LONG_STRING
+        if strings.any():
+            size = size + np.where(strings, extents.u32(data, tag + 1), 0)
+        after = tag + 1 + size
+        good = (SIZES[kind] >= 0) & (after <= ends[active])
         quick[active[~good]] = False
-        active, key, value, after = active[good], key[good], value[good], after[good]
-        found.append((active, key, value))
+        active, key, tag, after = active[good], key[good], tag[good], after[good]
+        found.append((active, key, tag))
         at[active] = after
         active = active[after < ends[active]]
     quick[active] = False
     if not found:
         nothing = np.zeros(0, np.int64)
         return quick, nothing, nothing, nothing
-    rows, keys, values = (np.concatenate(column) for column in zip(*found, strict=True))
+    rows, keys, tags = (np.concatenate(column) for column in zip(*found, strict=True))
     order = np.lexsort((keys, rows))
     order = order[quick[rows[order]]]
-    return quick, rows[order], keys[order], values[order]
+    return quick, rows[order], keys[order], tags[order]
 
 
 def _to_maps(
-    tables: pa.BinaryArray, quick: Bools, rows: Ints, keys: Ints, values: Ints
+    tables: pa.BinaryArray, quick: Bools, rows: Ints, keys: Ints, tags: Ints
 ) -> pa.MapArray | None:
     """The maps of the quick tables; None when one of them names a key twice."""
     count = int(quick.sum())
     raw = tables.buffers()[2] or pa.py_buffer(b"\0")
     data = np.frombuffer(raw, np.uint8) if raw.size else np.zeros(1, np.uint8)
     names = extents.text(extents.binary(raw, keys + 1, extents.u8(data, keys)))
-    texts = extents.text(extents.binary(raw, values + 4, extents.u32(data, values)))
+    texts = _texts(raw, data, tags)
     number = np.cumsum(quick) - 1
     per_table = np.bincount(number[rows], minlength=count)
     if len(rows) and per_table.max() > 1:
         name = names.dictionary_encode().indices.to_numpy()
         pairs = number[rows] * (int(name.max()) + 1) + name
-        if len(np.unique(pairs)) != len(pairs):
+        pairs.sort()
+        if (pairs[1:] == pairs[:-1]).any():
             return None
     offsets = np.zeros(count + 1, np.int32)
     np.cumsum(per_table, out=offsets[1:])
     return pa.MapArray.from_arrays(pa.array(offsets), names, texts)
+
+
+def _texts(raw: pa.Buffer, data: NDArray[np.uint8], tags: Ints) -> pa.StringArray:
+    """The values whose types stand at `tags`, as `as_text` shows them."""
+    kinds = extents.u8(data, tags)
+    parts: list[pa.StringArray] = []
+    places: list[Ints] = []
+    for kind in np.flatnonzero(np.bincount(kinds, minlength=256)).tolist():
+        here = np.flatnonzero(kinds == kind)
+        at = tags[here] + 1
+        places.append(here)
+        if kind == LONG_STRING:
+            parts.append(extents.text(extents.binary(raw, at + 4, extents.u32(data, at))))
+        elif kind == VOID:
+            parts.append(pa.nulls(len(here), pa.string()))
+        elif kind == TRUTH:
+            parts.append(pa.array(extents.u8(data, at) != 0).cast(pa.string()))
+        else:
+            parts.append(pa.array(_numbers(data, at, *NUMBERS[chr(kind)])).cast(pa.string()))
+    if len(parts) == 1:
+        return parts[0]
+    back = np.argsort(np.concatenate(places), kind="stable") if parts else np.zeros(0, np.int64)
+    return pa.concat_arrays(parts or [pa.array([], pa.string())]).take(pa.array(back))
+
+
+def _numbers(data: NDArray[np.uint8], at: Ints, size: int, signed: bool) -> Ints:
+    """The big-endian whole numbers of so many bytes at each position."""
+    if size == 1:
+        found = extents.u8(data, at)
+    elif size == 2:
+        found = extents.u16(data, at)
+    elif size == 4:
+        found = extents.u32(data, at)
+    else:
+        return extents.u64(data, at)  # it comes out with its sign
+    return (
+        np.where(found >> (8 * size - 1) == 1, found - (1 << 8 * size), found) if signed else found
+    )
 
 
 def _decode_alone(table: bytes) -> list[tuple[str, str | None]] | None:

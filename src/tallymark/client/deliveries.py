@@ -1,0 +1,275 @@
+"""The dispatcher's daily work: who gets a message, what is settled, what became of what was sent.
+
+Everything is decided in one step, without an await; see dispatcher.py for who changes what.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from tallymark.client.errors import ClientError
+from tallymark.client.events import CallbackFailed, Reporter
+from tallymark.client.gate import Gate, State
+from tallymark.client.outcomes import RELEASED, Outcome, Released
+from tallymark.client.received import (
+    BUFFERED,
+    HELD,
+    IGNORED,
+    LOST,
+    RETURNED,
+    SETTLED,
+    ReceivedMessage,
+)
+from tallymark.client.settlements import Run, Settlements
+from tallymark.client.turn import Turn
+from tallymark.client.work import Work
+
+if TYPE_CHECKING:
+    from tallymark.client.adapter import SessionPort
+    from tallymark.client.consumer import Consumer
+    from tallymark.client.producer import Pending
+    from tallymark.client.transaction import Transaction
+
+
+ErrorCallback = Callable[[ClientError], object]
+
+
+class Deliveries(ABC):
+    """What a Dispatcher is, but for what begins and ends."""
+
+    __slots__ = (
+        "_is_marked",
+        "_touched",
+        "callbacks",
+        "consumers",
+        "error",
+        "gate",
+        "has_no_inflow",
+        "highest_tag",
+        "loop",
+        "port",
+        "reporter",
+        "rollback_mark",
+        "sent",
+        "settlements",
+        "turn",
+        "unsaid",
+        "wall_ms",
+        "work",
+    )
+
+    def __init__(self, turn: Turn, reporter: Reporter) -> None:
+        self.turn = turn
+        self.loop = turn.loop
+        self.reporter = reporter
+        self.wall_ms: Callable[[], int] = _wall_ms
+        """Milliseconds since 1970; tests set it."""
+        self.port: SessionPort | None = None
+        self.gate = Gate(turn.loop, self._resumed)
+        self.error: ClientError | None = None
+        self.highest_tag = -1
+        """Of the deliveries that have arrived; -1: none yet on this protocol's session [TX-22]."""
+        self.rollback_mark = -1
+        """What was delivered up to it is not shown any more [TX-18]."""
+        self.has_no_inflow = False
+        """A rollback goes on: no credit, and no delivery."""
+        self.work: Work | None = None
+        """The session's transaction: all that is settled and sent is done in it."""
+        self.consumers: list[Consumer] = []
+        self.sent: dict[int, Pending] = {}
+        """Sent messages by number, until their outcome is known."""
+        self.settlements = Settlements()
+        self.unsaid: list[Run] = []
+        """Settlements that wait for their transaction to begin, or for another one to end."""
+        self.callbacks: list[ErrorCallback] = []
+        self._touched: list[Consumer] = []
+        self._is_marked = False
+
+    @abstractmethod
+    def work_of(self, transaction: Transaction) -> Work:
+        """What is done now, naming a transaction, is done in this."""
+
+    @abstractmethod
+    def may_say(self, work: Work | None) -> bool:
+        """Whether what was done in it, or in none, may be said to the broker now."""
+
+    # A rollback
+
+    def take_back(self, error: ClientError) -> list[int]:
+        """Step 4, of all receivers, also those that were closed."""
+        tags: list[int] = []
+        for consumer in self.consumers:
+            tags += consumer.take_back(self.rollback_mark, error)
+        return tags
+
+    def forget_unsaid(self, work: Work) -> list[int]:
+        """What was settled in it and the broker has not heard of: tags."""
+        runs = self.unsaid + self.settlements.take()
+        self.unsaid = [run for run in runs if run.work is not work]
+        if self.unsaid:
+            self.mark()
+        return [tag for run in runs if run.work is work for tag in range(run.first, run.last + 1)]
+
+    # Telling the application
+
+    def scoped_error(self, error: ClientError) -> None:
+        """A link, the session or the connection is gone, and nobody here asked for it: told once,
+        besides what the calls that wait are told."""
+        for callback in list(self.callbacks):
+            self.call_back("on_error", callback, error)
+
+    def call_back(self, name: str, callback: Callable[..., object], *arguments: object) -> None:
+        """Call the application's callback; what it raises is reported and goes no further."""
+        try:
+            callback(*arguments)
+        except Exception as raised:
+            self.reporter.report(CallbackFailed(name, raised), raised)
+
+    @property
+    def state(self) -> State:
+        return self.gate.state
+
+    @property
+    def is_stopped(self) -> bool:
+        """Nothing is handed over, but something may be later."""
+        return self.gate.is_shut
+
+    def _resumed(self) -> None:
+        for consumer in self.consumers:
+            consumer.wake(len(consumer.buffer))
+
+    # Deliveries
+
+    def hand_over(self, consumer: Consumer) -> ReceivedMessage | None:
+        """The next message of the consumer's buffer, which is not empty; None while stopped."""
+        if self.gate.is_shut:
+            return None
+        message = consumer.buffer.popleft()
+        window = consumer.window
+        window.buffered -= 1
+        if message.state == BUFFERED:
+            assert message.tag > self.rollback_mark, (message.tag, self.rollback_mark)
+            message.state = HELD
+            message.taken_ms = self.turn.now_ms()
+            window.held += 1
+            consumer.held[message.tag] = weakref.ref(message)
+            if consumer.leaks.is_on:
+                consumer.leaks.handed()
+            if window.on_handover:
+                consumer.touch()
+        elif message.state == SETTLED:  # its slot comes back now [FC-10]
+            consumer.last_tag = message.delivery_tag
+            consumer.touch()
+        return message
+
+    def settle(
+        self, message: ReceivedMessage, outcome: Outcome, transaction: Transaction | None = None
+    ) -> None:
+        """Settle what the application holds, at the end of the turn with others; in a transaction,
+        if that is committed. A no-op on what is settled already, or ignored.
+
+        Raises Closed where the link is gone, TransactionRolledBack where the transaction is or a
+        rollback has given the message back.
+        """
+        state = message.state
+        if state == HELD:
+            work = self.work if transaction is None else self.work_of(transaction)
+            if work is not None:
+                if work.error is not None:
+                    if isinstance(outcome, Released):
+                        return  # as the rollback will
+                    raise work.error.again()
+                work.settled.append(message)
+            consumer = message.consumer
+            consumer.settled(message, outcome, work is not None)
+            second = consumer if message.is_second and work is None else None
+            if self.settlements.add(message.tag, outcome, second, work):
+                self.mark()
+        elif state == LOST or (state == RETURNED and not isinstance(outcome, Released)):
+            error = message.outcome_or_error
+            assert isinstance(error, ClientError)
+            raise error.again()
+
+    def release_buffered(self, message: ReceivedMessage) -> None:
+        """Give back what nobody has read."""
+        consumer = message.consumer
+        consumer.buffer.remove(message)
+        consumer.window.buffered -= 1
+        consumer.window.held += 1
+        message.state = HELD
+        message.taken_ms = self.turn.now_ms()
+        consumer.held[message.tag] = weakref.ref(message)
+        self.settle(message, RELEASED)
+
+    def ignore(self, message: ReceivedMessage) -> None:
+        if message.state == HELD:
+            message.consumer.ignore(message)
+        elif message.state == LOST:
+            message.state = IGNORED
+
+    def changed_by_peer(self, first: int, last: int, state: Outcome | None) -> None:
+        """The sender has settled deliveries, or given them another outcome, unasked [FC-18]."""
+        for consumer in list(self.consumers):
+            consumer.changed_by_peer(first, last, state)
+
+    # What we sent
+
+    def sent_settled(self, low: int, high: int, outcome: Outcome | None) -> None:
+        """The receiver has decided about messages low..high (numbers); None: settled without a
+        word, which is taken for accepted."""
+        sent = self.sent
+        if high - low < len(sent):
+            for number in range(low, high + 1):
+                pending = sent.pop(number, None)
+                if pending is not None:
+                    pending.finish(outcome)
+        else:
+            for number in [known for known in sent if low <= known <= high]:
+                sent.pop(number).finish(outcome)
+
+    # Turns
+
+    def touched(self, consumer: Consumer) -> None:
+        """Look at its credit at the end of the turn."""
+        self._touched.append(consumer)
+        self.mark()
+
+    def mark(self) -> None:
+        if not self._is_marked:
+            self._is_marked = True
+            self.turn.mark(self)
+
+    def flush(self) -> None:
+        """Settlements, and then the credit they free."""
+        self._is_marked = False
+        self.say_settlements()
+        touched = self._touched
+        self._touched = []
+        for consumer in touched:
+            consumer.evaluate()
+
+    def say_settlements(self) -> None:
+        """Those of this turn so far: before credit that may have come of them."""
+        runs = self.settlements.take()
+        if self.unsaid:
+            runs = self.unsaid + runs
+            self.unsaid = []
+        for run in runs:
+            if not self.may_say(run.work):
+                self.unsaid.append(run)
+            elif run.second is not None:
+                if run.second.port is not None:
+                    run.second.port.settle(run.first, run.last, run.outcome, run.work)
+            elif self.port is not None:
+                self.port.settle(run.first, run.last, run.outcome, run.work)
+
+
+MS_PER_S: Final = 1000
+
+
+def _wall_ms() -> int:
+    return int(time.time() * MS_PER_S)

@@ -1,0 +1,226 @@
+"""A writer that reads a queue by leases, judges, and publishes through a sink, as a Spark query
+does, while the broker is killed at random moments and the writer forgets what it did in mid batch.
+
+At the end every message is in the outcome or among the dead letters, exactly once.
+
+SINK_ROUNDS sets the number of kills (4; 60 with TALLYMARK_NIGHTLY), SINK_SEED the seed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+import time
+from pathlib import Path
+
+import pika
+import pytest
+
+from tallymark.engine.records import LEASED
+from tallymark.journal import layout
+from tallymark.spark.client import Client, Endpoint, api_path
+from tallymark.wire.amqp091.frames import METHOD, content_frames, frame
+from tallymark.wire.amqp091.layouts import encode_method
+from tallymark.wire.amqp091.methods import BasicPublish
+from tallymark.wire.amqp091.properties import Properties, encode_properties
+from tests.support.process import BrokerProcess
+
+NIGHTLY = bool(os.environ.get("TALLYMARK_NIGHTLY"))
+ROUNDS = int(os.environ.get("SINK_ROUNDS", 60 if NIGHTLY else 4))
+SEED = int(os.environ.get("SINK_SEED", random.randrange(1 << 30)))
+MESSAGES = 300
+"""Published before each kill."""
+BATCH = 40
+BODY = 8
+GIVEN_BACK = ("released", "modified")
+FORGETS = 0.3
+"""How likely the writer forgets an attempt at a batch after each of its steps."""
+PATIENCE_S = 120.0
+
+
+def outcome(number: int, times: int) -> str:
+    """What becomes of a message that was handed out so often before. It ends the second time."""
+    if number % 5 == 0:
+        return "rejected"
+    return GIVEN_BACK[number % 2] if times == 0 and number % 7 == 1 else "accepted"
+
+
+class Forgot(Exception):
+    """The writer was killed: what it knows is what its checkpoint says."""
+
+
+class Writer:
+    """The query: its checkpoint is (batch, start), all else is done again."""
+
+    def __init__(self, endpoint: Endpoint, chance: random.Random) -> None:
+        self.client = Client(endpoint)
+        self.chance = chance
+        self.batch = self.start = 0
+        self.attempts = self.repeated = 0
+        self.stop = threading.Event()
+        self.failure: BaseException | None = None
+        self._fence = self._epoch = 0
+
+    def run(self) -> None:
+        try:
+            self._attach()
+            while True:
+                is_last = self.stop.is_set()
+                end = self._lease()
+                if end == self.start:
+                    if is_last:
+                        return
+                    time.sleep(0.02)
+                    continue
+                self._write_until_done(end)
+                self.batch += 1
+                self.start = end
+                self._settle()
+        except BaseException as error:
+            self.failure = error
+
+    def _write_until_done(self, end: int) -> None:
+        while True:
+            self.attempts += 1
+            try:
+                self._attempt(end)
+                return
+            except Forgot:
+                self._attach()
+
+    def _attempt(self, end: int) -> None:
+        """A batch as foreachBatch has it: the same whenever it is run."""
+        rows = self._read(end)
+        judged = [(lease, number, outcome(number, times)) for lease, number, times in rows]
+        accepted = [number for _, number, said in judged if said == "accepted"]
+        cut = self.chance.randint(0, len(accepted))
+        ids = [self._stage(part) for part in (accepted[:cut], accepted[cut:]) if part]
+        self._may_forget()
+        body = {"identity": "writer", "batch": self.batch, "staging": ids}
+        done = self.client.call("POST", api_path("sinks", "/", "out", "commit"), body)
+        self.repeated += done["repeated"]
+        self._may_forget()
+        verdicts = [(lease, 1, said) for lease, _, said in judged]
+        self.client.call(
+            "POST", self._path("verdicts"), {"epoch": self._epoch, "verdicts": verdicts}
+        )
+        self._may_forget()
+
+    def _may_forget(self) -> None:
+        if self.chance.random() < FORGETS:
+            raise Forgot
+
+    def _attach(self) -> None:
+        held = self.client.call("POST", self._path("attach"), {})
+        self._fence, self._epoch = held["fence"], held["epoch"]
+        self._settle()
+
+    def _lease(self) -> int:
+        body = {"fence": self._fence, "epoch": self._epoch, "start": self.start, "max_rows": BATCH}
+        return int(self.client.call("POST", self._path("lease"), body)["end"])
+
+    def _settle(self) -> None:
+        body = {"fence": self._fence, "epoch": self._epoch, "end": self.start}
+        self.client.call("POST", self._path("settle"), body)
+
+    def _read(self, end: int) -> list[tuple[int, int, int]]:
+        """(lease sequence, message, times handed out before) of the batch."""
+        query = {"epoch": self._epoch, "from": self.start, "to": end}
+        found = []
+        for record in layout.unpack(self.client.get(self._path("read"), query)):
+            if record.kind == LEASED:
+                payload = record.payload
+                assert payload is not None
+                assert payload.raw is not None
+                for i in range(record.count):
+                    stop = payload.cuts[record.lo + i + 1] - 1
+                    number = int(payload.raw[stop - BODY : stop])
+                    found.append((record.other + i, number, record.flags))
+        assert [lease for lease, _, _ in found] == list(range(self.start, end))
+        return found
+
+    def _stage(self, numbers: list[int]) -> int:
+        path = api_path("sinks", "/", "out", "stage") + f"?count={len(numbers)}"
+        data = b"".join([message(number) for number in numbers])
+
+        def attempt() -> int:
+            with self.client._request("POST", path, data, 0) as response:
+                return int(json.loads(response.read())["staging"])
+
+        return self.client._retried(path, attempt)
+
+    def _path(self, operation: str) -> str:
+        return api_path("subscriptions", "/", "in", "s", operation)
+
+
+def message(number: int) -> bytes:
+    method = frame(METHOD, 1, encode_method(BasicPublish("", "out", True)))
+    section = encode_properties(Properties(delivery_mode=2))
+    return method + content_frames(1, section, b"%08d" % number, 0)
+
+
+def publish(broker: BrokerProcess, first: int, count: int) -> None:
+    with connected(broker) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for number in range(first, first + count):
+            properties = pika.BasicProperties(delivery_mode=2)
+            channel.basic_publish("", "in", b"%08d" % number, properties)
+
+
+def connected(broker: BrokerProcess) -> pika.BlockingConnection:
+    return pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port, heartbeat=0))
+
+
+def contents(broker: BrokerProcess, queue: str) -> list[int]:
+    found = []
+    with connected(broker) as connection:
+        channel = connection.channel()
+        for method, _, body in channel.consume(queue, auto_ack=True, inactivity_timeout=2):
+            if method is None:
+                break
+            found.append(int(body))
+    return found
+
+
+@pytest.mark.timeout(1800)
+def test_a_batch_and_its_verdicts_are_in_effect_once_whatever_is_killed(tmp_path: Path) -> None:
+    chance = random.Random(SEED)
+    with BrokerProcess(tmp_path / "data") as broker:
+        broker.flags.update(amqp_port=str(broker.amqp_port), http_port=str(broker.http_port))
+        with connected(broker) as connection:
+            channel = connection.channel()
+            dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+            channel.queue_declare("in", durable=True, arguments=dead)
+            for queue in ("out", "dead"):
+                channel.queue_declare(queue, durable=True)
+        endpoint = Endpoint(port=broker.http_port, retry_ms=60_000)
+        writer = Writer(endpoint, random.Random(chance.random()))
+        thread = threading.Thread(target=writer.run, daemon=True)
+        thread.start()
+        number = 0
+        for _ in range(ROUNDS):
+            publish(broker, number, MESSAGES)
+            number += MESSAGES
+            time.sleep(chance.uniform(0, 1))  # the moment is what is tried out
+            broker.kill()
+            broker.restart()
+            assert writer.failure is None, (SEED, writer.failure)
+        writer.stop.set()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive(), SEED
+        assert writer.failure is None, (SEED, writer.failure)
+        print(
+            f"SINK_SEED={SEED}: {ROUNDS} kills, {number} messages, {writer.batch} batches in "
+            f"{writer.attempts} attempts, {writer.repeated} commits repeated"
+        )
+        row = broker.queues()["in"]
+        rejected = [n for n in range(number) if n % 5 == 0]
+        accepted = [n for n in range(number) if n % 5]
+        assert (row["ready"], row["acquired"]) == (0, 0)
+        assert (row["settled"], row["dead_lettered"]) == (len(accepted), len(rejected))
+        assert broker.http("GET", "/api/tallymark/overview")[1]["sink_staged"] == 0
+        assert sorted(contents(broker, "out")) == accepted, SEED
+        assert sorted(contents(broker, "dead")) == rejected, SEED
