@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 SIZE = 1024
 WINDOW = 20_000
 CHUNK = 1000
-TEN_BODIES = "sequence, timestamp, routing_key, message_id, headers, body"
+QUEUE_ROWS = 500_000
+"""Of a batch from a queue, where nothing is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +155,10 @@ def opened(spark: SparkSession, broker: Running, way: Way, options: argparse.Nam
         "columns": way.columns,
         "partitions": str(options.partitions),
     }
-    if options.rows_per_batch:
-        given["maxRowsPerBatch"] = str(options.rows_per_batch)
-        given["maxBytesPerBatch"] = str(options.rows_per_batch * 2048)
+    rows = options.rows_per_batch or (QUEUE_ROWS if way.source == "queue" else 0)
+    if rows:
+        given["maxRowsPerBatch"] = str(rows)
+        given["maxBytesPerBatch"] = str(rows * 2 * SIZE)
     if way.source == "stream":
         given["startingOffsets"] = "earliest"
         given["readSegments"] = str(way.direct).lower()
@@ -209,7 +211,9 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=5_000_000)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--partitions", type=int, default=2)
-    parser.add_argument("--rows-per-batch", type=int, default=0, help="0: the source's default")
+    parser.add_argument(
+        "--rows-per-batch", type=int, default=0, help="0: the source's default, of queues 500,000"
+    )
     parser.add_argument("--only", nargs="*", default=[way.name for way in WAYS])
     options = parser.parse_args()
     options.messages -= options.messages % CHUNK

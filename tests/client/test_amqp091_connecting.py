@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import random
+from contextlib import suppress
 
 import pytest
 
@@ -15,6 +18,7 @@ from tallymark.client import (
     Life,
     LoginRefused,
     NotPossible,
+    TimedOut,
     connect,
 )
 from tallymark.client.uri import parse
@@ -30,7 +34,7 @@ from tallymark.wire.amqp091.methods import (
 )
 from tests.support.amqp091_peer import Peer091, connected091, session091
 from tests.support.amqp10_client import Cancelled, cancelled_at, outcome_of
-from tests.support.virtual_loop import quiet, virtual
+from tests.support.virtual_loop import quiet, run, turns, virtual
 
 QUICK = Backoff(initial_ms=100, max_ms=100, jitter=0)
 
@@ -249,3 +253,58 @@ async def test_the_trace_has_a_line_for_each_method_and_no_password() -> None:
     assert "-> [2] basic.publish routing_key='q' mandatory=True +6" in lines
     assert not [line for line in lines if "secret" in line or "guest" in line]
     assert "<- [0] connection.open-ok" in lines
+
+
+async def cut_again_and_again(draw: random.Random) -> None:
+    """Messages are sent on from one queue to another while the cable is pulled at any moment: none
+    is lost, none stays behind, and what comes twice had been in doubt."""
+    peer = Peer091()
+    peer.declare("q")
+    peer.declare("out")
+    bodies = [b"%d" % i for i in range(30)]
+    peer.put("q", *bodies)
+    doubted: list[bytes] = []
+    async with session091(peer, reconnect=QUICK) as session:
+        receiver = await session.receiver("/queues/q", credit=draw.choice((1, 4, 30)))
+        sender = await session.sender("/queues/out")
+
+        async def cut() -> None:
+            for _ in range(5):
+                await turns(draw.randrange(40))
+                if peer.transport is not None and not peer.transport.is_closing():
+                    peer.cut_off()
+                await asyncio.sleep(draw.random())
+
+        cutting = asyncio.create_task(cut())
+        while peer.depth("q") != (0, 0) or not cutting.done():
+            try:
+                message = await receiver.receive(timeout=1)
+                await sender.send(message.body)
+                await message.accept()
+            except TimedOut:
+                continue
+            except ConnectionLost:  # the send is in doubt, or the settlement never was heard of
+                doubted.append(message.body)
+            await turns(draw.randrange(3))
+        await cutting
+        async with session.receiver("/queues/out", credit=100) as rest:
+            found = []
+            with suppress(TimedOut):
+                while True:
+                    message = await rest.receive(timeout=1)
+                    found.append(message.body)
+                    await message.accept()
+    assert set(found) == set(bodies)
+    twice = {body for body in found if found.count(body) > 1}
+    unheard = twice - set(doubted)  # accepted, and the settlement was in the cable
+    assert len(unheard) <= 5
+
+
+def test_cut_at_any_moment_nothing_is_lost() -> None:
+    for seed in range(15):
+        story = functools.partial(cut_again_and_again, random.Random(seed))
+        try:
+            run(story, seed)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise

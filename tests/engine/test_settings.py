@@ -243,6 +243,7 @@ def test_every_key_of_a_policy_is_an_argument_too() -> None:
     # What is too slow is not for the slow one to say.
     of_others = {"x-" + key for key in KEYS if key.startswith("slow-consumer-")}
     of_others |= {"x-alternate-exchange", "x-auto-create", "x-default-queue-type"}
+    of_others.add("x-ledger")  # nor what is kept of it
     queue_keys = {"x-" + key for key in KEYS} - of_others
     assert queue_keys <= set(QUEUE_CHECKS)
     of_streams = {"x-max-age", "x-stream-max-segment-size-bytes"}

@@ -111,6 +111,70 @@ def reconcile(
 
 
 @app.command()
+def ledger(
+    to: Annotated[Path, typer.Option(help="Folder of the new Parquet table.")],
+    data_dir: Annotated[Path, typer.Option(help="The broker's data folder.")] = Path(
+        "tallymark-data"
+    ),
+    url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TALLYMARK_URL",
+            help="HTTP address of the running broker; without it the newest checkpoint is used.",
+        ),
+    ] = None,
+    user: Login = LOGIN,
+    master: Master = MASTER,
+) -> None:
+    """Write every transition, one row for each message and event, to Parquet."""
+    _require("pyspark", "pyarrow", "numpy", extra="spark")
+    from tallymark.spark.transitions import main
+
+    name, password = _login(url, user)
+    try:
+        code = main(data_dir, to, url, name, password, master)
+    except (ValueError, FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+        fail(str(error), 2)
+    _run(code)
+
+
+@app.command()
+def report(
+    data_dir: Annotated[Path, typer.Option(help="The broker's data folder.")] = Path(
+        "tallymark-data"
+    ),
+    to: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TALLYMARK_URL",
+            help="HTTP address of the running broker; without it the newest checkpoint is used.",
+        ),
+    ] = None,
+    stalled_after: Annotated[
+        float, typer.Option(help="Seconds unsettled after which credit is leaked or stalled.")
+    ] = 600.0,
+    user: Login = LOGIN,
+    master: Master = MASTER,
+    json: Json = False,
+) -> None:
+    """Latencies, redeliveries, dead-letter paths, slow consumers and more, as one HTML page."""
+    _require("pyspark", "pyarrow", "numpy", extra="spark")
+    from tallymark.spark.report.reporting import main
+
+    name, password = _login(url, user)
+    if stalled_after <= 0:
+        fail(f"--stalled-after is {stalled_after:g}, expected a number of seconds above 0", 2)
+    try:
+        code = main(data_dir, to, url, name, password, master, json, round(stalled_after * 1000))
+    except (
+        ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError
+    ) as error:  # fmt: skip
+        fail(str(error), 2)
+    _run(code)
+
+
+@app.command()
 def redrive(
     queue: Annotated[str, typer.Option(help="Queue that holds the dead letters.")],
     where: Annotated[

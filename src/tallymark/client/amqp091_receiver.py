@@ -81,7 +81,6 @@ class Amqp091Receiver(ReceiverPort):
         self.subscription: Subscription | None = None
         self._session = session
         self._is_manual = options.credit_mode == "manual"
-        self._is_exclusive = options.exclusive
         self._dynamic = options.dynamic
         self._queue = _queue(options)
         self._arguments = _arguments(options)

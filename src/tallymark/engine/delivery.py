@@ -281,7 +281,7 @@ class Dispatcher:
         session.unacked += n
         if consumer is not None:
             consumer.unacked += n
-        if queue.stored:
+        if queue.stored and queue.settings.records_deliveries:
             self.records.append(
                 Record(
                     records.ACQUIRED,

@@ -37,7 +37,7 @@ from tallymark.engine.arguments import (
     is_routing_key,
 )
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.settings import shorter_timeout
+from tallymark.engine.settings import ACCOUNT, EVERYTHING, LEDGER, shorter_timeout
 from tallymark.engine.slow_rules import AGE, COUNT, DEPTH, POLICY_PREFIX, RATE
 
 ALL: Final = "all"
@@ -90,6 +90,10 @@ def _truth(value: object) -> bool:
 
 def _overflow(value: object) -> bool:
     return value in ("drop-head", "reject-publish", "reject-publish-dlx")
+
+
+def _ledger(value: object) -> bool:
+    return value in (EVERYTHING, ACCOUNT)
 
 
 def _retry_type(value: object) -> bool:
@@ -187,6 +191,7 @@ KEYS: Final[dict[str, Key]] = {
     "message-deduplication": Key(
         _positive, "deduplication window", "1 or more milliseconds"
     ),
+    LEDGER: Key(_ledger, "extent of the ledger", f"{EVERYTHING} or {ACCOUNT}"),
     AUTO_CREATE: Key(_truth, "auto-create", "true or false"),
     POLICY_PREFIX + DEPTH: Key(_not_negative, "slow consumer depth", "0 or more bytes"),
     POLICY_PREFIX + AGE: Key(_not_negative, "slow consumer age", "0 or more milliseconds"),

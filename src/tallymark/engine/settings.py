@@ -27,6 +27,11 @@ DROP_TAIL: Final = "drop-tail"
 """What comes while the queue is full is dropped and counted, and its publisher hears nothing: NSQ's
 ephemeral channels [NQ-10]."""
 AT_LEAST_ONCE: Final = "at-least-once"
+LEDGER: Final = "ledger"
+"""Key of policies: how much of a queue is in the ledger."""
+EVERYTHING: Final = "all"
+ACCOUNT: Final = "account"
+"""What the equation needs, and what a restart does; no deliveries."""
 RETRY_DISABLED: Final = "disabled"
 RETRY_ALL: Final = "all"
 RETRY_FAILED: Final = "failed"
@@ -59,6 +64,7 @@ class Settings:
         "max_length",
         "max_priority",
         "overflow",
+        "records_deliveries",
         "retain_bytes",
         "segment_bytes",
         "single_active",
@@ -112,6 +118,9 @@ class Settings:
             _integer(arguments.get("x-consumer-timeout")), _integer(policy.get("consumer-timeout"))
         )
         """Milliseconds a delivery may stay unsettled; 0: without end, OFF: what is usual [LC-4]."""
+        self.records_deliveries = policy.get(LEDGER) != ACCOUNT or self.acquired_limit >= 0
+        """Whether the ledger says when messages are handed out, and to whom. The account needs it
+        not; a limit of deliveries does, since that is how they are counted across a crash."""
         self.dedup_ms = _smaller(arguments, policy, "message-deduplication")
         """Window in which a publisher-given id is taken once; OFF: any number of times."""
         self.slow_rule = rule_of_definition(policy)
@@ -168,7 +177,7 @@ class Settings:
             self.delivery_limit, self.acquired_limit, self.max_priority, self.single_active,
             self.consumer_timeout_ms, self.dedup_ms, self.is_quorum, self.delayed_retry,
             self.delayed_retry_min_ms, self.delayed_retry_max_ms, self.is_stream,
-            self.retain_bytes, self.max_age_ms, self.segment_bytes,
+            self.retain_bytes, self.max_age_ms, self.segment_bytes, self.records_deliveries,
             None if self.slow_rule is None else self.slow_rule.values(),
         )  # fmt: skip
 

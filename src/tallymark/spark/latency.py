@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tallymark.spark.sweep import MOVED_ON
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
@@ -25,7 +27,7 @@ def latencies(rows: DataFrame) -> DataFrame:
 
     journal = f.col("source") == "journal"
     entered = rows.where(journal & (f.col("kind") == "entered"))
-    by_consumer = (f.col("kind") == "settled") & ~f.col("reason").isin("transfer", "redrive")
+    by_consumer = (f.col("kind") == "settled") & ~f.col("reason").isin(*MOVED_ON)
     steps = _steps(entered, "entered").unionByName(
         _steps(rows.where(journal & by_consumer), "settled"), allowMissingColumns=True
     )

@@ -149,12 +149,18 @@ class Reconciliation:
 # -- functions on DataFrames
 
 
-def read_ledger(spark: SparkSession, folder: Path, upto: int | None = None) -> DataFrame:
-    """All rows of the ledger in a data folder up to a checkpoint, as `ledger.DDL` says.
+def read_ledger(
+    spark: SparkSession, folder: Path, upto: int | None = None, url: str | None = None
+) -> DataFrame:
+    """All rows of the ledger in a data folder up to a checkpoint, as `ledger.DDL` says: the one at
+    position `upto`, by default the newest; or, with `url`, one that the broker there writes now.
 
     The same as format("tallymark") with the option `ledger`, but planned here: a Python source
-    costs several processes before its first row. Raises LedgerIncomplete.
+    costs several processes before its first row. Raises LedgerIncomplete; with `url` BrokerRefused,
+    BrokerUnreachable.
     """
+    if url is not None:
+        upto = asked(Endpoint.from_url(url, retry_ms=RETRY_MS), folder)
     files = ledger.plan(folder, upto)
 
     def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -334,6 +340,15 @@ def run(
 
 def _iso(time: datetime) -> str:
     return time.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def asked(endpoint: Endpoint, data_dir: Path) -> int:
+    """The position of a checkpoint that the broker at `endpoint` has just written into this folder.
+
+    Raises LedgerIncomplete (also where it uses another folder), BrokerRefused, BrokerUnreachable.
+    """
+    _check_broker(endpoint, data_dir)
+    return _ask_until_written(endpoint, data_dir)[0]
 
 
 def _ask_until_written(endpoint: Endpoint, data_dir: Path) -> tuple[int, list[Claim]]:

@@ -22,6 +22,8 @@ ENDS: Final = ("settled", "dropped", "dead_lettered")
 HAPPENED: Final = ("entered", *ENDS, "pending")
 WHATS: Final = (*HAPPENED, "live", "letter", "transferred")
 """What a range of sequences can be said to be or to have undergone: see `intervals`."""
+MOVED_ON: Final = ("transfer", "redrive")
+"""Why messages were settled though no consumer had them: they went on to other queues."""
 REASONS: Final = ("", *sorted(DROP_REASONS.values()))
 """Why messages were dropped, by number: sums of numbers say which one a stretch has."""
 
@@ -76,7 +78,7 @@ def _transferred() -> Column:
     """Whether a row says that messages were handed on to other queues."""
     from pyspark.sql import functions as f
 
-    return (f.col("kind") == "settled") & f.col("reason").isin("transfer", "redrive")
+    return (f.col("kind") == "settled") & f.col("reason").isin(*MOVED_ON)
 
 
 def sweep(ranges: DataFrame) -> DataFrame:

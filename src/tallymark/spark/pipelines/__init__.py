@@ -18,17 +18,30 @@ if TYPE_CHECKING:
     from tallymark.spark.pipelines.archives import archive, read_archived
     from tallymark.spark.pipelines.redrives import browse, redrive
     from tallymark.spark.reconcile import read_ledger, reconcile
+    from tallymark.spark.report import report
+    from tallymark.spark.transitions import transitions
 
 __all__ = [
-    "archive", "browse", "follow", "land", "read_archived", "read_ledger", "read_queue",
-    "reconcile", "redrive",
-]  # fmt: skip
+    "archive",
+    "browse",
+    "follow",
+    "land",
+    "read_archived",
+    "read_ledger",
+    "read_queue",
+    "reconcile",
+    "redrive",
+    "report",
+    "transitions",
+]
 
 _FROM: Final = {
     "tallymark.spark.land": ("follow", "land", "read_queue"),
     "tallymark.spark.pipelines.archives": ("archive", "read_archived"),
     "tallymark.spark.pipelines.redrives": ("browse", "redrive"),
     "tallymark.spark.reconcile": ("read_ledger", "reconcile"),
+    "tallymark.spark.report": ("report",),
+    "tallymark.spark.transitions": ("transitions",),
 }
 """Names by the module they come from."""
 

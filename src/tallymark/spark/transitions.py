@@ -1,0 +1,154 @@
+"""The ledger message by message: one row for each message and each thing that happened to it.
+
+The ledger's own rows speak of ranges. Here each message has rows of its own, which say what a range
+cannot: which attempt it was, how long the consumer had held it, how long the message had been in
+its queue by then. Costs as many rows as messages times events; what can be said of ranges is said
+of ranges (tallymark.spark.latency, sweep).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tallymark.spark.client import counted
+from tallymark.spark.over_ledger import over_ledger
+from tallymark.spark.sweep import MOVED_ON
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+EVENTS: Final = (
+    "entered", "acquired", "settled", "returned", "deferred", "dropped", "dead_lettered", "staged",
+    "leased",
+)  # fmt: skip
+"""Kinds of the ledger that say of each of their messages that something happened to it."""
+REFUSED: Final = ("rejected", "delivery_limit")
+"""Why messages die that a consumer has."""
+
+
+def identified(rows: DataFrame) -> DataFrame:
+    """The rows `entered` of the ledger's journal with the message ids that lie in another file."""
+    from pyspark.sql import functions as f
+
+    entered = rows.where("source = 'journal' and kind = 'entered'")
+    payloads = (
+        rows.where("kind = 'payload'")
+        .groupBy(f.col("payload").alias("lies_at"))
+        .agg(f.min("first").alias("first_id"))
+    )
+    known = entered.where("message_id is not null or payload is null")
+    looked_up = (
+        entered.where("message_id is null and payload is not null")
+        .join(payloads, f.col("payload") == f.col("lies_at"), "left")
+        .withColumn("message_id", f.col("first_id") + f.col("lo"))
+        .drop("lies_at", "first_id")
+    )
+    return known.unionByName(looked_up)
+
+
+def transitions(rows: DataFrame) -> DataFrame:
+    """One row for each message and event of the ledger's journal, as docs/pipelines.md lists them:
+    time, queue_id, sequence, message_id, event, attempt, consumer, outcome, cause, latency_ms,
+    held_ms, and position and row, in whose order things happened.
+
+    rows: the ledger, see tallymark.spark.reconcile.read_ledger. message_id and latency_ms are null
+    for messages that entered before the ledger that is kept.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    kinds = [kind for kind in EVENTS if kind != "entered"]
+    others = rows.where((f.col("source") == "journal") & f.col("kind").isin(*kinds))
+    events = identified(rows).unionByName(others).where("count > 0")
+    each = events.select(
+        "queue_id",
+        f.explode(f.sequence(f.lit(0).cast("long"), f.col("count") - 1)).alias("place"),
+        "first", "time", "position", "row", "owner", "other", "reason", "failed", "message_id",
+        f.col("kind").alias("event"),
+    ).withColumn("sequence", f.col("first") + f.col("place"))  # fmt: skip
+    along = Window.partitionBy("queue_id", "sequence").orderBy("position", "row")
+    so_far = along.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    ms = f.unix_millis("time")
+    entered, acquired = f.col("event") == "entered", f.col("event") == "acquired"
+    handed_out = f.max(f.when(acquired, f.col("other") + 1)).over(so_far)
+    on_send = (f.col("event") == "settled") & (f.col("reason") == "on_send")
+    since = f.last(f.when(acquired, ms), ignorenulls=True).over(so_far)
+    holder = f.last(f.when(acquired, f.col("owner")), ignorenulls=True).over(so_far)
+    back = f.col("event").isin("returned", "deferred")
+    settled = (f.col("event") == "settled") & (f.col("reason") == "client")
+    refused = f.col("event").isin("dead_lettered", "dropped") & f.col("reason").isin(*REFUSED)
+    ends_attempt = back | settled | refused
+    return each.select(
+        "time",
+        "queue_id",
+        "sequence",
+        f.max(f.when(entered, f.col("message_id") + f.col("place"))).over(so_far).alias(
+            "message_id"
+        ),
+        "event",
+        (f.coalesce(handed_out, f.lit(0)) + on_send.cast("int")).cast("int").alias("attempt"),
+        f.when(acquired | on_send, f.col("owner")).when(ends_attempt, holder).alias("consumer"),
+        _outcome().alias("outcome"),
+        f.col("reason").alias("cause"),
+        (ms - f.max(f.when(entered, ms)).over(so_far)).alias("latency_ms"),
+        f.when(ends_attempt, ms - since).alias("held_ms"),
+        "position",
+        "row",
+    )  # fmt: skip
+
+
+def _outcome() -> Column:
+    """What became of the message with this event; null where nothing is decided by it."""
+    from pyspark.sql import functions as f
+
+    event, reason = f.col("event"), f.col("reason")
+    return (
+        f.when((event == "settled") & reason.isin(*MOVED_ON), "moved")
+        .when(event == "settled", "accepted")
+        .when((event == "returned") & f.col("failed"), "failed")
+        .when(event == "dead_lettered", "dead-lettered")
+        .when(event.isin("returned", "deferred", "dropped"), event)
+    )
+
+
+def main(
+    data_dir: Path,
+    to: Path,
+    url: str | None = None,
+    user: str | None = None,
+    password: str | None = None,
+    master: str = "local[*]",
+) -> int:
+    """`tallymark pipeline ledger`: write the transitions to a new Parquet table, a folder for each
+    date (UTC), with the names of the queues. Returns and raises as `over_ledger`; FileExistsError.
+    """
+    if to.exists():
+        raise FileExistsError(f"--to is {str(to)!r}, which exists; expected a new folder")
+
+    def work(rows: DataFrame, as_of: datetime) -> None:
+        from pyspark.sql import functions as f
+
+        rows = rows.cache()
+        each = transitions(rows).withColumn("date", f.to_date("time"))
+        table = each.join(f.broadcast(queues(rows)), "queue_id", "left")
+        table.write.partitionBy("date").parquet(str(to))
+        count = rows.sparkSession.read.parquet(str(to)).count()
+        print(f"{counted(count, 'transition')} up to {as_of:%Y-%m-%d %H:%M:%S} UTC in {to}")
+
+    return over_ledger(data_dir, url, user, password, master, "ledger", work)
+
+
+def queues(rows: DataFrame) -> DataFrame:
+    """(queue_id, vhost, queue) from the definitions in the ledger."""
+    from pyspark.sql import functions as f
+
+    told = f.from_json("blob", "op string, id long, vhost string, name string").alias("told")
+    return (
+        rows.where("kind = 'definition'")
+        .select(told)
+        .where("told.op = 'queue'")
+        .groupBy(f.col("told.id").alias("queue_id"))
+        .agg(f.max("told.vhost").alias("vhost"), f.max("told.name").alias("queue"))
+    )

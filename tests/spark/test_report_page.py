@@ -1,0 +1,213 @@
+"""The report's page and its parts, without Spark: self-contained, escaped, drawn right."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from html.parser import HTMLParser
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tallymark.spark.report import charts, findings, graph, pathmap, words
+from tallymark.spark.report.graph import cycles, layers
+from tallymark.spark.report.page import CHAPTERS, html
+from tallymark.spark.report.terminal import show
+
+NAMES = st.sampled_from("abcdef")
+EDGES = st.lists(st.tuples(NAMES, NAMES), max_size=14)
+HOUR = 3_600_000
+MALICE = '<script src="http://x">&'
+
+
+@pytest.mark.parametrize("module", [words, graph, findings, charts])
+def test_the_examples_in_the_docstrings_are_true(module: Any) -> None:
+    assert doctest.testmod(module).failed == 0
+
+
+def data(**more: Any) -> dict[str, Any]:
+    """Findings with something in every chapter."""
+    return {
+        "version": 1, "from": "2026-01-01T00:00:00Z", "to": "2026-01-01T02:00:00Z",
+        "as_of": "2026-01-01T02:00:01Z", "bucket_ms": HOUR, "stalled_ms": 600_000,
+        "totals": {"entered": 1234, "acquired": 5, "settled": 4, "returned": 3, "deferred": 2,
+                   "dead_lettered": 1, "dropped": 7, "drops": {"expired": 7}},
+        "flow": [
+            {"at_ms": 0, "entered": 10, "settled": 5, "returned": 0, "dead_lettered": 0,
+             "dropped": 0},
+            {"at_ms": 2 * HOUR, "entered": 20, "settled": 5, "returned": 0, "dead_lettered": 3,
+             "dropped": 0},
+        ],
+        "latency": [{"queue": MALICE, "count": 9, "p50_ms": 0.0, "p90_ms": 20.0, "p95_ms": 30.0,
+                     "p99_ms": 1500.0, "p999_ms": 1600.0, "longest_ms": 90_000.0}],
+        "topics": [{"topic": MALICE, "consumed": 9, "per_second": 0.5, "queues": {MALICE: 9},
+                    "points": [[0, 4], [2 * HOUR, 5]]}],
+        "deliveries": [{"queue": MALICE, "deliveries": 10, "redelivered": 4, "timed_out": 1,
+                        "redelivery_rate": 0.4, "timeout_rate": 0.1, "attempts": {1: 6, 2: 4},
+                        "given_back": {MALICE: 1}}],
+        "paths": {
+            "edges": [
+                {"source": "work", "target": "retry", "cause": "rejected", "count": 40},
+                {"source": "retry", "target": "work", "cause": "expired", "count": 39},
+                {"source": "work", "target": MALICE, "cause": "maxlen", "count": 1},
+                {"source": "loop", "target": "loop", "cause": "rejected", "count": 1},
+                {"source": "work", "target": "retry", "cause": MALICE, "count": 2},
+            ],
+            "drops": [{"queue": "work", "cause": "expired", "count": 7}],
+            "cycles": [["loop"], ["retry", "work"]],
+        },
+        "consumers": [{"rank": 1, "queue": MALICE, "consumer": 7, "name": MALICE, "delivered": 5,
+                       "settled": 4, "refused": 0, "given_back": 1, "timed_out": 1,
+                       "per_second": None, "p50_ms": 10.0, "p95_ms": 20.0, "longest_ms": 30}],
+        "slow_consumers": [{"queue": MALICE, "consumer": 7, "event": "found",
+                            "at": "2026-01-01T01:00:00Z", "about": {}}],
+        "credit": [{"queue": MALICE, "link": "consumer 7", "held": 3, "oldest_ms": 900_000,
+                    "settled_ms_ago": None, "state": "stalled"}],
+        "duplicates": [{"queue": MALICE, "passed_over": 2, "seen_again": 4, "most_deliveries": 3}],
+        "inversions": [{"queue": MALICE, "after_return": 4, "first_delivery": 1, "furthest": 9}],
+        **more,
+    }  # fmt: skip
+
+
+def empty() -> dict[str, Any]:
+    """Findings of a ledger in which nothing ever happened."""
+    full = data(paths={"edges": [], "drops": [], "cycles": []})
+    nothing = {key: [] for key, value in full.items() if isinstance(value, list)}
+    totals = {**dict.fromkeys(full["totals"], 0), "drops": {}}
+    return {**full, **nothing, "from": "", "to": "", "as_of": "", "totals": totals}
+
+
+class Seen(HTMLParser):
+    """Every tag with its attributes, and that tags are closed in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("found", [data(), empty()])
+def test_the_page_needs_nothing_else_and_no_name_escapes_into_it(found: dict[str, Any]) -> None:
+    page = html(found, MALICE)
+    seen = Seen(page)
+    kinds = {tag for tag, _ in seen.tags}
+    assert not kinds & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
+    for _, attributes in seen.tags:
+        assert not attributes.keys() & {"src", "action", "onclick", "onload", "data"}
+        assert str(attributes.get("href", "#")).startswith("#")
+    assert "@import" not in page
+    assert "url(" not in page.replace("url(#way)", "").replace("url(#round)", "")
+
+
+def test_every_chapter_stands_on_the_page_and_is_linked() -> None:
+    seen = Seen(html(data()))
+    ids = [attributes.get("id") for tag, attributes in seen.tags if tag == "section"]
+    links = [str(attributes.get("href")) for tag, attributes in seen.tags if tag == "a"]
+    assert ids == [key for key, _, _ in CHAPTERS]
+    assert links == [f"#{key}" for key, _, _ in CHAPTERS]
+
+
+def test_each_plot_is_sound_xml_within_its_box() -> None:
+    plots = re.findall(r"<svg.*?</svg>", html(data()), re.S)
+    assert len(plots) >= 7
+    for plot in plots:
+        tree = ElementTree.fromstring(plot)
+        _, _, width, height = map(float, tree.attrib["viewBox"].split())
+        for part in tree.iter():
+            for name, limit in (("x", width), ("x1", width), ("y1", height), ("cx", width)):
+                assert -1 <= float(part.attrib.get(name, 0)) <= limit + 1, part.attrib
+
+
+def test_a_chapter_without_rows_says_so() -> None:
+    page = html(empty())
+    assert page.count('class="none"') == len(CHAPTERS)
+    assert "<svg" not in page
+
+
+def test_more_rows_than_fit_unfold() -> None:
+    many = [{**data()["inversions"][0], "queue": f"q{i:02}"} for i in range(40)]
+    page = html(data(inversions=many))
+    assert "<summary>28 more</summary>" in page
+    assert all(f"q{i:02}" in page for i in range(40))
+
+
+def test_lines_fall_to_zero_where_nothing_was() -> None:
+    """The second of three hours has no row at all."""
+    plot = ElementTree.fromstring(charts.lines(data()["flow"], {"entered": "in"}, HOUR).split(
+        "</p>")[1])  # fmt: skip
+    (line,) = [part for part in plot.iter() if part.attrib.get("class", "").startswith("line")]
+    floor, *_ = re.findall(r"M[\d.]+,([\d.]+)", line.attrib["d"])
+    heights = re.findall(r"V([\d.]+)H", line.attrib["d"])
+    assert len(heights) == 3
+    assert heights[1] == floor
+    assert float(heights[2]) < float(heights[0]) < float(floor)
+
+
+def test_the_map_marks_cycles_and_only_those() -> None:
+    tree = ElementTree.fromstring(pathmap.draw(data()["paths"]))
+    ways = [part for part in tree.iter() if "marker-end" in part.attrib]
+    said = {part[0].text or "": part.attrib["class"] for part in ways}
+    assert said == {
+        f"work to retry: 40 rejected, 2 {MALICE}": "round",
+        "retry to work: 39 expired": "round",
+        f"work to {MALICE}: 1 maxlen": "way",
+        "loop to loop: 1 rejected": "round",
+    }
+    assert "7 dropped" in "".join(tree.itertext())
+
+
+@given(EDGES)
+def test_cycles_are_what_can_be_reached_from_itself(edges: list[tuple[str, str]]) -> None:
+    nodes = {node for edge in edges for node in edge}
+    reach = {node: {b for a, b in edges if a == node} for node in nodes}
+    for _ in nodes:
+        for node in nodes:
+            reach[node] |= {far for near in set(reach[node]) for far in reach[near]}
+    groups = {frozenset(m for m in reach[n] if n in reach[m]) for n in nodes if n in reach[n]}
+    found = cycles(edges)
+    assert {frozenset(group) for group in found} == groups
+    assert len(found) == len(groups)
+    assert all(len(set(group)) == len(group) for group in found)
+
+
+@given(EDGES)
+def test_every_queue_has_one_place_on_the_map(edges: list[tuple[str, str]]) -> None:
+    columns = layers(edges)
+    placed = [node for column in columns for node in column]
+    assert sorted(placed) == sorted({node for edge in edges for node in edge})
+    assert all(columns)
+    depth = {node: i for i, column in enumerate(columns) for node in column}
+    around = {node: group for group in map(frozenset, cycles(edges)) for node in group}
+    for a, b in edges:  # outside cycles arrows lead to the right
+        if a != b and (a not in around or around[a] != around.get(b)):
+            assert depth[a] < depth[b]
+
+
+def test_the_terminal_shows_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    console = Console(width=200, force_terminal=False)
+    show(data(), console)
+    said = capsys.readouterr().out
+    assert "a cycle: retry -> work -> retry" in said
+    assert "15 min" in said
+    assert "stalled" in said
+    show(empty(), console)
+    assert capsys.readouterr().out == ""
