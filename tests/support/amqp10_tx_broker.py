@@ -217,6 +217,10 @@ class TxBroker(Peer):
             self._must_be_fresh = False
             assert not self.in_flight, self.in_flight
 
+    def check_outside(self) -> None:
+        """Where a session has one transaction at a time, nothing is done beside it."""
+        assert len(self.capabilities) > 1 or not self.txns, self.txns
+
     def _put_back(self, delivery: Delivery) -> None:
         insort(self.ready[delivery.queue], (delivery.position, delivery.body))
         link = self.links.get(delivery.queue)
@@ -238,6 +242,8 @@ class TxBroker(Peer):
                     self._put_back(delivery)
                     self._refuse_work(delivery.link)
             else:
+                if not isinstance(state, (Released, Modified)):
+                    self.check_outside()
                 self._finish(delivery, state)
         if not event.settled:
             event.session.settle_sent(event.first, event.last, state)
@@ -268,6 +274,7 @@ class TxBroker(Peer):
                 self.txns[state.txn_id].posts.append((queue, content))
                 answer = TransactionalState(state.txn_id, Accepted())
             else:
+                self.check_outside()
                 self.fill(queue, content)
         last = (event.first + len(event) - 1) & 0xFFFFFFFF
         link = event.link
@@ -284,6 +291,7 @@ class TxBroker(Peer):
         link = event.link
         number = event.first
         if isinstance(body, Declare):
+            assert len(self.capabilities) > 1 or not self.txns, "one transaction at a time"
             self.declared += 1
             txn = b"t%d" % self.declared
             self.txns[txn] = Txn()

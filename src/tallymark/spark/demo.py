@@ -104,13 +104,21 @@ class Scene:
 
 def scenes() -> list[Scene]:
     """The play, in order."""
-    from tallymark.spark import demo_credit, demo_letters, demo_slow, demo_table, demo_timeouts
+    from tallymark.spark import (
+        demo_credit,
+        demo_letters,
+        demo_rollback,
+        demo_slow,
+        demo_table,
+        demo_timeouts,
+    )
 
     return [
         Scene("From a publisher to a table", demo_table.__doc__ or "", demo_table.play),
         Scene("Dead letters", demo_letters.__doc__ or "", demo_letters.play),
         Scene("Time-outs", demo_timeouts.__doc__ or "", demo_timeouts.play),
         Scene("Credit", demo_credit.__doc__ or "", demo_credit.play),
+        Scene("Rollback", demo_rollback.__doc__ or "", demo_rollback.play),
         Scene("A slow consumer", demo_slow.__doc__ or "", demo_slow.play),
     ]
 
