@@ -520,12 +520,27 @@ async def test_tx_22_after_a_reconnect_the_marks_are_reset_and_the_transaction_i
                 await tx.commit()
             assert isinstance(raised.value.__cause__, ConnectionLost)
             messages = await read(receiver, 4)
-            assert [message.tag for message in messages] != []
             assert bodies(messages) == [b"0", b"1", b"2", b"3"]
             await messages[0].accept()
             await sender.send(b"one")
         assert broker.done == [("q", b"0")]
         assert broker.bodies("out") == [b"one"]
+
+
+@virtual
+async def test_tx_22_tags_that_begin_anew_are_not_compared_with_the_mark_of_before() -> None:
+    """QPID-3546: a stale mark kept everything from the application after a fail-over."""
+    broker = broker_with(8)
+    async with session_of(broker, reconnect=True) as session:
+        receiver = await session.receiver("q", credit=4)
+        await read(receiver, 3)
+        await session.recover()  # the mark is 3
+        assert session._dispatcher.rollback_mark == 3
+        broker.transport.cut()
+        await asyncio.sleep(10)
+        messages = await read(receiver, 4)
+        assert [message.tag for message in messages] == [0, 1, 2, 3]
+        assert bodies(messages) == [b"0", b"1", b"2", b"3"]
 
 
 @virtual

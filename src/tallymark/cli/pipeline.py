@@ -215,6 +215,37 @@ def redrive(
     _run(code)
 
 
+@app.command()
+def archive(
+    stream: Annotated[str, typer.Option(help="Stream to archive.")],
+    to: Annotated[Path, typer.Option(help="Folder of the archive, the same for every run.")],
+    rows: Annotated[int, typer.Option(help="Most messages of a range.")] = 1_000_000,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also the newest range, which is not full.")
+    ] = False,
+    release: Annotated[
+        bool, typer.Option(help="Let the broker let go of what is archived.")
+    ] = True,
+    vhost: Annotated[str, typer.Option(help="Virtual host of the stream.")] = "/",
+    master: Master = MASTER,
+    url: Url = BROKER,
+    user: Login = LOGIN,
+    json: Json = False,
+) -> None:
+    """Write full ranges of a stream to Parquet, then let the broker let go of them."""
+    _require("pyspark", "pyarrow", "numpy", extra="spark")
+    from tallymark.spark.pipelines import archives
+
+    name, password = _login(url, user)
+    try:
+        code = archives.main(
+            stream, to, rows, everything, release, vhost, master, url, name, password, json
+        )
+    except ValueError as error:
+        fail(str(error), 2)
+    _run(code)
+
+
 def demo(
     input: Annotated[
         Path | None,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, final
 
-from tallymark.client.adapter import Adapter, Peer, ReceiverPort, SenderPort, SessionPort
+from tallymark.client.adapter import Adapter, Peer, SessionPort
 from tallymark.client.amqp10_coordinator import CoordinatorEnd
-from tallymark.client.amqp10_words import OUTCOMES, error_of, fields_of, outcome_of
+from tallymark.client.amqp10_ports import Amqp10Receiver, Amqp10Sender, Amqp10Session
+from tallymark.client.amqp10_words import error_of, fields_of, outcome_of
 from tallymark.client.errors import (
     NO_USE_TRYING,
     ClientError,
@@ -21,8 +21,7 @@ from tallymark.client.errors import (
     NotPossible,
     SessionClosed,
 )
-from tallymark.client.options import ConnectionOptions, ReceiverOptions, SenderOptions
-from tallymark.client.outcomes import RELEASED, Outcome
+from tallymark.client.options import ConnectionOptions
 from tallymark.client.received import ReceivedMessage
 from tallymark.client.uri import Endpoint
 from tallymark.wire.amqp10.connection import Connection
@@ -52,21 +51,14 @@ from tallymark.wire.amqp10.events import (
     TransfersReceived,
 )
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import Link, ReceiverLink, SenderLink
+from tallymark.wire.amqp10.link import Link
 from tallymark.wire.amqp10.outcomes import (
     Declared,
-    DeliveryState,
     Error,
-    TransactionalState,
 )
 from tallymark.wire.amqp10.performatives import (
-    COPY,
-    DURABLE_UNSETTLED_STATE,
-    EXPIRE_NEVER,
     RCV_SECOND,
-    Attach,
     Open,
-    Source,
     Target,
 )
 from tallymark.wire.amqp10.sasl import (
@@ -77,19 +69,11 @@ from tallymark.wire.amqp10.sasl import (
     SaslOutcome,
     plain_response,
 )
-from tallymark.wire.amqp10.serial import MASK, diff, walk
-from tallymark.wire.amqp10.session import Session
+from tallymark.wire.amqp10.serial import diff, walk
 
 if TYPE_CHECKING:
-    from tallymark.client.consumer import Consumer
     from tallymark.client.dispatcher import Dispatcher
-    from tallymark.client.producer import Producer
-    from tallymark.client.work import Work
 
-SND_MODES: Final = {"unsettled": 0, "settled": 1, "mixed": 2}
-RCV_MODES: Final = {"first": 0, "second": 1}
-EXCLUSIVE: Final = "tallymark:exclusive"
-"""Property of a link that wants to be the only one to consume."""
 TAKEN_BACK: Final = "the server does not begin sessions or links with this client"
 NO_TRACE: Final[Callable[[str], None] | None] = None
 
@@ -191,7 +175,7 @@ class Amqp10(Adapter):
             session = self._wire.begin()
         except ValueError as error:
             raise NotPossible(f"no further session: {error}") from error
-        port = _SessionPort(session, dispatcher)
+        port = Amqp10Session(session, dispatcher)
         session.context = port
         return port
 
@@ -281,21 +265,21 @@ class Amqp10(Adapter):
 
     def _session_begun(self, event: SessionBegun) -> None:
         port = event.session.context
-        assert isinstance(port, _SessionPort)
+        assert isinstance(port, Amqp10Session)
         port.dispatcher.opened(port)
 
     def _session_ended(self, event: SessionEnded) -> None:
         event.session.end()
         port = event.session.context
-        if isinstance(port, _SessionPort) and not port.is_closing:
+        if isinstance(port, Amqp10Session) and not port.is_closing:
             error = error_of(SessionClosed, event.error, "the server ended the session")
             port.dispatcher.closed(error, True)
-        elif isinstance(port, _SessionPort):
+        elif isinstance(port, Amqp10Session):
             port.dispatcher.ended()
 
     def _session_failed(self, event: SessionFailed) -> None:
         port = event.session.context
-        if isinstance(port, _SessionPort):
+        if isinstance(port, Amqp10Session):
             text = event.error.description or "the server broke the session's rules"
             port.is_closing = True
             error = SessionClosed(text, condition=event.error.condition)
@@ -308,21 +292,21 @@ class Amqp10(Adapter):
 
     def _link_attached(self, event: LinkAttached) -> None:
         port = event.link.context
-        if isinstance(port, _ReceiverPort):
+        if isinstance(port, Amqp10Receiver):
             source = event.attach.source
             mode = "second" if event.link.rcv_settle_mode == RCV_SECOND else "first"
             address = None if source is None else source.address
             filters = {} if source is None else source.filter or {}
             named = {str(name): value for name, value in filters.items()}
             port.consumer.attached(port, address or "", mode, named)
-        elif isinstance(port, _SenderPort):
+        elif isinstance(port, Amqp10Sender):
             target = event.attach.target
             address = target.address if isinstance(target, Target) else None
             port.max_message_size = event.attach.max_message_size or 0
             port.producer.attached(port, address)
         elif isinstance(port, CoordinatorEnd):
             session = event.link.session.context
-            assert isinstance(session, _SessionPort)
+            assert isinstance(session, Amqp10Session)
             session.has_several = port.attached(event.attach)
 
     def _link_detached(self, event: LinkDetached) -> None:
@@ -349,38 +333,38 @@ class Amqp10(Adapter):
 
     def _credit(self, event: CreditReceived) -> None:
         port = event.link.context
-        if isinstance(port, _SenderPort):
+        if isinstance(port, Amqp10Sender):
             port.producer.may_send()
         elif isinstance(port, CoordinatorEnd):
             port.may_send()
 
     def _unblocked(self, event: SessionUnblocked) -> None:
         port = event.session.context
-        if isinstance(port, _SessionPort) and not event.session.is_blocked:  # and not again since
+        if isinstance(port, Amqp10Session) and not event.session.is_blocked:  # and not again since
             for producer in port.dispatcher.producers:
                 producer.unblocked()
 
     def _withdrawn(self, event: DeliveriesWithdrawn) -> None:
         port = event.link.context
-        if isinstance(port, _SenderPort):
+        if isinstance(port, Amqp10Sender):
             for low, high in reversed(walk(event.first, event.last)):
                 port.producer.taken_back(low, high)
 
     def _drained(self, event: DrainFinished) -> None:
         port = event.link.context
-        if isinstance(port, _ReceiverPort):
+        if isinstance(port, Amqp10Receiver):
             port.consumer.drained(event.given_up)
 
     def _inflow_stopped(self, event: InflowStopped) -> None:
         port = event.link.context
-        assert isinstance(port, _ReceiverPort)
+        assert isinstance(port, Amqp10Receiver)
         port.session.is_dry(event.link)
 
     # Deliveries
 
     def _transfers(self, event: TransfersReceived) -> None:
         port = event.link.context
-        assert isinstance(port, _ReceiverPort)
+        assert isinstance(port, Amqp10Receiver)
         consumer = port.consumer
         tags = event.tags
         data = event.data
@@ -408,14 +392,14 @@ class Amqp10(Adapter):
 
     def _settlement(self, event: SettlementReceived) -> None:
         port = event.link.context
-        assert isinstance(port, _ReceiverPort)
+        assert isinstance(port, Amqp10Receiver)
         first = port.session.tag_of(event.first)
         last = first + diff(event.last, event.first)
         port.consumer.answered(first, last, outcome_of(event.state))
 
     def _disposition(self, event: DispositionReceived) -> None:
         port = event.session.context
-        if not isinstance(port, _SessionPort):
+        if not isinstance(port, Amqp10Session):
             return
         outcome = outcome_of(event.state)
         is_final = event.settled or outcome is not None or isinstance(event.state, Declared)
@@ -435,240 +419,19 @@ class Amqp10(Adapter):
         port.dispatcher.changed_by_peer(first, last, outcome)
 
 
-@final
-class _SessionPort(SessionPort):
-    __slots__ = ("_moving", "coordinator", "dispatcher", "has_several", "is_closing", "wire")
-
-    def __init__(self, session: Session, dispatcher: Dispatcher) -> None:
-        self.wire = session
-        self.dispatcher = dispatcher
-        self.is_closing = False
-        self.has_several = False
-        self.coordinator = CoordinatorEnd(session, dispatcher)
-        self._moving: set[ReceiverLink] | None = None  # while the inflow is being stopped
-
-    def tag_of(self, delivery_id: int) -> int:
-        """delivery-ids come round after 2^32, tags do not."""
-        highest = self.dispatcher.highest_tag
-        if highest < 0:
-            return delivery_id
-        return highest + diff(delivery_id, highest & MASK)
-
-    def add_receiver(self, consumer: Consumer, options: ReceiverOptions) -> ReceiverPort:
-        source = Source(
-            address=options.address,
-            durable=DURABLE_UNSETTLED_STATE if options.durable else 0,
-            dynamic=options.dynamic,
-            distribution_mode=COPY if options.browse else None,
-            filter=fields_of(options.filter),
-            outcomes=OUTCOMES,
-            capabilities=options.capabilities,
-        )
-        if options.durable:
-            source.expiry_policy = EXPIRE_NEVER
-        asked = {EXCLUSIVE: True} if options.exclusive else {}
-        attach = Attach(
-            name=options.name,
-            source=source,
-            target=Target(),
-            properties=fields_of({**asked, **(options.properties or {})}),
-        )
-        rcv_mode = _mode(RCV_MODES, options.rcv_mode)
-        with _possible("receiver"):
-            link = self.wire.attach_receiver(attach, _mode(SND_MODES, options.snd_mode), rcv_mode)
-        port = _ReceiverPort(self, link, consumer)
-        link.context = port
-        return port
-
-    def add_sender(self, producer: Producer, options: SenderOptions) -> SenderPort:
-        target = Target(
-            address=options.address,
-            durable=DURABLE_UNSETTLED_STATE if options.durable else 0,
-            dynamic=options.dynamic,
-            capabilities=options.capabilities,
-        )
-        attach = Attach(
-            name=options.name,
-            source=Source(outcomes=OUTCOMES),
-            target=target,
-            properties=fields_of(options.properties),
-        )
-        snd_mode = _mode(SND_MODES, options.settle_mode)
-        with _possible("sender"):
-            link = self.wire.attach_sender(attach, snd_mode, _mode(RCV_MODES, options.rcv_mode))
-        port = _SenderPort(self, link, producer)
-        link.context = port
-        return port
-
-    def settle(self, first: int, last: int, outcome: Outcome, work: Work | None = None) -> None:
-        self.wire.settle_received(first & MASK, last & MASK, _state(outcome, work))
-
-    def close(self) -> None:
-        self.is_closing = True
-        self.wire.end()
-
-    # Transactions
-
-    def select(self) -> None:
-        with _possible("link"):
-            self.coordinator.attach()
-
-    def begin(self, work: Work) -> None:
-        self.coordinator.declare(work)
-
-    def commit(self, work: Work) -> None:
-        self.coordinator.discharge(work, False)
-
-    def rollback(self, work: Work) -> None:
-        self.coordinator.discharge(work, True)
-
-    def stop_inflow(self) -> None:
-        links = [link for link in self.wire.links if isinstance(link, ReceiverLink)]
-        self._moving = {link for link in links if link.stop()}
-        self._check_dry()
-
-    def is_dry(self, link: Link) -> None:
-        """Nothing more comes on it."""
-        if self._moving is not None and isinstance(link, ReceiverLink):
-            self._moving.discard(link)
-            self._check_dry()
-
-    def _check_dry(self) -> None:
-        if self._moving is not None and not self._moving:
-            self._moving = None
-            self.dispatcher.inflow_stopped()
-
-    def resume_inflow(self) -> None:
-        """With the credit that is granted now."""
-
-    def give_back(self, ranges: list[tuple[int, int]]) -> None:
-        for first, last in ranges:
-            self.wire.settle_received(first & MASK, last & MASK, RELEASED)
-        self.dispatcher.given_back()  # what is sent from now on is heard behind it
-
-
-@final
-class _ReceiverPort(ReceiverPort):
-    __slots__ = ("consumer", "link", "session")
-
-    def __init__(self, session: _SessionPort, link: ReceiverLink, consumer: Consumer) -> None:
-        self.session = session
-        self.link = link
-        self.consumer = consumer
-
-    @property
-    def credit(self) -> int:
-        return self.link.credit
-
-    @property
-    def delivery_count(self) -> int:
-        return self.link.delivery_count
-
-    def grant(self, credit: int) -> None:
-        self.link.flow(credit)
-
-    def drain(self) -> bool:
-        return self.link.drain()
-
-    def revoke(self) -> None:
-        self.link.flow(0)
-
-    def settle(self, first: int, last: int, outcome: Outcome, work: Work | None = None) -> None:
-        assert work is None, "a settlement in a transaction has one step"
-        self.link.settle(first & MASK, last & MASK, outcome)
-
-    def close(self) -> None:
-        self.link.detach()
-
-
-@final
-class _SenderPort(SenderPort):
-    __slots__ = ("link", "max_message_size", "producer", "session")
-
-    def __init__(self, session: _SessionPort, link: SenderLink, producer: Producer) -> None:
-        self.session = session
-        self.link = link
-        self.producer = producer
-        self.max_message_size = 0
-
-    @property
-    def sendable(self) -> int:
-        session = self.session.wire
-        if session.is_blocked:
-            return 0
-        # one more than fits: so that we hear when the window opens
-        return min(self.link.credit, session.remote_incoming_window + 1)
-
-    @property
-    def is_blocked(self) -> bool:
-        return self.session.wire.is_blocked
-
-    def send(self, messages: list[bytes], settled: bool, work: Work | None = None) -> Iterable[int]:
-        link = self.link
-        state = None if work is None else _state(None, work)
-        if len(messages) == 1:
-            return (link.send(messages[0], settled=settled, state=state),)
-        cuts = array("I", [0])
-        end = 0
-        for message in messages:
-            end += len(message)
-            cuts.append(end)
-        count = len(messages)
-        first = link.send_run(b"".join(messages), cuts, 0, count, settled=settled, state=state)
-        if first + count <= MASK:
-            return range(first, first + count)
-        return [(first + i) & MASK for i in range(count)]
-
-    def withdraw(self, number: int) -> bool:
-        return self.link.cancel(number)
-
-    def idle(self) -> None:
-        self.link.drained()
-
-    def close(self) -> None:
-        self.link.detach()
-
-
-@final
-class _possible:
-    """Turns the wire's complaint about a limit of the peer's into the client's error."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ValueError):
-            raise NotPossible(f"no further {self._what}: {error}") from error
-
-
-def _mode(modes: Mapping[str, int], name: str | None) -> int | None:
-    return None if name is None else modes[name]
-
-
-def _state(outcome: Outcome | None, work: Work | None) -> DeliveryState | None:
-    """An outcome, or none yet; in a transaction, that which it is to have if that is committed."""
-    if work is None:
-        return outcome
-    assert isinstance(work.handle, bytes), work.handle
-    return TransactionalState(work.handle, outcome)
-
-
 def _is_opening(link: Link) -> bool:
     port = link.context
-    if isinstance(port, _ReceiverPort):
+    if isinstance(port, Amqp10Receiver):
         return port.consumer.port is None
-    return isinstance(port, _SenderPort) and port.producer.port is None
+    return isinstance(port, Amqp10Sender) and port.producer.port is None
 
 
 def _tell(link: Link, error: LinkClosed) -> None:
     port = link.context
-    if isinstance(port, _ReceiverPort):
+    if isinstance(port, Amqp10Receiver):
         port.consumer.detached(error)
         port.session.is_dry(link)
     elif isinstance(port, CoordinatorEnd):
         port.detached(error)
-    elif isinstance(port, _SenderPort):
+    elif isinstance(port, Amqp10Sender):
         port.producer.detached(error)

@@ -484,6 +484,15 @@ class Queue(Timed):
             self.body_bytes -= piece.body_bytes()
         return piece
 
+    def move_out(self, piece: Slice) -> None:
+        """Ready messages are done with: another queue has them. The caller cuts them out of their
+        lane."""
+        self.ready -= len(piece)
+        self.ready_bytes -= piece.size()
+        if self.body_bytes >= 0:
+            self.body_bytes -= piece.body_bytes()
+        self.settled += len(piece)
+
     def give_back(self, pieces: list[Slice], failed: bool, to_tail: bool = False) -> None:
         """Acquired becomes ready, at the old positions [TX-9] or at the tail [NQ-12]; handed out
         once more than before, and, where `failed`, failed once more."""

@@ -222,6 +222,31 @@ class Ready:
         returned[at : at + 1] = left
         return piece
 
+    def cut_out(self, spans: list[tuple[int, int]]) -> None:
+        """Take messages out that `at` gave: n from a place on for each (place, n), in order of
+        their places, each of one slice. O(slices) of `returned`, once for all of them."""
+        returned = self.in_front()
+        kept: list[Slice] = []
+        at = 0
+        rest: Slice | None = None
+        """What is left of returned[at - 1]."""
+        for place, n in spans:
+            if rest is None or place >= rest.first + rest.shift + len(rest):
+                if rest is not None:
+                    kept.append(rest)
+                index = bisect_left(returned, place + 1, at, key=_place) - 1
+                kept += returned[at:index]
+                rest = returned[index]
+                at = index + 1
+            skip = place - rest.first - rest.shift
+            if skip:
+                kept.append(rest.part(0, skip))
+            rest = rest.part(skip + n, len(rest)) if skip + n < len(rest) else None
+        if rest is not None:
+            kept.append(rest)
+        kept += returned[at:]
+        self.returned = kept
+
     def slices(self) -> list[Slice]:
         """Every slice, in order. The lane's own objects: do not change them."""
         return [*self.in_front(), *self.fresh]

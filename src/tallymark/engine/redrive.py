@@ -28,7 +28,6 @@ from tallymark.engine.exchange import Exchange
 from tallymark.engine.intervals import IntervalSet
 from tallymark.engine.message import Route, Slice
 from tallymark.engine.queue import Queue
-from tallymark.engine.ready import Ready
 from tallymark.engine.records import Record
 from tallymark.engine.session import Connection
 from tallymark.engine.settings import DROP_HEAD
@@ -57,26 +56,24 @@ REPEATED: Final = "repeated"
 
 @final
 class Way:
-    """Where messages go that were first published alike and died alike."""
+    """Where messages go that are to be alike where they arrive."""
 
-    __slots__ = ("before", "exchange", "keys", "made", "published", "source", "ttl_ms")
+    __slots__ = ("exchange", "is_home", "keys", "made", "notes", "queues", "source", "ttl_ms")
 
     def __init__(
-        self,
-        exchange: str,
-        keys: tuple[str, ...],
-        ttl_ms: int,
-        before: Annotations | None,
-        published: Route,
+        self, exchange: str, keys: tuple[str, ...], ttl_ms: int, notes: Notes, is_home: bool
     ) -> None:
         self.exchange = exchange
         self.keys = keys
         self.ttl_ms = ttl_ms
         """The time to live they have of their own, ms; -1: none."""
-        self.before = before
-        """What is known of them in the queue they leave."""
-        self.published = published
+        self.notes = notes
+        """What consumers and earlier redrives left on them."""
+        self.is_home = is_home
+        """Whether it is the route that their payloads name."""
         self.source: Exchange | None = None
+        self.queues: list[Queue] | None = None
+        """Where all of them go; None: not known yet, or that depends on their headers."""
         self.made: Annotations | None = None
         """What is known of them once they have moved."""
 
@@ -143,6 +140,7 @@ class Redrives:
             raise Unsupported(f"redrive not supported by stream queues {where}")
         found = [Found(sequence, id) for sequence, id in wanted]
         ways: dict[tuple[int, int], Way | None] = {}
+        alike: dict[tuple[object, ...], Way] = {}
         missing: list[Found] = []
         tails = _tails(queue, found) if queue.shift else {}
         for one in found:
@@ -155,7 +153,11 @@ class Redrives:
             before, published = piece.annotations, _route_of(piece)
             mark = (id(before), id(published))
             if mark not in ways:
-                ways[mark] = self._way(queue, before, published, exchange, key)
+                way = self._way(queue, before, published, exchange, key)
+                if way is not None:
+                    kind = (way.exchange, way.keys, way.ttl_ms, way.notes, way.is_home)
+                    way = alike.setdefault(kind, way)
+                ways[mark] = way
             way = ways[mark]
             one.way = way
             if way is None:
@@ -180,6 +182,25 @@ class Redrives:
 
         stamp: what their notes become.
         """
+        spans: dict[int, list[tuple[int, int]]] = {}
+        try:
+            self._move_runs(queue, found, stamp, spans)
+        finally:
+            for lane, some in spans.items():
+                some.sort()
+                queue.lanes[lane].cut_out(some)
+        if queue.watched:
+            self._entrance.dispatcher.mark(queue)  # what is its head now has a time of its own
+
+    def _move_runs(
+        self,
+        queue: Queue,
+        found: list[Found],
+        stamp: Callable[[Notes], Notes] | None,
+        spans: dict[int, list[tuple[int, int]]],
+    ) -> None:
+        """Messages enter their targets, and are counted out of the queue; where they are in it is
+        put in `spans`: (place, n) by lane."""
         at = 0
         asked: set[int] = set()
         while at < len(found):
@@ -196,10 +217,14 @@ class Redrives:
                 asked.add(found[at].sequence)
                 at += 1
                 n += 1
-            self._move_run(queue, found[at - n : at], stamp)
+            self._move_run(queue, found[at - n : at], stamp, spans)
 
     def _move_run(
-        self, queue: Queue, run: list[Found], stamp: Callable[[Notes], Notes] | None
+        self,
+        queue: Queue,
+        run: list[Found],
+        stamp: Callable[[Notes], Notes] | None,
+        spans: dict[int, list[tuple[int, int]]],
     ) -> None:
         """Messages with numbers in a row on one way, as far as each slice of them goes."""
         way = run[0].way
@@ -208,40 +233,32 @@ class Redrives:
             way.made = self._made(way, stamp)
         at = 0
         while at < len(run):
-            lane = queue.lanes[run[at].lane]
-            place = run[at].place
-            piece = lane.at(place)
+            lane, place = run[at].lane, run[at].place
+            piece = queue.lanes[lane].at(place)
             assert piece is not None, (queue.name, place)
             n = min(len(piece), len(run) - at)
             for target in run[at].queues:
                 if target.settings.guarded:  # it may have room for some of them
                     n = 1
-            if self._fits(run[at].queues, piece.part(0, n)):
-                self._move(queue, lane, place, n, run[at].queues, way.made)
+            piece = piece.part(0, n)
+            if self._fits(run[at].queues, piece):
+                spans.setdefault(lane, []).append((place, n))
+                self._move(queue, piece, run[at].queues, way.made)
             else:
                 run[at].status = FULL
             at += n
 
-    def _move(
-        self,
-        queue: Queue,
-        lane: Ready,
-        place: int,
-        n: int,
-        targets: list[Queue],
-        made: Annotations,
-    ) -> None:
+    def _move(self, queue: Queue, piece: Slice, targets: list[Queue], made: Annotations) -> None:
         entrance = self._entrance
-        piece = queue.pick(lane, place, n)
-        queue.leave_acquired(piece)
         payload = piece.payload
+        n = len(piece)
+        queue.move_out(piece)
         entrance.store.use(payload, n * len(targets))
         for target in targets:
             kept = payload.persistent and target.stored
             if kept:
                 entrance.keep(payload)
             entrance.enter(target, payload, piece.lo, piece.hi, made, kept, queue.id, piece.first)
-        queue.settled += n
         if queue.stored:
             self._records.append(
                 Record(
@@ -250,8 +267,6 @@ class Redrives:
                 )
             )  # fmt: skip
         entrance.store.finish(payload, n)
-        if queue.watched:
-            entrance.dispatcher.mark(queue)  # what is its head now has a time of its own
 
     # -- where they are
 
@@ -309,7 +324,8 @@ class Redrives:
                 keys = (key,)
         if home is None:
             return None
-        way = Way(home, keys, ttl_ms, before, published)
+        is_home = (home, keys[0]) == (published.exchange, published.key)
+        way = Way(home, keys, ttl_ms, () if before is None else before.notes, is_home)
         way.source = self._vhosts[queue.vhost].exchanges.get(home)
         return way
 
@@ -317,29 +333,29 @@ class Redrives:
         """The queues that one message enters."""
         if way.source is None:
             return []
+        if way.queues is not None:
+            return way.queues
         vhost = self._vhosts[queue.vhost]
         headers = None
-        if vhost.needs_headers(way.exchange):
+        by_headers = vhost.needs_headers(way.exchange)
+        if by_headers:
             payload = piece.payload
             self._entrance.store.load(payload)
             headers = self._entrance.formats[payload.format].headers(payload, piece.lo)
         targets: Targets = vhost.route_from(way.source, list(way.keys), headers)
-        return [target for target in targets.queues if target is not queue]
+        queues = [target for target in targets.queues if target is not queue]
+        if not by_headers:
+            way.queues = queues
+        return queues
 
     def _made(self, way: Way, stamp: Callable[[Notes], Notes] | None) -> Annotations:
         """What is known of messages from now on."""
-        before, published = way.before, way.published
-        notes = () if before is None else before.notes
-        key = way.keys[0]
-        route = None
-        if (way.exchange, key) != (published.exchange, published.key):
-            route = Route(way.exchange, key)
         return Annotations(
             ttl_ms=way.ttl_ms,
             more_keys=way.keys[1:],
-            route=route,
+            route=None if way.is_home else Route(way.exchange, way.keys[0]),
             since_ms=self._clock.now_ms,
-            notes=notes if stamp is None else stamp(notes),
+            notes=way.notes if stamp is None else stamp(way.notes),
         )
 
     def _fits(self, targets: list[Queue], piece: Slice) -> bool:

@@ -15,15 +15,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from tallymark.spark.land import follow, land, read_queue
+    from tallymark.spark.pipelines.archives import archive, read_archived
     from tallymark.spark.pipelines.redrives import browse, redrive
     from tallymark.spark.reconcile import read_ledger, reconcile
     from tallymark.spark.report import report
     from tallymark.spark.transitions import transitions
 
 __all__ = [
+    "archive",
     "browse",
     "follow",
     "land",
+    "read_archived",
     "read_ledger",
     "read_queue",
     "reconcile",
@@ -34,6 +37,7 @@ __all__ = [
 
 _FROM: Final = {
     "tallymark.spark.land": ("follow", "land", "read_queue"),
+    "tallymark.spark.pipelines.archives": ("archive", "read_archived"),
     "tallymark.spark.pipelines.redrives": ("browse", "redrive"),
     "tallymark.spark.reconcile": ("read_ledger", "reconcile"),
     "tallymark.spark.report": ("report",),
