@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS ?= 3
+WORKERS ?= 4
 # Layers that are compiled: their tests run twice, interpreted from src and as installed.
 COMPILED := $(wildcard tests/wire tests/engine tests/bridge tests/journal)
 SOURCES := $(shell find src -name '*.py' -o -name 'py.typed') pyproject.toml setup.py
@@ -44,7 +44,7 @@ demo: install  ## the play: publish, consume, crash, land through Spark, reconci
 test: check test-pure test-installed  ## every check; hot layers interpreted; everything as installed
 
 test-pure: $(VENV)/.dependencies
-	PYTHONPATH=src $(BIN)/python -m pytest -q -n $(WORKERS) $(COMPILED)
+	PYTHONPATH=src $(BIN)/python -m pytest -q -n $(WORKERS) --hypothesis-profile=brief $(COMPILED)
 
 test-installed: install
 	$(BIN)/python -m pytest -q -n $(WORKERS) tests

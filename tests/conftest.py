@@ -1,8 +1,11 @@
-"""For every test: Hypothesis does not time its examples. How long one takes is the machine's."""
+"""For every test: Hypothesis does not time its examples. How long one takes is the machine's.
+
+With --hypothesis-profile=brief it makes fewer: what runs interpreted runs again as installed."""
 
 from __future__ import annotations
 
 from hypothesis import settings
 
 settings.register_profile("untimed", deadline=None)
+settings.register_profile("brief", deadline=None, max_examples=30)
 settings.load_profile("untimed")

@@ -177,8 +177,8 @@ def test_a_handshake_that_stops_is_closed_in_time(broker: BrokerProcess, sent: b
 
 
 def test_a_handshake_that_drips_is_closed_in_time(broker: BrokerProcess) -> None:
-    link = Bare(broker.amqp_port)
     began = time.monotonic()
+    link = Bare(broker.amqp_port)
     sent = 0
     try:
         for byte in HANDSHAKE + TUNED:

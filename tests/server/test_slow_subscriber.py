@@ -4,16 +4,15 @@ nothing. A hundred thousand messages in the nightly run, fewer otherwise."""
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from bench.slow_subscriber import PERIOD_S, Outcome, play, rules
 from tallymark.spark import ledger
+from tests.support.nightly import NIGHTLY, nightly
 from tests.support.process import BrokerProcess
 
-NIGHTLY = os.environ.get("TALLYMARK_NIGHTLY", "") not in ("", "0")
 MESSAGES = 100_000 if NIGHTLY else 6_000
 RATE = 3000.0 if NIGHTLY else 1000.0
 LIMIT = 1000
@@ -47,7 +46,10 @@ def was_in_time(plain: Outcome, outcome: Outcome) -> bool:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("acknowledges", [True, False], ids=["acked", "no-ack"])
+@pytest.mark.parametrize(
+    "acknowledges",
+    [pytest.param(True, id="acked"), pytest.param(False, id="no-ack", marks=nightly)],
+)
 def test_one_of_ten_that_stops_reading_is_closed_in_time_and_slows_nobody(
     tmp_path: Path, acknowledges: bool
 ) -> None:

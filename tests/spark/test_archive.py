@@ -18,6 +18,7 @@ from tallymark.spark.client import Endpoint
 from tallymark.spark.pipelines import archives
 from tallymark.spark.pipelines.folder import Archive, ArchiveDamaged, ArchiveInUse, Range
 from tests.spark.rig import python_path
+from tests.support.nightly import nightly
 from tests.support.process import BrokerProcess
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def run(arguments: list[str]) -> tuple[int, list[dict[str, Any]], str]:
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
+@nightly
 def test_archived_by_the_command_killed_and_run_again_it_reads_as_before(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:

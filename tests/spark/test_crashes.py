@@ -22,11 +22,13 @@ from tests.spark.rig import (
     stat,
     stream,
 )
+from tests.support.nightly import nightly
 from tests.support.process import BrokerProcess
 
 pytestmark = pytest.mark.spark
 
 
+@nightly
 def test_driver_killed_in_batch_0(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
@@ -75,6 +77,7 @@ def test_driver_killed_between_the_sinks_write_and_the_commit(
     assert stat(broker, "written")["leased"] == 0
 
 
+@nightly
 def test_driver_killed_while_idle(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ Delta, to a queue, and to a queue with verdicts. In each round messages are publ
 input queues, and something is killed while they are on their way. At the end every message is in
 its table, or in its queue, exactly once, and the account of every queue holds.
 
-EVERY_WAY_ROUNDS sets the number of rounds (2; 30 with TALLYMARK_NIGHTLY), EVERY_WAY_SEED the seed,
+EVERY_WAY_ROUNDS sets the number of rounds (1; 30 with TALLYMARK_NIGHTLY), EVERY_WAY_SEED the seed,
 EVERY_WAY_PATIENCE_S how long a step may take (240 s).
 """
 
@@ -38,7 +38,7 @@ pytestmark = [
 ]
 
 NIGHTLY = bool(os.environ.get("TALLYMARK_NIGHTLY"))
-ROUNDS = int(os.environ.get("EVERY_WAY_ROUNDS", 30 if NIGHTLY else 2))
+ROUNDS = int(os.environ.get("EVERY_WAY_ROUNDS", 30 if NIGHTLY else 1))
 SEED = int(os.environ.get("EVERY_WAY_SEED", random.randrange(1 << 30)))
 EACH_ROUND = 150
 """Messages published to each way in a round: more than two of its batches."""
