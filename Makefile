@@ -41,7 +41,9 @@ install: $(VENV)/.installed  ## build and install tallymark into .venv (compiled
 demo: install  ## the play: publish, consume, crash, land through Spark, reconcile (INPUT=file)
 	$(BIN)/tallymark demo $(if $(INPUT),--input "$(INPUT)")
 
-test: check test-pure test-installed  ## every check; hot layers interpreted; everything as installed
+test: setup  ## every check; hot layers interpreted; everything as installed
+	$(MAKE) --no-print-directory -j2 check install
+	$(MAKE) --no-print-directory test-pure test-installed
 
 test-pure: $(VENV)/.dependencies
 	PYTHONPATH=src $(BIN)/python -m pytest -q -n $(WORKERS) --hypothesis-profile=brief $(COMPILED)
@@ -52,7 +54,7 @@ test-installed: install
 check: $(VENV)/.dependencies  ## format, lint, types, the arrows between layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy --strict
+	$(BIN)/mypy --strict --cache-dir $(VENV)/mypy  # not that of mypyc, which may run beside it
 	PYTHONPATH=src $(BIN)/lint-imports
 
 format: $(VENV)/.dependencies  ## rewrite the sources in the project's format

@@ -438,7 +438,7 @@ WAYS = {
 
 
 @settings(
-    max_examples=20_000 if NIGHTLY else 600,
+    max_examples=20_000 if NIGHTLY else 300,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -4,7 +4,7 @@ Each round: several connections publish with confirms, consume and settle at ful
 is killed; often its recovery is killed as well; then every queue is read and compared with what the
 clients know. All rounds work on one folder, so recovery always stands on earlier recoveries.
 
-CRASH_ROUNDS sets the number of rounds (5; 100 with TALLYMARK_NIGHTLY), CRASH_SEED the seed.
+CRASH_ROUNDS sets the number of rounds (3; 100 with TALLYMARK_NIGHTLY), CRASH_SEED the seed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.support.crash_history import (
 from tests.support.crash_load import Client, read_all, run, set_up
 from tests.support.process import BrokerProcess
 
-ROUNDS = int(os.environ.get("CRASH_ROUNDS", 100 if os.environ.get("TALLYMARK_NIGHTLY") else 5))
+ROUNDS = int(os.environ.get("CRASH_ROUNDS", 100 if os.environ.get("TALLYMARK_NIGHTLY") else 3))
 SEED = int(os.environ.get("CRASH_SEED", 20261120))
 CLIENTS = 4
 """More than queues: one only publishes, so that backlogs grow."""

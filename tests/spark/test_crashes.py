@@ -45,6 +45,7 @@ def test_driver_killed_in_batch_0(
     assert stat(broker, "batch0")["leased"] == 0
 
 
+@nightly
 def test_driver_killed_in_mid_batch(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:

@@ -176,6 +176,6 @@ def test_nothing_is_lost_between_available_now_runs(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     for start in (0, 30, 60):
-        publish(broker, "again", start, 30)
-        land_the_rest(spark, broker, "again", tmp_path / "table")
+        publish(broker, "left", start, 30)
+        land_the_rest(spark, broker, "left", tmp_path / "table")
     assert_exactly_once(spark, tmp_path / "table", 90)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from pathlib import Path
 
 import pika
 import pytest
@@ -19,6 +21,13 @@ from tests.support.process import BrokerProcess
 pytestmark = pytest.mark.spark
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """One whose ledger has nobody else's transactions."""
+    with BrokerProcess(tmp_path / "data", heartbeat_s="0") as process:
+        yield process
 
 
 def test_lc_5_staged_is_a_term_of_the_equation(spark: SparkSession, broker: BrokerProcess) -> None:
