@@ -48,6 +48,10 @@ def land(
     ] = "available-now",
     vhost: Annotated[str, typer.Option(help="Virtual host of the queue.")] = "/",
     max_rows: Annotated[int | None, typer.Option(help="Most rows of a batch.")] = None,
+    partitions: Annotated[
+        int | None,
+        typer.Option(help="Most tasks that read at once; without it as many as processors here."),
+    ] = None,
     format: Annotated[str, typer.Option(help="parquet or delta.")] = "parquet",
     schema: Annotated[
         str | None,
@@ -72,7 +76,7 @@ def land(
     try:
         code = landing.main(
             queue, subscription, to, trigger, master, url, name, password, vhost, json, max_rows,
-            format, schema, quarantine,
+            format, schema, quarantine, partitions,
         )  # fmt: skip
     except ValueError as error:
         fail(str(error), 2)
