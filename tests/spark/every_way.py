@@ -34,7 +34,8 @@ WAYS = ("parquet", "delta", "copy", "judge")
 SUBSCRIPTION = "out"
 TRIGGER = "100ms"
 TOO_BUSY = "Python worker failed to connect back"
-MAX_ROWS = 60
+MAX_ROWS = {"parquet": 60, "delta": 60, "copy": 60, "judge": 240}
+"""Of a batch. To judge one takes several jobs: it would fall ever more behind."""
 LOOK_S = 1.0
 BEGUN_LOOK_S = 0.1
 OUTCOME = """case when int(message_id) % 5 = 0 then 'rejected' when redelivered then 'accepted'
@@ -84,7 +85,7 @@ class Ways:
         return query
 
     def _read(self, queue: str) -> DataFrame:
-        options = {"maxRows": str(MAX_ROWS), "waitMs": "300", "retryMs": "120000"}
+        options = {"maxRows": str(MAX_ROWS[queue]), "waitMs": "300", "retryMs": "120000"}
         return read_queue(self._spark, queue, SUBSCRIPTION, url=self._url, options=options)
 
     def _checkpoint(self, way: str) -> str:
