@@ -342,6 +342,35 @@ def test_a_deep_stream_of_single_messages_is_packed_read_and_let_go() -> None:
     assert sum(size for _, size in rig.released) == 300 * SIZE
 
 
+def test_the_age_of_a_packed_letter_counts_from_when_it_entered_the_stream() -> None:
+    """Some lay in their queue for longer than the stream keeps a message."""
+    rig = manual()
+    rig.broker.backlogs.packing = Packing(after=10, group=16, fresh=2)
+    rig.declare("q", {"dead-letter-exchange": "", "dead-letter-routing-key": "s"})
+    queue = rig.declare("s", {**STREAM, "max-age": "1h"})
+    for n in range(60):
+        rig.send("q", n, ttl=2 * HOUR_MS)
+        rig.advance(1000)
+    rig.advance(2 * HOUR_MS)
+    rig.settle_down(0)
+    assert any(piece.payload.pack is not None for piece in queue.slices())
+    entered = rig.now_ms
+    rig.send("s", 60)
+    rig.settle_down(0)
+    assert rig.ready("s") == list(range(61))
+    reader(rig, "s", Start(TIME, entered), tag="late")
+    assert seen(rig)[-1] == 60
+    reader(rig, "s", Start(AGO, HOUR_MS), tag="all")
+    assert seen(rig) == list(range(61))
+    rig.advance(HOUR_MS // 2)
+    assert rig.ready("s") == list(range(61))
+    assert rig.broker.next_due() > rig.now_ms
+    rig.advance(HOUR_MS)
+    rig.settle_down(0)
+    assert rig.ready("s") == []
+    assert rig.dropped("s") == {"retention": 61}
+
+
 @pytest.mark.parametrize("how", ["alone", "transaction", "sink"])
 def test_a_stream_takes_a_deferred_message_at_once_and_for_good(how: str) -> None:
     rig = manual()
