@@ -184,6 +184,16 @@ def test_expiry_priority_and_routes_are_those_of_a_publish(broker: BrokerProcess
     assert contents(broker, "a") == [b"1"]
 
 
+def test_messages_arrive_with_the_commit_however_idle_the_broker_was(broker: BrokerProcess) -> None:
+    declare(broker, "s", arguments={"x-queue-type": "stream", "x-max-age": "1D"})
+    one = staged(broker, "s", b"1")
+    time.sleep(0.2)  # the time that the batch waits for its commit
+    before_ms = time.time_ns() // 1_000_000
+    assert commit(broker, 0, one)[0] == 200
+    arrived_ms = broker.http("GET", "/api/tallymark/streams/%2F/s")[1]["oldest_ms"]
+    assert arrived_ms >= before_ms
+
+
 def test_verdicts_take_effect_with_the_settlement(broker: BrokerProcess) -> None:
     declare(broker, "q", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"})
     assert commit(broker, 0, staged(broker, "q", *(b"%d" % i for i in range(6)), count=6))[0] == 200
