@@ -94,6 +94,14 @@ def test_a_batch_of_several_tasks_is_published_once(broker: BrokerProcess) -> No
     assert "has batches of 'me', not of 'other'" in answer["reason"]
 
 
+def test_the_connection_of_a_request_is_no_news(broker: BrokerProcess) -> None:
+    staged(broker, "a", b"1")
+    assert broker.stop() == 0
+    closed = [line for line in broker.log().splitlines() if "connection.closed" in line]
+    assert len(closed) == 1, "of the one that declared the queues"
+    assert "http" not in closed[0]
+
+
 @pytest.mark.parametrize("sync", ["commit", "never"])
 def test_what_is_staged_and_what_is_committed_survives_a_kill(tmp_path: Path, sync: str) -> None:
     with BrokerProcess(tmp_path / "data", sync=sync) as broker:
