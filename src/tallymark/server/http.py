@@ -23,6 +23,7 @@ from tallymark.engine.errors import (
     BrokerError,
     Fenced,
     Gone,
+    HeldBack,
     NotFound,
     ResourceExhausted,
     ResourceLocked,
@@ -40,6 +41,7 @@ STATUS: Final[dict[type[BrokerError], tuple[int, str]]] = {
     Fenced: (409, "fenced"),
     Gone: (410, "gone"),
     ResourceExhausted: (429, "resource_exhausted"),
+    HeldBack: (503, "blocked"),
 }
 """Any other engine error is 400, bad_request."""
 OWN: Final = "/api/tallymark/"

@@ -219,7 +219,7 @@ class Client:
         connection.request(method, path, payload, headers)
         with connection.getresponse() as response:
             if response.status == http.client.SERVICE_UNAVAILABLE:
-                raise _NotReady(f"{path}: {response.read(200)!r}")
+                raise _NotReady(str(_refusal(response, path)))
             if response.status >= 400:
                 raise _refusal(response, path)
             yield response
@@ -237,7 +237,7 @@ class Client:
 
 
 class _NotReady(Exception):
-    """503: the broker is starting, stopping or without disk space."""
+    """503: the broker is starting, stopping or without disk space, or holds publishers back."""
 
 
 def _refusal(response: http.client.HTTPResponse, path: str) -> BrokerRefused:

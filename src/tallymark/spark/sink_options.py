@@ -26,7 +26,8 @@ KNOWN: Final = {
     "checkpoint": "names the one writer of the sink, new with each new checkpoint; required for "
     "streams",
     "batchId": "of a batch: its number; the same one again does nothing",
-    "retryMs": "how long a broker that cannot be reached is tried again (60000)",
+    "retryMs": "how long a broker that cannot be reached, or holds publishers back, is tried again "
+    "(60000)",
     "expireMs": "how long the broker keeps what a killed job staged (21600000)",
 }
 _SPELLING: Final = {name.lower(): name for name in KNOWN}
