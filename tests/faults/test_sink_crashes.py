@@ -25,9 +25,9 @@ from tallymark.wire.amqp091.frames import METHOD, content_frames, frame
 from tallymark.wire.amqp091.layouts import encode_method
 from tallymark.wire.amqp091.methods import BasicPublish
 from tallymark.wire.amqp091.properties import Properties, encode_properties
+from tests.support.nightly import NIGHTLY
 from tests.support.process import BrokerProcess
 
-NIGHTLY = bool(os.environ.get("TALLYMARK_NIGHTLY"))
 ROUNDS = int(os.environ.get("SINK_ROUNDS", 60 if NIGHTLY else 4))
 SEED = int(os.environ.get("SINK_SEED", random.randrange(1 << 30)))
 MESSAGES = 300
