@@ -8,7 +8,6 @@ SINK_ROUNDS sets the number of kills (4; 60 with TALLYMARK_NIGHTLY), SINK_SEED t
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import threading
@@ -20,7 +19,8 @@ import pytest
 
 from tallymark.engine.records import LEASED
 from tallymark.journal import layout
-from tallymark.spark.client import Client, Endpoint, api_path
+from tallymark.spark.client import Endpoint, api_path
+from tallymark.spark.sink import SinkClient
 from tallymark.wire.amqp091.frames import METHOD, content_frames, frame
 from tallymark.wire.amqp091.layouts import encode_method
 from tallymark.wire.amqp091.methods import BasicPublish
@@ -55,7 +55,7 @@ class Writer:
     """The query: its checkpoint is (batch, start), all else is done again."""
 
     def __init__(self, endpoint: Endpoint, chance: random.Random) -> None:
-        self.client = Client(endpoint)
+        self.client = SinkClient(endpoint)
         self.chance = chance
         self.batch = self.start = 0
         self.attempts = self.repeated = 0
@@ -142,14 +142,9 @@ class Writer:
         return found
 
     def _stage(self, numbers: list[int]) -> int:
-        path = api_path("sinks", "/", "out", "stage") + f"?count={len(numbers)}"
         data = b"".join([message(number) for number in numbers])
-
-        def attempt() -> int:
-            with self.client._request("POST", path, data, 0) as response:
-                return int(json.loads(response.read())["staging"])
-
-        return self.client._retried(path, attempt)
+        path = api_path("sinks", "/", "out", "stage")
+        return self.client.stage(path, {"count": len(numbers)}, data)
 
     def _path(self, operation: str) -> str:
         return api_path("subscriptions", "/", "in", "s", operation)
