@@ -253,10 +253,10 @@ async def test_a_session_that_goes_while_its_links_are_restored_takes_nothing_el
     peer = Peer()
 
     def end(event: Event) -> bool:
-        if isinstance(event, LinkRequested) and peer.connections == 2:
-            if getattr(event.attach.source, "address", "") == "a":
-                event.link.session.end(Error("amqp:resource-limit-exceeded", "enough"))
-                return True
+        is_again = peer.connections == 2 and isinstance(event, LinkRequested)
+        if is_again and getattr(event.attach.source, "address", "") == "a":
+            event.link.session.end(Error("amqp:resource-limit-exceeded", "enough"))
+            return True
         return False
 
     peer.answers = end
