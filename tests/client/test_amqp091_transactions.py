@@ -4,7 +4,6 @@ that answers 540 [TX-1 to TX-10, TX-17 to TX-26, TX-D3]. In memory."""
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 
 import pytest
@@ -27,6 +26,7 @@ from tallymark.wire.amqp091.methods import (
     BasicRecover,
     BasicRecoverOk,
     ChannelFlow,
+    ChannelFlowOk,
     ConnectionClose,
     TxCommit,
     TxCommitOk,
@@ -35,9 +35,10 @@ from tallymark.wire.amqp091.methods import (
 )
 from tests.support.amqp091_peer import Peer091, session091
 from tests.support.amqp10_client import outcome_of
+from tests.support.nightly import NIGHTLY
 from tests.support.virtual_loop import quiet, run, virtual
 
-SEEDS = 1000 if os.environ.get("TALLYMARK_NIGHTLY") == "1" else 10
+SEEDS = 1000 if NIGHTLY else 10
 FLOW = pytest.mark.parametrize("has_flow", [True, False])
 
 
@@ -359,6 +360,32 @@ def test_tx_26_recover_without_a_transaction(has_flow: bool) -> None:
         assert peer.depth() == (0, 0)
 
     story()
+
+
+@virtual
+async def test_tx_26_what_is_settled_just_before_a_recovery_is_said_before_it() -> None:
+    """Behind it the broker would take the tag for one that it gave to nobody."""
+    peer = filled(1)
+    async with session091(peer) as session:
+        receiver = await session.receiver("/queues/q")
+        held = await receiver.receive()
+        peer.answers = lambda channel, method: isinstance(method, ChannelFlow)
+        recovering = asyncio.create_task(session.recover())
+        await quiet()
+        peer.forget()
+        peer.answers = lambda channel, method: False
+        peer.say(1, ChannelFlowOk(False))
+        while not session._dispatcher._is_dry:
+            await asyncio.sleep(0)
+        await held.accept()
+        await recovering
+        await quiet()
+        assert held.settled
+        assert [line for line in peer.story() if line.startswith("> basic")] == [
+            "> basic.ack 1",
+            "> basic.recover",
+        ]
+    assert peer.depth() == (0, 0)
 
 
 @virtual
