@@ -27,6 +27,7 @@ from tallymark.wire.amqp091.methods import (
     BasicRecover,
     BasicRecoverOk,
     ChannelFlow,
+    ChannelFlowOk,
     ConnectionClose,
     TxCommit,
     TxCommitOk,
@@ -359,6 +360,32 @@ def test_tx_26_recover_without_a_transaction(has_flow: bool) -> None:
         assert peer.depth() == (0, 0)
 
     story()
+
+
+@virtual
+async def test_tx_26_what_is_settled_just_before_a_recovery_is_said_before_it() -> None:
+    """Behind it the broker would take the tag for one that it gave to nobody."""
+    peer = filled(1)
+    async with session091(peer) as session:
+        receiver = await session.receiver("/queues/q")
+        held = await receiver.receive()
+        peer.answers = lambda channel, method: isinstance(method, ChannelFlow)
+        recovering = asyncio.create_task(session.recover())
+        await quiet()
+        peer.forget()
+        peer.answers = lambda channel, method: False
+        peer.say(1, ChannelFlowOk(False))
+        while not session._dispatcher._is_dry:
+            await asyncio.sleep(0)
+        await held.accept()
+        await recovering
+        await quiet()
+        assert held.settled
+        assert [line for line in peer.story() if line.startswith("> basic")] == [
+            "> basic.ack 1",
+            "> basic.recover",
+        ]
+    assert peer.depth() == (0, 0)
 
 
 @virtual
