@@ -1,5 +1,5 @@
-"""Names that AMQP 0-9-1 knows and AMQP 1.0 cannot say: bytes that are not UTF-8. Clients get at them
-by percent-encoded addresses; texts for people show a ? or U+FFFD."""
+"""Names that AMQP 0-9-1 knows and AMQP 1.0 cannot say: bytes that are not UTF-8. Clients get at
+them by percent-encoded addresses; texts for people show a ? or U+FFFD."""
 
 from __future__ import annotations
 
