@@ -4,7 +4,6 @@ that answers 540 [TX-1 to TX-10, TX-17 to TX-26, TX-D3]. In memory."""
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 
 import pytest
@@ -36,9 +35,10 @@ from tallymark.wire.amqp091.methods import (
 )
 from tests.support.amqp091_peer import Peer091, session091
 from tests.support.amqp10_client import outcome_of
+from tests.support.nightly import NIGHTLY
 from tests.support.virtual_loop import quiet, run, virtual
 
-SEEDS = 1000 if os.environ.get("TALLYMARK_NIGHTLY") == "1" else 10
+SEEDS = 1000 if NIGHTLY else 10
 FLOW = pytest.mark.parametrize("has_flow", [True, False])
 
 
