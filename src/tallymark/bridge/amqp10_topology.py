@@ -16,7 +16,7 @@ from tallymark.bridge.amqp10_management_paths import (
     binding_location,
 )
 from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE, Access
-from tallymark.engine.arguments import named
+from tallymark.engine.arguments import is_routing_key, named
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import NotFound
 from tallymark.engine.exchange import ALTERNATE, DIRECT, Binding
@@ -183,6 +183,8 @@ class Topology:
         arguments = fields.arguments()
         fields.end()
         self._check_ends(source, is_queue, destination)
+        if not is_routing_key(key):
+            raise Refusal(400, f"binding key {key!r:.60}, expected at most 255 bytes")
         vhost = self._vhost
         if is_queue:
             vhost.bind_queue(destination, source, key, arguments, self._connection.id)
