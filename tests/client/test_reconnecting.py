@@ -249,6 +249,29 @@ async def test_a_session_the_peer_does_not_want_any_more() -> None:
 
 
 @virtual
+async def test_a_session_that_goes_while_its_links_are_restored_takes_nothing_else_along() -> None:
+    peer = Peer()
+
+    def end(event: Event) -> bool:
+        is_again = peer.connections == 2 and isinstance(event, LinkRequested)
+        if is_again and getattr(event.attach.source, "address", "") == "a":
+            event.link.session.end(Error("amqp:resource-limit-exceeded", "enough"))
+            return True
+        return False
+
+    peer.answers = end
+    async with connected(peer, reconnect=SOON) as connection:
+        first, second = await connection.session(), await connection.session()
+        a, b = await first.receiver("a"), await second.receiver("b")
+        cut(peer)
+        with pytest.raises(SessionClosed, match="enough"):
+            await a.receive()
+        peer.put("b", b"0")
+        await (await b.receive()).accept()
+        assert not connection.is_closed
+
+
+@virtual
 async def test_a_broker_that_is_away_for_a_while_is_tried_again_and_again() -> None:
     peer = Peer()
     events = Events()

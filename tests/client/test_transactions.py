@@ -23,6 +23,7 @@ from tallymark.client import (
 )
 from tallymark.client.events import TransactionFailed
 from tallymark.client.received import RETURNED, STAGED
+from tallymark.wire.amqp10.limits import Limits
 from tallymark.wire.amqp10.outcomes import Error
 from tests.support.amqp10_client import Cancelled, Events, cancelled_at, session_of
 from tests.support.amqp10_tx_broker import TxBroker
@@ -157,6 +158,24 @@ async def test_tx_20_a_handler_that_waits_for_a_message_itself_holds_nobody_up()
 
             async def handler(message: ReceivedMessage) -> None:
                 await other.receive()
+
+            running = asyncio.create_task(receiver.run(handler))
+            await asyncio.sleep(1)
+            async with asyncio.timeout(1):
+                await tx.rollback()
+            running.cancel()
+            await asyncio.wait([running])
+
+
+@virtual
+async def test_tx_20_a_handler_that_waits_for_a_batch_holds_nobody_up() -> None:
+    broker = broker_with(1)
+    async with reading(broker) as (session, receiver):
+        other = await session.receiver("empty", credit=2)
+        async with session.transaction() as tx:
+
+            async def handler(message: ReceivedMessage) -> None:
+                await other.receive_batch(2, None)
 
             running = asyncio.create_task(receiver.run(handler))
             await asyncio.sleep(1)
@@ -308,6 +327,34 @@ async def test_a_commit_that_the_broker_refuses_is_a_rollback() -> None:
             assert (tx.commits, tx.rollbacks) == (0, 1)
             assert bodies(await read(receiver, 3)) == [b"0", b"1", b"2"]
             assert broker.bodies("out") == []
+
+
+@virtual
+async def test_tx_20_a_refused_commit_does_not_wait_for_a_handler_that_sends_meanwhile() -> None:
+    """What the handler sends is in the next transaction, which begins with the answer."""
+    broker = broker_with(1)
+    async with reading(broker) as (session, receiver):
+        sender = await session.sender("out")
+        async with session.transaction() as tx:
+            await sender.send(b"never")
+            broker.refuses.append(Error("amqp:transaction:rollback", "queue 'out' has no room"))
+            broker.is_mute = True
+            committing = asyncio.create_task(tx.commit())
+            await quiet()
+
+            async def handler(message: ReceivedMessage) -> None:
+                await sender.send(b"next")
+
+            running = asyncio.create_task(receiver.run(handler, on_success=None))
+            await quiet()
+            broker.is_mute = False
+            broker.answer_discharges()
+            async with asyncio.timeout(1):
+                with pytest.raises(TransactionRolledBack, match="no room"):
+                    await committing
+            running.cancel()
+            await asyncio.wait([running])
+        assert broker.bodies("out") == [b"next"]
 
 
 @virtual
@@ -587,6 +634,18 @@ async def test_a_broker_without_transactions_says_so_when_the_block_is_entered()
             await session.transaction().__aenter__()
         async with await receiver.receive():
             pass  # as if nothing had been
+
+
+@virtual
+async def test_a_peer_that_takes_no_more_links_says_so_each_time() -> None:
+    broker = broker_with(1)
+    broker.limits = Limits(idle_time_out_ms=0, handle_max=0)
+    async with reading(broker) as (session, _):
+        began = asyncio.get_running_loop().time()
+        for _ in range(2):
+            with pytest.raises(NotPossible, match="no further link"):
+                await session.transaction().__aenter__()
+        assert asyncio.get_running_loop().time() - began < 1
 
 
 @virtual

@@ -71,7 +71,9 @@ async def _gathered(consumer: Consumer, n: int, until: float | None) -> None:
         if left is not None and left <= 0:
             return
         consumer.batching = loop.create_future()
+        parked = consumer.dispatcher.gate.park()
         try:
             await answer_to(consumer.batching, left)
         finally:
             consumer.batching = None
+            consumer.dispatcher.gate.go_on(parked)

@@ -10,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from types import TracebackType
 from typing import Final, Self, TypeAlias, final
@@ -311,6 +312,10 @@ class Connection:
         except (SessionClosed, NotPossible) as error:
             dispatcher.closed(error, True)
             return
+        with suppress(SessionClosed):  # it went meanwhile, and all its links with it
+            await self._restore_links(dispatcher)
+
+    async def _restore_links(self, dispatcher: Dispatcher) -> None:
         timeout_s = self._options.timeout_s
         for consumer in list(dispatcher.consumers):
             if consumer.error is None and consumer.ending is None:

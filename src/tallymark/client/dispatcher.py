@@ -155,7 +155,10 @@ class Dispatcher(Deliveries):
         if not self._is_selected and not self._is_selecting:
             self._is_selecting = True
             self._selection_error = None
-            port.select()
+            try:
+                port.select()
+            except NotPossible as error:
+                self.selected(error)
             self.turn.request()
 
     def _open(self, transaction: Transaction) -> None:
@@ -294,6 +297,7 @@ class Dispatcher(Deliveries):
             await self._answered(port, lambda: work.stage is not Stage.ENDING)
             error = work.error
             if error is not None:
+                self._may_begin_next(work)  # a handler that is waited for may need it
                 transaction.rollbacks += 1
                 with suppress(RollbackUncertain):  # this is what it would be uncertain about
                     if transaction.is_explicit:
@@ -438,6 +442,7 @@ class Dispatcher(Deliveries):
         if self.has_no_inflow and self.highest_tag > self.rollback_mark:
             self.rollback_mark = self.highest_tag
             tags += self.take_back(NotPossible("given back: it comes again"))
+        self.say_settlements()  # behind it their tags would mean nothing any more
         self._is_given_back = False
         port.give_back(ranges_of(tags))
         self.turn.request()
@@ -451,6 +456,10 @@ class Dispatcher(Deliveries):
             message.consumer.staged_ended(message, error)
         if work in self._live:
             self._live.remove(work)
+        self._may_begin_next(work)
+
+    def _may_begin_next(self, work: Work) -> None:
+        """The broker has answered its end."""
         if self._ending is work:
             self._ending = None
         self._changed()

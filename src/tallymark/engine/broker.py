@@ -214,6 +214,7 @@ class Broker:
             PreconditionFailed: it exists with other properties, or an argument is out of range.
             ResourceLocked: it belongs to another connection.
             AccessRefused: the name is reserved.
+            InvalidCommand: the name is no UTF-8, or longer than 255 bytes.
         """
         vhost = self.vhost(connection.vhost)
         queue = vhost.declare_queue(
