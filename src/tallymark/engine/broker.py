@@ -28,7 +28,7 @@ from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.deadlines import Deadlines, Timed
 from tallymark.engine.delivery import IN_A_TURN, TURN_BYTES, Dispatcher
 from tallymark.engine.durability import Durability
-from tallymark.engine.effects import Cancelled, Effect, PublisherHeld, Refused, Signal
+from tallymark.engine.effects import Activated, Cancelled, Effect, PublisherHeld, Refused, Signal
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import AccessRefused, NotAllowed, NotFound, Unsupported
 from tallymark.engine.filters import Filter
@@ -807,6 +807,8 @@ class Broker:
             for other in queue.consumers:
                 if not other.cursors:
                     queue.active = other
+                    if queue.settings.single_active:
+                        self.effects.append(Activated(other))
                     break
         self.use(queue)
         if at < queue.next_turn:

@@ -21,7 +21,7 @@ def refuse_name(kind: str, name: str) -> None:
     if name.startswith("amq."):
         raise AccessRefused(f"{kind} name '{name}' contains reserved prefix 'amq.*'")
     if not is_routing_key(name):
-        raise InvalidCommand(f"{kind} name {name!a:.60}, expected UTF-8 text of at most 255 bytes")
+        raise InvalidCommand(f"{kind} name {name!r:.60}, expected UTF-8 text of at most 255 bytes")
 
 
 def free_name(id: int, seed: bytes, taken: Container[str]) -> str:
