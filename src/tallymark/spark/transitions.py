@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from tallymark.spark.client import counted
 from tallymark.spark.over_ledger import over_ledger
+from tallymark.spark.schema import utc_date
 from tallymark.spark.sweep import MOVED_ON
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def write_table(rows: DataFrame, to: Path) -> int:
     date (UTC); returns how many there are."""
     from pyspark.sql import functions as f
 
-    each = transitions(rows).withColumn("date", f.to_date("time"))
+    each = transitions(rows).withColumn("date", utc_date("time"))
     table = each.join(f.broadcast(queues(rows)), "queue_id", "left")
     table.write.partitionBy("date").parquet(str(to))
     return rows.sparkSession.read.parquet(str(to)).count()
