@@ -70,20 +70,21 @@ def ours(port: int, messages: int, credit: int, form: str) -> float:
 
 def protons(port: int, messages: int, credit: int, form: str) -> float:
     """CPU seconds of python-qpid-proton."""
-    from proton.handlers import MessagingHandler  # type: ignore[import-untyped]
-    from proton.reactor import Container  # type: ignore[import-untyped]
+    from proton import Event
+    from proton.handlers import MessagingHandler
+    from proton.reactor import Container
 
-    class Reader(MessagingHandler):  # type: ignore[misc]
+    class Reader(MessagingHandler):
         def __init__(self) -> None:
             super().__init__(prefetch=credit)
             self.began = self.spent = 0.0
             self.count = 0
 
-        def on_start(self, event) -> None:  # type: ignore[no-untyped-def]
+        def on_start(self, event: Event) -> None:
             connection = event.container.connect(URL.format(port=port), sasl_enabled=True)
             event.container.create_receiver(connection, f"/queues/{QUEUE}")
 
-        def on_message(self, event) -> None:  # type: ignore[no-untyped-def]
+        def on_message(self, event: Event) -> None:
             self.began = self.began or time.process_time()
             self.count += 1
             if self.count == messages:

@@ -186,7 +186,7 @@ class Run:
             for number in range(clients)
         ]
 
-    def measure(self) -> dict[str, object]:
+    def measure(self) -> dict[str, float]:
         before = cpu_s(self.broker.pid)
         seconds = drive(self.clients)
         cpu = cpu_s(self.broker.pid) - before
@@ -196,7 +196,7 @@ class Run:
             **self._end(),
         }
 
-    def count_syncs(self, folder: Path) -> dict[str, object]:
+    def count_syncs(self, folder: Path) -> dict[str, float]:
         """As measure, under strace."""
         log = folder / "strace"
         command = ["strace", "-f", "-c", "-e", "trace=fsync,fdatasync", "-o", str(log)]
@@ -214,7 +214,7 @@ class Run:
         )
         return {"syncs_per_commit": round(sum(map(int, rows)) / self.commits, 2), **self._end()}
 
-    def _end(self) -> dict[str, object]:
+    def _end(self) -> dict[str, float]:
         """Every message must have moved, once."""
         for client in self.clients:
             client.link.close()
@@ -304,13 +304,13 @@ def _row(
         "scenario": scenario, "clients": clients, "broker": f"{broker.name} ({broker.note})"
     }  # fmt: skip
     for name in ("commits_per_s", "cpu_us_per_commit"):
-        row[name] = statistics.median([one[name] for one in found])  # type: ignore[type-var]
+        row[name] = statistics.median([one[name] for one in found])
     if not args.no_strace and shutil.which("strace"):
         run = Run(broker, scenario, clients, max(200, args.commits // 5), args.size)
         found.append(run.count_syncs(folder))
         row["syncs_per_commit"] = found[-1]["syncs_per_commit"]
-    row["lost"] = sum(int(str(one["lost"])) for one in found)
-    row["left"] = sum(int(str(one["left"])) for one in found)
+    row["lost"] = sum(one["lost"] for one in found)
+    row["left"] = sum(one["left"] for one in found)
     print(json.dumps(row), flush=True)
     return row
 

@@ -30,8 +30,8 @@ from tests.bridge.tx10_rig import (
     ready,
     under,
 )
+from tests.support.nightly import NIGHTLY
 
-NIGHTLY = bool(os.environ.get("TALLYMARK_NIGHTLY"))
 SEEDS = int(os.environ.get("TX10_SEEDS", 2000 if NIGHTLY else 60))
 STEPS = 60
 OUTCOMES: list[DeliveryState] = [ACCEPTED, RELEASED, REJECTED, FAILED]

@@ -8,7 +8,6 @@ output was sent. At the end the broker itself says what is where.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections import deque
 from typing import cast
@@ -43,9 +42,10 @@ from tests.client.test_transaction_properties import (
 )
 from tests.support.amqp091_peer import Peer091, connected091
 from tests.support.amqp10_tx_broker import TxBroker
+from tests.support.nightly import NIGHTLY
 from tests.support.virtual_loop import VirtualLoop, run
 
-SEEDS = 5_000 if os.environ.get("TALLYMARK_NIGHTLY") == "1" else 50
+SEEDS = 5_000 if NIGHTLY else 50
 BLOCK = 25
 
 

@@ -5,7 +5,6 @@ has been [FC-3, FC-A12, FC-A13]."""
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections import Counter
 
@@ -18,9 +17,10 @@ from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.performatives import Transfer
 from tests.support.amqp10_client import session_of
 from tests.support.amqp10_peer import Peer
+from tests.support.nightly import NIGHTLY
 from tests.support.virtual_loop import run
 
-SEEDS = 2000 if os.environ.get("TALLYMARK_NIGHTLY") else 60
+SEEDS = 2000 if NIGHTLY else 60
 
 
 class Stingy(Peer):

@@ -14,7 +14,6 @@ Nightly runs have 10,000 seeds (TALLYMARK_NIGHTLY).
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -39,9 +38,10 @@ from tallymark.client.received import HELD
 from tallymark.wire.amqp10.outcomes import Error
 from tests.support.amqp10_client import connected
 from tests.support.amqp10_tx_broker import TxBroker
+from tests.support.nightly import NIGHTLY
 from tests.support.virtual_loop import VirtualLoop, run, turns
 
-SEEDS = 10_000 if os.environ.get("TALLYMARK_NIGHTLY") else 500
+SEEDS = 10_000 if NIGHTLY else 500
 BLOCK = 25
 """Stories that one loop is made for."""
 COUNT = 12

@@ -9,7 +9,6 @@ runs have more seeds (TALLYMARK_NIGHTLY).
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -32,9 +31,10 @@ from tallymark.wire.amqp10.outcomes import Modified, Released
 from tallymark.wire.amqp10.sections import encode_message
 from tests.support.amqp10_client import Cancelled, Events, cancelled_at, connected, receiver_of
 from tests.support.amqp10_peer import Node, Peer, bytewise
+from tests.support.nightly import NIGHTLY
 from tests.support.virtual_loop import VirtualLoop, quiet, run, virtual
 
-SEEDS = 4000 if os.environ.get("TALLYMARK_NIGHTLY") else 120
+SEEDS = 4000 if NIGHTLY else 120
 COUNT = 60
 
 

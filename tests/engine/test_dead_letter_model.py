@@ -8,7 +8,6 @@ packed backlogs, with restarts from the log or from checkpoints.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, given, settings
@@ -21,8 +20,8 @@ from tests.engine import dead_letter_model as model
 from tests.engine import naive_queue as naive
 from tests.support.engine_rig import START_MS, Held, Rig, Said
 from tests.support.engine_steps import manual
+from tests.support.nightly import NIGHTLY
 
-NIGHTLY = bool(os.environ.get("TALLYMARK_NIGHTLY"))
 NAMES = ("a", "b", "c", "d")
 OUTCOMES = {
     "ack": ACCEPTED, "reject": REJECTED, "nack": DISCARDED, "return": RETURNED, "fail": FAILED,

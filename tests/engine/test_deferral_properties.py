@@ -4,7 +4,6 @@ the account [LC-5], and across a restart that the same messages are there as oft
 
 from __future__ import annotations
 
-import os
 from itertools import pairwise
 from random import Random
 
@@ -25,9 +24,10 @@ from tallymark.engine.session import (
 )
 from tests.support.engine_rig import Rig, Said, numbers
 from tests.support.engine_steps import manual
+from tests.support.nightly import NIGHTLY
 from tests.support.nsq_client import Client
 
-PLAYS = 100_000 if os.environ.get("TALLYMARK_NIGHTLY") else 600
+PLAYS = 100_000 if NIGHTLY else 600
 PARTS = 6
 STEPS = 25
 NAMES = ("a", "b")

@@ -7,15 +7,12 @@ and marks wait for the disk.
 
 from __future__ import annotations
 
-import os
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallymark.engine.session import ACCEPTED, Session
 from tests.support.engine_rig import Delivery, Rig
-
-NIGHTLY = bool(os.environ.get("TALLYMARK_NIGHTLY"))
+from tests.support.nightly import NIGHTLY
 
 steps = st.one_of(
     st.tuples(st.just("publish"), st.integers(1, 20)),

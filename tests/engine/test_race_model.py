@@ -7,13 +7,12 @@ zero, TOUCH either fails or wins. A failure tells its seed and its history: Race
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from tests.engine.race_model import Race
+from tests.support.nightly import NIGHTLY
 
-INTERLEAVINGS = 1_000_000 if os.environ.get("TALLYMARK_NIGHTLY") else 3_000
+INTERLEAVINGS = 1_000_000 if NIGHTLY else 3_000
 PARTS = 10
 STEPS = 14
 

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallymark.engine import records
+from tallymark.engine.errors import HeldBack, NotFound
+from tallymark.engine.sinks import StagedPart
 from tallymark.engine.slow_actions import TEXT, record
 from tallymark.engine.slow_consumers import FINE, OVER
 from tests.support.engine_rig import Said
@@ -314,6 +316,32 @@ def test_publishers_of_several_queues_at_once_and_in_parts_are_held_too() -> Non
     slow.rig.settle_down()
     assert slow.rig.held == [("publisher", "sub", True)]
     assert slow.rig.ready("plain")[-3:] == [20, 21, 22]
+    slow.broker.check()
+
+
+def test_sc_d7_what_a_sink_stages_is_refused_meanwhile_and_what_is_staged_is_committed() -> None:
+    slow = Slow(1, count=3, **TRANSIENT)
+    rig, sinks = slow.rig, slow.broker.sinks
+    rig.queue("plain")
+
+    def stage(exchange: str, key: str, number: int, vhost: str = "/") -> int:
+        part = StagedPart(rig.payload(key, [number], True, exchange), None, False, 0)
+        return sinks.stage(vhost, "s", [part], 60_000).id
+
+    before = stage("t", "k", 20)
+    slow.send(5)
+    slow.caught().hold_publishers()
+    with pytest.raises(HeldBack, match="queue 'sub' in vhost '/' wait: its consumer is slow"):
+        stage("t", "k", 21)
+    beside = stage("", "plain", 22)
+    assert list(sinks.stagings) == [before, beside]
+    with pytest.raises(NotFound, match="vhost gone not found"):
+        stage("t", "k", 23, "gone")
+    slow.broker.commit_sink("/", "s", "me", 0, [before, beside])
+    rig.settle_down()
+    assert (slow.queue.entered, rig.ready("plain")) == (6, [22])
+    slow.broker.hold_publishers(slow.queue, False)
+    stage("t", "k", 24)
     slow.broker.check()
 
 

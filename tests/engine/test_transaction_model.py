@@ -7,7 +7,6 @@ have ended after any block: then every transaction is there whole or not at all 
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, example, given, settings
@@ -19,8 +18,8 @@ from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, REJECTED, RETU
 from tallymark.engine.staging import Transaction
 from tests.engine import transaction_model as model
 from tests.support.engine_rig import Rig
+from tests.support.nightly import NIGHTLY
 
-NIGHTLY = bool(os.environ.get("TALLYMARK_NIGHTLY"))
 OUTCOMES = {
     "ack": ACCEPTED, "reject": REJECTED, "nack": DISCARDED, "return": RETURNED, "fail": FAILED,
 }  # fmt: skip

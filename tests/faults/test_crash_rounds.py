@@ -26,9 +26,10 @@ from tests.support.crash_history import (
     number_of,
 )
 from tests.support.crash_load import Client, read_all, run, set_up
+from tests.support.nightly import NIGHTLY
 from tests.support.process import BrokerProcess
 
-ROUNDS = int(os.environ.get("CRASH_ROUNDS", 100 if os.environ.get("TALLYMARK_NIGHTLY") else 3))
+ROUNDS = int(os.environ.get("CRASH_ROUNDS", 100 if NIGHTLY else 3))
 SEED = int(os.environ.get("CRASH_SEED", 20261120))
 CLIENTS = 4
 """More than queues: one only publishes, so that backlogs grow."""

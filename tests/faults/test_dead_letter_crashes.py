@@ -42,9 +42,9 @@ from tests.support.letter_history import (
     set_up,
 )
 from tests.support.letter_load import Consumers, Publisher, read_letters, run
+from tests.support.nightly import NIGHTLY
 from tests.support.process import BrokerProcess
 
-NIGHTLY = bool(os.environ.get("TALLYMARK_NIGHTLY"))
 ROUNDS = int(os.environ.get("LETTER_ROUNDS", 20 if NIGHTLY else 3))
 DEATHS = int(os.environ.get("LETTER_DEATHS", 100_000 if NIGHTLY else 20_000))
 SEED = int(os.environ.get("LETTER_SEED", 20261121))

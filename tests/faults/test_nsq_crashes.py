@@ -22,11 +22,11 @@ from typing import Any
 import pytest
 
 from tests.support.crash_history import check_account
+from tests.support.nightly import NIGHTLY
 from tests.support.nsq_history import ChannelHistory, Message, TopicHistory
 from tests.support.nsq_load import Client, run
 from tests.support.process import BrokerProcess
 
-NIGHTLY = bool(os.environ.get("TALLYMARK_NIGHTLY"))
 ROUNDS = int(os.environ.get("NSQ_ROUNDS", 20 if NIGHTLY else 2))
 SEED = int(os.environ.get("NSQ_SEED", 20261120))
 LOADS_S = ((0.02, 1.0), (1.5, 3.0))

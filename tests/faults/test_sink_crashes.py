@@ -8,7 +8,6 @@ SINK_ROUNDS sets the number of kills (4; 60 with TALLYMARK_NIGHTLY), SINK_SEED t
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import threading
@@ -20,14 +19,15 @@ import pytest
 
 from tallymark.engine.records import LEASED
 from tallymark.journal import layout
-from tallymark.spark.client import Client, Endpoint, api_path
+from tallymark.spark.client import Endpoint, api_path
+from tallymark.spark.sink import SinkClient
 from tallymark.wire.amqp091.frames import METHOD, content_frames, frame
 from tallymark.wire.amqp091.layouts import encode_method
 from tallymark.wire.amqp091.methods import BasicPublish
 from tallymark.wire.amqp091.properties import Properties, encode_properties
+from tests.support.nightly import NIGHTLY
 from tests.support.process import BrokerProcess
 
-NIGHTLY = bool(os.environ.get("TALLYMARK_NIGHTLY"))
 ROUNDS = int(os.environ.get("SINK_ROUNDS", 60 if NIGHTLY else 4))
 SEED = int(os.environ.get("SINK_SEED", random.randrange(1 << 30)))
 MESSAGES = 300
@@ -55,7 +55,7 @@ class Writer:
     """The query: its checkpoint is (batch, start), all else is done again."""
 
     def __init__(self, endpoint: Endpoint, chance: random.Random) -> None:
-        self.client = Client(endpoint)
+        self.client = SinkClient(endpoint)
         self.chance = chance
         self.batch = self.start = 0
         self.attempts = self.repeated = 0
@@ -142,14 +142,9 @@ class Writer:
         return found
 
     def _stage(self, numbers: list[int]) -> int:
-        path = api_path("sinks", "/", "out", "stage") + f"?count={len(numbers)}"
         data = b"".join([message(number) for number in numbers])
-
-        def attempt() -> int:
-            with self.client._request("POST", path, data, 0) as response:
-                return int(json.loads(response.read())["staging"])
-
-        return self.client._retried(path, attempt)
+        path = api_path("sinks", "/", "out", "stage")
+        return self.client.stage(path, {"count": len(numbers)}, data)
 
     def _path(self, operation: str) -> str:
         return api_path("subscriptions", "/", "in", "s", operation)

@@ -18,10 +18,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.nightly import NIGHTLY
 from tests.support.process import BrokerProcess
 from tests.support.stream_load import STREAM, Known, Message, Publisher, declare, follow, read_range
 
-ROUNDS = int(os.environ.get("CRASH_ROUNDS", 60 if os.environ.get("TALLYMARK_NIGHTLY") else 4))
+ROUNDS = int(os.environ.get("CRASH_ROUNDS", 60 if NIGHTLY else 4))
 SEED = int(os.environ.get("CRASH_SEED", 20261120))
 BASE = f"/api/tallymark/streams/%2F/{STREAM}"
 SMALL = {"segment_size": "1MiB", "checkpoint_every": "1MiB", "max_memory": "16MiB"}

@@ -24,6 +24,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.faults.test_dead_letter_crashes import check_equation
+from tests.support.nightly import NIGHTLY
 from tests.support.process import BrokerProcess
 from tests.support.transaction_load import (
     LETTERS,
@@ -37,7 +38,6 @@ from tests.support.transaction_load import (
     set_up,
 )
 
-NIGHTLY = bool(os.environ.get("TALLYMARK_NIGHTLY"))
 ROUNDS = int(os.environ.get("TRANSACTION_ROUNDS", 50 if NIGHTLY else 3))
 SEED = int(os.environ.get("TRANSACTION_SEED", 20261120))
 WORKERS = 4

@@ -94,6 +94,14 @@ def test_a_batch_of_several_tasks_is_published_once(broker: BrokerProcess) -> No
     assert "has batches of 'me', not of 'other'" in answer["reason"]
 
 
+def test_the_connection_of_a_request_is_no_news(broker: BrokerProcess) -> None:
+    staged(broker, "a", b"1")
+    assert broker.stop() == 0
+    closed = [line for line in broker.log().splitlines() if "connection.closed" in line]
+    assert len(closed) == 1, "of the one that declared the queues"
+    assert "http" not in closed[0]
+
+
 @pytest.mark.parametrize("sync", ["commit", "never"])
 def test_what_is_staged_and_what_is_committed_survives_a_kill(tmp_path: Path, sync: str) -> None:
     with BrokerProcess(tmp_path / "data", sync=sync) as broker:
@@ -182,6 +190,16 @@ def test_expiry_priority_and_routes_are_those_of_a_publish(broker: BrokerProcess
     assert contents(broker, "lanes") == [b"high", b"low"]
     time.sleep(0.05)
     assert contents(broker, "a") == [b"1"]
+
+
+def test_messages_arrive_with_the_commit_however_idle_the_broker_was(broker: BrokerProcess) -> None:
+    declare(broker, "s", arguments={"x-queue-type": "stream", "x-max-age": "1D"})
+    one = staged(broker, "s", b"1")
+    time.sleep(0.2)  # the time that the batch waits for its commit
+    before_ms = time.time_ns() // 1_000_000
+    assert commit(broker, 0, one)[0] == 200
+    arrived_ms = broker.http("GET", "/api/tallymark/streams/%2F/s")[1]["oldest_ms"]
+    assert arrived_ms >= before_ms
 
 
 def test_verdicts_take_effect_with_the_settlement(broker: BrokerProcess) -> None:

@@ -10,14 +10,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pika
+import pyarrow as pa
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from tallymark.spark import ledger
+from tallymark.spark.client import BrokerUnreachable
+from tallymark.spark.sink import BatchWriter
+from tallymark.spark.sink_options import SinkOptions
 from tests.support.process import BrokerDied, BrokerProcess
 
 EVERY = 'delay = 50\ntimeunit = "milliseconds"\n'
@@ -267,6 +272,35 @@ def test_sc_5_a_policy_set_at_run_time_is_a_rule_and_must_name_one_that_is_there
     assert put({"slow-consumer-count": 4, "slow-consumer-policy": "drop-oldest"})[0] == 201
     eventually(lambda: broker.queues()["sub"]["dropped"] == {"slow_consumer": 1})
     assert limits(broker, "sub") == {"count": 4}
+
+
+# -- sinks
+
+
+def test_sc_d7_a_sink_of_spark_waits_until_publishers_may_go_on(
+    broker: BrokerProcess, file: Path
+) -> None:
+    file.write_text(f'[slow_consumers]\n{EVERY}message_count = 3\npolicy = "flow"\n')
+    assert broker.http("POST", "/api/tallymark/config/reload")[0] == 200
+    connection = connect(broker)
+    channel = subscribe(connection, "sub")
+    publish(connection, 4)
+    eventually(lambda: log_of(broker, "slow_consumer.acted"))
+    options = {"url": broker.url, "exchange": "amq.topic", "routingKey": "k"}
+    rows = [pa.RecordBatch.from_pydict({"body": [b"1", b"2"]})]
+    short = BatchWriter(SinkOptions.parse({**options, "retryMs": "150"}).for_batch())
+    with pytest.raises(BrokerUnreachable, match=r"'sub' in vhost '/' wait.* \(HTTP 503, blocked\)"):
+        short.write(iter(rows))
+    writer = BatchWriter(SinkOptions.parse(options).for_batch())
+    with ThreadPoolExecutor(1) as pool:
+        refused = len(log_of(broker, "request.refused"))
+        written = pool.submit(writer.write, iter(rows))
+        eventually(lambda: len(log_of(broker, "request.refused")) > refused)
+        assert not written.done()
+        channel.close()
+        writer.commit([written.result(timeout=15)])
+    assert broker.queues()["sub"]["entered"] == 6
+    connection.close()
 
 
 # -- what others install

@@ -18,7 +18,7 @@ from tallymark.spark.client import Endpoint
 from tallymark.spark.pipelines import archives
 from tallymark.spark.pipelines.folder import Archive, ArchiveDamaged, ArchiveInUse, Range
 from tests.spark.rig import python_path
-from tests.support.nightly import nightly
+from tests.support.nightly import NIGHTLY, nightly
 from tests.support.process import BrokerProcess
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 ENVIRONMENT = {**os.environ, "PYTHONPATH": python_path()}
-NIGHTLY = bool(os.environ.get("TALLYMARK_NIGHTLY"))
 
 
 class Killed(RuntimeError):

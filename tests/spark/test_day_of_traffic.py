@@ -4,7 +4,6 @@ record is found. The long day is bench/day_of_traffic.py [LC-5].
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ from bench.day_of_traffic import Day, Plan, Told
 from bench.forge import Forged, forge
 from tallymark.spark import ledger
 from tallymark.spark.reconcile import Reconciliation, run
+from tests.support.nightly import NIGHTLY
 
 pytestmark = pytest.mark.spark
 
-TRANSITIONS = 11_500_000 if os.environ.get("TALLYMARK_NIGHTLY") else 100_000
+TRANSITIONS = 11_500_000 if NIGHTLY else 100_000
 
 
 @pytest.fixture(scope="module")

@@ -62,6 +62,19 @@ def test_each_row_may_have_its_own_key() -> None:
     assert [b"\1a\1" in event.methods[0], b"\1b\1" in event.methods[1]] == [True, True]
 
 
+def test_a_value_is_not_taken_for_that_of_another_column_of_an_earlier_batch() -> None:
+    nothing = pa.array([None], pa.string())
+    rows = [
+        batch(body=[b"1"], content_type=["a"], message_id=nothing),
+        batch(body=[b"2"], content_type=nothing, message_id=["a"]),
+    ]
+    [(data, _)] = Encoder("x", "q", True).chunks(rows)
+    event = read(data)
+    cells = [data[event.cuts[i] : event.cuts[i + 1]] for i in range(2)]
+    found = [decode_properties(property_section(cell)) for cell in cells]
+    assert [(one.content_type, one.message_id) for one in found] == [("a", None), (None, "a")]
+
+
 def test_what_is_handed_over_is_some_mib() -> None:
     size = CHUNK_BYTES // 4
     found = chunks(batch(body=[bytes(size)] * 9))

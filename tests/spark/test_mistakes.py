@@ -143,6 +143,22 @@ def test_a_master_that_nobody_answers_for_is_told() -> None:
         check_master(master)
 
 
+@pytest.mark.parametrize(
+    ("begun", "more", "kinds"),
+    [
+        ("_spark_metadata", ("--schema", "id bigint"), "as Parquet, not as Parquet with a schema"),
+        ("_delta_log", (), "as a Delta table, not as Parquet:"),
+        ("batch=3", (), "as Parquet with a schema, not as Parquet:"),
+    ],
+)
+def test_a_folder_in_which_a_table_of_another_kind_was_begun(
+    tmp_path: Path, begun: str, more: tuple[str, ...], kinds: str
+) -> None:
+    (tmp_path / begun).mkdir()
+    command = ("pipeline", "land", "--queue", "q", "--subscription", "lake", "--url", NOBODY)
+    assert f"was begun {kinds}" in said(run(*command, "--to", str(tmp_path), *more), 2)
+
+
 def test_a_folder_without_a_journal(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nothing"):
         assert "no journal here" in said(run("pipeline", "reconcile", "--data-dir", str(folder)), 2)

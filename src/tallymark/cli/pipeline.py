@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -14,7 +15,22 @@ from tallymark.cli.output import fail
 
 app = typer.Typer(help="Data pipelines: Spark over queues and the ledger.", no_args_is_help=True)
 Master = Annotated[str, typer.Option(help="Spark master.")]
+DataDir = Annotated[Path, typer.Option(help="The broker's data folder.")]
+LiveUrl = Annotated[
+    str | None,
+    typer.Option(
+        envvar="TALLYMARK_URL",
+        help="HTTP address of the running broker; without it the newest checkpoint is used.",
+    ),
+]
+QueueVhost = Annotated[str, typer.Option(help="Virtual host of the queue.")]
 MASTER = "local[*]"
+DATA_DIR = Path("tallymark-data")
+WRONG: Final = (
+    ValueError, FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError,
+    PermissionError,
+)  # fmt: skip
+"""What says that an argument cannot be right."""
 
 
 def _require(*modules: str, extra: str) -> None:
@@ -26,6 +42,10 @@ def _require(*modules: str, extra: str) -> None:
         )
 
 
+def _require_spark() -> None:
+    _require("pyspark", "pyarrow", "numpy", extra="spark")
+
+
 def _login(url: str | None, user: str) -> tuple[str | None, str | None]:
     """Name and password; those that the URL says itself count before --user."""
     if url is not None and "@" in url:
@@ -34,7 +54,12 @@ def _login(url: str | None, user: str) -> tuple[str | None, str | None]:
     return name, password
 
 
-def _run(code: int) -> None:
+def _run(work: Callable[[], int]) -> None:
+    """Exit with the code that `work` returns, or 2 where it says that an argument is wrong."""
+    try:
+        code = work()
+    except WRONG as error:
+        fail(str(error), 2)
     raise typer.Exit(code)
 
 
@@ -46,7 +71,7 @@ def land(
     trigger: Annotated[
         str, typer.Option(help="available-now (all there is, then stop) or a period such as 30s.")
     ] = "available-now",
-    vhost: Annotated[str, typer.Option(help="Virtual host of the queue.")] = "/",
+    vhost: QueueVhost = "/",
     max_rows: Annotated[int | None, typer.Option(help="Most rows of a batch.")] = None,
     format: Annotated[str, typer.Option(help="parquet or delta.")] = "parquet",
     schema: Annotated[
@@ -63,34 +88,24 @@ def land(
     json: Json = False,
 ) -> None:
     """Write a queue to Parquet or Delta, partitioned by arrival date; settled batch by batch."""
-    _require("pyspark", "pyarrow", "numpy", extra="spark")
+    _require_spark()
     if format == "delta":
         _require("deltalake", extra="delta")
     from tallymark.spark import land as landing
 
     name, password = _login(url, user)
-    try:
-        code = landing.main(
+    _run(
+        lambda: landing.main(
             queue, subscription, to, trigger, master, url, name, password, vhost, json, max_rows,
             format, schema, quarantine,
-        )  # fmt: skip
-    except ValueError as error:
-        fail(str(error), 2)
-    _run(code)
+        )
+    )  # fmt: skip
 
 
 @app.command()
 def reconcile(
-    data_dir: Annotated[Path, typer.Option(help="The broker's data folder.")] = Path(
-        "tallymark-data"
-    ),
-    url: Annotated[
-        str | None,
-        typer.Option(
-            envvar="TALLYMARK_URL",
-            help="HTTP address of the running broker; without it the newest checkpoint is used.",
-        ),
-    ] = None,
+    data_dir: DataDir = DATA_DIR,
+    url: LiveUrl = None,
     user: Login = LOGIN,
     hours: Annotated[
         bool, typer.Option("--hours", help="And of every hour in which messages entered it.")
@@ -99,58 +114,34 @@ def reconcile(
     json: Json = False,
 ) -> None:
     """Print the equation of every queue, computed from the journal. Exit code 1 if one is off."""
-    _require("pyspark", "pyarrow", "numpy", extra="spark")
+    _require_spark()
     from tallymark.spark import reconcile as reconciling
 
     name, password = _login(url, user)
-    try:
-        code = reconciling.main(data_dir, url, name, password, master, json, hours)
-    except (ValueError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
-        fail(str(error), 2)
-    _run(code)
+    _run(lambda: reconciling.main(data_dir, url, name, password, master, json, hours))
 
 
 @app.command()
 def ledger(
     to: Annotated[Path, typer.Option(help="Folder of the new Parquet table.")],
-    data_dir: Annotated[Path, typer.Option(help="The broker's data folder.")] = Path(
-        "tallymark-data"
-    ),
-    url: Annotated[
-        str | None,
-        typer.Option(
-            envvar="TALLYMARK_URL",
-            help="HTTP address of the running broker; without it the newest checkpoint is used.",
-        ),
-    ] = None,
+    data_dir: DataDir = DATA_DIR,
+    url: LiveUrl = None,
     user: Login = LOGIN,
     master: Master = MASTER,
 ) -> None:
     """Write every transition, one row for each message and event, to Parquet."""
-    _require("pyspark", "pyarrow", "numpy", extra="spark")
+    _require_spark()
     from tallymark.spark.transitions import main
 
     name, password = _login(url, user)
-    try:
-        code = main(data_dir, to, url, name, password, master)
-    except (ValueError, FileExistsError, FileNotFoundError, NotADirectoryError) as error:
-        fail(str(error), 2)
-    _run(code)
+    _run(lambda: main(data_dir, to, url, name, password, master))
 
 
 @app.command()
 def report(
-    data_dir: Annotated[Path, typer.Option(help="The broker's data folder.")] = Path(
-        "tallymark-data"
-    ),
+    data_dir: DataDir = DATA_DIR,
     to: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
-    url: Annotated[
-        str | None,
-        typer.Option(
-            envvar="TALLYMARK_URL",
-            help="HTTP address of the running broker; without it the newest checkpoint is used.",
-        ),
-    ] = None,
+    url: LiveUrl = None,
     stalled_after: Annotated[
         float, typer.Option(help="Seconds unsettled after which credit is leaked or stalled.")
     ] = 600.0,
@@ -159,19 +150,14 @@ def report(
     json: Json = False,
 ) -> None:
     """Latencies, redeliveries, dead-letter paths, slow consumers and more, as one HTML page."""
-    _require("pyspark", "pyarrow", "numpy", extra="spark")
+    _require_spark()
     from tallymark.spark.report.reporting import main
 
     name, password = _login(url, user)
     if stalled_after <= 0:
         fail(f"--stalled-after is {stalled_after:g}, expected a number of seconds above 0", 2)
-    try:
-        code = main(data_dir, to, url, name, password, master, json, round(stalled_after * 1000))
-    except (
-        ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError
-    ) as error:  # fmt: skip
-        fail(str(error), 2)
-    _run(code)
+    stalled_ms = round(stalled_after * 1000)
+    _run(lambda: main(data_dir, to, url, name, password, master, json, stalled_ms))
 
 
 @app.command()
@@ -195,24 +181,22 @@ def redrive(
     run: Annotated[
         str | None, typer.Option(help="Name of this run, to go on with one that was stopped.")
     ] = None,
-    vhost: Annotated[str, typer.Option(help="Virtual host of the queue.")] = "/",
+    vhost: QueueVhost = "/",
     master: Master = MASTER,
     url: Url = BROKER,
     user: Login = LOGIN,
     json: Json = False,
 ) -> None:
     """Send dead letters back to where they were first published, each once. Dry run by default."""
-    _require("pyspark", "pyarrow", "numpy", extra="spark")
+    _require_spark()
     from tallymark.spark.pipelines import redrives
 
     name, password = _login(url, user)
-    try:
-        code = redrives.main(
+    _run(
+        lambda: redrives.main(
             queue, where, to, move, rate, run, vhost, master, url, name, password, json
         )
-    except ValueError as error:
-        fail(str(error), 2)
-    _run(code)
+    )
 
 
 @app.command()
@@ -233,17 +217,15 @@ def archive(
     json: Json = False,
 ) -> None:
     """Write full ranges of a stream to Parquet, then let the broker let go of them."""
-    _require("pyspark", "pyarrow", "numpy", extra="spark")
+    _require_spark()
     from tallymark.spark.pipelines import archives
 
     name, password = _login(url, user)
-    try:
-        code = archives.main(
+    _run(
+        lambda: archives.main(
             stream, to, rows, everything, release, vhost, master, url, name, password, json
         )
-    except ValueError as error:
-        fail(str(error), 2)
-    _run(code)
+    )
 
 
 def demo(
@@ -269,7 +251,7 @@ def demo(
         fail(str(error), 2)
     except OSError as error:
         fail(str(error))
-    _run(code)
+    raise typer.Exit(code)
 
 
 def add_to(root: typer.Typer) -> None:

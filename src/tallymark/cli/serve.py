@@ -49,7 +49,7 @@ def _settings(command: Callable[[Config, Callable[[], Config]], None]) -> Callab
         )
         kind: Any = list[str] | None if declared.kind.many else str | None
         parameters.append(_parameter(declared.name, Annotated[kind, option]))
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__dict__["__signature__"] = inspect.Signature(parameters)
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__name__ = command.__name__
     run.__doc__ = command.__doc__

@@ -47,6 +47,10 @@ class ResourceExhausted(BrokerError):
     """A configured limit was reached; the text names the limit."""
 
 
+class HeldBack(BrokerError):
+    """Publishers to a queue wait for its slow consumer [SC-D7]: the same may be asked again."""
+
+
 class TooSlow(BrokerError):
     """A consumer leaves too much of its subscription lying: it is disconnected [SC-7]."""
 

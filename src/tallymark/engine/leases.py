@@ -205,9 +205,13 @@ class Leases:
 
         Raises:
             PreconditionFailed: end was never leased.
+            What `fetch` of the Store raises, of what is not accepted.
+            Nothing has changed then.
         """
         subscription.check_position(end, "end")
         if end > subscription.floor:
+            if subscription.verdicts:
+                self._load_judged(subscription, end)
             queue = subscription.queue
             epoch = subscription.epoch
             back: dict[int, list[Slice]] = {}
@@ -239,6 +243,15 @@ class Leases:
                 )
             )
         return subscription.floor
+
+    def _load_judged(self, subscription: Subscription, end: int) -> None:
+        """What is not accepted may be looked at on its way: it is read before anything changes."""
+        verdicts = subscription.verdicts
+        for first, piece in subscription.part(subscription.floor, end):
+            for sequence in range(first, first + len(piece)):
+                if sequence in verdicts:
+                    self.store.load(piece.payload)
+                    break
 
     def remove(self, subscription: Subscription) -> list[Slice]:
         """Take a subscription out; returns what it held, still counted as acquired."""

@@ -26,7 +26,13 @@ from tallymark.engine.annotations import Annotations, deferred_until, keys_of, r
 from tallymark.engine.clock import Clock
 from tallymark.engine.deadlines import Deadlines, Timed
 from tallymark.engine.entrance import Entrance
-from tallymark.engine.errors import Fenced, NotFound, PreconditionFailed, ResourceExhausted
+from tallymark.engine.errors import (
+    Fenced,
+    HeldBack,
+    NotFound,
+    PreconditionFailed,
+    ResourceExhausted,
+)
 from tallymark.engine.message import Payload
 from tallymark.engine.records import Record
 from tallymark.engine.routing import Targets
@@ -179,11 +185,15 @@ class Sinks:
 
         Raises:
             ResourceExhausted: MOST_STAGINGS wait already.
+            HeldBack: a queue that they would go to now holds publishers back.
+            NotFound: the virtual host, or an exchange, has gone since they were published.
+            Nothing has changed then.
         """
         if len(self.stagings) >= MOST_STAGINGS:
             raise ResourceExhausted(
                 f"{len(self.stagings)} stagings wait for their commit, at most {MOST_STAGINGS} may"
             )
+        self._check_held(vhost, parts)
         now = self.clock.now_ms
         staging = Staging(self.new_id(), vhost, sink, now + expires_ms)
         for part in parts:
@@ -194,6 +204,21 @@ class Sinks:
             staging.add(part)
         self._enter(staging)
         return staging
+
+    def _check_held(self, name: str, parts: list[StagedPart]) -> None:
+        vhost = self._vhosts.get(name)
+        if vhost is None:
+            raise NotFound(f"vhost {name} not found")
+        if not any(queue.holds_publishers for queue in vhost.queues.values()):
+            return
+        for part in parts:
+            for stretch in self._stretches(vhost, part):
+                for queue in stretch.targets.queues:
+                    if queue.holds_publishers:
+                        raise HeldBack(
+                            f"publishers to queue '{queue.name}' in vhost '{name}' wait: its "
+                            "consumer is slow"
+                        )
 
     def _enter(self, staging: Staging) -> None:
         self.stagings[staging.id] = staging
@@ -549,7 +574,7 @@ def _unroutable(stretch: Stretch) -> int:
 
 def _counts_time(targets: Targets) -> bool:
     """Whether it matters in one of the queues when messages entered."""
-    return any(queue.watched for queue in targets.queues)
+    return any(queue.watched or queue.settings.is_stream for queue in targets.queues)
 
 
 def _definition(definition: dict[str, object], now_ms: int) -> Record:

@@ -23,11 +23,13 @@ from tallymark.engine.errors import (
     BrokerError,
     Fenced,
     Gone,
+    HeldBack,
     NotFound,
     ResourceExhausted,
     ResourceLocked,
 )
 from tallymark.engine.queue import Queue
+from tallymark.server.clock import wall_ms
 from tallymark.server.logs import log_of
 from tallymark.server.node import JournalFailed, Node
 from tallymark.server.users import User, UsersError, permission_in
@@ -39,6 +41,7 @@ STATUS: Final[dict[type[BrokerError], tuple[int, str]]] = {
     Fenced: (409, "fenced"),
     Gone: (410, "gone"),
     ResourceExhausted: (429, "resource_exhausted"),
+    HeldBack: (503, "blocked"),
 }
 """Any other engine error is 400, bad_request."""
 OWN: Final = "/api/tallymark/"
@@ -114,7 +117,8 @@ class HttpServer:
         self.addresses: list[tuple[str, int]] = []
         """Where this listens."""
         app = web.Application(
-            middlewares=[self._errors, self._authenticate], client_max_size=MAX_REQUEST
+            middlewares=[self._errors, self._authenticate, self._tell_time],
+            client_max_size=MAX_REQUEST,
         )
         app.router.add_get("/healthz", self._health)
         State(self).add_to(app)
@@ -210,6 +214,12 @@ class HttpServer:
             raise Refused(401, "not_authorized", "user name and password do not match")
         request[USER] = user
         log.debug("request", method=request.method, path=request.path, user=name)
+        return await handler(request)
+
+    @web.middleware
+    async def _tell_time(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Commands of a request are of now: a broker that is idle had its last turn long ago."""
+        self.node.broker.clock.tell(wall_ms())
         return await handler(request)
 
 

@@ -19,7 +19,6 @@ from tallymark.bridge.redriven import Stamp
 from tallymark.engine.errors import AccessRefused
 from tallymark.engine.queue import Queue
 from tallymark.engine.redrive import FORBIDDEN, MOVED, UNROUTABLE, Found
-from tallymark.server.clock import wall_ms
 from tallymark.server.http import HttpServer, Refused, answer, body_of
 
 MOST: Final = 10_000
@@ -63,7 +62,6 @@ class Redriving:
             raise Refused(400, "bad_request", f"run {wanted.run!r}, expected 1 to {RUN_MAX} bytes")
         queue = self._http.queue(request)
         broker = self._node.broker
-        broker.clock.tell(wall_ms())
         try:
             stamp = Stamp(queue.name, wanted.run, broker.clock.now_ms)
         except ValueError as error:

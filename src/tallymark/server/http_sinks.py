@@ -11,6 +11,10 @@ as a publisher sends them. They are read, checked and stored by the same code as
 connection, so that whatever a publish can say can be said here, at the same cost; and the broker
 needs no library of columns. All of it is taken, or none.
 
+`stage` is refused with 503, `blocked`, where a publisher would be held back: during an alarm, and
+while a queue that the messages would go to has a slow consumer whose policy is `flow`. Asked again
+later it is taken.
+
 `stage`, `commit` and `abort` answer when what they changed is on disk, in every sync mode. A
 repeated commit does nothing and says so; a repeated `stage` leaves something behind that its sink's
 next commit, or time, ends.
@@ -25,8 +29,7 @@ import msgspec
 from aiohttp import web
 
 from tallymark.bridge.amqp091_sink import Intake
-from tallymark.bridge.permissions import EXCHANGE, WRITE, Access
-from tallymark.engine.errors import AccessRefused
+from tallymark.bridge.permissions import EXCHANGE, WRITE
 from tallymark.engine.sinks import Staging
 from tallymark.server.http import (
     USER,
@@ -79,9 +82,7 @@ class Sinks(Routes):
             raise Refused(
                 400, "bad_request", f"expires_ms is {expires_ms}, expected at most {LONGEST_MS}"
             )
-        alarms = sorted(self.node.housekeeping.alarms)
-        if alarms:
-            raise Refused(503, "blocked", f"publishers wait: alarms for {', '.join(alarms)}")
+        self.check_alarms()
         frames = await whole(request.content.iter_any())
         intake = Intake()
         async with self.channel(request) as channel:
@@ -165,13 +166,8 @@ class Sinks(Routes):
 
     def _check_access(self, request: web.Request, ids: list[int]) -> None:
         """Raises NotFound (virtual host), AccessRefused unless the user may publish all of it."""
-        user = request[USER]
         vhost = self.node.broker.vhost(request.match_info["vhost"]).name
-        permission = permission_in(user, vhost)
-        if permission is None:
-            raise AccessRefused(f"access to vhost '{vhost}' refused for user '{user.name}'")
-        patterns = (permission.configure, permission.write, permission.read)
-        access = Access(user.name, vhost, patterns)
+        access = self.http.access(request, vhost)
         stagings = self.node.broker.sinks.stagings
         for id in ids:
             staging = stagings.get(id)

@@ -175,6 +175,11 @@ class LocalClient(AmqpClient):
         self.bridge.tick(now_ms())
         self._node.opened(self)
 
+    def tell_closed(self) -> None:
+        """It was there for one request: that is told of, where it is refused."""
+        self.told = True
+        self.log.debug("connection.closed", peer=self.peer, id=self.id, reason=self.bridge.reason)
+
 
 class LocalChannel:
     """A connection with one channel, for a user who has proven to be it."""

@@ -63,17 +63,11 @@ class Messages(Routes):
         fields = await fields_of(request)
         publish = BasicPublish(exchange_name(request), fields.text("routing_key"), mandatory=True)
         section, body = _section(fields), _payload(fields)
-        self._check_alarms()
+        self.check_alarms()
         async with self.channel(request) as channel:
             await channel.call(ConfirmSelect(), ConfirmSelectOk)
             routed = await _published(channel, publish, section, body)
         return answer({"routed": routed})
-
-    def _check_alarms(self) -> None:
-        """Nothing is published while publishers are held back. Raises Refused 503."""
-        alarms = sorted(self.node.housekeeping.alarms)
-        if alarms:
-            raise Refused(503, "blocked", f"publishers wait: alarms for {', '.join(alarms)}")
 
     async def _get(self, request: web.Request) -> web.Response:
         fields = await fields_of(request)
@@ -107,7 +101,7 @@ class Messages(Routes):
 
     async def _aliveness(self, request: web.Request) -> web.Response:
         """Declare a queue, publish to it and get what was published [rabbitmq aliveness-test]."""
-        self._check_alarms()
+        self.check_alarms()
         async with self.channel(request) as channel:
             await channel.call(QueueDeclare(ALIVENESS), QueueDeclareOk)
             await channel.call(ConfirmSelect(), ConfirmSelectOk)

@@ -190,6 +190,12 @@ class Routes:
         found = self.node.broker.vhosts.values()
         return [vhost for vhost in found if sees(request[USER], vhost.name)]
 
+    def check_alarms(self) -> None:
+        """Nothing is published while publishers are held back. Raises Refused 503."""
+        alarms = sorted(self.node.housekeeping.alarms)
+        if alarms:
+            raise Refused(503, "blocked", f"publishers wait: alarms for {', '.join(alarms)}")
+
     def channel(self, request: web.Request) -> Channel:
         """An AMQP channel in the user's name in the virtual host that the path names.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from tallymark.spark.bodies import REASON, Schema
 from tallymark.spark.delta import QueryId, append_batch
+from tallymark.spark.land import CHECKPOINT
 from tallymark.spark.verdicts import send_verdicts
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ DELTA: Final = "delta"
 FORMATS: Final = (PARQUET, DELTA)
 QUARANTINE: Final = "_quarantine"
 """Folder under the table, where no other is named."""
-CHECKPOINT: Final = "_checkpoint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

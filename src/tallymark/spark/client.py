@@ -74,7 +74,7 @@ class Endpoint:
             raise ValueError(f"url {url!r}: expected http://host:port or https://host:port")
         if parts.path not in ("", "/") or parts.query:
             raise ValueError(f"url {url!r}: expected no path after host and port")
-        values: dict[str, object] = {
+        values: dict[str, Any] = {
             "host": parts.hostname,
             "port": parts.port or DEFAULT_PORT,
             "tls": parts.scheme == "https",
@@ -84,7 +84,7 @@ class Endpoint:
         if parts.password is not None:
             values["password"] = parts.password
         values.update((key, value) for key, value in rest.items() if value is not None)
-        return Endpoint(**values)  # type: ignore[arg-type]
+        return Endpoint(**values)
 
     def authorization(self) -> str:
         pair = f"{self.user}:{self.password}".encode()
@@ -122,11 +122,8 @@ class Client:
         self._connection: http.client.HTTPConnection | None = None
         self._pid = 0
 
-    def __getstate__(self) -> Endpoint:
-        return self.endpoint
-
-    def __setstate__(self, endpoint: Endpoint) -> None:
-        self.__init__(endpoint)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[type[Client], tuple[Endpoint]]:
+        return type(self), (self.endpoint,)
 
     def call(
         self, method: str, path: str, body: Mapping[str, object] | None = None, wait_ms: int = 0
@@ -219,7 +216,7 @@ class Client:
         connection.request(method, path, payload, headers)
         with connection.getresponse() as response:
             if response.status == http.client.SERVICE_UNAVAILABLE:
-                raise _NotReady(f"{path}: {response.read(200)!r}")
+                raise _NotReady(str(_refusal(response, path)))
             if response.status >= 400:
                 raise _refusal(response, path)
             yield response
@@ -237,7 +234,7 @@ class Client:
 
 
 class _NotReady(Exception):
-    """503: the broker is starting, stopping or without disk space."""
+    """503: the broker is starting, stopping or without disk space, or holds publishers back."""
 
 
 def _refusal(response: http.client.HTTPResponse, path: str) -> BrokerRefused:

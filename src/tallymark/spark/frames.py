@@ -84,6 +84,8 @@ class Encoder:
         self._mandatory = mandatory
         self._methods: dict[str, bytes] = {}
         self._sections: dict[tuple[Any, ...], bytes] = {}
+        """Of rows with values for `_named`."""
+        self._named: list[str] = []
 
     def chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[bytes, int]]:
         """Frames of some MiB and how many messages they are.
@@ -106,6 +108,9 @@ class Encoder:
     def _messages(self, batch: pa.RecordBatch) -> Iterator[bytes]:
         count = batch.num_rows
         names = [name for name in PROPERTIES if _says(batch, name)]
+        if names != self._named:
+            self._sections.clear()
+            self._named = names
         columns = [batch.column(name).to_pylist() for name in names]
         rows: Iterable[tuple[Any, ...]] = zip(*columns, strict=True) if names else [()] * count
         keys: Sequence[Any] = [self._key] * count

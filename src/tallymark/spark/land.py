@@ -378,6 +378,25 @@ def _check_arguments(to: Path, trigger: str, max_rows: int | None) -> None:
         raise ValueError(f"--to {str(to)!r}: expected a folder")
 
 
+BY_FORMAT: Final = {
+    "_spark_metadata": "Parquet",
+    "_delta_log": "a Delta table",
+    "batch=*": "Parquet with a schema",
+}
+"""What a table's folder holds by which readers know how to read it."""
+
+
+def check_table(to: Path, mark: str) -> None:
+    """mark: of BY_FORMAT. Raises ValueError for a folder in which a table of another kind was
+    begun: whoever reads the one does not see the rows of the other."""
+    for other, kind in BY_FORMAT.items():
+        if other != mark and any(to.glob(other)):
+            raise ValueError(
+                f"--to {str(to)!r} was begun as {kind}, not as {BY_FORMAT[mark]}: expected a new "
+                "folder, or the same --format and --schema or none"
+            )
+
+
 def main(
     queue: str,
     subscription: str,
@@ -418,6 +437,8 @@ def main(
         raise ValueError(f"--format {format!r}: expected {' or '.join(FORMATS)}")
     if quarantine is not None and schema is None:
         raise ValueError("--quarantine is for rows that do not fit a --schema")
+    plain = "_spark_metadata" if schema is None else "batch=*"
+    check_table(to, plain if format == PARQUET else "_delta_log")
     given = {"url": url, "user": user, "password": password, "vhost": vhost}
     named = {"queue": queue, "subscription": subscription}
     asked = SourceOptions.parse({**{k: v for k, v in given.items() if v is not None}, **named})

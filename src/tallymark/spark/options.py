@@ -112,15 +112,15 @@ class SourceOptions:
             subscription=options.get("subscription", ""),
             starting=_place(options, "starting", ("earliest", "latest")),
             ending=_place(options, "ending", ("latest",)),
-            fail_on_data_loss=_truth(options, "failOnDataLoss", True),
-            read_segments=_truth(options, "readSegments", False),
+            fail_on_data_loss=truth(options, "failOnDataLoss", True),
+            read_segments=truth(options, "readSegments", False),
             columns=columns,
-            max_rows=_number(options, "maxRowsPerBatch", rows, 1),
-            max_bytes=_number(options, "maxBytesPerBatch", size, 1),
-            wait_ms=_number(options, "waitMs", DEFAULT_WAIT_MS, 0),
-            partitions=_number(options, "partitions", os.cpu_count() or 1, 1),
+            max_rows=number(options, "maxRowsPerBatch", rows, 1),
+            max_bytes=number(options, "maxBytesPerBatch", size, 1),
+            wait_ms=number(options, "waitMs", DEFAULT_WAIT_MS, 0),
+            partitions=number(options, "partitions", os.cpu_count() or 1, 1),
             ledger=Path(ledger) if ledger else None,
-            upto=_number(options, "upto", 0, 0) or None,
+            upto=number(options, "upto", 0, 0) or None,
         )
 
     def for_queue(self) -> SourceOptions:
@@ -229,7 +229,8 @@ def milliseconds(name: str, text: str) -> int:
     return int(time.timestamp() * 1000)
 
 
-def _truth(options: Mapping[str, str], name: str, default: bool) -> bool:
+def truth(options: Mapping[str, str], name: str, default: bool) -> bool:
+    """An option that is true or false. Raises ValueError."""
     text = options.get(name)
     if text is None:
         return default
@@ -239,20 +240,21 @@ def _truth(options: Mapping[str, str], name: str, default: bool) -> bool:
 
 
 def _endpoint(options: Mapping[str, str]) -> Endpoint:
-    retry_ms = _number(options, "retryMs", 60_000, 0)
+    retry_ms = number(options, "retryMs", 60_000, 0)
     if url := options.get("url"):
         if "host" in options or "port" in options:
             raise ValueError(f"url {url!r} says host and port: leave these options out")
         user, password = options.get("user"), options.get("password")
         return Endpoint.from_url(url, retry_ms=retry_ms, user=user, password=password)
-    port = _number(options, "port", DEFAULT_PORT, 1)
+    port = number(options, "port", DEFAULT_PORT, 1)
     host = options.get("host", "127.0.0.1")
     user = options.get("user", DEFAULT_ENDPOINT.user)
     password = options.get("password", DEFAULT_ENDPOINT.password)
     return Endpoint(host=host, port=port, retry_ms=retry_ms, user=user, password=password)
 
 
-def _number(options: Mapping[str, str], name: str, default: int, least: int) -> int:
+def number(options: Mapping[str, str], name: str, default: int, least: int) -> int:
+    """An option that is a whole number. Raises ValueError."""
     text = options.get(name)
     if text is None:
         return default

@@ -84,14 +84,15 @@ class Batches:
             raise
         return staged
 
-    def _commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
-        ids = _ids(messages)
+    def _commit(
+        self, messages: Sequence[WriterCommitMessage | None], batch: int, forget_ms: int = 0
+    ) -> None:
+        """forget_ms: how long the broker is to know of it; 0: always."""
         client = Client(self._options.endpoint)
         body: dict[str, object] = {
-            "identity": self._options.identity, "batch": batch, "staging": ids,
+            "identity": self._options.identity, "batch": batch, "staging": _ids(messages),
+            "forget_ms": forget_ms,
         }  # fmt: skip
-        if isinstance(self, BatchWriter) and self._options.batch is None:
-            body["forget_ms"] = ONCE_FORGET_MS
         try:
             client.call("POST", self._path("commit"), body)
         finally:
@@ -119,7 +120,8 @@ class BatchWriter(Batches, DataSourceArrowWriter):
     """df.write: whole or not at all; once per batchId where one is given."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self._commit(messages, self._options.batch or 0)
+        batch = self._options.batch
+        self._commit(messages, batch or 0, ONCE_FORGET_MS if batch is None else 0)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self._abort(messages)

@@ -9,7 +9,7 @@ from typing import Final
 from uuid import uuid4
 
 from tallymark.spark.client import Endpoint
-from tallymark.spark.options import DEFAULT_ENDPOINT, SourceOptions
+from tallymark.spark.options import DEFAULT_ENDPOINT, SourceOptions, number, truth
 
 KNOWN: Final = {
     "url": "http://[user:password@]host:port of the broker's HTTP interface",
@@ -26,7 +26,8 @@ KNOWN: Final = {
     "checkpoint": "names the one writer of the sink, new with each new checkpoint; required for "
     "streams",
     "batchId": "of a batch: its number; the same one again does nothing",
-    "retryMs": "how long a broker that cannot be reached is tried again (60000)",
+    "retryMs": "how long a broker that cannot be reached, or holds publishers back, is tried again "
+    "(60000)",
     "expireMs": "how long the broker keeps what a killed job staged (21600000)",
 }
 _SPELLING: Final = {name.lower(): name for name in KNOWN}
@@ -73,11 +74,11 @@ class SinkOptions:
             vhost=source.vhost,
             exchange=exchange,
             routing_key=queue or key,
-            mandatory=_flag(options, "mandatory", True),
+            mandatory=truth(options, "mandatory", True),
             sink=options.get("sink", ""),
             identity=options.get("checkpoint", ""),
-            batch=_number(options, "batchId") if "batchId" in options else None,
-            expire_ms=_number(options, "expireMs") if "expireMs" in options else 0,
+            batch=number(options, "batchId", 0, 0) if "batchId" in options else None,
+            expire_ms=number(options, "expireMs", 0, 0),
         )
 
     def for_stream(self) -> SinkOptions:
@@ -128,17 +129,3 @@ def _spelled(given: Mapping[str, str]) -> dict[str, str]:
             raise ValueError(f'format("tallymark") has no option {name!r} for writing; {hint}')
         options[known] = value
     return options
-
-
-def _number(options: Mapping[str, str], name: str) -> int:
-    text = options[name]
-    if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"option {name}={text!r}: expected a whole number of at least 0")
-    return int(text)
-
-
-def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
-    text = options.get(name, str(default)).lower()
-    if text not in ("true", "false"):
-        raise ValueError(f"option {name}={text!r}: expected true or false")
-    return text == "true"

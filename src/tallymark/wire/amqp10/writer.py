@@ -184,6 +184,11 @@ def encode_string(value: str) -> bytes:
     return _encode_variable(0xA1, value.encode())
 
 
+def encode_text(value: str) -> bytes:
+    """A string that people read: always one, whatever names are in it."""
+    return _encode_variable(0xA1, value.encode("utf-8", "replace"))
+
+
 def encode_symbol(value: str) -> bytes:
     return _encode_variable(0xA3, value.encode("ascii"))
 
