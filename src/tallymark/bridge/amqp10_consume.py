@@ -166,7 +166,7 @@ class OutgoingLink(LinkEnd):
             if i < run.hi:
                 session.wire.skip(1)
                 broker = session.client.broker
-                if not self._settled:
+                if not self.consumer.no_ack:  # what is sent settled, or is a copy, nobody holds
                     one = tag + i - run.lo
                     broker.settle(session.engine, one, one, DISCARDED)
                 self.give_credit_back(1)

@@ -509,6 +509,17 @@ def test_nesting_of_arrays_and_their_descriptors_is_limited() -> None:
         decode(raw, 0, len(raw))
 
 
+def test_an_empty_list_adds_no_depth_when_it_is_written_either() -> None:
+    """It is one byte: what was read can be written."""
+    for deepest in (b"\x45", encode(Array([[], []], 0x45)), encode({1: []})):
+        raw = deepest
+        for _ in range(DEPTH_MAX - (1 if len(deepest) > 1 else 0)):
+            raw = b"\xd0" + (len(raw) + 4).to_bytes(4, "big") + b"\0\0\0\1" + raw
+        whole(raw)
+        with pytest.raises(DecodeError, match="nested deeper than 64"):
+            decode(b"\0\x44" + raw, 0, len(raw) + 2)
+
+
 def test_values_side_by_side_are_not_nested() -> None:
     value = [
         [[[]], {1: {}}, Array([[1]]), Array([Described(ULong(1), Described(ULong(2), 3))])]

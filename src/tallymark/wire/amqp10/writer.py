@@ -124,7 +124,7 @@ def encode_value(value: object, depth: int) -> bytes:
         return _encode_map(value, deeper(depth))
     if kind == _LIST:
         assert isinstance(value, (list, tuple))
-        return encode_list(value, deeper(depth))
+        return encode_list(value, deeper(depth)) if value else b"\x45"
     if kind == _DESCRIBED:
         assert isinstance(value, Described)
         depth = deeper(depth)
