@@ -10,7 +10,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from tallymark.spark.batches import DELTA, PARQUET, Landing, Reader
-from tallymark.spark.bodies import NoSchema, Schema
+from tallymark.spark.bodies import FOUND, NoSchema, Schema
 from tallymark.spark.land import land_batches
 from tests.spark.rig import PATIENCE_S, SUBSCRIPTION, stream
 from tests.spark.test_sink import contents, declare, write
@@ -54,10 +54,17 @@ def test_dl_1_what_does_not_fit_is_quarantined_and_dead_lettered(
     with pytest.raises(StreamingQueryException, match="before the batch is committed"):
         query.awaitTermination(int(PATIENCE_S))
     assert broker.queues()[queue]["acquired"] == len(BODIES), "nothing is settled yet"
+    bodies = Schema(schema, to)
+    assert bodies.is_known, "what was found is kept"
+    (to / FOUND).unlink(missing_ok=True)  # and found again
     landing = Landing(to, format, reader, Schema(schema, to))
     query = land_batches(stream(spark, broker, queue), to, landing)
     assert query.awaitTermination(int(PATIENCE_S))
     assert query.exception() is None
+    assert [one["numInputRows"] for one in query.recentProgress if one["numInputRows"]] == [
+        len(BODIES)
+    ], "the broker was asked for each message once"
+    assert Schema(schema, to)._known == bodies._known
     found = table(spark, to, format)
     columns = "data.id, data.note"
     assert (

@@ -151,6 +151,16 @@ def test_a_master_that_nobody_answers_for_is_told() -> None:
         ("batch=3", (), "as Parquet with a schema, not as Parquet:"),
     ],
 )
+def test_a_schema_in_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    command = ("pipeline", "land", "--queue", "q", "--subscription", "lake", "--url", NOBODY)
+    file = tmp_path / "schema"
+    for text in (None, b"\xff"):
+        if text is not None:
+            file.write_bytes(text)
+        line = said(run(*command, "--to", str(tmp_path / "t"), "--schema", f"@{file}"), 2)
+        assert f"schema '@{file}' cannot be read: " in line
+
+
 def test_a_folder_in_which_a_table_of_another_kind_was_begun(
     tmp_path: Path, begun: str, more: tuple[str, ...], kinds: str
 ) -> None:

@@ -421,7 +421,7 @@ def main(
     from pyspark.errors import PySparkException
 
     from tallymark.spark.batches import FORMATS, PARQUET, Landing, Reader
-    from tallymark.spark.bodies import NoSchema, Schema
+    from tallymark.spark.bodies import Schema, text_of
     from tallymark.spark.java import JavaNotFound
     from tallymark.spark.options import SourceOptions
     from tallymark.spark.session import (
@@ -437,6 +437,8 @@ def main(
         raise ValueError(f"--format {format!r}: expected {' or '.join(FORMATS)}")
     if quarantine is not None and schema is None:
         raise ValueError("--quarantine is for rows that do not fit a --schema")
+    if schema is not None:
+        text_of(schema)
     plain = "_spark_metadata" if schema is None else "batch=*"
     check_table(to, plain if format == PARQUET else "_delta_log")
     given = {"url": url, "user": user, "password": password, "vhost": vhost}
@@ -478,7 +480,7 @@ def main(
                 landing = Landing(to, format, reader, bodies, quarantine)
                 query = land_batches(messages, to, landing, trigger)
             watch(query, to, display, stop)
-    except (PySparkException, Py4JError, NoSchema, OSError) as error:
+    except (PySparkException, Py4JError, OSError) as error:
         print(f"tallymark: landing {queue} failed: {cause(error)}", file=sys.stderr)
         return 1
     finally:
