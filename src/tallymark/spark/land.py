@@ -37,8 +37,10 @@ ENOUGH_FOR_A_RATE: Final = 1_000
 """Rows of a batch: below it the rate is that of Spark's planning."""
 
 _ERROR_LINE: Final = re.compile(
-    r"(?:[\w.]+\.)?(\w*(?:Error|Exception|Refused|Fenced|Unreachable)): (.+)"
+    r"(?:tallymark\.(?:\w+\.)+(\w+)|"
+    r"(?:[\w.]+\.)?(\w*(?:Error|Exception|Refused|Fenced|Unreachable))): (.+)"
 )
+"""An exception of ours, whatever it is called, or one that is called so."""
 _WRAPPINGS: Final = ("StreamingQueryException", "SparkException", "Exception")
 _PERIOD: Final = re.compile(r"(\d+)\s*(ms|s|m|h)")
 _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
@@ -280,8 +282,9 @@ def cause(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     for line in lines:
         found = _ERROR_LINE.match(line)
-        if found and found[1] not in _WRAPPINGS:
-            return f"{found[1]}: {found[2]}"
+        name = (found[1] or found[2]) if found else ""
+        if found and name not in _WRAPPINGS:
+            return f"{name}: {found[3]}"
     return lines[0] if lines else type(error).__name__
 
 
