@@ -143,14 +143,6 @@ def test_a_master_that_nobody_answers_for_is_told() -> None:
         check_master(master)
 
 
-@pytest.mark.parametrize(
-    ("begun", "more", "kinds"),
-    [
-        ("_spark_metadata", ("--schema", "id bigint"), "as Parquet, not as Parquet with a schema"),
-        ("_delta_log", (), "as a Delta table, not as Parquet:"),
-        ("batch=3", (), "as Parquet with a schema, not as Parquet:"),
-    ],
-)
 def test_a_schema_in_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     command = ("pipeline", "land", "--queue", "q", "--subscription", "lake", "--url", NOBODY)
     file = tmp_path / "schema"
@@ -161,6 +153,14 @@ def test_a_schema_in_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         assert f"schema '@{file}' cannot be read: " in line
 
 
+@pytest.mark.parametrize(
+    ("begun", "more", "kinds"),
+    [
+        ("_spark_metadata", ("--schema", "id bigint"), "as Parquet, not as Parquet with a schema"),
+        ("_delta_log", (), "as a Delta table, not as Parquet:"),
+        ("batch=3", (), "as Parquet with a schema, not as Parquet:"),
+    ],
+)
 def test_a_folder_in_which_a_table_of_another_kind_was_begun(
     tmp_path: Path, begun: str, more: tuple[str, ...], kinds: str
 ) -> None:
