@@ -17,6 +17,7 @@ from tallymark.bridge.bridge import Bridge, Waiter
 from tallymark.bridge.nsq_format import NsqFormat
 from tallymark.bridge.permissions import Permissions
 from tallymark.engine.effects import (
+    Activated,
     Cancelled,
     CloseConsumer,
     CloseSession,
@@ -115,6 +116,8 @@ def carry_out(effect: Effect) -> None:
         _bridge_of(effect.session).confirm(effect)
     elif isinstance(effect, Refused):
         _bridge_of(effect.session).refused(effect)
+    elif isinstance(effect, Activated):
+        _bridge_of(effect.consumer.session).activated(effect)
     elif isinstance(effect, TimedOut):
         _bridge_of(effect.session).timed_out(effect)
     elif isinstance(effect, Drained):

@@ -811,6 +811,27 @@ def test_what_is_too_large_for_the_reader_is_refused_in_its_name(rig: Rig, settl
     assert [len(body) for body in peer.bodies()] == [13]
 
 
+@pytest.mark.parametrize("kind", ["classic", "stream"])
+@pytest.mark.parametrize("settled", [0, 1])
+def test_what_is_too_large_for_one_that_browses_is_passed_over(
+    rig: Rig, kind: str, settled: int
+) -> None:
+    rig.declare("w", queue_type=kind)
+    publisher = rig.connect10()
+    link = publisher.sender(publisher.session(), "w")
+    publisher.send(link, bytes(2000), bytes(10), bytes(3000), bytes(11))
+    peer = rig.connect10()
+    offset = {"start": Described(Symbol("rabbitmq:stream-offset-spec"), "first")}
+    source = Source(
+        address="w", distribution_mode="copy", filter=offset if kind == "stream" else None
+    )
+    asked = Attach(name="small", source=source, target=Target(), max_message_size=1000)
+    peer.receiver(peer.session(), attach=asked, credit=2, snd=settled)
+    peer.pump()
+    assert [len(body) for body in peer.bodies()] == [10, 11]
+    assert counts(rig, "w") == (4, 0, 0)
+
+
 # -- time-outs [FC-18, LC-4]
 
 

@@ -1,4 +1,5 @@
-"""AMQP 1.0 transactions: the coordinator, posting, retirement, acquisition [TX-11 to TX-16]."""
+"""AMQP 1.0 transactions: the coordinator, posting, the disk, and what ends them [TX-11 to TX-14,
+TX-16, TX-D1]; test_amqp10_tx_settling.py has the rest."""
 
 from __future__ import annotations
 
@@ -6,39 +7,31 @@ import pytest
 
 from tallymark.wire.amqp10.events import (
     CloseReceived,
-    DispositionReceived,
-    LinkDetached,
 )
-from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.outcomes import (
     Declare,
     Declared,
     Discharge,
-    Error,
-    Modified,
 )
 from tallymark.wire.amqp10.performatives import Attach, Coordinator, Source, Target
 from tallymark.wire.amqp10.sections import Header, Properties, encode_message
 from tallymark.wire.amqp10.types import Symbol, Timestamp, UInt
-from tests.bridge.rig10 import Peer, Rig
-from tests.bridge.test_amqp10_consume import counts, failed, fill, numbers
+from tests.bridge.rig10 import Rig
+from tests.bridge.test_amqp10_consume import counts, fill
 from tests.bridge.tx10_rig import (
     ACCEPTED,
-    FAILED,
-    REJECTED,
     RELEASED,
+    ROLLBACK,
+    UNKNOWN_ID,
     Control,
-    dispose,
+    begun,
+    detached,
     error_of,
     post,
     ready,
     retire,
     under,
 )
-
-UNKNOWN_ID = "amqp:transaction:unknown-id"
-ROLLBACK = "amqp:transaction:rollback"
 
 
 @pytest.fixture
@@ -48,25 +41,12 @@ def rig() -> Rig:
     return made
 
 
-def detached(peer: Peer) -> Error:
-    """Why the broker ended a link."""
-    error = peer.take(LinkDetached).error
-    assert error is not None
-    return error
-
-
-def acquire(link: ReceiverLink, id: bytes | None, credit: int) -> None:
-    """Credit for what is handed out under a transaction."""
-    link.flow(credit, properties={Symbol("txn-id"): id})
-
-
 # -- the coordinator
 
 
 @pytest.mark.parametrize("chunk", [0, 1])
 def test_tx_11_a_coordinator_grants_credit_and_says_what_it_can_do(rig: Rig, chunk: int) -> None:
-    peer = rig.connect10(chunk=chunk)
-    control = Control(peer, peer.session())
+    _, _, control = begun(rig, chunk=chunk)
     answer = control.link.remote_attach
     assert answer is not None
     assert isinstance(answer.target, Coordinator)
@@ -82,16 +62,14 @@ def test_tx_11_a_coordinator_grants_credit_and_says_what_it_can_do(rig: Rig, chu
 
 
 def test_tx_12_each_declare_has_an_id_of_its_own(rig: Rig) -> None:
-    peer = rig.connect10()
-    control = Control(peer, peer.session())
+    _, _, control = begun(rig)
     ids = [control.declare() for _ in range(20)]
     assert len(set(ids)) == 20
     assert len(rig.broker.transactions.open) == 20
 
 
 def test_tx_12_discharge_is_accepted_whether_it_fails_or_not(rig: Rig) -> None:
-    peer = rig.connect10()
-    control = Control(peer, peer.session())
+    _, _, control = begun(rig)
     first, second, third = control.declare(), control.declare(), control.declare()
     assert control.discharge(first, False) == ACCEPTED
     assert control.discharge(second, True) == ACCEPTED
@@ -100,8 +78,7 @@ def test_tx_12_discharge_is_accepted_whether_it_fails_or_not(rig: Rig) -> None:
 
 
 def test_tx_12_both_steps_of_a_coordinator_link_in_mode_second(rig: Rig) -> None:
-    peer = rig.connect10()
-    control = Control(peer, peer.session(), rcv=1)
+    peer, _, control = begun(rig, rcv=1)
     id = control.declare()
     link = peer.sender(control.link.session)
     post(peer, link, id, "m")
@@ -110,8 +87,7 @@ def test_tx_12_both_steps_of_a_coordinator_link_in_mode_second(rig: Rig) -> None
 
 
 def test_a_global_id_is_refused_and_the_link_goes_on(rig: Rig) -> None:
-    peer = rig.connect10()
-    control = Control(peer, peer.session())
+    peer, _, control = begun(rig)
     (state,) = peer.states([control.ask(Declare(b"xa"))])
     assert error_of(state).condition == "amqp:not-implemented"
     control.commit(control.declare())
@@ -128,8 +104,7 @@ def test_a_global_id_is_refused_and_the_link_goes_on(rig: Rig) -> None:
     ],
 )
 def test_what_is_no_request_is_rejected(rig: Rig, message: bytes, condition: str) -> None:
-    peer = rig.connect10()
-    control = Control(peer, peer.session())
+    peer, _, control = begun(rig)
     number = control.link.send(message)
     peer.pump()
     (state,) = peer.states([number])
@@ -140,16 +115,14 @@ def test_what_is_no_request_is_rejected(rig: Rig, message: bytes, condition: str
 @pytest.mark.parametrize("request_", [Declare(), Discharge(b"x")])
 def test_a_settled_request_ends_the_link(rig: Rig, request_: object) -> None:
     """Whoever declares must learn the id [amqp-1.0 §4.2]."""
-    peer = rig.connect10()
-    control = Control(peer, peer.session())
+    peer, _, control = begun(rig)
     control.ask(request_, settled=True)
     assert detached(peer).condition == "amqp:not-allowed"
     assert not rig.broker.transactions.open
 
 
 def test_tx_13_an_unknown_id_is_rejected_where_the_source_lists_rejected(rig: Rig) -> None:
-    peer = rig.connect10()
-    control = Control(peer, peer.session())
+    _, _, control = begun(rig)
     id = control.declare()
     control.commit(id)
     for unknown in (id, b"never", b"", b"x" * 300):
@@ -161,9 +134,7 @@ def test_tx_13_an_unknown_id_is_rejected_where_the_source_lists_rejected(rig: Ri
 def test_tx_13_an_unknown_id_ends_the_link_where_it_does_not(
     rig: Rig, outcomes: tuple[str, ...]
 ) -> None:
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session, outcomes=outcomes)
+    peer, session, control = begun(rig, outcomes=outcomes)
     id = control.declare()
     link = peer.sender(session)
     post(peer, link, id, "m")
@@ -186,8 +157,7 @@ def test_a_transaction_is_of_its_own_connection_alone(rig: Rig) -> None:
 
 
 def test_a_connection_has_no_more_than_so_many_open(rig: Rig) -> None:
-    peer = rig.connect10()
-    control = Control(peer, peer.session())
+    peer, _, control = begun(rig)
     while len(rig.broker.transactions.open) < 1024:
         for _ in range(min(control.link.credit, 1024 - len(rig.broker.transactions.open))):
             control.link.send(encode_message(body=Declare()))
@@ -201,9 +171,7 @@ def test_a_connection_has_no_more_than_so_many_open(rig: Rig) -> None:
 
 @pytest.mark.parametrize("chunk", [0, 1])
 def test_tx_14_what_is_posted_is_seen_after_the_discharge(rig: Rig, chunk: int) -> None:
-    peer = rig.connect10(chunk=chunk)
-    session = peer.session()
-    control = Control(peer, session)
+    peer, session, control = begun(rig, chunk=chunk)
     link = peer.sender(session)
     id = control.declare()
     told = peer.states(post(peer, link, id, "a", "b", "c"))
@@ -214,9 +182,7 @@ def test_tx_14_what_is_posted_is_seen_after_the_discharge(rig: Rig, chunk: int) 
 
 
 def test_tx_14_nothing_is_left_of_it_after_a_rollback(rig: Rig) -> None:
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
+    peer, session, control = begun(rig)
     link = peer.sender(session)
     id = control.declare()
     post(peer, link, id, "a", "b")
@@ -245,9 +211,7 @@ def test_tx_14_the_answer_takes_two_steps_in_mode_second(rig: Rig) -> None:
 
 def test_tx_14_several_transactions_on_one_link(rig: Rig) -> None:
     """Each is seen by itself, in its own order, when it is discharged."""
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
+    peer, session, control = begun(rig)
     link = peer.sender(session)
     one, two = control.declare(), control.declare()
     for n in range(4):
@@ -262,8 +226,7 @@ def test_tx_14_several_transactions_on_one_link(rig: Rig) -> None:
 
 
 def test_tx_14_a_transaction_of_several_sessions(rig: Rig) -> None:
-    peer = rig.connect10()
-    control = Control(peer, peer.session())
+    peer, _, control = begun(rig)
     links = [peer.sender(peer.session()) for _ in range(3)]
     id = control.declare()
     for n, link in enumerate(links):
@@ -274,9 +237,7 @@ def test_tx_14_a_transaction_of_several_sessions(rig: Rig) -> None:
 
 
 def test_tx_14_an_unknown_id_ends_the_link(rig: Rig) -> None:
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
+    peer, session, control = begun(rig)
     link = peer.sender(session)
     id = control.declare()
     control.commit(id)
@@ -288,9 +249,7 @@ def test_tx_14_an_unknown_id_ends_the_link(rig: Rig) -> None:
 
 def test_tx_14_who_gets_it_is_decided_when_it_is_posted(rig: Rig) -> None:
     rig.declare("r")
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
+    peer, session, control = begun(rig)
     link = peer.sender(session, None)
     id = control.declare()
     to = ["/queues/q", "/queues/r", "/exchanges/amq.direct/nobody", "/queues/nowhere", "q"]
@@ -308,9 +267,7 @@ def test_tx_14_who_gets_it_is_decided_when_it_is_posted(rig: Rig) -> None:
 
 
 def test_tx_14_what_cannot_be_read_is_rejected_under_the_transaction(rig: Rig) -> None:
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
+    peer, session, control = begun(rig)
     link = peer.sender(session)
     id = control.declare()
     good = link.send(encode_message(body=b"good"), state=under(id))
@@ -333,9 +290,7 @@ def test_tx_14_what_cannot_be_read_is_rejected_under_the_transaction(rig: Rig) -
 def test_tx_13_a_settled_message_that_cannot_be_queued_makes_it_rollback_only(
     rig: Rig, address: str, message: bytes
 ) -> None:
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
+    peer, session, control = begun(rig)
     id = control.declare()
     good = peer.sender(session)
     post(peer, good, id, "good")
@@ -349,9 +304,7 @@ def test_tx_13_a_settled_message_that_cannot_be_queued_makes_it_rollback_only(
 
 
 def test_tx_13_rollback_only_may_be_rolled_back(rig: Rig) -> None:
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session, outcomes=())
+    peer, session, control = begun(rig, outcomes=())
     id = control.declare()
     link = peer.sender(session, "/exchanges/amq.direct/nobody")
     post(peer, link, id, "m", settled=True)
@@ -363,18 +316,14 @@ def test_tx_13_a_client_that_lists_nothing_is_told_of_a_rollback_too(
     rig: Rig, outcomes: tuple[str, ...]
 ) -> None:
     """qpid-proton lists no outcomes, and understands all."""
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session, outcomes=outcomes)
+    peer, session, control = begun(rig, outcomes=outcomes)
     id = control.declare()
     post(peer, peer.sender(session, "/exchanges/amq.direct/nobody"), id, "m", settled=True)
     assert error_of(control.discharge(id)).condition == ROLLBACK
 
 
 def test_tx_13_a_client_that_does_not_know_rejected_loses_the_link(rig: Rig) -> None:
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session, outcomes=("amqp:accepted:list",))
+    peer, session, control = begun(rig, outcomes=("amqp:accepted:list",))
     id = control.declare()
     post(peer, peer.sender(session, "/exchanges/amq.direct/nobody"), id, "m", settled=True)
     control.ask(Discharge(id))
@@ -385,9 +334,7 @@ def test_tx_13_a_client_that_does_not_know_rejected_loses_the_link(rig: Rig) -> 
 def test_tx_d1_a_full_queue_refuses_all_of_it(rig: Rig, outcomes: tuple[str, ...]) -> None:
     rig.declare("full", max_length=1, overflow="reject-publish")
     fill(rig, 1)
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session, outcomes=outcomes)
+    peer, session, control = begun(rig, outcomes=outcomes)
     peer.receiver(session, credit=1)
     id = control.declare()
     post(peer, peer.sender(session, "q"), id, "a")
@@ -405,9 +352,7 @@ def test_tx_d1_a_full_queue_refuses_all_of_it(rig: Rig, outcomes: tuple[str, ...
 def test_tx_d1_a_queue_deleted_after_the_posting_refuses_all_of_it(rig: Rig) -> None:
     """The client was told that its message is taken: a commit without it would be none."""
     rig.declare("r")
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
+    peer, session, control = begun(rig)
     id = control.declare()
     link = peer.sender(session, None)
     for to in ("q", "r"):
@@ -421,9 +366,7 @@ def test_tx_d1_a_queue_deleted_after_the_posting_refuses_all_of_it(rig: Rig) -> 
 def test_tx_14_a_delay_counts_from_the_commit_a_moment_stays(rig: Rig) -> None:
     rig.declare("delayed")
     rig.declare("dated")
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
+    peer, session, control = begun(rig)
     link = peer.sender(session, None)
     id = control.declare()
     due = rig.now_ms + 5_000
@@ -452,9 +395,7 @@ def test_tx_14_a_delay_counts_from_the_commit_a_moment_stays(rig: Rig) -> None:
 
 
 def test_tx_14_a_time_to_live_counts_from_the_commit(rig: Rig) -> None:
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
+    peer, session, control = begun(rig)
     link = peer.sender(session)
     id = control.declare()
     link.send(encode_message(header=Header(ttl=1_000), body=b"m"), state=under(id))
@@ -475,9 +416,7 @@ def test_tx_14_direct_replies_leave_with_the_commit(rig: Rig) -> None:
     assert waiting.remote_attach is not None
     assert waiting.remote_attach.source is not None
     address = waiting.remote_attach.source.address
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
+    peer, session, control = begun(rig)
     link = peer.sender(session, address)
     one, two = control.declare(), control.declare()
     assert peer.states(post(peer, link, one, "never")) == [under(one, ACCEPTED)]
@@ -492,9 +431,7 @@ def test_tx_14_direct_replies_leave_with_the_commit(rig: Rig) -> None:
 
 def test_tx_14_to_a_stream(rig: Rig) -> None:
     rig.declare("log", queue_type="stream")
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
+    peer, session, control = begun(rig)
     link = peer.sender(session, "log")
     one, two = control.declare(), control.declare()
     post(peer, link, one, "a", "b")
@@ -511,9 +448,7 @@ def test_tx_14_by_headers_and_to_further_keys(rig: Rig) -> None:
     vhost = rig.broker.vhost("/")
     for name in ("q", "r"):
         vhost.bind_queue(name, "amq.match", "", {"x-match": "all", "to": name}, rig.owner.id)
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
+    peer, session, control = begun(rig)
     by_headers = peer.sender(session, "/exchanges/amq.match")
     direct = peer.sender(session, "q")
     id = control.declare()
@@ -531,9 +466,7 @@ def test_tx_14_by_headers_and_to_further_keys(rig: Rig) -> None:
 
 
 def test_tx_14_large_messages_in_parts(rig: Rig) -> None:
-    peer = rig.connect10(chunk=0)
-    session = peer.session()
-    control = Control(peer, session)
+    peer, session, control = begun(rig)
     link = peer.sender(session)
     id = control.declare()
     bodies = [f"{n}" * 300_000 for n in range(4)]
@@ -545,9 +478,7 @@ def test_tx_14_large_messages_in_parts(rig: Rig) -> None:
 
 
 def test_tx_16_discharge_works_after_the_publishing_link_was_detached(rig: Rig) -> None:
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
+    peer, session, control = begun(rig)
     link = peer.sender(session)
     id = control.declare()
     post(peer, link, id, "m")
@@ -562,9 +493,7 @@ def test_tx_16_discharge_works_after_the_publishing_link_was_detached(rig: Rig) 
 
 def test_tx_d1_the_discharge_is_answered_when_the_disk_has_it(rig: Rig) -> None:
     fill(rig, 1)
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
+    peer, session, control = begun(rig)
     peer.receiver(session, credit=1)
     id = control.declare()
     post(peer, peer.sender(session), id, "m")
@@ -581,386 +510,13 @@ def test_tx_d1_the_discharge_is_answered_when_the_disk_has_it(rig: Rig) -> None:
 
 
 def test_tx_d1_posting_and_an_empty_commit_need_no_disk(rig: Rig) -> None:
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
+    peer, session, control = begun(rig)
     link = peer.sender(session)
     rig.hold_disk = True
     id = control.declare()
     assert peer.states(post(peer, link, id, "m")) == [under(id, ACCEPTED)]
     control.roll_back(id)
     control.commit(control.declare())
-
-
-# -- retirement
-
-
-@pytest.mark.parametrize("settled", [True, False])
-@pytest.mark.parametrize("chunk", [0, 1])
-def test_tx_15_a_commit_applies_the_outcome(rig: Rig, chunk: int, settled: bool) -> None:
-    rig.declare("letters")
-    rig.declare("work", dead_letter_exchange="", dead_letter_routing_key="letters")
-    fill(rig, 4, "work")
-    peer = rig.connect10(chunk=chunk)
-    session = peer.session()
-    control = Control(peer, session)
-    link = peer.receiver(session, "work", credit=4)
-    id = control.declare()
-    for got, outcome in zip(peer.got, (ACCEPTED, REJECTED, RELEASED, FAILED), strict=True):
-        retire(peer, got, id, outcome, settled)
-    assert counts(rig, "work") == (0, 0, 0)
-    assert rig.queue("work").staged == 4
-    assert not [one for one in peer.events if isinstance(one, DispositionReceived)]
-    control.commit(id)
-    assert counts(rig, "work") == (2, 0, 1)
-    assert ready(rig, "work") == ["2", "3"]
-    assert failed(rig, "work") == [0, 1]
-    assert ready(rig, "letters") == ["1"]
-    told = [one for one in peer.events if isinstance(one, DispositionReceived)]
-    if settled:
-        assert told == []
-    else:
-        assert [(one.first, one.last, one.state, one.settled) for one in told] == [
-            (got.id, got.id, outcome, True)
-            for got, outcome in zip(peer.got, (ACCEPTED, REJECTED, RELEASED, FAILED), strict=True)
-        ]
-    assert link.credit == 0
-
-
-def test_tx_15_a_rollback_gives_back_what_was_settled(rig: Rig) -> None:
-    fill(rig, 3)
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
-    peer.receiver(session, credit=3)
-    id = control.declare()
-    for got in peer.got:
-        retire(peer, got, id, ACCEPTED)
-    control.roll_back(id)
-    assert ready(rig) == ["0", "1", "2"]
-    assert failed(rig) == [0, 0, 0]
-
-
-def test_tx_15_a_rollback_of_what_was_settled_applies_the_default_outcome(rig: Rig) -> None:
-    fill(rig, 2)
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
-    source = Source(address="q", default_outcome=Modified(delivery_failed=True))
-    peer.receiver(session, source=source, credit=2)
-    id = control.declare()
-    retire(peer, peer.got[0], id, ACCEPTED)
-    retire(peer, peer.got[1], id, ACCEPTED, settled=False)
-    control.roll_back(id)
-    assert ready(rig) == ["0"]
-    assert failed(rig) == [1]
-    assert counts(rig) == (1, 1, 0)
-
-
-def test_tx_15_a_rollback_leaves_unsettled_ones_to_the_link(rig: Rig) -> None:
-    """They may be disposed of again, under another transaction or under none."""
-    fill(rig, 3)
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
-    peer.receiver(session, credit=3)
-    id = control.declare()
-    for got in peer.got:
-        retire(peer, got, id, ACCEPTED, settled=False)
-    control.roll_back(id)
-    assert counts(rig) == (0, 3, 0)
-    peer.settle(peer.got[0], ACCEPTED)
-    peer.settle(peer.got[1], RELEASED)
-    id = control.declare()
-    retire(peer, peer.got[2], id, REJECTED, settled=False)
-    control.commit(id)
-    assert counts(rig) == (1, 0, 1)
-    assert ready(rig) == ["1"]
-
-
-@pytest.mark.parametrize("state", ["same", "none", "plain"])
-def test_tx_15_settling_may_come_after_the_outcome(rig: Rig, state: str) -> None:
-    """proton sends the outcome, then settles: that is one settlement, not two."""
-    fill(rig, 2)
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
-    peer.receiver(session, credit=2)
-    first, second = control.declare(), control.declare()
-    said = {"none": None, "plain": ACCEPTED}
-    for got, id in zip(peer.got, (first, second), strict=True):
-        retire(peer, got, id, ACCEPTED, settled=False)
-        dispose(peer, got, said.get(state, under(id, ACCEPTED)), settled=True)
-    assert rig.queue("q").staged == 2
-    control.roll_back(first)
-    assert ready(rig) == ["0"]
-    control.commit(second)
-    assert counts(rig) == (1, 0, 1)
-    assert not [one for one in peer.events if isinstance(one, DispositionReceived)]
-
-
-def test_tx_15_settled_under_a_transaction_without_an_outcome(rig: Rig) -> None:
-    fill(rig, 2)
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
-    peer.receiver(session, source=Source(address="q", default_outcome=ACCEPTED), credit=2)
-    id = control.declare()
-    dispose(peer, peer.got[0], under(id), settled=True)
-    dispose(peer, peer.got[1], under(id), settled=False)  # says nothing
-    assert rig.queue("q").staged == 1
-    control.commit(id)
-    assert counts(rig) == (0, 1, 1)
-
-
-@pytest.mark.parametrize("told", [False, True])
-@pytest.mark.parametrize("same", [True, False])
-def test_tx_15_an_outcome_may_change_before_the_discharge(rig: Rig, same: bool, told: bool) -> None:
-    """Also to that of another transaction. The last one counts."""
-    fill(rig, 5)
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
-    peer.receiver(session, credit=5)
-    one, two = control.declare(), control.declare()
-    dispose(peer, peer.got[0], under(one, ACCEPTED), settled=False, last=peer.got[4])
-    if told:  # the ledger has rows of what is staged
-        rig.turn()
-    after = one if same else two
-    dispose(peer, peer.got[1], under(after, RELEASED), settled=False, last=peer.got[2])
-    dispose(peer, peer.got[2], under(after, ACCEPTED), settled=True)
-    assert rig.queue("q").staged == 5
-    control.commit(one)
-    assert counts(rig) == ((1, 0, 4) if same else (0, 0, 3))
-    if not same:
-        control.commit(two)
-    assert ready(rig) == ["1"]
-    assert counts(rig) == (1, 0, 4)
-    answered = [one for one in peer.events if isinstance(one, DispositionReceived)]
-    assert sorted((one.first, one.last) for one in answered) == [(0, 0), (1, 1), (3, 4)]
-
-
-def test_tx_15_a_range_does_not_reach_what_was_settled_before(rig: Rig) -> None:
-    fill(rig, 3)
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
-    peer.receiver(session, credit=3)
-    id = control.declare()
-    retire(peer, peer.got[1], id, RELEASED)
-    dispose(peer, peer.got[0], under(id, ACCEPTED), settled=True, last=peer.got[2])
-    control.commit(id)
-    assert ready(rig) == ["1"]
-    assert counts(rig) == (1, 0, 2)
-
-
-def test_tx_16_a_transaction_named_before_the_queue_was_there() -> None:
-    """The attach waits for its queue's declaration, and the flow came meanwhile."""
-    rig = Rig(auto_create=r"^new")
-    rig.hold_disk = True
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
-    id = control.declare()
-    asked = Attach(name="l", source=Source(address="/queues/new"), target=Target())
-    link = session.attach_receiver(asked)
-    acquire(link, id, 2)
-    peer.pump()
-    rig.hold_disk = False
-    peer.pump()
-    fill(rig, 3, "new")
-    peer.pump()
-    assert numbers(peer) == [0, 1]
-    control.roll_back(id)
-    assert ready(rig, "new") == ["0", "1", "2"]
-
-
-def test_tx_15_a_range_over_several_links_and_transactions(rig: Rig) -> None:
-    rig.declare("r")
-    fill(rig, 3)
-    fill(rig, 3, "r")
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
-    peer.receiver(session, "q", credit=3)
-    peer.receiver(session, "r", credit=3)
-    one, two = control.declare(), control.declare()
-    dispose(peer, peer.got[1], under(two, ACCEPTED), settled=True)
-    dispose(peer, peer.got[0], under(one, ACCEPTED), settled=True, last=peer.got[4])
-    assert (rig.queue("q").staged, rig.queue("r").staged) == (3, 2)
-    control.commit(one)
-    assert (rig.queue("q").settled, rig.queue("r").settled) == (2, 2)
-    control.roll_back(two)
-    assert ready(rig) == ["1"]
-    assert counts(rig, "r") == (0, 1, 2)
-
-
-def test_tx_15_an_unknown_id_ends_the_link_and_what_it_holds_goes_back(rig: Rig) -> None:
-    rig.declare("r")
-    fill(rig, 2)
-    fill(rig, 1, "r")
-    peer = rig.connect10()
-    session = peer.session()
-    peer.receiver(session, "r", credit=1)
-    link = peer.receiver(session, credit=2)
-    retire(peer, peer.got[1], b"never", ACCEPTED)
-    gone = peer.take(LinkDetached)
-    assert gone.link is link
-    assert gone.error is not None
-    assert gone.error.condition == UNKNOWN_ID
-    assert ready(rig) == ["0", "1"]
-    assert counts(rig, "r") == (0, 1, 0)  # another link of the session
-
-
-def test_tx_16_discharge_works_after_the_consuming_link_was_detached(rig: Rig) -> None:
-    fill(rig, 4)
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
-    link = peer.receiver(session, credit=4)
-    one, two = control.declare(), control.declare()
-    retire(peer, peer.got[0], one, ACCEPTED)
-    retire(peer, peer.got[1], one, ACCEPTED, settled=False)
-    retire(peer, peer.got[2], two, ACCEPTED, settled=False)
-    link.detach()
-    peer.pump()
-    assert counts(rig) == (1, 0, 0)
-    assert rig.queue("q").staged == 3
-    control.commit(one)
-    assert counts(rig) == (1, 0, 2)
-    control.roll_back(two)
-    assert ready(rig) == ["2", "3"]
-
-
-# -- acquisition
-
-
-def test_tx_16_what_is_handed_out_under_a_transaction_goes_back_with_it(rig: Rig) -> None:
-    fill(rig, 6)
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
-    link = peer.receiver(session, credit=1)
-    id = control.declare()
-    acquire(link, id, 3)
-    peer.pump()
-    assert numbers(peer) == [0, 1, 2, 3]
-    control.roll_back(id)
-    (told,) = [one for one in peer.events if isinstance(one, DispositionReceived)]
-    assert (told.by_sender, told.settled, told.state) == (True, True, RELEASED)
-    assert (told.first, told.last) == (1, 3)
-    assert counts(rig) == (5, 1, 0)
-    assert ready(rig) == ["1", "2", "3", "4", "5"]
-    peer.events.clear()
-    link.flow(1)  # the transaction is over: this is under none
-    peer.pump()
-    assert numbers(peer) == [1]
-    assert counts(rig) == (4, 2, 0)
-
-
-def test_tx_16_nothing_taken_back_comes_behind_the_discharge(rig: Rig) -> None:
-    """What waits for the client's window is not sent any more, a message that is half sent is
-    aborted, and their credit is there again."""
-    fill(rig, 6)
-    publisher = rig.connect10()
-    publisher.send(publisher.sender(publisher.session()), "x" * 700)
-    peer = rig.connect10(limits=Limits(incoming_window=7, max_frame_size=512))
-    session = peer.session()
-    control = Control(peer, session)
-    link = peer.receiver(session)
-    id = control.declare()
-    session.hold_window(True)
-    acquire(link, id, 7)
-    peer.pump()
-    assert [got.body for got in peer.got] == [b"%d" % n for n in range(6)]
-    assert counts(rig) == (0, 7, 0)
-    control.roll_back(id)
-    peer.got.clear()
-    session.hold_window(False)
-    peer.pump()
-    assert [got.body for got in peer.got] == [b"0"]  # the credit that is left
-    assert counts(rig) == (6, 1, 0)
-
-
-def test_tx_16_what_is_handed_out_says_so(rig: Rig) -> None:
-    fill(rig, 2)
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
-    link = peer.receiver(session)
-    id = control.declare()
-    acquire(link, id, 1)
-    peer.pump()
-    acquire(link, None, 1)
-    peer.pump()
-    with_id = b"".join(peer.sent_bytes).count(under(id).encode())
-    assert with_id == 1
-    control.roll_back(id)
-    assert counts(rig) == (1, 1, 0)
-
-
-def test_tx_16_after_a_commit_what_was_handed_out_is_still_held(rig: Rig) -> None:
-    fill(rig, 3)
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
-    link = peer.receiver(session)
-    id = control.declare()
-    acquire(link, id, 3)
-    peer.pump()
-    retire(peer, peer.got[0], id, ACCEPTED)
-    control.commit(id)
-    assert counts(rig) == (0, 2, 1)
-    peer.settle(peer.got[1], ACCEPTED)
-    assert counts(rig) == (0, 1, 2)
-
-
-def test_tx_16_credit_for_an_unknown_transaction_ends_the_link(rig: Rig) -> None:
-    fill(rig, 2)
-    peer = rig.connect10()
-    session = peer.session()
-    link = peer.receiver(session, credit=1)
-    acquire(link, b"never", 5)
-    peer.pump()
-    assert detached(peer).condition == UNKNOWN_ID
-    assert ready(rig) == ["0", "1"]
-
-
-@pytest.mark.parametrize("kind", ["settled", "copies"])
-def test_tx_16_a_link_that_cannot_take_back_says_so(rig: Rig, kind: str) -> None:
-    fill(rig, 2)
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
-    if kind == "settled":
-        link = peer.receiver(session, snd=1)
-    else:
-        link = peer.receiver(session, source=Source(address="q", distribution_mode="copy"))
-    acquire(link, control.declare(), 2)
-    peer.pump()
-    assert detached(peer).condition == "amqp:not-implemented"
-    assert counts(rig) == (2, 0, 0)
-
-
-def test_tx_16_settled_under_another_than_it_was_handed_out_under(rig: Rig) -> None:
-    """The transaction of the outcome ends, and its control link [amqp-1.0 §4.4.2]."""
-    fill(rig, 1)
-    peer = rig.connect10()
-    session = peer.session()
-    one, two = Control(peer, session), Control(peer, session)
-    link = peer.receiver(session)
-    first, second = one.declare(), two.declare()
-    acquire(link, first, 1)
-    peer.pump()
-    retire(peer, peer.got[0], second, ACCEPTED)
-    gone = peer.take(LinkDetached)
-    assert gone.link is two.link
-    assert gone.error is not None
-    assert gone.error.condition == ROLLBACK
-    assert len(rig.broker.transactions.open) == 1
-    retire(peer, peer.got[0], first, ACCEPTED)
-    one.commit(first)
-    assert counts(rig) == (0, 0, 1)
 
 
 # -- endings
@@ -1016,9 +572,7 @@ def test_tx_16_a_transaction_that_takes_too_long_ends_the_connection() -> None:
     rig = Rig(transaction_timeout_ms=1000)
     rig.declare("q")
     fill(rig, 2)
-    peer = rig.connect10()
-    session = peer.session()
-    control = Control(peer, session)
+    peer, session, control = begun(rig)
     peer.receiver(session, credit=1)
     quick = control.declare()
     post(peer, peer.sender(session), quick, "quick")

@@ -75,6 +75,8 @@ def annotations_of(properties: BasicProperties) -> dict[object, object]:
         ("reply_to", "a/ß %", Properties(reply_to="/queues/a%2F%C3%9F%20%25")),
         ("reply_to", "\udcff", Properties(reply_to="/queues/%FF")),
         ("reply_to", "/exchanges/e/k", Properties(reply_to="/exchanges/e/k")),
+        ("reply_to", "/exchanges/ß/%2F", Properties(reply_to="/exchanges/ß/%2F")),
+        ("reply_to", "/exchanges/%/\udcff", Properties(reply_to="/exchanges/%/%FF")),
         ("message_id", "m", Properties(message_id="m")),
         ("message_id", "7", Properties(message_id="7")),
         ("message_id", URN, Properties(message_id=SOME_UUID)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tallymark.wire.amqp10.events import LinkDetached
 from tallymark.wire.amqp10.link import SenderLink
 from tallymark.wire.amqp10.outcomes import (
     Accepted,
@@ -32,6 +33,10 @@ OUTCOMES = (
     "amqp:released:list",
     "amqp:modified:list",
 )
+
+
+UNKNOWN_ID = "amqp:transaction:unknown-id"
+ROLLBACK = "amqp:transaction:rollback"
 
 
 class Control:
@@ -82,6 +87,15 @@ class Control:
         assert self.discharge(id, True) == ACCEPTED
 
 
+def begun(
+    rig: Rig, *, chunk: int = 0, outcomes: tuple[str, ...] = OUTCOMES, rcv: int | None = None
+) -> tuple[Peer, Session, Control]:
+    """A client, a session of it, and a link to a coordinator on that."""
+    peer = rig.connect10(chunk=chunk)
+    session = peer.session()
+    return peer, session, Control(peer, session, outcomes=outcomes, rcv=rcv)
+
+
 def under(id: bytes, outcome: DeliveryState | None = None) -> TransactionalState:
     return TransactionalState(id, outcome)
 
@@ -113,6 +127,13 @@ def retire(
 ) -> None:
     """Settle under a transaction."""
     dispose(peer, got, under(id, outcome), settled=settled)
+
+
+def detached(peer: Peer) -> Error:
+    """Why the broker ended a link."""
+    error = peer.take(LinkDetached).error
+    assert error is not None
+    return error
 
 
 def error_of(state: object) -> Error:

@@ -154,10 +154,10 @@ async def test_handlers_and_many_senders(broker: ProtonBroker, queue: str) -> No
         async with session.receiver(queue, credit=50) as receiver:
             task = asyncio.create_task(receiver.run(handler, concurrency=8))
             await done.wait()
-            await asyncio.sleep(0.05)
+            while receiver.unsettled:
+                await asyncio.sleep(0.01)
             task.cancel()
             await asyncio.wait([task])
-            assert receiver.unsettled == 0
     assert len(set(seen)) == 500
 
 
@@ -201,7 +201,8 @@ async def test_fc_a6_closing_with_messages_in_the_buffer(broker: ProtonBroker, q
             await sender.send_batch([b"x"] * 10)
         receiver = await session.receiver(queue, credit=5)
         await receiver.receive(timeout=10)
-        await asyncio.sleep(0.1)
+        while receiver.buffered < 4:
+            await asyncio.sleep(0.01)
         await receiver.close()
         results = [await outcome_of(receiver.receive(timeout=10)) for _ in range(5)]
         assert [type(result) for result in results] == [ReceivedMessage] * 4 + [LinkClosed]

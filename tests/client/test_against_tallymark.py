@@ -239,7 +239,8 @@ async def test_handlers_many_at_a_time(broker: BrokerProcess, queue: str) -> Non
         async with session.receiver(queue, credit=50) as receiver:
             task = asyncio.create_task(receiver.run(handler, concurrency=10))
             await done.wait()
-            await asyncio.sleep(0.05)
+            while receiver.unsettled:
+                await asyncio.sleep(0.01)
             task.cancel()
             await asyncio.wait([task])
     assert sorted(seen) == sorted(b"%d" % i for i in range(300))
@@ -473,9 +474,8 @@ async def test_two_receivers_share_a_queue(broker: BrokerProcess, queue: str) ->
                 return count
 
             readers = [asyncio.create_task(read(a)), asyncio.create_task(read(b))]
-            while len(seen) < 100:
+            while len(seen) < 100 or a.unsettled or b.unsettled:
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(0.05)
             await a.close()
             await b.close()
             assert min([await reader for reader in readers]) > 10

@@ -25,6 +25,7 @@ from tallymark.wire.amqp091.methods import (
     BasicPublish,
     BasicRecover,
     BasicRecoverOk,
+    ChannelClose,
     ChannelFlow,
     ChannelFlowOk,
     ConnectionClose,
@@ -33,7 +34,7 @@ from tallymark.wire.amqp091.methods import (
     TxRollback,
     TxSelect,
 )
-from tests.support.amqp091_peer import Peer091, session091
+from tests.support.amqp091_peer import Peer091, connected091, session091
 from tests.support.amqp10_client import outcome_of
 from tests.support.nightly import NIGHTLY
 from tests.support.virtual_loop import quiet, run, virtual
@@ -262,6 +263,54 @@ async def test_tx_5_nothing_is_said_on_the_channel_while_a_commit_is_under_way()
         assert sorted(bodies) == [b"1", b"2", b"in it"]
         await tx.__aexit__(None, None, None)
         assert not peer.heard(ConnectionClose)
+
+
+@pytest.mark.parametrize("what", ["session", "connection"])
+@virtual
+async def test_tx_1_what_was_settled_behind_a_commit_under_way_is_said_before_the_end(
+    what: str,
+) -> None:
+    """The channel has been in a transaction: what is settled on it takes a commit of its own, and
+    nothing is said before that is answered."""
+    peer = filled(3)
+    async with connected091(peer) as connection:
+        session = await connection.session()
+        receiver = await session.receiver("/queues/q", credit=3)
+        async with session.transaction():
+            await (await receiver.receive()).accept()
+        await quiet()
+        peer.rig.hold_disk = True
+        await (await receiver.receive()).accept()
+        await quiet()
+        await (await receiver.receive()).accept()
+        ending = asyncio.create_task((session if what == "session" else connection).close())
+        await asyncio.sleep(1)
+        assert not ending.done()
+        peer.rig.hold_disk = False
+        peer.work()
+        await ending
+    assert peer.depth() == (0, 0)
+    assert not peer.heard(ConnectionClose)
+
+
+@virtual
+async def test_what_cannot_be_said_any_more_holds_no_close_up() -> None:
+    peer = filled(3)
+    async with connected091(peer) as connection:
+        session = await connection.session()
+        receiver = await session.receiver("/queues/q", credit=3)
+        async with session.transaction():
+            await (await receiver.receive()).accept()
+        peer.answers = lambda channel, method: channel == 1
+        for _ in range(2):
+            await (await receiver.receive()).accept()
+            await quiet()
+        closing = asyncio.create_task(connection.close())
+        await asyncio.sleep(1)
+        assert not closing.done()
+        peer.say(1, ChannelClose(541, "INTERNAL_ERROR"))
+        await asyncio.sleep(1)
+        assert closing.done()
 
 
 @virtual

@@ -7,6 +7,7 @@ import pytest
 from tallymark.bridge.redriven import COUNT, FROM, RUN, TIME, Stamp
 from tallymark.engine import records, redrive
 from tallymark.engine.errors import Unsupported
+from tallymark.engine.message import Payload
 from tallymark.engine.redrive import (
     FULL,
     GONE,
@@ -113,6 +114,38 @@ def test_a_second_time_there_is_nothing_to_move() -> None:
     assert move(rig, "parked", wanted) == [MOVED] * 3
     assert move(rig, "parked", wanted) == [GONE] * 3
     assert rig.ready("work") == [1, 2, 3]
+
+
+def test_what_cannot_be_read_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its priority says where it goes in the queue of its first publish."""
+    rig = manual()
+    rig.declare(
+        "work",
+        {"max-priority": 3, "dead-letter-exchange": "", "dead-letter-routing-key": "parked"},
+    )
+    rig.declare("parked")
+    for number in (1, 2, 3):
+        rig.send("work", number)
+    reject(rig, "work", 3)
+    wanted = names(rig, "parked")
+    queue = rig.vhost.queues["parked"]
+    rig.settle_down(0)
+    unreadable = [piece.payload for piece in queue.slices()][1]
+    fetch = rig.log.fetch
+
+    def failing(payload: Payload) -> bytes:
+        if payload is unreadable:
+            raise OSError("unreadable")
+        return fetch(payload)
+
+    monkeypatch.setattr(rig.broker.store, "_fetch", failing)
+    with pytest.raises(OSError, match="unreadable"):
+        move(rig, "parked", wanted)
+    monkeypatch.undo()
+    finish(rig)
+    assert (rig.ready("work"), rig.ready("parked")) == ([1], [2, 3])
+    assert move(rig, "parked", wanted) == [GONE, MOVED, MOVED]
+    assert rig.restart().ready("work") == [1, 2, 3]
 
 
 def test_named_twice_in_one_request_it_moves_once() -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import random
+from array import array
 
 import pytest
 
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.errors import NotAllowed
 from tallymark.engine.filters import Filter
-from tallymark.engine.message import Payload
+from tallymark.engine.message import Payload, Route
 from tallymark.engine.packing import Packing
-from tallymark.engine.seeking import LOOKS
+from tallymark.engine.seeking import LOOK_BYTES, LOOKS
 from tallymark.engine.session import ACCEPTED, RETURNED, Consumer, Session
-from tests.support.engine_rig import Rig, Said, number_at
+from tests.support.engine_rig import SIZE, Rig, Said, number_at
 from tests.support.engine_steps import manual
 
 
@@ -125,6 +126,29 @@ def test_one_turn_looks_at_so_many_and_the_next_goes_on() -> None:
     rig.turn()
     assert consumer.filter.looked == LOOKS
     assert given(rig) == [2 * LOOKS + 1]
+
+
+def test_one_turn_looks_at_fewer_messages_where_they_are_large() -> None:
+    rig = manual()
+    rig.declare("q")
+    session = rig.session()
+    size = 16 * LOOK_BYTES
+    per_turn = -(-LOOKS // 17)  # each counts as itself and sixteen more
+    for n in range(1, 2 * per_turn + 2):
+        cell = n.to_bytes(SIZE, "big") + bytes(size - SIZE)
+        payload = Payload(
+            0, cell, array("I", (0, size)), Route("", "q"), None, rig.broker.new_message_ids(1),
+            rig.now_ms, True, size,
+        )  # fmt: skip
+        targets = rig.vhost.route("", ["q"], None)
+        rig.broker.publish(session, targets, payload)
+    consumer = filtered(rig, "q", 2 * per_turn + 1)
+    assert isinstance(consumer.filter, Multiple)
+    rig.turn()
+    assert consumer.filter.looked == per_turn
+    rig.turn()
+    assert consumer.filter.looked == 2 * per_turn
+    assert given(rig) == [2 * per_turn + 1]
 
 
 def test_a_filter_is_refused_where_only_one_consumer_is_active() -> None:

@@ -77,6 +77,21 @@ def test_a_connection_with_the_active_one_and_the_next_goes_at_once() -> None:
     finish(rig)
     rig.broker.close_connection(connection, lost=True)
     assert who(finish(rig)) == [("c", 1), ("c", 2)]
+    assert rig.activated[-1] == "c"
+
+
+def test_whoever_takes_over_is_told_so() -> None:
+    rig = single()
+    rig.declare("plain")
+    for queue in ("q", "plain"):
+        first, second, _ = [rig.consume(rig.session(), queue, f"{queue} {n}") for n in range(3)]
+        rig.broker.cancel(second)
+        finish(rig)
+        assert rig.activated == []
+        rig.broker.cancel(first)
+        finish(rig)
+        assert rig.activated == (["q 2"] if queue == "q" else [])
+        rig.activated.clear()
 
 
 def test_a_cancel_of_one_that_waits_changes_nothing() -> None:

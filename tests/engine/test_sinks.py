@@ -11,6 +11,7 @@ from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import Fenced, NotFound, PreconditionFailed, ResourceExhausted
 from tallymark.engine.sinks import StagedPart, Staging
+from tallymark.engine.streams import TIME, Start
 from tests.support.engine_rig import Rig, Said
 
 HOUR_MS = 3_600_000
@@ -174,6 +175,22 @@ def test_messages_arrive_with_the_commit() -> None:
     assert (rig.ready("timed"), rig.ready("q")) == ([], [1])
     rig.advance(1000)
     assert rig.ready("q") == []
+
+
+def test_a_stream_is_in_the_order_of_its_times_also_behind_a_commit() -> None:
+    rig = made()
+    rig.tick_ms = 0
+    queue = rig.declare("t", {"queue-type": "stream"})
+    staging = stage(rig, part(rig, "t", 1))
+    rig.advance(1000)
+    rig.send("t", 0)
+    rig.advance(1000)
+    commit(rig, 0, staging)
+    committed_ms = rig.broker.clock.now_ms
+    rig.settle_down()
+    assert rig.ready("t") == [0, 1]
+    assert Start(TIME, committed_ms).place(queue, rig.now_ms) == 2
+    assert Start(TIME, committed_ms + 1).place(queue, rig.now_ms) == 3
 
 
 def test_a_staging_that_nobody_commits_ends_when_its_time_is_up_also_after_a_restart() -> None:

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from tallymark.bridge.amqp091_format import PUBLISHER_NAME, PUBLISHING_ID
 from tallymark.engine import stream_ranges
+from tallymark.engine.annotations import Annotations
+from tallymark.engine.deadlines import NEVER
 from tallymark.engine.message import Slice
 from tallymark.engine.packing import Packing
 from tallymark.engine.session import ACCEPTED, REJECTED, Consumer
@@ -134,8 +136,10 @@ class Subject:
     def _saw(self, delivery: Delivery) -> None:
         self.seen[int(delivery.consumer)].append(delivery.number)
 
-    def publish(self, numbers: list[int]) -> None:
-        self.rig.send("s", *numbers)
+    def publish(self, numbers: list[int], what: int = 0) -> None:
+        """`what`: 1, they have a time to live; 2, they are for later. Neither means anything."""
+        later = Annotations(due_ms=self.rig.now_ms + 20) if what == 2 else None
+        self.rig.send("s", *numbers, annotations=later, ttl=10 if what == 1 else -1)
 
     def read(self, id: int, start: Start, prefetch: int) -> None:
         session = self.rig.session()
@@ -176,7 +180,7 @@ def content(subject: Subject) -> list[tuple[int, int]]:
 
 commands = st.lists(
     st.one_of(
-        st.tuples(st.just("publish"), st.integers(1, 4), st.booleans(), st.just(0)),
+        st.tuples(st.just("publish"), st.integers(1, 4), st.integers(0, 2), st.just(0)),
         st.tuples(st.just("burst"), st.integers(5, 25), st.just(0), st.just(0)),
         st.tuples(st.just("numbered"), st.integers(0, 1), st.integers(0, 9), st.integers(1, 3)),
         st.tuples(st.just("read"), st.integers(0, 4), st.integers(0, 30), st.integers(1, 9)),
@@ -225,7 +229,7 @@ def run(history: list[Command], lets_go: bool, modes: EVERY) -> None:
                 for one in numbers:
                     subject.publish([one])
             else:
-                subject.publish(numbers)
+                subject.publish(numbers, b if what == "publish" else 0)
         elif what == "read":
             settle_down()
             kinds = (FIRST, NEXT, OFFSET, TIME, OFFSET)
@@ -284,6 +288,7 @@ def compare(model: Model, subject: Subject, readings: dict[int, Reading], lets_g
         **({"retention": model.gone} if model.gone else {}),
     }
     assert queue.publishers == model.highest
+    assert lets_go or subject.rig.broker.next_due() == NEVER
     if model.gone:
         assert queue.kept_from - 1 == model.kept_from
     for id, reading in readings.items():

@@ -6,14 +6,18 @@ import random
 
 import pytest
 
+from tallymark.engine.annotations import Annotations
+from tallymark.engine.deadlines import NEVER
 from tallymark.engine.errors import NotAllowed, PreconditionFailed, Unsupported
 from tallymark.engine.packing import Packing
 from tallymark.engine.session import ACCEPTED, REJECTED, Consumer, Session
+from tallymark.engine.sinks import StagedPart
 from tallymark.engine.streams import AGO, FIRST, LAST, NEXT, OFFSET, TIME, Start, start_of
 from tests.support.engine_rig import SIZE, START_MS, Rig
 from tests.support.engine_steps import manual
 
 STREAM = {"queue-type": "stream"}
+HOUR_MS = 3_600_000
 
 
 def reader(
@@ -337,6 +341,76 @@ def test_a_deep_stream_of_single_messages_is_packed_read_and_let_go() -> None:
     rig.turn()
     assert rig.ready("s") == []
     assert sum(size for _, size in rig.released) == 300 * SIZE
+
+
+def test_the_age_of_a_packed_letter_counts_from_when_it_entered_the_stream() -> None:
+    """Some lay in their queue for longer than the stream keeps a message."""
+    rig = manual()
+    rig.broker.backlogs.packing = Packing(after=10, group=16, fresh=2)
+    rig.declare("q", {"dead-letter-exchange": "", "dead-letter-routing-key": "s"})
+    queue = rig.declare("s", {**STREAM, "max-age": "1h"})
+    for n in range(60):
+        rig.send("q", n, ttl=2 * HOUR_MS)
+        rig.advance(1000)
+    rig.advance(2 * HOUR_MS)
+    rig.settle_down(0)
+    assert any(piece.payload.pack is not None for piece in queue.slices())
+    entered = rig.now_ms
+    rig.send("s", 60)
+    rig.settle_down(0)
+    assert queue.ready == 61
+    assert Start(TIME, entered).place(queue, rig.now_ms) == 61
+    reader(rig, "s", Start(AGO, HOUR_MS))
+    assert seen(rig) == list(range(61))
+    rig.advance(HOUR_MS // 2)
+    assert queue.ready == 61
+    assert rig.broker.next_due() > rig.now_ms
+    rig.advance(HOUR_MS)
+    rig.settle_down(0)
+    assert rig.ready("s") == []
+    assert rig.dropped("s") == {"retention": 61}
+
+
+def test_dl_17_a_time_to_live_means_nothing_in_a_stream_also_after_a_restart() -> None:
+    rig = manual()
+    rig.declare("s", STREAM)
+    rig.send("s", 1, ttl=100)
+    rig.settle_down()
+    for _ in range(2):
+        assert rig.broker.next_due() == NEVER
+        rig.advance(1000)
+        assert rig.ready("s") == [1]
+        rig = rig.restart()
+        rig.settle_down()
+
+
+@pytest.mark.parametrize("how", ["alone", "transaction", "sink"])
+def test_a_stream_takes_a_deferred_message_at_once_and_for_good(how: str) -> None:
+    rig = manual()
+    rig.declare("s", STREAM)
+    later = Annotations(due_ms=rig.now_ms + HOUR_MS)
+    rig.advance(10)
+    if how == "alone":
+        rig.send("s", 0, annotations=later)
+    elif how == "transaction":
+        transaction = rig.broker.transactions.begin(rig.session())
+        rig.stage(transaction, "s", 0, annotations=later)
+        rig.broker.transactions.commit(transaction)
+    else:
+        part = StagedPart(rig.payload("s", [0], True), later, True, rig.now_ms)
+        staging = rig.broker.sinks.stage("/", "sink", [part], HOUR_MS)
+        rig.advance(10)
+        rig.broker.commit_sink("/", "sink", "me", 0, [staging.id])
+    rig.settle_down()
+    rig.advance(10)
+    rig.send("s", 1)
+    rig.settle_down()
+    for pause_ms in (0, 2 * HOUR_MS):
+        again = rig.restart()
+        again.advance(pause_ms)
+        assert again.ready("s") == [0, 1]
+        late = Start(TIME, rig.now_ms)
+        assert late.place(again.vhost.queues["s"], again.now_ms) == 2
 
 
 @pytest.mark.parametrize("seed", range(40))

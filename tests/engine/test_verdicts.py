@@ -57,6 +57,30 @@ def test_dl_1_a_rejected_message_dies_with_the_settlement_and_not_before() -> No
     rig.broker.check()
 
 
+def test_dl_1_what_cannot_be_read_is_not_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a letter goes depends on its priority."""
+    rig = made(3)
+    rig.delete("d")
+    rig.declare("d", {"max-priority": 3})
+    subscription = lease(rig)
+    rig.broker.leases.judge(subscription, [(1, 1, REJECTED)])
+    rig.turn(budget=0)
+
+    def fail(payload: object) -> bytes:
+        raise OSError("unreadable")
+
+    monkeypatch.setattr(rig.broker.store, "_fetch", fail)
+    with pytest.raises(OSError, match="unreadable"):
+        rig.broker.leases.settle(subscription, 3)
+    monkeypatch.undo()
+    rig.broker.check()
+    assert subscription.floor == 0
+    assert rig.broker.leases.settle(subscription, 3) == 3
+    rig.turn()
+    rig.broker.check()
+    assert (rig.ready("d"), rig.vhost.queues["q"].settled) == ([1], 2)
+
+
 def test_released_and_modified_messages_return_to_their_places() -> None:
     rig = made(6)
     subscription = lease(rig, 5)

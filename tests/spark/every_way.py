@@ -23,7 +23,7 @@ from pyspark.errors import StreamingQueryException
 
 from tallymark.spark.delta import QueryId, append_batch
 from tallymark.spark.land import land, read_queue
-from tallymark.spark.session import build_session
+from tallymark.spark.session import FAST_COMPILER, build_session
 from tallymark.spark.verdicts import send_verdicts
 
 if TYPE_CHECKING:
@@ -34,7 +34,10 @@ WAYS = ("parquet", "delta", "copy", "judge")
 SUBSCRIPTION = "out"
 TRIGGER = "100ms"
 TOO_BUSY = "Python worker failed to connect back"
-MAX_ROWS = 60
+MAX_ROWS = {"parquet": 60, "delta": 60, "copy": 60, "judge": 240}
+"""Of a batch. To judge one takes several jobs: it would fall ever more behind."""
+LOOK_S = 1.0
+BEGUN_LOOK_S = 0.1
 OUTCOME = """case when int(message_id) % 5 = 0 then 'rejected' when redelivered then 'accepted'
     when int(message_id) % 7 = 1 then 'released' when int(message_id) % 7 = 2 then 'modified'
     else 'accepted' end"""
@@ -45,6 +48,8 @@ SETTINGS = {
     "spark.deploy.maxExecutorRetries": "-1",
     "spark.excludeOnFailure.enabled": "false",
     "spark.executor.memory": "512m",
+    # Nothing here lives long.
+    "spark.executor.extraJavaOptions": FAST_COMPILER,
     # Nor is a machine that is busy with something else.
     "spark.python.authenticate.socketTimeout": "120s",
     "spark.network.timeout": "300s",
@@ -68,19 +73,19 @@ class Ways:
         queries = [self._begin(start) for start in starts]
         while True:
             for at, query in enumerate(queries):
-                if _is_over(query):
+                if _is_over(query, LOOK_S):
                     queries[at] = self._begin(starts[at])
 
     def _begin(self, start: Callable[[], StreamingQuery]) -> StreamingQuery:
         """One after the other, since each starts a Python process."""
         query = start()
         while query.lastProgress is None:
-            if _is_over(query):
+            if _is_over(query, BEGUN_LOOK_S):
                 query = start()
         return query
 
     def _read(self, queue: str) -> DataFrame:
-        options = {"maxRows": str(MAX_ROWS), "waitMs": "300", "retryMs": "120000"}
+        options = {"maxRows": str(MAX_ROWS[queue]), "waitMs": "300", "retryMs": "120000"}
         return read_queue(self._spark, queue, SUBSCRIPTION, url=self._url, options=options)
 
     def _checkpoint(self, way: str) -> str:
@@ -126,10 +131,10 @@ class Ways:
         return writer.trigger(processingTime="100 milliseconds").start()
 
 
-def _is_over(query: StreamingQuery) -> bool:
-    """Whether it has to be started again; takes a second if not."""
+def _is_over(query: StreamingQuery, seconds: float) -> bool:
+    """Whether it has to be started again; takes so many seconds if not."""
     try:
-        ended = query.awaitTermination(1)
+        ended = query.awaitTermination(seconds)
     except StreamingQueryException as error:
         if TOO_BUSY not in str(error):
             raise

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -88,6 +89,37 @@ def assert_exactly_once(spark: SparkSession, to: Path, count: int) -> None:
     rows = spark.read.parquet(str(to)).select("message_id", "body").collect()
     assert sorted(int(row.message_id) for row in rows) == list(range(count))
     assert all(bytes(row.body) == f"line {row.message_id}".encode() for row in rows)
+
+
+def lost_and_doubled(found: list[int], expected: list[int]) -> tuple[list[int], list[int]]:
+    """What is expected and not there, and what is there too often, or not expected."""
+    here, wanted = Counter(found), Counter(expected)
+    return sorted((wanted - here).elements()), sorted((here - wanted).elements())
+
+
+def parquet_ids(folder: Path, word: str = "line") -> list[int]:
+    """The ids in the files that Spark's sink log names, of messages with the body `<word> <id>`."""
+    import pyarrow.parquet as pq
+
+    paths: dict[str, str] = {}
+    log = folder / "_spark_metadata"
+    numbers = sorted(
+        (int(name.removesuffix(".compact")), name)
+        for name in (entry.name for entry in log.iterdir())
+        if name.removesuffix(".compact").isdigit()
+    )
+    for _, name in numbers:
+        for line in (log / name).read_text().splitlines()[1:]:
+            entry = json.loads(line)
+            paths[entry["path"]] = entry["action"]
+    found = []
+    for path, action in paths.items():
+        if action == "add":
+            table = pq.ParquetFile(path.removeprefix("file://")).read(["message_id", "body"])
+            for id, body in zip(*(column.to_pylist() for column in table.columns), strict=True):
+                assert body == f"{word} {id}".encode()
+                found.append(int(id))
+    return found
 
 
 def held_at(sequence: int, folder: Path) -> Callable[[Iterator[pa.RecordBatch]], Any]:

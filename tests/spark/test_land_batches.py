@@ -157,3 +157,20 @@ def test_a_schema_may_stand_in_a_file(spark: SparkSession, tmp_path: Path) -> No
     for text in (GIVEN, Schema(GIVEN, tmp_path)._known.json()):  # type: ignore[union-attr]
         (tmp_path / "file").write_text(text)
         assert Schema(f"@{tmp_path / 'file'}", tmp_path)._known == Schema(GIVEN, tmp_path)._known
+
+
+@pytest.mark.parametrize(
+    ("zone", "hour"), [("America/Los_Angeles", "02"), ("Asia/Tokyo", "22"), ("UTC", "00")]
+)
+def test_a_row_lies_in_the_folder_of_its_date_in_utc_whoever_lands_it(
+    spark: SparkSession, tmp_path: Path, zone: str, hour: str
+) -> None:
+    ours = spark.conf.get("spark.sql.session.timeZone")
+    assert ours is not None
+    spark.conf.set("spark.sql.session.timeZone", zone)  # as a cluster may have it
+    try:
+        rows = spark.sql(f"select timestamp'2026-03-01 {hour}:30:00 UTC' as timestamp, 'x' as body")
+        Landing(tmp_path, PARQUET, Reader(queue="q", subscription="s"))(rows, 0)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", ours)
+    assert [path.name for path in tmp_path.glob("batch=0/date=*")] == ["date=2026-03-01"]

@@ -72,6 +72,7 @@ def checkpoint(to: Path, start: int, epoch: int, name: str = "lake") -> None:
         (["--trigger", "0s"], "--trigger '0s'"),
         (["--trigger", "soon"], "--trigger 'soon'"),
         (["--max-rows", "0"], "--max-rows 0"),
+        (["--partitions", "0"], "--partitions 0"),
         (["--url", "ftp://x"], "expected http"),
         (["--master", "nonsense"], "master 'nonsense'"),
     ],

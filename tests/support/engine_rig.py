@@ -18,6 +18,7 @@ from tallymark.engine import records
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker, Part
 from tallymark.engine.effects import (
+    Activated,
     Cancelled,
     CloseConsumer,
     CloseSession,
@@ -222,6 +223,7 @@ class Rig:
         self.expired: list[int] = []
         """Ids of transactions that took too long."""
         self.drained: list[str] = []
+        self.activated: list[str] = []
         """Consumers that got all there was for them."""
         self.closed: list[tuple[int, str]] = []
         """Sessions and consumers that the broker ended: their ids, and why."""
@@ -473,6 +475,8 @@ class Rig:
                 self.expired.append(effect.transaction.id)
             elif isinstance(effect, Drained):
                 self.drained.append(effect.consumer.tag)
+            elif isinstance(effect, Activated):
+                self.activated.append(effect.consumer.tag)
             elif isinstance(effect, CloseSession):
                 self.closed.append((effect.session.id, str(effect.error)))
             elif isinstance(effect, CloseConsumer):

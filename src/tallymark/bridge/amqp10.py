@@ -33,6 +33,7 @@ from tallymark.bridge.amqp10_tx import retire
 from tallymark.bridge.permissions import Access, Permissions
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import (
+    Activated,
     Cancelled,
     CloseConsumer,
     CloseSession,
@@ -272,6 +273,11 @@ class Amqp10(AmqpBridge):
         end = consumer.handle
         if not consumer.session.closed and isinstance(end, OutgoingLink):
             end.drained()
+
+    def activated(self, effect: Activated) -> None:
+        end = effect.consumer.handle
+        if not effect.consumer.session.closed and isinstance(end, OutgoingLink):
+            end.activated()
 
     def timed_out(self, effect: TimedOut) -> None:
         consumer = effect.consumer

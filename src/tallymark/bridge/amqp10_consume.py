@@ -21,6 +21,9 @@ from tallymark.wire.amqp10.link import SenderLink
 from tallymark.wire.amqp10.outcomes import DeliveryState, Error, Released
 
 RELEASED: Final = Released()
+ACTIVE: Final = "rabbitmq:active"
+"""Property of our flows on a link from a queue with a single active consumer: whether it is this
+one. Said when credit first comes, and when it changes [rabbitmq link state properties]."""
 
 
 @final
@@ -28,6 +31,7 @@ class OutgoingLink(LinkEnd):
     """Consumer.handle. See the module's text."""
 
     __slots__ = (
+        "_has_credit",
         "_is_dynamic",
         "_outgoing",
         "_settled",
@@ -51,6 +55,8 @@ class OutgoingLink(LinkEnd):
         self.consumer = consumer
         self._settled = settled
         """Whether what is sent is settled by that."""
+        self._has_credit = False
+        """Whether the client has granted any yet."""
         self._is_dynamic = is_dynamic
         """Whether the queue was made for this link, and goes with it."""
         self.default_outcome = RETURNED
@@ -72,7 +78,21 @@ class OutgoingLink(LinkEnd):
         if said is not None and TXN_ID in said and not self._acquire_under(said[TXN_ID]):
             return
         self.link.available = self.available
+        if not self._has_credit:
+            self._has_credit = True
+            self._say_active()
         self.session.client.broker.grant(self.consumer, event.credit, event.drain)
+
+    def activated(self) -> None:
+        """The consumer before it is gone."""
+        if self._has_credit and self.consumer.active:
+            self._say_active()
+
+    def _say_active(self) -> None:
+        consumer = self.consumer
+        queue = consumer.queue
+        if queue.settings.single_active and not consumer.browses:
+            self.link.flow(properties={ACTIVE: queue.active is consumer})
 
     def _acquire_under(self, id: object) -> bool:
         """The client names a transaction, or None. False: that cannot be, and the link ends."""
@@ -146,7 +166,7 @@ class OutgoingLink(LinkEnd):
             if i < run.hi:
                 session.wire.skip(1)
                 broker = session.client.broker
-                if not self._settled:
+                if not self.consumer.no_ack:  # what is sent settled, or is a copy, nobody holds
                     one = tag + i - run.lo
                     broker.settle(session.engine, one, one, DISCARDED)
                 self.give_credit_back(1)

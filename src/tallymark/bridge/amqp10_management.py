@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, final
 
+from tallymark.bridge.amqp10_annotated import shown
 from tallymark.bridge.amqp10_management_paths import Refusal, Request, path_of
 from tallymark.bridge.amqp10_topology import Outcome, Topology
 from tallymark.bridge.permissions import Access
@@ -107,7 +108,7 @@ class Management:
         except Refusal as refusal:
             return Outcome(refusal.status, refusal.text)
         except BrokerError as error:
-            return Outcome(status_of(error), str(error))
+            return Outcome(status_of(error), shown(str(error)))
 
     def _do(self, request: Request) -> Outcome:
         """Raises Refusal, BrokerError."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
+from tallymark.bridge.amqp10_annotated import shown
 from tallymark.bridge.amqp10_client import LinkEnd, Session
 from tallymark.bridge.amqp10_confirms import FIRST, NEVER, SECOND
 from tallymark.bridge.amqp10_errors import error_of
@@ -91,7 +92,7 @@ class IncomingLink(LinkEnd):
         if queue is not None:
             session.client.settings.watch.add(queue, self)
             text = f"queue '{queue.name}' in vhost '{queue.vhost}' has no room for it"
-            info["queue"] = queue.name
+            info["queue"] = shown(queue.name)
         self.no_room = Rejected(Error(errors.RESOURCE_LIMIT_EXCEEDED, text, info))
         """The outcome where a queue takes no more [DL-6]."""
 

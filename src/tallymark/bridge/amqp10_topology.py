@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
+from tallymark.bridge.amqp10_annotated import shown
 from tallymark.bridge.amqp10_management_paths import (
     BindingPath,
     Refusal,
@@ -15,7 +16,7 @@ from tallymark.bridge.amqp10_management_paths import (
     binding_location,
 )
 from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE, Access
-from tallymark.engine.arguments import named, wire_bytes
+from tallymark.engine.arguments import is_routing_key, named
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import NotFound
 from tallymark.engine.exchange import ALTERNATE, DIRECT, Binding
@@ -125,8 +126,8 @@ class Topology:
             "replicas": Array([self._node], STRINGS),
             "message_count": ULong(queue.ready),
             "consumer_count": UInt(len(queue.consumers)),
-            "name": _text(queue.name),
-            "vhost": _text(queue.vhost),
+            "name": shown(queue.name),
+            "vhost": shown(queue.vhost),
             "durable": queue.durable,
             "auto_delete": queue.auto_delete,
             "exclusive": queue.exclusive_owner != 0,
@@ -182,6 +183,8 @@ class Topology:
         arguments = fields.arguments()
         fields.end()
         self._check_ends(source, is_queue, destination)
+        if not is_routing_key(key):
+            raise Refusal(400, f"binding key {key!r:.60}, expected at most 255 bytes")
         vhost = self._vhost
         if is_queue:
             vhost.bind_queue(destination, source, key, arguments, self._connection.id)
@@ -342,26 +345,21 @@ def _refuse_breaks(name: str) -> None:
         raise Refusal(400, f"bad name {name!r}: line feed and carriage return are not allowed")
 
 
-def _text(name: str) -> str:
-    """A name as a string: U+FFFD for what is not UTF-8."""
-    return name if name.isascii() else wire_bytes(name).decode("utf-8", "replace")
-
-
 def _count(messages: int) -> dict[object, object]:
     return {"message_count": ULong(messages)}
 
 
 def _shown_arguments(arguments: dict[str, object]) -> dict[object, object]:
-    return {_text(key): to_amqp10(argument) for key, argument in arguments.items()}
+    return {shown(key): to_amqp10(argument) for key, argument in arguments.items()}
 
 
 def _shown_binding(binding: Binding) -> dict[object, object]:
     is_queue = binding.queue is not None
     destination = binding.destination()
     return {
-        "source": _text(binding.source.name),
-        "destination_queue" if is_queue else "destination_exchange": _text(destination),
-        "binding_key": _text(binding.key),
+        "source": shown(binding.source.name),
+        "destination_queue" if is_queue else "destination_exchange": shown(destination),
+        "binding_key": shown(binding.key),
         "arguments": _shown_arguments(binding.arguments),
         "location": binding_location(
             binding.source.name, is_queue, destination, binding.key, binding.arguments

@@ -8,6 +8,7 @@ meant for it.
 from __future__ import annotations
 
 from tallymark.engine.effects import (
+    Activated,
     Cancelled,
     CloseConsumer,
     CloseSession,
@@ -92,6 +93,9 @@ class Bridge:
         pass
 
     def drained(self, effect: Drained) -> None:
+        pass
+
+    def activated(self, effect: Activated) -> None:
         pass
 
     def timed_out(self, effect: TimedOut) -> None:

@@ -73,6 +73,10 @@ def land(
     ] = "available-now",
     vhost: QueueVhost = "/",
     max_rows: Annotated[int | None, typer.Option(help="Most rows of a batch.")] = None,
+    partitions: Annotated[
+        int | None,
+        typer.Option(help="Most tasks that read at once; without it as many as processors here."),
+    ] = None,
     format: Annotated[str, typer.Option(help="parquet or delta.")] = "parquet",
     schema: Annotated[
         str | None,
@@ -97,7 +101,7 @@ def land(
     _run(
         lambda: landing.main(
             queue, subscription, to, trigger, master, url, name, password, vhost, json, max_rows,
-            format, schema, quarantine,
+            format, schema, quarantine, partitions,
         )
     )  # fmt: skip
 

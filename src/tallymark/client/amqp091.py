@@ -207,8 +207,15 @@ class Amqp091(Adapter):
 
     def close(self) -> None:
         self._is_closing = True
-        self.wire.close()
+        self.go_on_closing()
         self._work()
+
+    def go_on_closing(self) -> None:
+        """The end, if it was asked for, as soon as no session has anything to say before it."""
+        if self._is_closing and not any(
+            isinstance(user, Amqp091Session) and user.has_to_say for user in self._users.values()
+        ):
+            self.wire.close()
 
     # The connection
 

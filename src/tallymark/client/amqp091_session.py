@@ -119,6 +119,8 @@ class Amqp091Session(SessionPort, ChannelUser):
         while held and not self._is_waiting:
             method, section, body = held.popleft()
             self._tell(method, section, body)
+        if not held:
+            self.adapter.go_on_closing()
 
     # What comes
 
@@ -387,11 +389,21 @@ class Amqp091Session(SessionPort, ChannelUser):
 
     # The end
 
+    @property
+    def has_to_say(self) -> bool:
+        """What was settled outside of transactions waits behind a commit of such, and is to be said
+        before the end. The end of a transaction is waited for elsewhere."""
+        return bool(self._held) and all(work is None for work, _ in self._ending)
+
     def close(self) -> None:
         self._is_closing = True
         self._close_senders()
-        self._held.clear()
-        self._wire.send_method(self._channel, ChannelClose(200, "closed by the application"))
+        close = ChannelClose(200, "closed by the application")
+        if self.has_to_say:
+            self._held.append((close, None, b""))
+        else:
+            self._held.clear()
+            self._wire.send_method(self._channel, close)
 
     def _close_senders(self) -> None:
         for sender in self._senders:
@@ -401,6 +413,8 @@ class Amqp091Session(SessionPort, ChannelUser):
         self.hand_in()
         self.subscriptions.clear()
         self._open.clear()
+        self._held.clear()
+        self.adapter.go_on_closing()
         if self._is_closing or close is None:
             self.dispatcher.ended()
             return

@@ -28,7 +28,7 @@ from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.deadlines import Deadlines, Timed
 from tallymark.engine.delivery import IN_A_TURN, TURN_BYTES, Dispatcher
 from tallymark.engine.durability import Durability
-from tallymark.engine.effects import Cancelled, Effect, PublisherHeld, Refused, Signal
+from tallymark.engine.effects import Activated, Cancelled, Effect, PublisherHeld, Refused, Signal
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import AccessRefused, NotAllowed, NotFound, Unsupported
 from tallymark.engine.filters import Filter
@@ -214,6 +214,7 @@ class Broker:
             PreconditionFailed: it exists with other properties, or an argument is out of range.
             ResourceLocked: it belongs to another connection.
             AccessRefused: the name is reserved.
+            InvalidCommand: the name is no UTF-8, or longer than 255 bytes.
         """
         vhost = self.vhost(connection.vhost)
         queue = vhost.declare_queue(
@@ -806,6 +807,8 @@ class Broker:
             for other in queue.consumers:
                 if not other.cursors:
                     queue.active = other
+                    if queue.settings.single_active:
+                        self.effects.append(Activated(other))
                     break
         self.use(queue)
         if at < queue.next_turn:

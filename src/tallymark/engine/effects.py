@@ -119,6 +119,16 @@ class Drained(Effect):
 
 
 @final
+class Activated(Effect):
+    """A consumer that waited behind a queue's single active one has taken its place."""
+
+    __slots__ = ("consumer",)
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+
+
+@final
 class Refused(Effect):
     """Publishes number first..last of a confirming session were not taken [amqp-0.9.1 basic.nack]:
     a queue has no room for them [DL-6]."""

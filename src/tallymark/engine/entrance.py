@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from tallymark.engine import records
 from tallymark.engine.admission import Seat
+from tallymark.engine.annotations import Annotations, ready_since
 from tallymark.engine.backlogs import Backlogs
 from tallymark.engine.clock import Clock
 from tallymark.engine.delivery import Dispatcher
@@ -24,7 +25,6 @@ from tallymark.engine.settings import DROP_HEAD, DROP_TAIL, REJECT_PUBLISH_DLX
 from tallymark.engine.store import Store
 
 if TYPE_CHECKING:
-    from tallymark.engine.annotations import Annotations
     from tallymark.engine.deadletters import DeadLetters
     from tallymark.engine.routing import Targets
 
@@ -127,7 +127,10 @@ class Entrance:
         source: int,
         source_first: int,
     ) -> None:
-        """A stream keeps what it is given, whatever its publisher said of that."""
+        """A stream keeps what it is given, at once and in order, whatever its publisher said of
+        that."""
+        if annotations is not None and annotations.due_ms:
+            annotations = ready_since(annotations, self.clock.now_ms)
         if not payload.persistent:
             if payload.live == hi - lo:
                 payload.persistent = True

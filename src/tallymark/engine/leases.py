@@ -205,9 +205,13 @@ class Leases:
 
         Raises:
             PreconditionFailed: end was never leased.
+            What `fetch` of the Store raises, of what is not accepted.
+            Nothing has changed then.
         """
         subscription.check_position(end, "end")
         if end > subscription.floor:
+            if subscription.verdicts:
+                self._load_judged(subscription, end)
             queue = subscription.queue
             epoch = subscription.epoch
             back: dict[int, list[Slice]] = {}
@@ -239,6 +243,15 @@ class Leases:
                 )
             )
         return subscription.floor
+
+    def _load_judged(self, subscription: Subscription, end: int) -> None:
+        """What is not accepted may be looked at on its way: it is read before anything changes."""
+        verdicts = subscription.verdicts
+        for first, piece in subscription.part(subscription.floor, end):
+            for sequence in range(first, first + len(piece)):
+                if sequence in verdicts:
+                    self.store.load(piece.payload)
+                    break
 
     def remove(self, subscription: Subscription) -> list[Slice]:
         """Take a subscription out; returns what it held, still counted as acquired."""
@@ -308,11 +321,10 @@ class Leases:
 def leased_record(subscription: Subscription, first: int, piece: Slice, now_ms: int) -> Record:
     """The LEASED record of a slice whose lease sequences begin with `first`."""
     failed = min(piece.failed, MOST_FAILED)
-    known = b"" if piece.annotations is None else piece.annotations.to_bytes()
     return Record(
         records.LEASED, subscription.queue.id, piece.first, len(piece), now_ms, piece.payload,
         piece.lo, subscription.epoch, first | failed << 48, piece.priority,
-        min(piece.acquired, 255), known,
+        min(piece.acquired, 255), piece.known(),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Final, final
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Route:
 class Pack:
     """Where each message of a packed payload is, as columns: 24 bytes a message, and 4 of cuts."""
 
-    __slots__ = ("annotations", "arrivals", "ids", "positions", "taken")
+    __slots__ = ("annotations", "arrivals", "entered", "ids", "positions", "taken")
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class Pack:
         ids: array[int],
         arrivals: array[int],
         annotations: list[bytes],
+        entered: array[int] | None = None,
     ) -> None:
         self.positions = positions
         """array('Q'): journal position of each message's bytes."""
@@ -62,6 +64,9 @@ class Pack:
         self.annotations = annotations
         """What is known of the messages, compressed, PART of them at a time: see `blobs`. Empty
         where the slice says it of all."""
+        self.entered = arrivals if entered is None else entered
+        """array('Q'): when each entered its queue, as far as the slice does not say it of all: a
+        column of its own where there are annotations, which may say so."""
         self.taken = 0
         """How many, from the front, were taken out again: payloads of their own."""
 
@@ -258,6 +263,10 @@ class Slice:
         assert bodies is not None, self.first
         return bodies[self.hi] - bodies[self.lo]
 
+    def known(self) -> bytes:
+        """What is known of these messages beside their bytes, as a row's blob carries it."""
+        return b"" if self.annotations is None else self.annotations.to_bytes()
+
     def part(self, start: int, stop: int) -> Slice:
         """The messages with index start..stop-1 of this slice, as a slice of their own."""
         return Slice(
@@ -286,9 +295,26 @@ class Slice:
         )
 
     def entered_ms(self) -> int:
-        """When they entered the queue they are in; wall time, milliseconds since 1970."""
+        """When they entered the queue they are in, of packed ones the first; wall time,
+        milliseconds since 1970."""
+        return self._entered_ms(self.lo)
+
+    def last_ms(self) -> int:
+        """The same of the last one."""
+        return self._entered_ms(self.hi - 1)
+
+    def _entered_ms(self, i: int) -> int:
         known = self.annotations
         if known is not None and known.since_ms:
             return known.since_ms
         pack = self.payload.pack
-        return self.payload.arrived_ms if pack is None else pack.arrivals[self.lo]
+        return self.payload.arrived_ms if pack is None else pack.entered[i]
+
+    def older(self, time_ms: int) -> int:
+        """How many of them, from the first on, entered before then."""
+        if self.last_ms() < time_ms:
+            return len(self)
+        pack = self.payload.pack
+        if pack is None or self.entered_ms() >= time_ms:
+            return 0
+        return bisect_left(pack.entered, time_ms, self.lo, self.hi) - self.lo

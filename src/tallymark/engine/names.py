@@ -6,7 +6,8 @@ import hashlib
 from base64 import urlsafe_b64encode
 from collections.abc import Container
 
-from tallymark.engine.errors import AccessRefused
+from tallymark.engine.arguments import is_routing_key
+from tallymark.engine.errors import AccessRefused, InvalidCommand
 
 
 def cleaned(name: str) -> str:
@@ -14,10 +15,13 @@ def cleaned(name: str) -> str:
     return name.replace("\r", "").replace("\n", "")
 
 
-def refuse_reserved(kind: str, name: str) -> None:
-    """Raises AccessRefused for a name that only the broker gives."""
+def refuse_name(kind: str, name: str) -> None:
+    """Raises AccessRefused for a name that only the broker gives, InvalidCommand for one that
+    readers of AMQP 0-9-1 cannot be told: deliveries say where they were published."""
     if name.startswith("amq."):
         raise AccessRefused(f"{kind} name '{name}' contains reserved prefix 'amq.*'")
+    if not is_routing_key(name):
+        raise InvalidCommand(f"{kind} name {name!r:.60}, expected UTF-8 text of at most 255 bytes")
 
 
 def free_name(id: int, seed: bytes, taken: Container[str]) -> str:

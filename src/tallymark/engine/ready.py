@@ -24,12 +24,6 @@ def _place(piece: Slice) -> int:
     return piece.first + piece.shift
 
 
-def last_ms(piece: Slice) -> int:
-    """When its newest message arrived; wall time, ms."""
-    pack = piece.payload.pack
-    return piece.entered_ms() if pack is None else pack.arrivals[piece.hi - 1]
-
-
 @final
 class Ready:
     """See the module's text. Counts nothing: that is the Queue's."""
@@ -157,24 +151,20 @@ class Ready:
         return found
 
     def since(self, time_ms: int) -> int:
-        """Of a stream: the place of the first message that arrived then or later; behind the last
+        """Of a stream: the place of the first message that entered then or later; behind the last
         one where there is none. Wall time, ms."""
         fresh = self.fresh
         low, high = 0, len(fresh)
         while low < high:  # the first slice whose last message is not too old
             middle = (low + high) >> 1
-            if last_ms(fresh[middle]) < time_ms:
+            if fresh[middle].last_ms() < time_ms:
                 low = middle + 1
             else:
                 high = middle
         if low == len(fresh):
             return fresh[-1].first + len(fresh[-1]) if fresh else 0
         piece = fresh[low]
-        pack = piece.payload.pack
-        if pack is None:
-            return piece.first
-        at = bisect_left(pack.arrivals, time_ms, piece.lo, piece.hi)
-        return piece.first + at - piece.lo
+        return piece.first + piece.older(time_ms)
 
     def drop_oldest(self, n: int) -> Slice:
         """Of a stream: take up to n messages off the oldest slice, packed as it may be."""

@@ -95,6 +95,37 @@ VERDICTS: Final = 26
 """Subscription `owner` was told what is to become of leased messages once they are settled; what is
 said last counts. blob = JSON list of [first lease sequence, count, outcome (STAGED_*)]."""
 
+KINDS: Final = {
+    PAYLOAD: "payload",
+    ENTERED: "entered",
+    ACQUIRED: "acquired",
+    SETTLED: "settled",
+    RETURNED: "returned",
+    DROPPED: "dropped",
+    MARK: "mark",
+    DEFINITION: "definition",
+    LEASED: "leased",
+    LEASE_SETTLED: "lease_settled",
+    MOVED: "moved",
+    COUNTERS: "counters",
+    LIVE: "live",
+    DEAD_LETTERED: "dead_lettered",
+    PENDING: "pending",
+    SEEN: "seen",
+    DEFERRED: "deferred",
+    STAGED: "staged",
+    UNSTAGED: "unstaged",
+    COMMITTED: "committed",
+    PUBLISHERS: "publishers",
+    SINK_STAGED: "sink_staged",
+    SINK_ENDED: "sink_ended",
+    VERDICTS: "verdicts",
+    SLOW: "slow_consumer",
+    CONSUMER: "consumer",
+    ARCHIVED: "archived",
+}
+"""Of all kinds above, as people and readers of the ledger see them."""
+
 LIVE_ACQUIRED: Final = 1
 LIVE_PACKED: Final = 2
 """Flag of LIVE, of streams: the payload stays packed in the checkpoint as well."""

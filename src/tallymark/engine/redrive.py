@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from tallymark.engine import records
 from tallymark.engine.annotations import Annotations, Death, Notes
@@ -29,13 +29,11 @@ from tallymark.engine.intervals import IntervalSet
 from tallymark.engine.message import Route, Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
+from tallymark.engine.routing import Targets
 from tallymark.engine.session import Connection
 from tallymark.engine.settings import DROP_HEAD
 from tallymark.engine.transactions import Transactions
 from tallymark.engine.vhost import VirtualHost
-
-if TYPE_CHECKING:
-    from tallymark.engine.routing import Targets
 
 MOVED: Final = "moved"
 GONE: Final = "gone"
@@ -242,8 +240,8 @@ class Redrives:
                     n = 1
             piece = piece.part(0, n)
             if self._fits(run[at].queues, piece):
-                spans.setdefault(lane, []).append((place, n))
                 self._move(queue, piece, run[at].queues, way.made)
+                spans.setdefault(lane, []).append((place, n))
             else:
                 run[at].status = FULL
             at += n
@@ -252,6 +250,8 @@ class Redrives:
         entrance = self._entrance
         payload = piece.payload
         n = len(piece)
+        if not Targets(targets).plain:
+            entrance.store.load(payload)  # what cannot be read stays where it is, whole
         queue.move_out(piece)
         entrance.store.use(payload, n * len(targets))
         for target in targets:
@@ -342,7 +342,7 @@ class Redrives:
             payload = piece.payload
             self._entrance.store.load(payload)
             headers = self._entrance.formats[payload.format].headers(payload, piece.lo)
-        targets: Targets = vhost.route_from(way.source, list(way.keys), headers)
+        targets = vhost.route_from(way.source, list(way.keys), headers)
         queues = [target for target in targets.queues if target is not queue]
         if not by_headers:
             way.queues = queues

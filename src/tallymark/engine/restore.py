@@ -533,7 +533,11 @@ def _turn(found: tuple[int, int, Letter]) -> tuple[int, int]:
 def _enter_ready(queue: Queue, piece: Slice) -> None:
     queue.ready += len(piece)
     queue.ready_bytes += piece.size()
-    if piece.annotations is not None and piece.annotations.ttl_ms >= 0:
+    if (
+        piece.annotations is not None
+        and piece.annotations.ttl_ms >= 0
+        and not queue.settings.is_stream
+    ):
         queue.own_ttl = True
     queue.lanes[piece.priority].fresh.append(piece)
 

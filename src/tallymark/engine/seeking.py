@@ -4,8 +4,8 @@ filter.
 Each goes through the ready messages once, lane by lane, from its *cursors*: everything before a
 lane's cursor it has seen. A browser is sent copies and takes nothing. One with a filter takes what
 matches; what returns to a place before its cursor moves the cursor back. A queue has few of them,
-and one turn looks at LOOKS messages for each filter, so that a deep queue in which nothing matches
-holds nobody up.
+and one turn looks at LOOKS messages for each filter, at fewer where they are large, so that a deep
+queue in which nothing matches holds nobody up.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from tallymark.engine.session import Consumer, InFlight
 
 LOOKS: Final = 2048
 """Messages that are looked at for one filter in one turn."""
+LOOK_BYTES: Final = 4096
+"""So many bytes of them count as a message more: they may have to come from the disk."""
 _NOTHING: Final = Payload(0, b"", array("I", (0,)), Route("", ""), None, 0, 0, False, 0)
 """Stands for what readers of streams hold."""
 
@@ -56,7 +58,7 @@ class Seeking:
         return True
 
     def _serve_lane(self, queue: Queue, consumer: Consumer, number: int, looks: int) -> int:
-        """Returns how many messages may still be looked at in this turn."""
+        """Returns how many messages may still be looked at in this turn; below 0: none."""
         lane = queue.lanes[number]
         store = self._dispatcher.store
         while looks > 0:
@@ -78,7 +80,8 @@ class Seeking:
             if consumer.filter is not None:
                 count = min(len(found), looks)
                 skipped, end = _matching(consumer, found, count, most)
-                looks -= end
+                cuts = found.payload.cuts
+                looks -= end + (cuts[found.lo + end] - cuts[found.lo]) // LOOK_BYTES
                 if skipped == end:
                     consumer.cursors[number] = place + end
                     continue

@@ -126,9 +126,10 @@ class Settings:
         self.slow_rule = rule_of_definition(policy)
         """What the queue, as a subscription to topics, may leave lying; None: nothing is said."""
         self.is_stream = arguments.get("x-queue-type") == STREAM
-        self.type = STREAM if self.is_stream else "quorum" if self.is_quorum else "classic"
         """Whether it keeps what it was given, for any number of readers. Nothing above but this is
         meant for streams, and none of it is in effect there."""
+        self.type = STREAM if self.is_stream else "quorum" if self.is_quorum else "classic"
+        """As declarations call it."""
         self.retain_bytes = OFF
         """Bytes that a stream keeps, framing included."""
         self.max_age_ms = OFF

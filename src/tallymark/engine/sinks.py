@@ -574,7 +574,7 @@ def _unroutable(stretch: Stretch) -> int:
 
 def _counts_time(targets: Targets) -> bool:
     """Whether it matters in one of the queues when messages entered."""
-    return any(queue.watched for queue in targets.queues)
+    return any(queue.watched or queue.settings.is_stream for queue in targets.queues)
 
 
 def _definition(definition: dict[str, object], now_ms: int) -> Record:

@@ -8,7 +8,7 @@ reaches a consumer that waits for it.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from typing import final
 
 from tallymark.engine import records
@@ -146,7 +146,7 @@ class Upkeep:
         """
         settings = queue.settings
         lane = queue.lanes[0]
-        oldest = self.clock.now_ms - settings.max_age_ms if settings.max_age_ms >= 0 else -1
+        oldest = self.clock.now_ms - settings.max_age_ms + 1 if settings.max_age_ms >= 0 else -1
         excess = 0
         if settings.retain_bytes >= 0:
             cut = queue.let_go_bytes + queue.ready_bytes - settings.retain_bytes
@@ -161,7 +161,7 @@ class Upkeep:
                 wanted = cuts[head.lo] + excess
                 n = min(len(head), bisect_left(cuts, wanted, head.lo + 1, head.hi) - head.lo)
             if oldest >= 0:
-                n = max(n, _older(head, oldest))
+                n = max(n, head.older(oldest))
             if n == 0:
                 return True
             if self.room <= 0:
@@ -211,14 +211,6 @@ def _expiry(queue: Queue, piece: Slice) -> int:
     if known is not None and known.ttl_ms >= 0 and (ttl < 0 or known.ttl_ms < ttl):
         ttl = known.ttl_ms
     return piece.entered_ms() + ttl if ttl >= 0 else NEVER
-
-
-def _older(piece: Slice, time_ms: int) -> int:
-    """How many of its messages arrived then or before."""
-    pack = piece.payload.pack
-    if pack is None:
-        return len(piece) if piece.entered_ms() <= time_ms else 0
-    return bisect_right(pack.arrivals, time_ms, piece.lo, piece.hi) - piece.lo
 
 
 def _covering(piece: Slice, excess: int) -> int:

@@ -44,7 +44,7 @@ from tallymark.engine.exchange import (
     identity_of,
     make_exchange,
 )
-from tallymark.engine.names import cleaned, free_name, refuse_reserved
+from tallymark.engine.names import cleaned, free_name, refuse_name
 from tallymark.engine.policies import Policy, check_definition
 from tallymark.engine.policy_table import PolicyTable
 from tallymark.engine.queue import Queue
@@ -179,8 +179,8 @@ class VirtualHost:
     ) -> Exchange:
         """Make the exchange, or find it just as described; passive only asks whether it is there.
 
-        Raises: InvalidCommand (unknown type), AccessRefused (default exchange, reserved name),
-        NotFound (passive), PreconditionFailed (other properties, bad arguments).
+        Raises: InvalidCommand (unknown type, bad name), AccessRefused (default exchange, reserved
+        name), NotFound (passive), PreconditionFailed (other properties, bad arguments).
         """
         if not passive:
             check_type(type)
@@ -192,7 +192,7 @@ class VirtualHost:
         if current is not None:
             check_same_exchange(self.name, current, type, durable, auto_delete, internal, arguments)
             return current
-        refuse_reserved("exchange", name)
+        refuse_name("exchange", name)
         check_exchange_arguments(self._exchange_text(name), type, arguments)
         exchange = make_exchange(name, type, durable, auto_delete, internal, arguments)
         self._enter_exchange(exchange)
@@ -268,9 +268,9 @@ class VirtualHost:
 
         owner: id of the asking connection (above 0), whose own an exclusive queue becomes. An
         exclusive queue is never durable. An empty name asks for one nobody has.
-        Raises: AccessRefused (reserved name), NotFound (passive), ResourceLocked (another
-        connection's, or declared with another `exclusive`), PreconditionFailed (other properties,
-        bad arguments).
+        Raises: AccessRefused (reserved name), InvalidCommand (bad name), NotFound (passive),
+        ResourceLocked (another connection's, or declared with another `exclusive`),
+        PreconditionFailed (other properties, bad arguments).
         """
         name = cleaned(name)
         if passive:
@@ -285,7 +285,7 @@ class VirtualHost:
             check_same_flag("auto_delete", what, auto_delete, current.auto_delete)
             check_same_arguments(QUEUE_ARGUMENTS, what, arguments, current.arguments)
             return current
-        refuse_reserved("queue", name)
+        refuse_name("queue", name)
         what = self._queue_text(name)
         check_queue_arguments(what, arguments)
         check_named(name, arguments)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, final
 
-from tallymark.engine import records as kinds
+from tallymark.engine import records
 from tallymark.journal.layout import (
     HEADER,
     LOST,
@@ -24,32 +24,6 @@ from tallymark.journal.segment import BLANK, CORRUPT, is_sound_checkpoint, scan
 
 OPEN: Final = "open"
 """What segment.py calls blank: the segment in use, or one that a crash left between two turns."""
-KIND_NAMES: Final = {
-    kinds.PAYLOAD: "payload",
-    kinds.ENTERED: "entered",
-    kinds.ACQUIRED: "acquired",
-    kinds.SETTLED: "settled",
-    kinds.RETURNED: "returned",
-    kinds.DROPPED: "dropped",
-    kinds.MARK: "mark",
-    kinds.DEFINITION: "definition",
-    kinds.LEASED: "leased",
-    kinds.LEASE_SETTLED: "lease_settled",
-    kinds.MOVED: "moved",
-    kinds.COUNTERS: "counters",
-    kinds.LIVE: "live",
-    kinds.DEAD_LETTERED: "dead_lettered",
-    kinds.PENDING: "pending",
-    kinds.SEEN: "seen",
-    kinds.DEFERRED: "deferred",
-    kinds.STAGED: "staged",
-    kinds.UNSTAGED: "unstaged",
-    kinds.COMMITTED: "committed",
-    kinds.PUBLISHERS: "publishers",
-    kinds.SINK_STAGED: "sink_staged",
-    kinds.SINK_ENDED: "sink_ended",
-    kinds.VERDICTS: "verdicts",
-}
 
 
 @final
@@ -237,7 +211,7 @@ def _count(segment: SegmentReport, data: bytes, header: Header) -> None:
     segment.blocks += 1
     segment.raw_bytes += header.raw_bytes
     counted = row_kinds(data, header)
-    _add(segment.rows, {KIND_NAMES.get(k, f"kind {k}"): n for k, n in counted.items()})
+    _add(segment.rows, {records.KINDS.get(k, f"kind {k}"): n for k, n in counted.items()})
 
 
 def _add(total: dict[str, int], more: dict[str, int]) -> None:

@@ -22,9 +22,9 @@ from aiohttp import web
 from tallymark.engine import stream_ranges
 from tallymark.engine.arguments import named
 from tallymark.engine.errors import Gone, NotFound
+from tallymark.engine.extents import StreamExtents
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
-from tallymark.engine.ready import last_ms
 from tallymark.engine.stream_ranges import Pin
 from tallymark.engine.streams import TIME, Start, first_offset, start_of
 from tallymark.journal import layout
@@ -42,7 +42,6 @@ from tallymark.server.http_extents import (
     ANSWER_BYTES,
     MOST_ANSWER_BYTES,
     NEXT,
-    StreamExtents,
     send_apart,
 )
 
@@ -321,4 +320,4 @@ def _arrived_ms(queue: Queue, which: int) -> Any:
     if not fresh:
         return None
     piece = fresh[which]
-    return piece.entered_ms() if which == 0 else last_ms(piece)
+    return piece.entered_ms() if which == 0 else piece.last_ms()

@@ -29,6 +29,7 @@ from tallymark.engine.broker import Broker
 from tallymark.engine.deadlines import NEVER
 from tallymark.engine.delivery import TURN_BYTES as DELIVERY_BYTES
 from tallymark.engine.effects import (
+    Activated,
     Cancelled,
     CloseConsumer,
     CloseSession,
@@ -372,6 +373,9 @@ class Node:
         elif isinstance(effect, Drained):
             bridge = _bridge_of(effect.consumer.session)
             bridge.drained(effect)
+        elif isinstance(effect, Activated):
+            bridge = _bridge_of(effect.consumer.session)
+            bridge.activated(effect)
         elif isinstance(effect, TimedOut):
             bridge = _bridge_of(effect.session)
             bridge.timed_out(effect)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from tallymark.spark.bodies import REASON, Schema
 from tallymark.spark.delta import QueryId, append_batch
 from tallymark.spark.land import CHECKPOINT
+from tallymark.spark.schema import utc_date
 from tallymark.spark.verdicts import send_verdicts
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Landing:
     def __call__(self, batch: DataFrame, number: int) -> None:
         from pyspark.sql import functions as f
 
-        rows = batch.withColumn("date", f.to_date("timestamp"))
+        rows = batch.withColumn("date", utc_date("timestamp"))
         if self._schema is None:
             self._write(rows, number, self._to)
             return

@@ -115,10 +115,10 @@ def land(messages: DataFrame, to: Path | str, trigger: str = AVAILABLE_NOW) -> S
     Settled in the broker when committed; the checkpoint lies in `to`/_checkpoint and belongs to one
     subscription for ever.
     """
-    from pyspark.sql import functions as f
+    from tallymark.spark.schema import utc_date
 
     return (
-        messages.withColumn("date", f.to_date("timestamp"))
+        messages.withColumn("date", utc_date("timestamp"))
         .writeStream.format("parquet")
         .outputMode("append")
         .partitionBy("date")
@@ -370,13 +370,14 @@ def _is_batch(path: Path) -> bool:
     return path.name.isdigit()
 
 
-def _check_arguments(to: Path, trigger: str, max_rows: int | None) -> None:
+def _check_arguments(to: Path, trigger: str, max_rows: int | None, partitions: int | None) -> None:
     try:
         trigger_arguments(trigger)
     except ValueError as error:
         raise ValueError(f"--{error}") from None
-    if max_rows is not None and max_rows < 1:
-        raise ValueError(f"--max-rows {max_rows}: expected at least 1")
+    for name, number in (("--max-rows", max_rows), ("--partitions", partitions)):
+        if number is not None and number < 1:
+            raise ValueError(f"{name} {number}: expected at least 1")
     if to.exists() and not to.is_dir():
         raise ValueError(f"--to {str(to)!r}: expected a folder")
 
@@ -415,6 +416,7 @@ def main(
     format: str = "parquet",
     schema: str | None = None,
     quarantine: Path | None = None,
+    partitions: int | None = None,
 ) -> int:
     """`tallymark pipeline land`: returns 0, or 1 with the reason on stderr when the query fails.
 
@@ -435,7 +437,7 @@ def main(
     )
 
     # All that can be told is told before Spark takes its seconds to start.
-    _check_arguments(to, trigger, max_rows)
+    _check_arguments(to, trigger, max_rows, partitions)
     if format not in FORMATS:
         raise ValueError(f"--format {format!r}: expected {' or '.join(FORMATS)}")
     if quarantine is not None and schema is None:
@@ -461,7 +463,8 @@ def main(
         print(f"tallymark: {error}", file=sys.stderr)
         return 1
     try:
-        options = {"maxRows": str(max_rows)} if max_rows else {}
+        limits = {"maxRowsPerBatch": max_rows, "partitions": partitions}
+        options = {name: str(number) for name, number in limits.items() if number}
         display: Display = JsonLines() if as_json else Terminal(f"{queue} -> {to}")
         with _signals(stop):  # again: PySpark has put a handler of its own in the place of ours
             if stop.is_set():

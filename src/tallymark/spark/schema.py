@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+
+MS_OF_DAY: Final = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +126,11 @@ def ddl(names: Sequence[str]) -> str:
 def arrow(names: Sequence[str]) -> pa.Schema:
     """Arrow's schema of these columns, as Spark makes it from `ddl`."""
     return pa.schema([pa.field(name, BY_NAME[name].arrow) for name in names])
+
+
+def utc_date(time: str) -> SparkColumn:
+    """The date of a column of times since 1970 in UTC, whatever the session's time zone: the folder
+    of a table in which a row lies must not depend on who writes it."""
+    from pyspark.sql import functions as f
+
+    return f.expr(f"date_from_unix_date(cast(unix_millis(`{time}`) div {MS_OF_DAY} as int))")

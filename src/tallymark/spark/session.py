@@ -31,10 +31,14 @@ SETTINGS: Final = {
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "1g",
 }
+ON_THIS_MACHINE: Final = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+"""For a driver whose executors are on this machine: nobody else can talk to it."""
+LOOPBACK: Final = "127.0.0.1"
 
 MASTER_PORT: Final = 7077
 MASTER_S: Final = 5.0
@@ -75,23 +79,28 @@ def local_master(master: str) -> str:
     return f"local[{found[1]},{TASK_FAILURES}]" if found else master
 
 
-def check_master(master: str) -> None:
-    """Raises ValueError for what is no master's address, and SparkDidNotStart for a standalone
-    master that cannot be reached: Spark itself would try for a minute and end in a Java trace."""
+def check_master(master: str) -> str | None:
+    """The address under which executors reach this machine: loopback for `local`, for a standalone
+    master that of the connection to it, and None where only Spark can say.
+
+    Raises ValueError for what is no master's address, and SparkDidNotStart for a standalone master
+    that cannot be reached: Spark itself would try for a minute and end in a Java trace."""
     if _KNOWN_MASTER.fullmatch(master) is None:
         raise ValueError(
             f"master {master!r}: expected local[N], spark://host:port, k8s://... or yarn"
         )
+    if master.startswith("local"):
+        return LOOPBACK
     if not master.startswith("spark://"):
-        return
+        return None
     reason: object = None
     for address in master.removeprefix("spark://").split(","):
         host, _, port = address.partition(":")
         if port and not port.isdigit():
             raise ValueError(f"master {master!r}: port {port!r} is no number")
         try:
-            socket.create_connection((host, int(port or MASTER_PORT)), MASTER_S).close()
-            return
+            with socket.create_connection((host, int(port or MASTER_PORT)), MASTER_S) as reached:
+                return str(reached.getsockname()[0])
         except (OSError, OverflowError) as error:
             reason = error
     raise SparkDidNotStart(f"cannot reach the Spark master {master}: {reason}")
@@ -135,16 +144,21 @@ def build_session(
     settings: Spark settings that override ours.
     Raises JavaNotFound, SparkDidNotStart, and ValueError for a master that is none.
     """
-    check_master(master)
+    address = check_master(master)
     use_java()
     from pyspark.sql import SparkSession
 
     # Workers must be this very Python: the one on PATH may lack the package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if address is not None:
+        os.environ.setdefault("SPARK_LOCAL_IP", address)
+        if address != LOOPBACK:
+            # Not what this machine calls itself: that need not mean anything to others.
+            os.environ.setdefault("SPARK_LOCAL_HOSTNAME", address)
     builder = SparkSession.builder.master(local_master(master)).appName(app)
-    for name, value in {**SETTINGS, **(settings or {})}.items():
+    ours = {**SETTINGS, **ON_THIS_MACHINE} if address == LOOPBACK else SETTINGS
+    for name, value in {**ours, **(settings or {})}.items():
         builder = builder.config(name, value)
     level = "warn" if verbose else "fatal" if silent else "error"
     java_options = f"-Dlog4j2.configurationFile=file:{_logging_file(level)}"

@@ -509,6 +509,17 @@ def test_nesting_of_arrays_and_their_descriptors_is_limited() -> None:
         decode(raw, 0, len(raw))
 
 
+def test_an_empty_list_adds_no_depth_when_it_is_written_either() -> None:
+    """It is one byte: what was read can be written."""
+    for deepest in (b"\x45", encode(Array([[], []], 0x45)), encode({1: []})):
+        raw = deepest
+        for _ in range(DEPTH_MAX - (1 if len(deepest) > 1 else 0)):
+            raw = b"\xd0" + (len(raw) + 4).to_bytes(4, "big") + b"\0\0\0\1" + raw
+        whole(raw)
+        with pytest.raises(DecodeError, match="nested deeper than 64"):
+            decode(b"\0\x44" + raw, 0, len(raw) + 2)
+
+
 def test_values_side_by_side_are_not_nested() -> None:
     value = [
         [[[]], {1: {}}, Array([[1]]), Array([Described(ULong(1), Described(ULong(2), 3))])]
@@ -532,11 +543,32 @@ def test_elements_without_bytes_are_counted(code: int) -> None:
     assert isinstance(value, Array)
     assert len(value) == FREE_MAX
     for count in (FREE_MAX + 1, 2**32 - 1):
-        with pytest.raises(DecodeError, match=f"array of {count} elements that take no bytes"):
+        with pytest.raises(DecodeError, match=f"{count} elements with {count} values that take no"):
             decode(array(count), 0, 10)
     pair = b"\xd0\0\0\0\x18\0\0\0\2" + array(FREE_MAX) + array(1)
-    with pytest.raises(DecodeError, match="array of 1 elements that take no bytes"):
+    with pytest.raises(DecodeError, match="array of 1 elements with 1 values that take no bytes"):
         decode(pair, 0, len(pair))
+
+
+def test_descriptors_around_the_elements_of_an_array_are_limited() -> None:
+    """Written once, they are made for each element: 60 of them, 65,536 times, of 137 bytes."""
+
+    def array(count: int, descriptors: int, element: bytes) -> bytes:
+        size = 4 + 2 * descriptors + len(element)
+        head = b"\xf0" + size.to_bytes(4, "big") + count.to_bytes(4, "big")
+        return head + b"\0\x44" * descriptors + element
+
+    for raw in (
+        array(FREE_MAX // 60 + 1, 60, b"\x43"),
+        array(FREE_MAX, 2, b"\x43"),
+        array(FREE_MAX // 2 + 1, 3, b"\x50" + bytes(FREE_MAX // 2 + 1)),
+    ):
+        with pytest.raises(DecodeError, match="values that take no bytes"):
+            decode(raw, 0, len(raw))
+    many = array(FREE_MAX + 1, 1, b"\x50" + bytes(FREE_MAX + 1))
+    value, _ = decode(many, 0, len(many))  # described once, as the standard has it
+    assert value == [Described(ULong(0), UByte(0))] * (FREE_MAX + 1)
+    assert whole(array(FREE_MAX // 60, 60, b"\x43")) is not None
 
 
 def test_uuids_that_hash_alike_cost_little() -> None:

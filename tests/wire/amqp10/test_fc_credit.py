@@ -10,6 +10,7 @@ from tallymark.wire.amqp10.events import (
     DrainFinished,
     FlowReceived,
     LinkFailed,
+    LinkRequested,
     SessionFailed,
     TransfersReceived,
 )
@@ -148,6 +149,20 @@ def test_fc_3_a_receiver_that_does_not_know_our_count_means_the_initial_one() ->
     link.send(BODY)
     server.credit(5, None)  # sent before it saw our attach
     assert link.credit == 3
+
+
+@pytest.mark.parametrize("ahead", [1, 2**31 - 1])
+def test_fc_3_a_receiver_whose_count_is_ahead_has_no_more_credit_than_can_be_said(
+    ahead: int,
+) -> None:
+    server = Server()
+    link = server.subscriber()
+    server.credit(WRAP - 1, ahead, echo=True)
+    assert link.credit == WRAP - 1
+    assert [flow.link_credit for flow in server.sent(Flow)] == [WRAP - 1]
+    link.send(BODY)
+    server.take(0)
+    assert (link.delivery_count, link.credit) == (1, WRAP - 2)
 
 
 def test_fc_3_without_credit_nothing_is_sent() -> None:
@@ -471,6 +486,23 @@ def test_fc_6_an_echo_of_the_sender_is_answered_too() -> None:
     assert (answer.handle, answer.delivery_count, answer.link_credit) == (0, 3, 5)
     assert not answer.echo
     assert server.one(FlowReceived).available == link.available == 8
+
+
+def test_fc_6_an_echo_before_the_attach_is_answered_has_no_answer() -> None:
+    """What would it be about? The link has no handle of ours yet."""
+    server = Server()
+    server.begin()
+    server.answers = False
+    server.say(Attach("p", 0, SENDER, source=Source(), target=Target(), initial_delivery_count=3))
+    server.say(Flow(0, 9, 0, 9, handle=0, delivery_count=3, available=8, echo=True))
+    assert server.sent(Flow) == []
+    link = server.one(LinkRequested).link
+    assert isinstance(link, ReceiverLink)
+    link.answer(Attach(source=Source(), target=Target()))
+    link.flow(5)
+    server.take(0)
+    assert [(flow.delivery_count, flow.link_credit) for flow in server.sent(Flow)] == [(3, 5)]
+    assert link.available == 8
 
 
 def test_fc_6_an_echo_for_the_session_is_answered_for_the_session() -> None:

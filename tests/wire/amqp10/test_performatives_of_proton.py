@@ -31,6 +31,24 @@ from tallymark.wire.amqp10.types import (
     ULong,
 )
 
+MOST = (1 << 31) - 1
+FILTERED = Source(
+    address="/queues/q",
+    durable=2,
+    expiry_policy="never",
+    timeout=30,
+    distribution_mode="copy",
+    filter={"selector": Described(Symbol("apache.org:selector-filter:string"), "a = 1")},
+    outcomes=("amqp:accepted:list", "amqp:rejected:list"),
+    capabilities=("queue", "shared"),
+)
+DYNAMIC = Source(
+    dynamic=True, dynamic_node_properties={"lifetime-policy": Described(ULong(43), [])}
+)
+ANNOTATED = Modified(
+    delivery_failed=True, undeliverable_here=True, message_annotations={"x-why": "no"}
+)
+
 PROTON: list[tuple[bytes, Performative]] = [
     (
         b"\x00S\x10\xc0v\n\xa1\x08client-1\xa1\x0bexample.orgp\x00\x00\x10\x00`\x00\np\x00\x00"
@@ -43,17 +61,14 @@ PROTON: list[tuple[bytes, Performative]] = [
             max_frame_size=4096,
             channel_max=10,
             idle_time_out=4000,
-            offered_capabilities=(
-                "a",
-                "b",
-            ),
+            offered_capabilities=("a", "b"),
             desired_capabilities=("ANONYMOUS-RELAY",),
             properties={"product": "tally", "n": 5},
         ),
     ),
     (
         b"\x00S\x11\xc0\x12\x05@Cp\x7f\xff\xff\xffp\x7f\xff\xff\xffp\x7f\xff\xff\xff",
-        Begin(incoming_window=2147483647, outgoing_window=2147483647, handle_max=2147483647),
+        Begin(incoming_window=MOST, outgoing_window=MOST, handle_max=MOST),
     ),
     (
         b"\x00S\x12\xc03\x0b\xa1\x03outCBP\x00P\x00\x00S(\xc0\t\x05\xa1\x02meC@CB\x00S)\xc0\x10"
@@ -81,24 +96,7 @@ PROTON: list[tuple[bytes, Performative]] = [
             role=True,
             snd_settle_mode=2,
             rcv_settle_mode=1,
-            source=Source(
-                address="/queues/q",
-                durable=2,
-                expiry_policy="never",
-                timeout=30,
-                distribution_mode="copy",
-                filter={
-                    "selector": Described(Symbol("apache.org:selector-filter:string"), "a = 1")
-                },
-                outcomes=(
-                    "amqp:accepted:list",
-                    "amqp:rejected:list",
-                ),
-                capabilities=(
-                    "queue",
-                    "shared",
-                ),
-            ),
+            source=FILTERED,
             target=Target(),
             initial_delivery_count=0,
             max_message_size=0,
@@ -113,9 +111,7 @@ PROTON: list[tuple[bytes, Performative]] = [
             role=True,
             snd_settle_mode=2,
             rcv_settle_mode=0,
-            source=Source(
-                dynamic=True, dynamic_node_properties={"lifetime-policy": Described(ULong(43), [])}
-            ),
+            source=DYNAMIC,
             target=Target(),
             initial_delivery_count=0,
             max_message_size=0,
@@ -124,8 +120,8 @@ PROTON: list[tuple[bytes, Performative]] = [
     (
         b"\x00S\x13\xc0\x14\t@p\x7f\xff\xff\xffCp\x7f\xff\xff\xffR\x01CR\n@B",
         Flow(
-            incoming_window=2147483647,
-            outgoing_window=2147483647,
+            incoming_window=MOST,
+            outgoing_window=MOST,
             handle=1,
             delivery_count=0,
             link_credit=10,
@@ -147,9 +143,9 @@ PROTON: list[tuple[bytes, Performative]] = [
         b"\x00S\x13\xc0\x15\tCp\x7f\xff\xff\xffR\x03p\x7f\xff\xff\xffR\x01CR\r@A",
         Flow(
             next_incoming_id=0,
-            incoming_window=2147483647,
+            incoming_window=MOST,
             next_outgoing_id=3,
-            outgoing_window=2147483647,
+            outgoing_window=MOST,
             handle=1,
             delivery_count=0,
             link_credit=13,
@@ -167,9 +163,9 @@ PROTON: list[tuple[bytes, Performative]] = [
         b"\x00S\x11\xc0\x14\x05`\x00\x00Cp\x7f\xff\xff\xffp\x7f\xff\xff\xffp\x7f\xff\xff\xff",
         Begin(
             remote_channel=0,
-            incoming_window=2147483647,
-            outgoing_window=2147483647,
-            handle_max=2147483647,
+            incoming_window=MOST,
+            outgoing_window=MOST,
+            handle_max=MOST,
         ),
     ),
     (
@@ -198,24 +194,7 @@ PROTON: list[tuple[bytes, Performative]] = [
             handle=1,
             snd_settle_mode=2,
             rcv_settle_mode=0,
-            source=Source(
-                address="/queues/q",
-                durable=2,
-                expiry_policy="never",
-                timeout=30,
-                distribution_mode="copy",
-                filter={
-                    "selector": Described(Symbol("apache.org:selector-filter:string"), "a = 1")
-                },
-                outcomes=(
-                    "amqp:accepted:list",
-                    "amqp:rejected:list",
-                ),
-                capabilities=(
-                    "queue",
-                    "shared",
-                ),
-            ),
+            source=FILTERED,
             target=Target(),
             initial_delivery_count=0,
             max_message_size=0,
@@ -229,9 +208,7 @@ PROTON: list[tuple[bytes, Performative]] = [
             handle=2,
             snd_settle_mode=2,
             rcv_settle_mode=0,
-            source=Source(
-                dynamic=True, dynamic_node_properties={"lifetime-policy": Described(ULong(43), [])}
-            ),
+            source=DYNAMIC,
             target=Target(),
             initial_delivery_count=0,
             max_message_size=0,
@@ -241,8 +218,8 @@ PROTON: list[tuple[bytes, Performative]] = [
         b"\x00S\x13\xc0\x13\tCp\x7f\xff\xff\xffCp\x7f\xff\xff\xffCCR\x05@B",
         Flow(
             next_incoming_id=0,
-            incoming_window=2147483647,
-            outgoing_window=2147483647,
+            incoming_window=MOST,
+            outgoing_window=MOST,
             handle=0,
             delivery_count=0,
             link_credit=5,
@@ -253,9 +230,7 @@ PROTON: list[tuple[bytes, Performative]] = [
         b"x-why\xa1\x02no",
         Disposition(
             role=True,
-            state=Modified(
-                delivery_failed=True, undeliverable_here=True, message_annotations={"x-why": "no"}
-            ),
+            state=ANNOTATED,
         ),
     ),
     (
@@ -264,9 +239,7 @@ PROTON: list[tuple[bytes, Performative]] = [
         Disposition(
             role=True,
             settled=True,
-            state=Modified(
-                delivery_failed=True, undeliverable_here=True, message_annotations={"x-why": "no"}
-            ),
+            state=ANNOTATED,
         ),
     ),
     (
@@ -285,8 +258,8 @@ PROTON: list[tuple[bytes, Performative]] = [
         b"\x00S\x13\xc0\x15\tR\x03p\x7f\xff\xff\xffCp\x7f\xff\xff\xffR\x01R\rC@A",
         Flow(
             next_incoming_id=3,
-            incoming_window=2147483647,
-            outgoing_window=2147483647,
+            incoming_window=MOST,
+            outgoing_window=MOST,
             handle=1,
             delivery_count=13,
             link_credit=0,

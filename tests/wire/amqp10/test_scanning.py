@@ -13,7 +13,14 @@ from tallymark.wire.amqp10.frames import (
     TAG_MAX,
     frame,
 )
-from tallymark.wire.amqp10.outcomes import Accepted, DeliveryState, Released, TransactionalState
+from tallymark.wire.amqp10.outcomes import (
+    Accepted,
+    DeliveryState,
+    Error,
+    Rejected,
+    Released,
+    TransactionalState,
+)
 from tallymark.wire.amqp10.performatives import (
     Disposition,
     End,
@@ -33,6 +40,7 @@ from tallymark.wire.amqp10.sending import (
     disposition_frame,
 )
 from tallymark.wire.amqp10.serial import MASK, add
+from tallymark.wire.amqp10.types import Array, Symbol
 from tests.support.amqp10_layouts import (
     BIG,
     CLIENTS,
@@ -231,6 +239,24 @@ def test_a_transfer_with_a_large_state_is_not_remembered() -> None:
         raw = frame(0, Transfer(0, 0, b"t", 0, state=state).encode(), b"payload")
         found = scan_transfers(raw, 0, len(raw), 0, BIG, BIG, BIG, known)
         assert (found is not None, len(known)) == (is_taken, int(is_taken))
+
+
+def test_a_state_that_is_larger_than_its_bytes_is_not_remembered() -> None:
+    """65,000 empty lists in an array are ten bytes."""
+    for values, is_taken in (
+        (Array([[]] * 65_000, 0x45), False),
+        (Array([[]] * 65, 0xC0), True),
+    ):
+        state = Rejected(Error("amqp:internal-error", None, {Symbol("much"): values}))
+        raw = frame(0, Transfer(0, 0, b"t", 0, state=state).encode(), b"payload")
+        known: dict[bytes, Shape] = {}
+        found = scan_transfers(raw, 0, len(raw), 0, BIG, BIG, BIG, known)
+        kept = [shape.state for shape in known.values() if shape.state is not None]
+        assert (found is not None, len(kept)) == (is_taken, int(is_taken))
+        raw = disposition_frame(0, True, 0, 0, False, state.encode())
+        said: dict[bytes, Meaning] = {}
+        joined = scan_dispositions(raw, 0, len(raw), 0, said)
+        assert (joined is not None, len(said)) == (is_taken, int(is_taken))
 
 
 # Dispositions

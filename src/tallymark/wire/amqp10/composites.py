@@ -11,6 +11,8 @@ not written.
     ubyte ...    the integer of that name             int
     timestamp    timestamp, ms since 1970             int
     string       string                               str
+    text         string                               str, for people: a ? is written for a lone
+                                                      surrogate, so for a byte that is not UTF-8
     symbol       symbol (a string is taken for one)   str
     binary       binary                               bytes
     fields       map of symbols                       Fields; every key is written as symbol
@@ -37,6 +39,7 @@ from tallymark.wire.amqp10.writer import (
     encode_string,
     encode_symbol,
     encode_symbol_map,
+    encode_text,
     encode_uint,
     encode_ulong,
     encode_value,
@@ -248,7 +251,7 @@ def _read_one(reader: Reader, kind: str, code: int) -> object:
             return 0
         if code == 0x80:
             return int.from_bytes(reader.take(8), "big")
-    elif kind == "string":
+    elif kind == "string" or kind == "text":
         if code == 0xA1 or code == 0xB1:
             return reader.text_of(code)
     elif kind == "symbol":
@@ -330,6 +333,9 @@ def _encode_one(kind: str, value: object, depth: int) -> bytes:
     if kind == "string":
         assert isinstance(value, str)
         return encode_string(value)
+    if kind == "text":
+        assert isinstance(value, str)
+        return encode_text(value)
     if kind == "symbol":
         assert isinstance(value, str)
         return encode_symbol(value)

@@ -99,7 +99,7 @@ class Discharge(Composite):
 
 
 LAYOUTS: Final[tuple[Row, ...]] = (
-    (0x1D, "amqp:error:list", Error, "error", "condition:symbol! description:string info:fields"),
+    (0x1D, "amqp:error:list", Error, "error", "condition:symbol! description:text info:fields"),
     (
         0x23,
         "amqp:received:list",

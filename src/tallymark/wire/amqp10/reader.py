@@ -1,8 +1,8 @@
 """Bytes to values; see codec.py for the layout.
 
 Whatever the bytes, reading ends in a value or in `DecodeError`. It uses no more memory than some
-hundred times the bytes it is given: sizes are looked at before use, depth is limited, and so are
-the array elements that take no bytes.
+hundred times the bytes it is given: sizes are looked at before use, depth is limited, and so is
+what array elements are made of that takes no bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from tallymark.wire.octets import u32
 DEPTH_MAX: Final = 64
 """Values within values, both ways."""
 FREE_MAX: Final = 65_536
-"""Array elements that take no bytes, in one call of `decode`."""
+"""Values in arrays that take no bytes, in one call of `decode`: elements of a type without any, and
+what is described more than once."""
 UUID_KEYS_MAX: Final = 64
 """Keys of a map that are uuids. They hash as the numbers they are, so that many with one hash can
 be made up, and a dict of those takes time by the square of their number."""
@@ -247,10 +248,12 @@ class Reader:
             of = self.octet()
         if of not in _CODES:
             raise unknown_code(of)
-        if of >> 4 == 4:
-            self.free -= count
-            if self.free < 0:
-                raise DecodeError(f"array of {count} elements that take no bytes")
+        free = count if of >> 4 == 4 else 0
+        if len(descriptors) > 1:
+            free += count * (len(descriptors) - 1)
+        self.free -= free
+        if self.free < 0:
+            raise DecodeError(f"array of {count} elements with {free} values that take no bytes")
         values: list[object] = []
         for _ in range(count):
             value = self.of(of)

@@ -146,7 +146,7 @@ class ReceiverLink(Link):
 
     def receive_flow(self, flow: Flow) -> None:
         given_up = self._adopt_count(flow)
-        if flow.echo:
+        if flow.echo and self.state is LinkState.ATTACHED:
             self._send_flow(False, None)
         if self.is_draining and flow.drain and flow.link_credit == 0:
             self.credit = 0  # whatever the count says: the sender is done

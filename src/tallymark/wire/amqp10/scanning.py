@@ -22,11 +22,12 @@ from tallymark.wire.amqp10.frames import AMQP, TAG_MAX
 from tallymark.wire.amqp10.limits import FRAME_MIN
 from tallymark.wire.amqp10.outcomes import DeliveryState
 from tallymark.wire.amqp10.performatives import Disposition, Transfer
-from tallymark.wire.amqp10.reader import Reader
+from tallymark.wire.amqp10.reader import FREE_MAX, Reader
 from tallymark.wire.octets import begins, put_place, u32, unpacked
 
 KNOWN_MAX: Final = 256
-"""Ends of transfers and dispositions remembered, per connection."""
+"""Ends of transfers and dispositions remembered, per connection. They are of FRAME_MIN bytes at the
+most, and none has values that take no bytes: those may be many."""
 
 
 @final
@@ -262,6 +263,8 @@ def _shape(rest: bytes, count: int) -> Shape:
         values = read_fields(reader, BY_CLASS[Transfer], 3, count)
     except DecodeError:
         return _NOT_PLAIN
+    if reader.free < FREE_MAX:
+        return _NOT_PLAIN
     values += [None] * (8 - count)
     message_format, settled, more, mode, state, resume, aborted = values[:7]
     if reader.pos != len(rest) or message_format is None or more or resume or aborted:
@@ -385,7 +388,7 @@ def _meaning(says: bytes, known: dict[bytes, Meaning]) -> Meaning | None:
         values = read_fields(reader, BY_CLASS[Disposition], 3, count)
     except DecodeError:
         return None
-    if reader.pos != len(says):
+    if reader.pos != len(says) or reader.free < FREE_MAX:
         return None
     state = values[1] if count > 1 else None
     assert state is None or isinstance(state, DeliveryState)

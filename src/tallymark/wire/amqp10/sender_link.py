@@ -13,7 +13,7 @@ from tallymark.wire.amqp10.link_end import Link
 from tallymark.wire.amqp10.outcomes import DeliveryState
 from tallymark.wire.amqp10.performatives import Attach, Flow, Transfer
 from tallymark.wire.amqp10.sending import TransferForm
-from tallymark.wire.amqp10.serial import add, diff
+from tallymark.wire.amqp10.serial import MASK, add, diff
 from tallymark.wire.amqp10.states import LinkState
 from tallymark.wire.amqp10.transfers import Drained, Run, encoded_state
 
@@ -201,7 +201,8 @@ class SenderLink(Link):
             count = flow.delivery_count
             if count is None:
                 count = self._initial_count
-            self._remaining = diff(count, self.delivery_count) + flow.link_credit
+            # A count that is ahead of ours is no reason to have more credit than can be said.
+            self._remaining = min(diff(count, self.delivery_count) + flow.link_credit, MASK)
         self._drained = None
         if flow.properties is not None:
             self.flow_properties = flow.properties

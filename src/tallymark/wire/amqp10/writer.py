@@ -124,7 +124,7 @@ def encode_value(value: object, depth: int) -> bytes:
         return _encode_map(value, deeper(depth))
     if kind == _LIST:
         assert isinstance(value, (list, tuple))
-        return encode_list(value, deeper(depth))
+        return encode_list(value, deeper(depth)) if value else b"\x45"
     if kind == _DESCRIBED:
         assert isinstance(value, Described)
         depth = deeper(depth)
@@ -182,6 +182,11 @@ def deeper(depth: int) -> int:
 
 def encode_string(value: str) -> bytes:
     return _encode_variable(0xA1, value.encode())
+
+
+def encode_text(value: str) -> bytes:
+    """A string that people read: always one, whatever names are in it."""
+    return _encode_variable(0xA1, value.encode("utf-8", "replace"))
 
 
 def encode_symbol(value: str) -> bytes:

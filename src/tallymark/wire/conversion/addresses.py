@@ -16,6 +16,8 @@ import re
 from typing import Final, final
 from urllib.parse import quote, unquote_to_bytes
 
+from tallymark.wire.conversion.values import is_text
+
 QUEUES: Final = "/queues/"
 EXCHANGES: Final = "/exchanges/"
 MANAGEMENT: Final = "/management"
@@ -25,6 +27,8 @@ DIRECT_REPLY: Final = "amq.rabbitmq.reply-to."
 PLAIN: Final = ("/queue/", "/amq/queue/")
 """In front of a queue's name in RabbitMQ's first version of addresses."""
 DEFAULT_EXCHANGE: Final = "amq.default"
+KEY_MAX: Final = 255
+"""Bytes of a routing key."""
 _MALFORMED: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 
 
@@ -62,7 +66,7 @@ def target_of(address: str) -> Target:
                 f"bad address '{address}': expected the name of an exchange; {QUEUES}:queue goes "
                 "through the default exchange"
             )
-        return Target(name, _decoded(address, key) if slash else "", False)
+        return Target(name, _routing_key(address, key) if slash else "", False)
     return Target("", queue_of(address), True)
 
 
@@ -89,6 +93,16 @@ def queue_of(address: str) -> str:
 def queue_address(name: str) -> str:
     """The address of a queue."""
     return QUEUES + quote(name, safe="", errors="surrogateescape")
+
+
+def _routing_key(address: str, part: str) -> str:
+    """What every reader can be told [amqp-0.9.1 shortstr]. Raises BadAddress."""
+    key = _decoded(address, part)
+    if not is_text(key) or len(key.encode()) > KEY_MAX:
+        raise BadAddress(
+            f"bad address '{address}': expected a routing key in UTF-8 of at most {KEY_MAX} bytes"
+        )
+    return key
 
 
 def _decoded(address: str, part: str) -> str:

@@ -8,10 +8,11 @@ of 0-9-1 that has none in 1.0 becomes the message annotation `x-basic-` and its 
 from __future__ import annotations
 
 from typing import Final
+from urllib.parse import quote
 from uuid import UUID
 
 from tallymark.wire.conversion.addresses import EXCHANGES, BadAddress, queue_address, queue_of
-from tallymark.wire.conversion.values import text_or_bytes
+from tallymark.wire.conversion.values import is_text, text_or_bytes
 
 MESSAGE_ID: Final = "x-message-id"
 USER_ID: Final = "x-user-id"
@@ -55,6 +56,7 @@ ENCODED: Final = "amqp-1.0"
 """Property `type` of a message whose body is AMQP 1.0 sections [rabbitmq conversions]."""
 
 _URN: Final = "urn:uuid:"
+_ASCII: Final = bytes(range(128))
 
 
 def is_short(text: str) -> bool:
@@ -66,10 +68,10 @@ def is_short(text: str) -> bool:
 
 def address_of(reply_to: str) -> str:
     """A reply-to of 0-9-1, the name of a queue, as an address; one that is empty or the address of
-    an exchange already stays."""
-    if not reply_to or reply_to.startswith(EXCHANGES):
-        return reply_to
-    return queue_address(reply_to)
+    an exchange already stays. An address is text: bytes that are not UTF-8 are percent-encoded."""
+    if not reply_to.startswith(EXCHANGES):
+        return queue_address(reply_to) if reply_to else ""
+    return reply_to if is_text(reply_to) else quote(reply_to, _ASCII, errors="surrogateescape")
 
 
 def reply_to_of(address: str) -> str:

@@ -1,0 +1,98 @@
+"""Names and routing keys that AMQP 1.0 could say and readers of AMQP 0-9-1 cannot be told: bytes
+that are not UTF-8, and more than 255 of them. They are refused where they come in."""
+
+from __future__ import annotations
+
+import pytest
+
+from tallymark.wire.amqp10.outcomes import Accepted, Error, Rejected
+from tallymark.wire.amqp10.performatives import Attach, Source, Target
+from tallymark.wire.amqp10.sections import Properties
+from tests.bridge.rig10 import Rig
+from tests.bridge.test_amqp10_management import Node
+from tests.bridge.test_convert_end_to_end import consumed
+
+LONGEST = "k" * 253 + "%C3%9F"
+BAD_KEYS = ["%FF", "ok%ED%B3%BF", "k" * 256, "k" * 254 + "%C3%9F"]
+
+
+@pytest.fixture
+def rig() -> Rig:
+    made = Rig(auto_create="auto.*")
+    made.declare("q")
+    made.broker.vhost("/").bind_queue("q", "amq.fanout", "", {}, made.owner.id)
+    return made
+
+
+@pytest.mark.parametrize("key", BAD_KEYS)
+def test_routing_keys_that_no_other_reader_could_be_told_are_refused(rig: Rig, key: str) -> None:
+    peer = rig.connect10()
+    session = peer.session()
+    address = f"/exchanges/amq.fanout/{key}"
+    text = f"bad address '{address}': expected a routing key in UTF-8 of at most 255 bytes"
+    error = peer.refused(session, Attach(source=Source(), target=Target(address=address)), True)
+    assert error == Error("amqp:invalid-field", text)
+    anonymous = peer.sender(session, None)
+    [told] = peer.states(peer.send(anonymous, "a", properties=Properties(to=address)))
+    assert told == Rejected(Error("amqp:precondition-failed", text))
+    assert rig.queue("q").ready == 0
+
+
+def test_the_longest_routing_key_reaches_every_reader(rig: Rig) -> None:
+    peer = rig.connect10()
+    session = peer.session()
+    sender = peer.sender(session, f"/exchanges/amq.fanout/{LONGEST}")
+    assert peer.states(peer.send(sender, "a", "b")) == [Accepted()] * 2
+    peer.receiver(session, "/queues/q", 1)
+    [got] = peer.got
+    annotations = got.sections.message_annotations
+    assert annotations is not None
+    assert annotations["x-routing-key"] == "k" * 253 + "ß"
+    peer.settle(got, Accepted())
+    assert consumed(rig).method.routing_key == "k" * 253 + "ß"
+
+
+@pytest.mark.parametrize("name", ["auto%FF", "auto" + "k" * 252])
+def test_no_queue_of_such_a_name_is_made_by_an_attach(rig: Rig, name: str) -> None:
+    peer = rig.connect10()
+    session = peer.session()
+    for is_sender in (True, False):
+        node = f"/queues/{name}"
+        attach = Attach(source=Source(address=node), target=Target(address=node))
+        error = peer.refused(session, attach, is_sender)
+        assert error.condition == "amqp:invalid-field"
+        assert "expected UTF-8 text of at most 255 bytes" in str(error.description)
+    assert list(rig.broker.vhost("/").queues) == ["q"]
+
+
+def test_what_is_not_there_is_named_all_the_same(rig: Rig) -> None:
+    peer = rig.connect10()
+    session = peer.session()
+    attach = Attach(source=Source(address="/queues/q%FF"), target=Target())
+    error = peer.refused(session, attach, False)
+    assert error == Error("amqp:not-found", "no queue 'q?' in vhost '/'")
+    anonymous = peer.sender(session, None)
+    [told] = peer.states(peer.send(anonymous, "a", properties=Properties(to="/exchanges/e%FF/k")))
+    assert told == Rejected(Error("amqp:not-found", "no exchange 'e?' in vhost '/'"))
+
+
+def test_management_makes_nothing_of_such_a_name() -> None:
+    node = Node()
+    long = "n" * 256
+    for target in (f"/queues/{long}", f"/exchanges/{long}"):
+        status, text = node.ask("PUT", target, {})
+        assert status == 400
+        assert "expected UTF-8 text of at most 255 bytes" in str(text)
+    node.ask("PUT", "/queues/q", {})
+    body = {"source": "amq.topic", "destination_queue": "q", "binding_key": long}
+    assert node.ask("POST", "/bindings", body | {"arguments": {}})[0] == 400
+    assert node.bound() == []
+
+
+def test_management_tells_of_arguments_that_are_no_text() -> None:
+    node = Node()
+    arguments: dict[str, object] = {"x-dead-letter-exchange": "k\udcff"}
+    node.broker.declare_queue(node.connection, "q", True, False, False, arguments, False)
+    status, text = node.ask("PUT", "/queues/q", {})
+    assert status == 409
+    assert "k\N{REPLACEMENT CHARACTER}" in str(text)
