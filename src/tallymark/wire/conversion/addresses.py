@@ -66,8 +66,8 @@ def target_of(address: str) -> Target:
                 f"bad address '{address}': expected the name of an exchange; {QUEUES}:queue goes "
                 "through the default exchange"
             )
-        return Target(name, _routing_key(address, key) if slash else "", False)
-    return Target("", queue_of(address), True)
+        return Target(name, _routing_key(address, _decoded(address, key)) if slash else "", False)
+    return Target("", _routing_key(address, queue_of(address)), True)
 
 
 def queue_of(address: str) -> str:
@@ -95,9 +95,8 @@ def queue_address(name: str) -> str:
     return QUEUES + quote(name, safe="", errors="surrogateescape")
 
 
-def _routing_key(address: str, part: str) -> str:
-    """What every reader can be told [amqp-0.9.1 shortstr]. Raises BadAddress."""
-    key = _decoded(address, part)
+def _routing_key(address: str, key: str) -> str:
+    """The key, which every reader can be told [amqp-0.9.1 shortstr]. Raises BadAddress."""
     if not is_text(key) or len(key.encode()) > KEY_MAX:
         raise BadAddress(
             f"bad address '{address}': expected a routing key in UTF-8 of at most {KEY_MAX} bytes"
