@@ -216,6 +216,43 @@ def test_transitions_are_one_row_a_message_and_event(spark: SparkSession) -> Non
     assert {(row.attempt, row.consumer, row.latency_ms) for row in on_send} == {(1, 72, 0)}
 
 
+def test_what_a_lease_ends_is_not_the_consumers_before(spark: SparkSession) -> None:
+    """Message 1 is given back by consumer 70, then by a subscription, which then settles it; 2 is
+    rejected by the subscription."""
+    story = Story()
+    add = story.add
+    add("entered", WORK, 1, 2, message_id=1)
+    story.block(100)
+    add("acquired", WORK, 1, 2, owner=70)
+    story.block(200)
+    add("returned", WORK, 1, 2, "client", owner=70, failed=False)
+    story.block(1000)
+    add("leased", WORK, 1, 2, owner=3, flags=1)
+    story.block(5000)
+    add("returned", WORK, 1, 1, "client", owner=3, failed=True)
+    add("dead_lettered", WORK, 2, 2, "rejected")
+    story.block(6000)
+    add("leased", WORK, 1, 1, owner=3, flags=2)
+    story.block(9000)
+    add("settled", WORK, 1, 1, "batch", owner=3)
+    rows = spark.createDataFrame(story.rows, ledger.DDL)
+    each = pipelines.transitions(rows).orderBy("position", "row", "sequence").collect()
+    told = [
+        (row.event, row.attempt, row.consumer, row.held_ms) for row in each if row.sequence == 1
+    ]
+    assert told == [
+        ("entered", 0, None, None),
+        ("acquired", 1, 70, None),
+        ("returned", 1, 70, 100),
+        ("leased", 2, None, None),
+        ("returned", 2, None, 4000),
+        ("leased", 3, None, None),
+        ("settled", 3, None, 3000),
+    ]
+    (died,) = [row for row in each if row.event == "dead_lettered"]
+    assert (died.attempt, died.consumer, died.held_ms) == (2, None, 4000)
+
+
 def test_transitions_as_a_table(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.createDataFrame(tell().rows, ledger.DDL)
     count = write_table(rows, tmp_path / "table")

@@ -66,19 +66,22 @@ def transitions(rows: DataFrame) -> DataFrame:
     each = events.select(
         "queue_id",
         f.explode(f.sequence(f.lit(0).cast("long"), f.col("count") - 1)).alias("place"),
-        "first", "time", "position", "row", "owner", "other", "reason", "failed", "message_id",
-        f.col("kind").alias("event"),
+        "first", "time", "position", "row", "owner", "other", "flags", "reason", "failed",
+        "message_id", f.col("kind").alias("event"),
     ).withColumn("sequence", f.col("first") + f.col("place"))  # fmt: skip
     along = Window.partitionBy("queue_id", "sequence").orderBy("position", "row")
     so_far = along.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     ms = f.unix_millis("time")
     entered, acquired = f.col("event") == "entered", f.col("event") == "acquired"
-    handed_out = f.max(f.when(acquired, f.col("other") + 1)).over(so_far)
+    leased = f.col("event") == "leased"
+    before = f.when(acquired, f.col("other")).when(leased, f.col("flags"))
+    handed_out = f.max(before + 1).over(so_far)
     on_send = (f.col("event") == "settled") & (f.col("reason") == "on_send")
-    since = f.last(f.when(acquired, ms), ignorenulls=True).over(so_far)
-    holder = f.last(f.when(acquired, f.col("owner")), ignorenulls=True).over(so_far)
+    # A subscription has no consumer's number: who had the message before does not have it then.
+    given = f.struct(ms.alias("ms"), f.when(acquired, f.col("owner")).alias("by"))
+    last_given = f.last(f.when(acquired | leased, given), ignorenulls=True).over(so_far)
     back = f.col("event").isin("returned", "deferred")
-    settled = (f.col("event") == "settled") & (f.col("reason") == "client")
+    settled = (f.col("event") == "settled") & f.col("reason").isin("client", "batch")
     refused = f.col("event").isin("dead_lettered", "dropped") & f.col("reason").isin(*REFUSED)
     ends_attempt = back | settled | refused
     return each.select(
@@ -90,11 +93,13 @@ def transitions(rows: DataFrame) -> DataFrame:
         ),
         "event",
         (f.coalesce(handed_out, f.lit(0)) + on_send.cast("int")).cast("int").alias("attempt"),
-        f.when(acquired | on_send, f.col("owner")).when(ends_attempt, holder).alias("consumer"),
+        f.when(acquired | on_send, f.col("owner")).when(ends_attempt, last_given["by"]).alias(
+            "consumer"
+        ),
         _outcome().alias("outcome"),
         f.col("reason").alias("cause"),
         (ms - f.max(f.when(entered, ms)).over(so_far)).alias("latency_ms"),
-        f.when(ends_attempt, ms - since).alias("held_ms"),
+        f.when(ends_attempt, ms - last_given["ms"]).alias("held_ms"),
         "position",
         "row",
     )  # fmt: skip
