@@ -53,7 +53,6 @@ from tallymark.engine.session import (
 from tallymark.engine.snapshot import live_payloads, snapshot
 from tallymark.engine.streams import FIRST, Start
 from tallymark.journal.journal import Journal
-from tallymark.journal.verify import KIND_NAMES
 from tallymark.wire.nsq import kernel as nsq
 
 DAY_MS: Final = 24 * 3600 * 1000
@@ -121,7 +120,7 @@ class Told:
         for record in block:
             if record.kind in HAPPENED:
                 self.transitions += record.count
-                kind = KIND_NAMES[record.kind]
+                kind = records.KINDS[record.kind]
                 self.by_kind[kind] = self.by_kind.get(kind, 0) + record.count
 
 

@@ -6,7 +6,7 @@ every message, or `varying`, another one in each. Then Spark reads them, with `-
 at a time, following the stream (or the queue, through a durable subscription) until all is read
 (available-now), or as one batch. A first read that is not counted warms Spark up.
 
-    spark_read.py [--messages 5000000] [--runs 3] [--only stream/equal/noop ...] [--keep FOLDER]
+    spark_read.py [--messages 5000000] [--runs 3] [--partitions 2] [--only stream/equal/noop ...]
 
 CPU is user and system time of the broker (with what the kernel does for its sockets), of the JVM,
 and of Spark's Python workers, per row; load is the machine's load average beside it.

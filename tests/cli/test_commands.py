@@ -23,7 +23,8 @@ from tests.support.process import BrokerProcess
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     with BrokerProcess(Path(tmp_path_factory.mktemp("cli")) / "data") as running:
-        connection = pika.BlockingConnection(pika.ConnectionParameters(port=running.amqp_port))
+        idle = pika.ConnectionParameters(port=running.amqp_port, heartbeat=0)  # for minutes
+        connection = pika.BlockingConnection(idle)
         channel = connection.channel()
         channel.queue_declare("orders", durable=True)
         channel.confirm_delivery()

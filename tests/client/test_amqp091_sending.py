@@ -94,7 +94,7 @@ async def test_what_is_not_there_is_refused() -> None:
             ("/queues/none", "no queue 'none'"),
             ("/exchanges/none/k", "no exchange 'none'"),
             ("/exchanges/", "bad address"),
-            ("/queues/" + "x" * 256, "256 characters"),
+            ("/queues/" + "x" * 256, "at most 255 bytes"),
         ):
             with pytest.raises(LinkRefused, match=text):
                 await session.sender(address)

@@ -128,6 +128,7 @@ def test_only_who_may_read_the_queue_and_write_the_exchange(broker: BrokerProces
         ({"messages": [[0, 1]]}, "request body"),
         ({"messages": [[1, 1]] * 10_001}, "10001 messages, at most 10000 expected"),
         ({"routing_key": "k"}, "routing_key without exchange"),
+        ({"exchange": "", "routing_key": "k" * 256}, "routing_key, expected at most 255 bytes"),
         ({"run": ""}, "run '', expected 1 to 255 bytes"),
         ({"run": "é" * 128}, "expected 1 to 255 bytes"),
         ({"runs": "r"}, "request body"),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import os
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +176,33 @@ def test_messages_that_came_one_by_one_are_read_packed(broker: BrokerProcess) ->
             packed += record.count > 1
             columns += 1
     assert packed > 5, columns
+
+
+def forget(broker: BrokerProcess) -> int:
+    """Have the kernel let go of what it keeps of the journal's files. Returns how many of them are
+    not in memory any more, by their last byte; none where the file system cannot tell."""
+    gone = 0
+    for path in sorted(broker.data_dir.rglob("0*.segment")):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            with suppress(OSError):
+                try:
+                    os.preadv(file.fileno(), [bytearray(1)], 3 << 20, os.RWF_NOWAIT)
+                except BlockingIOError:
+                    gone += 1
+    return gone
+
+
+def test_what_is_not_in_memory_is_read_from_the_disk(broker: BrokerProcess) -> None:
+    bodies = some(12_000, 1200)
+    publish(broker, bodies)
+    reader = Reader(broker)
+    gone = forget(broker)
+    assert reader.bodies(0, 12_000, max_bytes=5_000_000) == expected(bodies)
+    if not gone:
+        pytest.skip("this file system keeps everything in memory")
+    assert gone > 1
 
 
 def test_readers_beside_each_other_and_beside_a_publisher(broker: BrokerProcess) -> None:

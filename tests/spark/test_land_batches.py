@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,10 +13,11 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from tallymark.spark.batches import DELTA, PARQUET, Landing, Reader
-from tallymark.spark.bodies import NoSchema, Schema
+from tallymark.spark.bodies import FOUND, NoSchema, Schema
 from tallymark.spark.land import land_batches
 from tests.spark.rig import PATIENCE_S, SUBSCRIPTION, stream
 from tests.spark.test_sink import contents, declare, write
+from tests.support.nightly import nightly
 from tests.support.process import BrokerProcess
 
 pytestmark = pytest.mark.spark
@@ -54,10 +58,17 @@ def test_dl_1_what_does_not_fit_is_quarantined_and_dead_lettered(
     with pytest.raises(StreamingQueryException, match="before the batch is committed"):
         query.awaitTermination(int(PATIENCE_S))
     assert broker.queues()[queue]["acquired"] == len(BODIES), "nothing is settled yet"
+    bodies = Schema(schema, to)
+    assert bodies.is_known, "what was found is kept"
+    (to / FOUND).unlink(missing_ok=True)  # and found again
     landing = Landing(to, format, reader, Schema(schema, to))
     query = land_batches(stream(spark, broker, queue), to, landing)
     assert query.awaitTermination(int(PATIENCE_S))
     assert query.exception() is None
+    assert [one["numInputRows"] for one in query.recentProgress if one["numInputRows"]] == [
+        len(BODIES)
+    ], "the broker was asked for each message once"
+    assert Schema(schema, to)._known == bodies._known
     found = table(spark, to, format)
     columns = "data.id, data.note"
     assert (
@@ -72,6 +83,37 @@ def test_dl_1_what_does_not_fit_is_quarantined_and_dead_lettered(
         len(GOOD[schema]), len(BAD[schema]), 0,
     )  # fmt: skip
     assert [int(one.message_id) for one, _ in contents(broker, f"{queue}.dead")] == BAD[schema]
+
+
+@nightly
+@pytest.mark.parametrize(("format", "schema"), [(DELTA, GIVEN), (PARQUET, "infer")])
+def test_the_command_does_the_same_batch_by_batch(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path, format: str, schema: str
+) -> None:
+    queue = f"command.{format}"
+    dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{queue}.dead"}
+    declare(broker, f"{queue}.dead")
+    declare(broker, queue, dead)
+    rows = spark.createDataFrame(list(enumerate(BODIES)), "n int, body string").coalesce(1)
+    write(rows.selectExpr("cast(n as string) message_id", "body"), broker, queue=queue)
+    to, bad = tmp_path / "table", tmp_path / "bad"
+    command = [
+        sys.executable, "-m", "tallymark", "pipeline", "land", "--queue", queue,
+        "--subscription", SUBSCRIPTION, "--url", broker.url, "--to", str(to), "--format", format,
+        "--schema", schema, "--quarantine", str(bad), "--max-rows", "3", "--json",
+    ]  # fmt: skip
+    for batches in ([3, 3, 2], []):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        said = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [one["rows"] for one in said[:-1]] == batches
+        assert (said[-1]["done"], said[-1]["rows"]) == (True, sum(batches))
+    good = table(spark, to, format).select("data.id", "data.note").collect()
+    assert sorted(tuple(row) for row in good) == GOOD[GIVEN]
+    refused = table(spark, bad, format).select("message_id").collect()
+    assert sorted(int(row.message_id) for row in refused) == BAD[GIVEN]
+    row = broker.queues()[queue]
+    assert (row["settled"], row["dead_lettered"], row["acquired"]) == (3, 5, 0)
 
 
 def table(spark: SparkSession, path: Path, format: str) -> DataFrame:

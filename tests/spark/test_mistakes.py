@@ -144,6 +144,16 @@ def test_a_master_that_nobody_answers_for_is_told() -> None:
         check_master(master)
 
 
+def test_a_schema_in_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    command = ("pipeline", "land", "--queue", "q", "--subscription", "lake", "--url", NOBODY)
+    file = tmp_path / "schema"
+    for text in (None, b"\xff"):
+        if text is not None:
+            file.write_bytes(text)
+        line = said(run(*command, "--to", str(tmp_path / "t"), "--schema", f"@{file}"), 2)
+        assert f"schema '@{file}' cannot be read: " in line
+
+
 @pytest.mark.parametrize(
     ("begun", "more", "kinds"),
     [

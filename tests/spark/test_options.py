@@ -119,10 +119,19 @@ def test_local_masters_try_tasks_again() -> None:
     assert local_master("local[2,1]") == "local[2,1]"
 
 
-def test_the_cause_of_a_spark_error_is_its_python_line() -> None:
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("tallymark.spark.client.Fenced: /api/x: attached again (HTTP 409, fenced)",
+         "Fenced: /api/x: attached again (HTTP 409, fenced)"),
+        ("tallymark.spark.bodies.NoSchema: no body is JSON", "NoSchema: no body is JSON"),
+        ("pyspark.errors.PySparkRuntimeError: out of order", "PySparkRuntimeError: out of order"),
+        ("java.io.IOException: no space left", "IOException: no space left"),
+    ],
+)  # fmt: skip
+def test_the_cause_of_a_spark_error_is_its_python_line(line: str, said: str) -> None:
     error = RuntimeError(
         "[STREAM_FAILED] Query [id = 1] terminated with exception: boom\n"
-        "Traceback (most recent call last):\n"
-        "tallymark.spark.client.Fenced: /api/x: attached again (HTTP 409, fenced)\n"
+        f"Traceback (most recent call last):\n{line}\n"
     )
-    assert cause(error) == "Fenced: /api/x: attached again (HTTP 409, fenced)"
+    assert cause(error) == said

@@ -148,6 +148,14 @@ def test_more_rows_than_fit_unfold() -> None:
     assert all(f"q{i:02}" in page for i in range(40))
 
 
+def test_a_page_does_not_grow_without_end() -> None:
+    many = [{**data()["inversions"][0], "queue": f"q{i:05}"} for i in range(20_000)]
+    page = html(data(inversions=many))
+    assert "<summary>19,988 more</summary>" in page
+    assert "18,988 more, which the report as JSON has." in page
+    assert page.count('<td class="text">q0') == 12 + 1000
+
+
 def test_lines_fall_to_zero_where_nothing_was() -> None:
     """The second of three hours has no row at all."""
     plot = ElementTree.fromstring(charts.lines(data()["flow"], {"entered": "in"}, HOUR).split(

@@ -9,6 +9,7 @@ from tallymark.engine.errors import (
     BrokerError,
     Fenced,
     Gone,
+    HeldBack,
     InvalidCommand,
     NotAllowed,
     NotFound,
@@ -33,6 +34,7 @@ REPLY_CODES: Final[dict[type[BrokerError], int]] = {
     NotAllowed: wire_errors.NOT_ALLOWED,
     Unsupported: wire_errors.NOT_IMPLEMENTED,
     ResourceExhausted: wire_errors.RESOURCE_ERROR,
+    HeldBack: wire_errors.RESOURCE_ERROR,
     RolledBack: wire_errors.PRECONDITION_FAILED,
     TooSlow: wire_errors.RESOURCE_ERROR,
 }

@@ -8,6 +8,7 @@ from tallymark.engine.errors import (
     AccessRefused,
     BrokerError,
     Fenced,
+    HeldBack,
     InvalidCommand,
     NotAllowed,
     NotFound,
@@ -30,6 +31,7 @@ CONDITIONS: Final[dict[type[BrokerError], str]] = {
     NotAllowed: errors.NOT_ALLOWED,
     Unsupported: errors.NOT_IMPLEMENTED,
     ResourceExhausted: errors.RESOURCE_LIMIT_EXCEEDED,
+    HeldBack: errors.RESOURCE_LIMIT_EXCEEDED,
     TooSlow: errors.RESOURCE_LIMIT_EXCEEDED,
 }
 """How far an error reaches (a delivery, a link, the session) is the place's where it happened."""

@@ -34,7 +34,6 @@ from tallymark.wire.amqp091.methods import (
     QueueDelete,
 )
 from tallymark.wire.conversion.addresses import BadAddress, Target, queue_address, target_of
-from tallymark.wire.conversion.names import is_short
 
 if TYPE_CHECKING:
     from tallymark.client.amqp091_session import Amqp091Session
@@ -234,11 +233,6 @@ def _target(options: SenderOptions) -> Target | None:
     if options.address is None:
         return None
     try:
-        target = target_of(options.address)
+        return target_of(options.address)
     except BadAddress as error:
         raise LinkRefused(str(error), condition="amqp:invalid-field") from error
-    for name in (target.exchange, target.key):
-        if not is_short(name):
-            text = f"name of {len(name)} characters, expected at most 255 bytes"
-            raise LinkRefused(text, condition="amqp:invalid-field")
-    return target

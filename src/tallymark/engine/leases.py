@@ -321,11 +321,10 @@ class Leases:
 def leased_record(subscription: Subscription, first: int, piece: Slice, now_ms: int) -> Record:
     """The LEASED record of a slice whose lease sequences begin with `first`."""
     failed = min(piece.failed, MOST_FAILED)
-    known = b"" if piece.annotations is None else piece.annotations.to_bytes()
     return Record(
         records.LEASED, subscription.queue.id, piece.first, len(piece), now_ms, piece.payload,
         piece.lo, subscription.epoch, first | failed << 48, piece.priority,
-        min(piece.acquired, 255), known,
+        min(piece.acquired, 255), piece.known(),
     )  # fmt: skip
 
 

@@ -263,6 +263,10 @@ class Slice:
         assert bodies is not None, self.first
         return bodies[self.hi] - bodies[self.lo]
 
+    def known(self) -> bytes:
+        """What is known of these messages beside their bytes, as a row's blob carries it."""
+        return b"" if self.annotations is None else self.annotations.to_bytes()
+
     def part(self, start: int, stop: int) -> Slice:
         """The messages with index start..stop-1 of this slice, as a slice of their own."""
         return Slice(

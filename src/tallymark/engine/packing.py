@@ -85,7 +85,7 @@ def pack(pieces: list[Slice]) -> Slice:
 def _parts_of(pieces: list[Slice]) -> list[bytes]:
     """What is known of each, as Pack.annotations keeps it: stored annotations are JSON on one line,
     and those of neighbours differ in little."""
-    blobs = [b"" if p.annotations is None else p.annotations.to_bytes() for p in pieces]
+    blobs = [piece.known() for piece in pieces]
     return [
         zlib.compress(b"\n".join(blobs[at : at + PART]), FASTEST)
         for at in range(0, len(blobs), PART)

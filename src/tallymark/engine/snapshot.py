@@ -122,10 +122,6 @@ def _snapshot_queue(
             out.append(verdicts_record(subscription, ranges_of(subscription.verdicts), now_ms))
 
 
-def _stored(piece: Slice) -> bytes:
-    return b"" if piece.annotations is None else piece.annotations.to_bytes()
-
-
 def _ids_by_time(queue: Queue) -> list[tuple[int, list[str]]]:
     """The ids of the deduplication window, by when they were taken."""
     found: dict[int, list[str]] = {}
@@ -165,7 +161,7 @@ def _add_live(
             piece.acquired | piece.failed << 32,
             piece.priority,
             flags,
-            _stored(piece),
+            piece.known(),
         )
     )
 

@@ -48,11 +48,6 @@ class Excerpts:
         return layout.pack(self.records)
 
 
-def known_of(piece: Slice) -> bytes:
-    """What is known of a slice's messages beside their bytes, as a row's blob carries it."""
-    return b"" if piece.annotations is None else piece.annotations.to_bytes()
-
-
 def _excerpt(payload: Payload, lo: int, hi: int) -> Payload:
     """Messages lo..hi-1 as a payload of their own."""
     raw = payload.raw

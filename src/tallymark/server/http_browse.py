@@ -17,7 +17,7 @@ from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import LIVE, Record
 from tallymark.server.http import USER, HttpServer, Refused, answer, number_in
-from tallymark.server.http_blocks import Excerpts, known_of, send_blocks
+from tallymark.server.http_blocks import Excerpts, send_blocks
 
 PLAN_S: Final = 600.0
 MAX_PLANS: Final = 1000
@@ -98,7 +98,7 @@ class Browsing:
                     Record(
                         LIVE, plan.queue.id, part.first, n, payload.arrived_ms, payload, lo,
                         other=part.acquired | part.failed << 32, reason=part.priority,
-                        blob=known_of(part),
+                        blob=part.known(),
                     )
                 )  # fmt: skip
                 at += n

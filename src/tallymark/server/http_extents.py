@@ -2,7 +2,7 @@
 
 An answer is one block whose tables are made for it, followed by its raw: stretches of segment
 files, sent by sendfile where the connection is plain. What is in the page cache is sent by the
-loop, a MiB at a time; what is not is first read in by a thread, so that a disk that has to turn
+loop, two MiB in one go; what is not is first read in by a thread, so that a disk that has to turn
 holds up the reader alone. Small stretches that lie apart are gathered by a thread.
 """
 
@@ -11,18 +11,15 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from bisect import bisect_left
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
 from aiohttp import web
 
-from tallymark.engine.message import Payload, Slice
-from tallymark.engine.records import DROPPED, LEASED, LIVE, PAYLOAD, Record
+from tallymark.engine.extents import Span
 from tallymark.journal.journal import Journal
 from tallymark.server.config import is_loopback
-from tallymark.server.http_blocks import known_of
 from tallymark.server.logs import log_of
 
 ANSWER_BYTES: Final = 16 << 20
@@ -34,155 +31,19 @@ SMALL: Final = 16 * 1024
 """Bytes: stretches below are copied together, others are sent by sendfile."""
 GATHERED: Final = 1 << 20
 """Bytes that are gathered at a time."""
-CHUNK: Final = 1 << 20
-"""Bytes that sendfile is asked for at a time: what the loop does for one reader in one go."""
+CHUNK: Final = 2 << 20
+"""Bytes that sendfile is asked for at a time: what the loop does for one reader in one go, which
+takes it half a millisecond."""
+AHEAD: Final = 8 << 20
+"""Bytes that a disk is asked for at a time, of which a reader waits for the first CHUNK."""
 GAP: Final = 4096
 """Stretches that are further apart are read by calls of their own."""
 AT_ONCE: Final = 512
 """Buffers in one call, two for each stretch; the kernel takes 1024."""
 STALLED_S: Final = 60.0
 """A reader that takes nothing for so long is dropped."""
-PIECES: Final = 4096
-"""Slices in one answer, at most."""
 
 log = log_of("http")
-
-
-class Span:
-    """A stretch of the journal: bytes from a position on, all in one segment."""
-
-    __slots__ = ("position", "size")
-
-    def __init__(self, position: int, size: int) -> None:
-        self.position = position
-        self.size = size
-
-
-class Extents:
-    """The rows of one answer and where the bytes they mean are. What rows say is a subclass's."""
-
-    def __init__(self, queue_id: int, most_bytes: int) -> None:
-        self.records: list[Record] = []
-        self.spans: list[Span] = []
-        self._queue_id = queue_id
-        self._room = most_bytes
-        self._pieces = 0
-
-    @property
-    def full(self) -> bool:
-        return self._room <= 0 or self._pieces >= PIECES
-
-    def put(self, piece: Slice) -> Slice:
-        """Put a slice, or as much of it as there is room for, but one message at least where there
-        is none yet. Its bytes are in the journal. Returns what was put."""
-        payload, lo = piece.payload, piece.lo
-        cuts = payload.cuts
-        fitting = bisect_left(cuts, cuts[lo] + self._room + 1, lo, piece.hi + 1) - 1
-        hi = max(fitting, lo if self.records else lo + 1)
-        if hi < piece.hi:
-            self._room = 0
-            piece = piece.part(0, hi - lo)
-            if hi == lo:
-                return piece
-        part = payload.window(lo, hi)
-        self.records.append(Record(PAYLOAD, 0, part.first_id, part.count, part.arrived_ms, part))
-        self._add_rows(piece, part)
-        self._add_spans(part)
-        self._room -= part.size
-        self._pieces += 1
-        return piece
-
-    def _add_rows(self, piece: Slice, part: Payload) -> None:
-        """What the queue knows of the messages: one row, but where they died one by one."""
-        pack = piece.payload.pack
-        if pack is None or not pack.annotations:
-            self._add_row(piece, part, 0, part.count, known_of(piece))
-            return
-        blobs = pack.blobs(piece.lo, piece.hi)
-        at = 0
-        while at < len(blobs):
-            end = at + 1
-            while end < len(blobs) and blobs[end] == blobs[at]:
-                end += 1
-            self._add_row(piece, part, at, end, blobs[at])
-            at = end
-
-    def _add_row(self, piece: Slice, part: Payload, lo: int, hi: int, known: bytes) -> None:
-        raise NotImplementedError
-
-    def _add_spans(self, part: Payload) -> None:
-        pack = part.pack
-        if pack is None:
-            self._add_span(part.position, part.size)
-            return
-        cuts = part.cuts
-        for i, position in enumerate(pack.positions):
-            self._add_span(position, cuts[i + 1] - cuts[i])
-
-    def _add_span(self, position: int, size: int) -> None:
-        spans = self.spans
-        if spans and spans[-1].position + spans[-1].size == position:
-            spans[-1].size += size
-        else:
-            spans.append(Span(position, size))
-
-
-class StreamExtents(Extents):
-    """Messages of a stream, from one sequence number on."""
-
-    def __init__(self, queue_id: int, low: int, most_bytes: int) -> None:
-        super().__init__(queue_id, most_bytes)
-        self.next = low
-        """The sequence number that the answer ends before."""
-
-    def add(self, piece: Slice) -> Slice:
-        """As `put`; what lies before the slice is passed over."""
-        self.pass_over(piece.first)
-        put = self.put(piece)
-        self.next = put.first + len(put)
-        return put
-
-    def pass_over(self, high: int) -> None:
-        """Below `high` there is nothing more: the answer says so of every number."""
-        if high > self.next:
-            self.records.append(Record(DROPPED, self._queue_id, self.next, high - self.next, 0))
-            self.next = high
-
-    def _add_row(self, piece: Slice, part: Payload, lo: int, hi: int, known: bytes) -> None:
-        self.records.append(
-            Record(
-                LIVE, self._queue_id, piece.first + lo, hi - lo, part.arrived_ms, part, lo,
-                blob=known,
-            )
-        )  # fmt: skip
-
-
-class LeaseExtents(Extents):
-    """Messages that are leased to one subscription."""
-
-    def __init__(self, queue_id: int, epoch: int, low: int, most_bytes: int) -> None:
-        super().__init__(queue_id, most_bytes)
-        self.next = low
-        """The lease sequence that the answer ends before."""
-        self._epoch = epoch
-
-    def add(self, first: int, piece: Slice) -> Slice:
-        """As `put`; first: the slice's first lease sequence."""
-        self.next = first
-        put = self.put(piece)
-        self.next = first + len(put)
-        return put
-
-    def _add_row(self, piece: Slice, part: Payload, lo: int, hi: int, known: bytes) -> None:
-        self.records.append(
-            Record(
-                LEASED, self._queue_id, piece.first + lo, hi - lo, part.arrived_ms, part, lo,
-                self._epoch, self.next + lo, piece.priority, min(piece.acquired, 255), known,
-            )
-        )  # fmt: skip
-
-
-# -- sending ------------------------------------------------------------------------------------
 
 
 async def send_apart(
@@ -235,17 +96,24 @@ class _Files:
 
     def __init__(self, journal: Journal, spans: list[Span]) -> None:
         self._open: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
         try:
             for span in spans:
                 number = span.position >> 32
                 if number not in self._open:
                     self._open[number] = journal.file_of(span.position)
+                end = (span.position & 0xFFFFFFFF) + span.size
+                self._ends[number] = max(self._ends.get(number, 0), end)
         except BaseException:
             self.close()
             raise
 
     def of(self, span: Span) -> int:
         return self._open[span.position >> 32]
+
+    def end_of(self, span: Span) -> int:
+        """Where in the span's file the last of all spans ends."""
+        return self._ends[span.position >> 32]
 
     def close(self) -> None:
         for fd in self._open.values():
@@ -265,8 +133,8 @@ class _Out:
     async def write(self, data: bytes | bytearray) -> None:
         raise NotImplementedError
 
-    async def send(self, fd: int, offset: int, size: int) -> None:
-        """Bytes of a file."""
+    async def send(self, fd: int, offset: int, size: int, wanted: int) -> None:
+        """Bytes of a file, of which more may be sent next, up to `wanted`."""
         raise NotImplementedError
 
 
@@ -280,7 +148,7 @@ class _Encrypted(_Out):
         if data:
             await self._response.write(data)
 
-    async def send(self, fd: int, offset: int, size: int) -> None:
+    async def send(self, fd: int, offset: int, size: int, wanted: int) -> None:
         while size:
             some = min(size, CHUNK)
             await self.write(await asyncio.to_thread(_read, fd, offset, some))
@@ -303,6 +171,8 @@ class _Plain(_Out):
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._in_one_go = 0
+        """Bytes that were sent since the loop had its turn."""
         self._waits = 0
         """How often the socket was full so far; and when it was looked at last."""
         self._waits_then = 0
@@ -337,14 +207,17 @@ class _Plain(_Out):
             except BlockingIOError:
                 await self._writable()
 
-    async def send(self, fd: int, offset: int, size: int) -> None:
+    async def send(self, fd: int, offset: int, size: int, wanted: int) -> None:
         end = offset + size
         ready = offset
         while offset < end:
+            if self._in_one_go >= CHUNK:
+                self._in_one_go = 0
+                await asyncio.sleep(0)
             if offset >= ready:
                 ready = min(end, offset + CHUNK)
                 if not _is_cached(fd, ready - 1):
-                    await self._loop.run_in_executor(None, _read, fd, offset, ready - offset)
+                    await self._loop.run_in_executor(None, _read_in, fd, offset, ready, wanted)
             try:
                 sent = os.sendfile(self._fd, fd, offset, ready - offset)
             except BlockingIOError:
@@ -353,8 +226,7 @@ class _Plain(_Out):
             if not sent:
                 raise OSError(f"a segment ends at {offset}, expected {end} bytes")
             offset += sent
-            if offset == ready and offset < end:
-                await asyncio.sleep(0)
+            self._in_one_go += sent
 
     async def _writable(self) -> None:
         """Return when the socket takes more. Raises TimeoutError when it has not for STALLED_S, or
@@ -387,7 +259,8 @@ async def _send_spans(out: _Out, files: _Files, spans: list[Span]) -> None:
     while at < len(spans):
         span = spans[at]
         if span.size >= SMALL:
-            await out.send(files.of(span), span.position & 0xFFFFFFFF, span.size)
+            offset = span.position & 0xFFFFFFFF
+            await out.send(files.of(span), offset, span.size, files.end_of(span))
             at += 1
             continue
         size = 0
@@ -412,6 +285,13 @@ def _is_cached(fd: int, offset: int) -> bool:
     except OSError:  # not on this file system
         return True
     return True
+
+
+def _read_in(fd: int, offset: int, until: int, wanted: int) -> None:
+    """Have the kernel read a file from `offset` on, to `wanted` or AHEAD bytes of it, and return
+    when it has the byte before `until`. What lies before that one it has too, or nearly."""
+    os.posix_fadvise(fd, offset, min(wanted - offset, AHEAD), os.POSIX_FADV_WILLNEED)
+    os.preadv(fd, [bytearray(1)], until - 1)
 
 
 def _read(fd: int, offset: int, size: int) -> bytes:

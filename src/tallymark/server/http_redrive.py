@@ -16,6 +16,7 @@ from aiohttp import web
 
 from tallymark.bridge.permissions import EXCHANGE, WRITE
 from tallymark.bridge.redriven import Stamp
+from tallymark.engine.arguments import is_routing_key
 from tallymark.engine.errors import AccessRefused
 from tallymark.engine.queue import Queue
 from tallymark.engine.redrive import FORBIDDEN, MOVED, UNROUTABLE, Found
@@ -58,6 +59,8 @@ class Redriving:
             )
         if wanted.routing_key is not None and wanted.exchange is None:
             raise Refused(400, "bad_request", "routing_key without exchange")
+        if wanted.routing_key is not None and not is_routing_key(wanted.routing_key):
+            raise Refused(400, "bad_request", "routing_key, expected at most 255 bytes")
         if not 0 < len(wanted.run.encode("utf-8", "replace")) <= RUN_MAX:
             raise Refused(400, "bad_request", f"run {wanted.run!r}, expected 1 to {RUN_MAX} bytes")
         queue = self._http.queue(request)

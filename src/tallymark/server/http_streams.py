@@ -22,6 +22,7 @@ from aiohttp import web
 from tallymark.engine import stream_ranges
 from tallymark.engine.arguments import named
 from tallymark.engine.errors import Gone, NotFound
+from tallymark.engine.extents import StreamExtents
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.stream_ranges import Pin
@@ -41,7 +42,6 @@ from tallymark.server.http_extents import (
     ANSWER_BYTES,
     MOST_ANSWER_BYTES,
     NEXT,
-    StreamExtents,
     send_apart,
 )
 

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from tallymark.engine.arguments import named
 from tallymark.engine.errors import Gone, NotFound
+from tallymark.engine.extents import PIECES, LeaseExtents
 from tallymark.engine.message import Slice
 from tallymark.engine.records import LEASED, Record
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED
@@ -30,13 +31,11 @@ from tallymark.server.http import (
     number_in,
     require_administrator,
 )
-from tallymark.server.http_blocks import Excerpts, known_of, send_blocks
+from tallymark.server.http_blocks import Excerpts, send_blocks
 from tallymark.server.http_extents import (
     ANSWER_BYTES,
     MOST_ANSWER_BYTES,
     NEXT,
-    PIECES,
-    LeaseExtents,
     send_apart,
 )
 from tallymark.server.users import permission_in
@@ -181,7 +180,7 @@ class Subscriptions:
                     Record(
                         LEASED, subscription.queue.id, piece.first, n, payload.arrived_ms,
                         payload, lo, subscription.epoch, first, piece.priority,
-                        min(piece.acquired, 255), known_of(piece),
+                        min(piece.acquired, 255), piece.known(),
                     )
                 )  # fmt: skip
                 if excerpts.full:

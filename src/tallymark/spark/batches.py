@@ -66,14 +66,17 @@ class Landing:
         if self._schema is None:
             self._write(rows, number, self._to)
             return
-        rows = self._schema.apply(rows).persist()
+        if not self._schema.is_known:
+            rows = rows.persist()  # so that the broker is asked for them once
+        read = self._schema.apply(rows).persist()
         try:
-            self._write(rows.where(f.col(REASON).isNull()).drop(REASON), number, self._to)
-            bad = rows.where(f.col(REASON).isNotNull()).drop("data")
+            self._write(read.where(f.col(REASON).isNull()).drop(REASON), number, self._to)
+            bad = read.where(f.col(REASON).isNotNull()).drop("data")
             if not bad.isEmpty():
                 self._write(bad, number, self._quarantine)
-            self._judge(rows)
+            self._judge(read)
         finally:
+            read.unpersist()
             rows.unpersist()
 
     def _write(self, rows: DataFrame, number: int, to: str) -> None:

@@ -35,7 +35,7 @@ class Schema:
         """text: `infer`, Spark's DDL (`id bigint, note string`), or `@file` with either that or
         the JSON of a Spark schema. folder: where one that is found is kept.
 
-        Raises NoSchema, OSError.
+        Raises NoSchema.
         """
         self._file = folder / FOUND
         self._known: StructType | None = None
@@ -44,7 +44,12 @@ class Schema:
             if self._file.exists():
                 self._known = parsed(self._file.read_text())
         else:
-            self._known = parsed(Path(text[1:]).read_text() if text.startswith("@") else text)
+            self._known = parsed(text_of(text))
+
+    @property
+    def is_known(self) -> bool:
+        """False: it is to be found in the first batch, which is read once more for that."""
+        return self._known is not None
 
     def apply(self, batch: DataFrame) -> DataFrame:
         """The batch with DATA and REASON. Raises NoSchema: none was given, and no body is JSON."""
@@ -79,6 +84,16 @@ class Schema:
         aside.write_text(made.json())
         aside.replace(self._file)
         return made
+
+
+def text_of(given: str) -> str:
+    """What `@file` stands for, and any other text as it is. Raises NoSchema."""
+    if not given.startswith("@"):
+        return given
+    try:
+        return Path(given[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise NoSchema(f"schema {given!r} cannot be read: {error}") from None
 
 
 def parsed(text: str) -> StructType:

@@ -37,8 +37,10 @@ ENOUGH_FOR_A_RATE: Final = 1_000
 """Rows of a batch: below it the rate is that of Spark's planning."""
 
 _ERROR_LINE: Final = re.compile(
-    r"(?:[\w.]+\.)?(\w*(?:Error|Exception|Refused|Fenced|Unreachable)): (.+)"
+    r"(?:tallymark\.(?:\w+\.)+(\w+)|"
+    r"(?:[\w.]+\.)?(\w*(?:Error|Exception|Refused|Fenced|Unreachable))): (.+)"
 )
+"""An exception of ours, whatever it is called, or one that is called so."""
 _WRAPPINGS: Final = ("StreamingQueryException", "SparkException", "Exception")
 _PERIOD: Final = re.compile(r"(\d+)\s*(ms|s|m|h)")
 _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
@@ -280,8 +282,9 @@ def cause(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     for line in lines:
         found = _ERROR_LINE.match(line)
-        if found and found[1] not in _WRAPPINGS:
-            return f"{found[1]}: {found[2]}"
+        name = (found[1] or found[2]) if found else ""
+        if found and name not in _WRAPPINGS:
+            return f"{name}: {found[3]}"
     return lines[0] if lines else type(error).__name__
 
 
@@ -423,7 +426,7 @@ def main(
     from pyspark.errors import PySparkException
 
     from tallymark.spark.batches import FORMATS, PARQUET, Landing, Reader
-    from tallymark.spark.bodies import NoSchema, Schema
+    from tallymark.spark.bodies import Schema, text_of
     from tallymark.spark.java import JavaNotFound
     from tallymark.spark.options import SourceOptions
     from tallymark.spark.session import (
@@ -439,6 +442,8 @@ def main(
         raise ValueError(f"--format {format!r}: expected {' or '.join(FORMATS)}")
     if quarantine is not None and schema is None:
         raise ValueError("--quarantine is for rows that do not fit a --schema")
+    if schema is not None:
+        text_of(schema)
     plain = "_spark_metadata" if schema is None else "batch=*"
     check_table(to, plain if format == PARQUET else "_delta_log")
     given = {"url": url, "user": user, "password": password, "vhost": vhost}
@@ -481,7 +486,7 @@ def main(
                 landing = Landing(to, format, reader, bodies, quarantine)
                 query = land_batches(messages, to, landing, trigger)
             watch(query, to, display, stop)
-    except (PySparkException, Py4JError, NoSchema, OSError) as error:
+    except (PySparkException, Py4JError, OSError) as error:
         print(f"tallymark: landing {queue} failed: {cause(error)}", file=sys.stderr)
         return 1
     finally:

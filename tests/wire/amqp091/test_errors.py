@@ -26,3 +26,9 @@ def test_texts_are_cut_between_characters() -> None:
     assert clip("a" * 255) == "a" * 255
     assert clip("a" * 256) == "a" * 252 + "..."
     assert clip("a" + "é" * 200) == "a" + "é" * 125 + "..."
+
+
+def test_texts_are_utf_8_whatever_they_quote() -> None:
+    assert clip("bad expiration 'é\udcff'") == "bad expiration 'é?'"
+    assert clip("\udcff" * 255) == "?" * 255
+    assert clip("\udcff" * 256) == "?" * 252 + "..."

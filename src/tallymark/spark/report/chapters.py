@@ -149,7 +149,7 @@ def credit(rows: DataFrame) -> DataFrame:
 
     acquired = f.col("flags").bitwiseAND(LIVE_ACQUIRED) != 0
     held = rows.where((f.col("source") == "checkpoint") & (f.col("kind") == "live") & acquired)
-    held = held.select("queue_id", "owner", "first", "count").cache()
+    held = held.select("queue_id", "owner", "first", "count")
     journal = rows.where("source = 'journal'")
     given = journal.where("kind = 'acquired'").select(
         f.col("queue_id").alias("of_queue"),

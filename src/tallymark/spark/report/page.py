@@ -15,6 +15,8 @@ from tallymark.spark.report.style import STYLE
 Data = dict[str, Any]
 MOST_ROWS: Final = 12
 """Rows of a table that are shown at once; the others unfold."""
+MOST_FOLDED: Final = 1000
+"""Rows that unfold: short-lived consumers come in any number, and a browser holds the page."""
 MOST_BARS: Final = 15
 SHOWN: Final = ("p50", "p90", "p95", "p99", "p999", "longest")
 FLOW: Final = {
@@ -342,7 +344,10 @@ def _table(
     most = 0 if fold else MOST_ROWS
     out = "" if fold else _rows(rows[:most], columns, raw)
     if len(rows) > most:
-        rest = _rows(rows[most:], columns, raw)
+        end = most + MOST_FOLDED
+        rest = _rows(rows[most:end], columns, raw)
+        if len(rows) > end:
+            rest += _none(f"{words.count(len(rows) - end)} more, which the report as JSON has.")
         what = "all" if fold else f"{words.count(len(rows) - most)} more"
         out += f"<details><summary>{what}</summary>{rest}</details>"
     return out

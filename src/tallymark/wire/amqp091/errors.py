@@ -70,10 +70,11 @@ def reply_text(reply_code: int, explanation: str) -> str:
 
 
 def clip(text: str) -> str:
-    """`text`, or as much of it as fits a short string with `...` behind it."""
-    raw = text.encode("utf-8", "surrogateescape")
+    """`text`, or as much of it as fits a short string with `...` behind it. A ? stands for each
+    byte that is not UTF-8: clients read it."""
+    raw = text.encode("utf-8", "replace")
     if len(raw) <= 255:
-        return text
+        return raw.decode()
     return raw[:252].decode("utf-8", "ignore") + "..."
 
 

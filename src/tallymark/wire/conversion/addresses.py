@@ -27,8 +27,8 @@ DIRECT_REPLY: Final = "amq.rabbitmq.reply-to."
 PLAIN: Final = ("/queue/", "/amq/queue/")
 """In front of a queue's name in RabbitMQ's first version of addresses."""
 DEFAULT_EXCHANGE: Final = "amq.default"
-KEY_MAX: Final = 255
-"""Bytes of a routing key."""
+SAYABLE_MAX: Final = 255
+"""Bytes of the name of an exchange, and of a routing key."""
 _MALFORMED: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 
 
@@ -54,20 +54,20 @@ class Target:
 def target_of(address: str) -> Target:
     """What an address stands for to those who publish. Raises BadAddress."""
     if address.startswith(EXCHANGES):
-        exchange, slash, key = address[len(EXCHANGES) :].partition("/")
+        exchange, _, key = address[len(EXCHANGES) :].partition("/")
         if "/" in key:
             raise BadAddress(
                 f"bad address '{address}': expected {EXCHANGES}:exchange/:routing-key with each "
                 "part percent-encoded"
             )
-        name = _decoded(address, exchange)
+        name = _sayable(address, _decoded(address, exchange))
         if name in ("", DEFAULT_EXCHANGE):
             raise BadAddress(
                 f"bad address '{address}': expected the name of an exchange; {QUEUES}:queue goes "
                 "through the default exchange"
             )
-        return Target(name, _routing_key(address, key) if slash else "", False)
-    return Target("", queue_of(address), True)
+        return Target(name, _sayable(address, _decoded(address, key)), False)
+    return Target("", _sayable(address, queue_of(address)), True)
 
 
 def queue_of(address: str) -> str:
@@ -95,14 +95,13 @@ def queue_address(name: str) -> str:
     return QUEUES + quote(name, safe="", errors="surrogateescape")
 
 
-def _routing_key(address: str, part: str) -> str:
-    """What every reader can be told [amqp-0.9.1 shortstr]. Raises BadAddress."""
-    key = _decoded(address, part)
-    if not is_text(key) or len(key.encode()) > KEY_MAX:
+def _sayable(address: str, name: str) -> str:
+    """The name, which every reader can be told [amqp-0.9.1 shortstr]. Raises BadAddress."""
+    if not is_text(name) or len(name.encode()) > SAYABLE_MAX:
         raise BadAddress(
-            f"bad address '{address}': expected a routing key in UTF-8 of at most {KEY_MAX} bytes"
+            f"bad address '{address}': expected names in UTF-8 of at most {SAYABLE_MAX} bytes"
         )
-    return key
+    return name
 
 
 def _decoded(address: str, part: str) -> str:

@@ -1,0 +1,151 @@
+"""Messages as rows of an answer, and where in the journal their bytes are: for readers of ranges,
+who are sent the bytes from there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Final, final
+
+from tallymark.engine.message import Payload, Slice
+from tallymark.engine.records import DROPPED, LEASED, LIVE, PAYLOAD, Record
+
+PIECES: Final = 4096
+"""Slices in one answer, at most."""
+
+
+@final
+class Span:
+    """A stretch of the journal: bytes from a position on, all in one segment."""
+
+    __slots__ = ("position", "size")
+
+    def __init__(self, position: int, size: int) -> None:
+        self.position = position
+        self.size = size
+
+
+class Extents:
+    """The rows of one answer and where the bytes they mean are. What rows say is a subclass's."""
+
+    def __init__(self, queue_id: int, most_bytes: int) -> None:
+        self.records: list[Record] = []
+        self.spans: list[Span] = []
+        self._queue_id = queue_id
+        self._room = most_bytes
+        self._pieces = 0
+
+    @property
+    def full(self) -> bool:
+        return self._room <= 0 or self._pieces >= PIECES
+
+    def put(self, piece: Slice) -> Slice:
+        """Put a slice, or as much of it as there is room for, but one message at least where there
+        is none yet. Its bytes are in the journal. Returns what was put."""
+        payload, lo = piece.payload, piece.lo
+        cuts = payload.cuts
+        fitting = bisect_left(cuts, cuts[lo] + self._room + 1, lo, piece.hi + 1) - 1
+        hi = max(fitting, lo if self.records else lo + 1)
+        if hi < piece.hi:
+            self._room = 0
+            piece = piece.part(0, hi - lo)
+            if hi == lo:
+                return piece
+        part = payload.window(lo, hi)
+        self.records.append(Record(PAYLOAD, 0, part.first_id, part.count, part.arrived_ms, part))
+        self._add_rows(piece, part)
+        self._add_spans(part)
+        self._room -= part.size
+        self._pieces += 1
+        return piece
+
+    def _add_rows(self, piece: Slice, part: Payload) -> None:
+        """What the queue knows of the messages: one row, but where they died one by one."""
+        pack = piece.payload.pack
+        if pack is None or not pack.annotations:
+            self._add_row(piece, part, 0, part.count, piece.known())
+            return
+        blobs = pack.blobs(piece.lo, piece.hi)
+        at = 0
+        while at < len(blobs):
+            end = at + 1
+            while end < len(blobs) and blobs[end] == blobs[at]:
+                end += 1
+            self._add_row(piece, part, at, end, blobs[at])
+            at = end
+
+    def _add_row(self, piece: Slice, part: Payload, lo: int, hi: int, known: bytes) -> None:
+        raise NotImplementedError
+
+    def _add_spans(self, part: Payload) -> None:
+        pack = part.pack
+        if pack is None:
+            self._add_span(part.position, part.size)
+            return
+        cuts = part.cuts
+        for i, position in enumerate(pack.positions):
+            self._add_span(position, cuts[i + 1] - cuts[i])
+
+    def _add_span(self, position: int, size: int) -> None:
+        spans = self.spans
+        if spans and spans[-1].position + spans[-1].size == position:
+            spans[-1].size += size
+        else:
+            spans.append(Span(position, size))
+
+
+@final
+class StreamExtents(Extents):
+    """Messages of a stream, from one sequence number on."""
+
+    def __init__(self, queue_id: int, low: int, most_bytes: int) -> None:
+        super().__init__(queue_id, most_bytes)
+        self.next = low
+        """The sequence number that the answer ends before."""
+
+    def add(self, piece: Slice) -> Slice:
+        """As `put`; what lies before the slice is passed over."""
+        self.pass_over(piece.first)
+        put = self.put(piece)
+        self.next = put.first + len(put)
+        return put
+
+    def pass_over(self, high: int) -> None:
+        """Below `high` there is nothing more: the answer says so of every number."""
+        if high > self.next:
+            self.records.append(Record(DROPPED, self._queue_id, self.next, high - self.next, 0))
+            self.next = high
+
+    def _add_row(self, piece: Slice, part: Payload, lo: int, hi: int, known: bytes) -> None:
+        self.records.append(
+            Record(
+                LIVE, self._queue_id, piece.first + lo, hi - lo, part.arrived_ms, part, lo,
+                blob=known,
+            )
+        )  # fmt: skip
+
+
+@final
+class LeaseExtents(Extents):
+    """Messages that are leased to one subscription."""
+
+    def __init__(self, queue_id: int, epoch: int, low: int, most_bytes: int) -> None:
+        super().__init__(queue_id, most_bytes)
+        self.next = low
+        """The lease sequence that the answer ends before."""
+        self._epoch = epoch
+
+    def add(self, first: int, piece: Slice) -> Slice:
+        """As `put`; first: the slice's first lease sequence."""
+        self.next = first
+        put = self.put(piece)
+        self.next = first + len(put)
+        return put
+
+    def _add_row(self, piece: Slice, part: Payload, lo: int, hi: int, known: bytes) -> None:
+        self.records.append(
+            Record(
+                LEASED, self._queue_id, piece.first + lo, hi - lo, part.arrived_ms, part, lo,
+                self._epoch, self.next + lo, piece.priority, min(piece.acquired, 255), known,
+            )
+        )  # fmt: skip
