@@ -21,6 +21,8 @@ from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 DEFAULT_PORT: Final = 15672
+BULK: Final = 256 * 1024
+"""Bytes of a long answer that its reader sleeps for: each time that it is woken costs both ends."""
 RETRY_PAUSE_S: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 
 Json = dict[str, Any]
@@ -229,8 +231,27 @@ class Client:
             )
             self._connection.connect()
             self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if not self.endpoint.tls and sys.platform == "linux":
+                self._connection.sock = _BulkSocket(fileno=self._connection.sock.detach())
             self._pid = os.getpid()
         return self._connection
+
+
+class _BulkSocket(socket.socket):
+    """Whoever asks for much sleeps until a good part of it is there: BULK bytes, or all that is
+    asked for. Only who knows that so much will come may ask for it, as http.client does of a body
+    whose length was said; it asks for no more than a few KiB otherwise.
+    """
+
+    _least = 1
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        wanted = nbytes or memoryview(buffer).nbytes
+        least = min(wanted, BULK) if wanted > BULK // 8 else 1
+        if least != self._least:
+            self.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+            self._least = least
+        return super().recv_into(buffer, nbytes, flags)
 
 
 class _NotReady(Exception):
