@@ -66,7 +66,7 @@ def test_what_the_documentation_prints_works_on_a_cluster_of_two_workers(
 ) -> None:
     start, job, use = blocks()
     (tmp_path / "job.py").write_text(job)
-    with BrokerProcess(tmp_path / "data") as broker:
+    with BrokerProcess(tmp_path / "tallymark-data") as broker:
         words = f"export TALLYMARK_URL={broker.url}\n{start}{use}"
         assert "7077" in words
         words = words.replace("7077", str(free_port()))
@@ -75,16 +75,17 @@ def test_what_the_documentation_prints_works_on_a_cluster_of_two_workers(
         queues = broker.queues()
     assert re.search(r"\|orders\|20\d\d-\d\d-\d\d\|10000\|", said), said
     assert "5,000 rows" in said, said
+    assert re.search(r"\blarge\b.* 5,000 .* 0\s", said), "the account"
     for name, first in (("orders", 0), ("large", 5000)):
         expected = list(range(first, 10_000))
         row = queues[name]
         assert (row["entered"], row["settled"]) == (len(expected),) * 2
         ids = parquet_ids(tmp_path / "lake" / name, "order")
         assert lost_and_doubled(ids, expected) == ([], [])
-    # Both workers had a part in both.
+    # Both workers had a part in all three.
     for number in (1, 2):
         logs = list((tmp_path / f"worker{number}").glob("app-*/*/stderr"))
-        assert len(logs) == 2, logs
+        assert len(logs) == 3, logs
         assert all("Finished task" in log.read_text() for log in logs), logs
 
 

@@ -160,6 +160,15 @@ def test_nq_9_messages_that_were_handed_on_are_settled_so(rows: list[dict[str, A
     assert [row["reason"] for row in of_kind(rows, "settled")] == ["transfer"]
 
 
+def test_executors_find_the_files_of_a_folder_that_was_named_from_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(FORMATS)
+    parts = ledger.plan(Path("before_dead_letters"))
+    monkeypatch.chdir(tmp_path)  # as on a cluster
+    assert sum(batch.num_rows for part in parts for batch in ledger.read_file(part)) > 0
+
+
 def test_dl_20_the_ledger_of_an_earlier_version_is_read() -> None:
     folder = FORMATS / "before_dead_letters"
     found = rows_of(folder)

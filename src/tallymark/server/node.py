@@ -261,14 +261,20 @@ class Node:
             self._commit(now)
         effects += broker.synced(self.journal.synced)
         for effect in effects:
-            self._carry_out(effect)
+            try:
+                self._carry_out(effect)
+            except Exception as error:
+                self._unsaid(effect, error)
         for bridge in self.replies.take_written():
             assert isinstance(bridge, Bridge)
             self._flush_soon(bridge)
         touched, self._touched = self._touched, []
         for client in touched:
             client.touched = False
-            client.flush()
+            try:
+                client.flush()
+            except Exception as error:
+                client.broken(error)
             self.deadlines.arm(client, client.bridge.next_deadline())
         self.housekeeping.after_turn(now)
         if self._ready_waiters:
@@ -416,6 +422,22 @@ class Node:
             return
         self._flush_soon(bridge)
 
+    def _unsaid(self, effect: Effect, error: Exception) -> None:
+        """A client could not be told of an effect. The engine is through with it, so that this
+        costs the one connection, as bytes do that cannot be read: its messages go back. A broker
+        that stopped would meet the same message again after each start.
+
+        Raises the error where the effect is for nobody.
+        """
+        bridge = _told_by(effect)
+        if bridge is None:
+            raise error
+        client = self.clients.get(bridge)
+        if client is not None:
+            client.broken(error)
+        else:
+            log.error("effect.unsaid", effect=type(effect).__name__, error=repr(error))
+
     def _flush_soon(self, bridge: Bridge) -> None:
         """The bridge has output: flush its client in this turn."""
         client = self.clients.get(bridge)
@@ -486,6 +508,21 @@ class Node:
             self._last_gone = self.loop.create_future()
             both: set[asyncio.Future[Any]] = {self._last_gone, self.failed}
             await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _told_by(effect: Effect) -> Bridge | None:
+    """Whose client hears of an effect; None: no client does."""
+    match effect:
+        case Deliver() | Drained() | Activated() | Cancelled() | CloseConsumer():
+            return _bridge_of(effect.consumer.session)
+        case Confirm() | TimedOut() | Refused() | CloseSession():
+            return _bridge_of(effect.session)
+        case TransactionExpired():
+            return _bridge_of(effect.transaction.session)
+        case Durable(waiter=Waiter() as waiter):
+            return waiter.owner
+        case _:
+            return None
 
 
 def _bridge_of(session: Session) -> Bridge:

@@ -181,6 +181,7 @@ class LedgerReader(DataSourceReader):
 def plan(folder: Path, upto: int | None = None) -> list[FilePartition]:
     """What to read for the ledger up to the checkpoint at `upto` (None: the newest): that
     checkpoint, and every file with rows below it. Raises LedgerIncomplete."""
+    folder = folder.absolute()  # executors of a cluster stand in folders of their own
     state = find_checkpoint(folder, upto)
     return [
         FilePartition(state, CHECKPOINT, state.number),
