@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tallymark.spark.batches import DELTA, PARQUET, Landing, Reader
 from tallymark.spark.bodies import FOUND, NoSchema, Schema
 from tallymark.spark.land import land_batches
-from tests.spark.rig import PATIENCE_S, SUBSCRIPTION, stream
+from tests.spark.rig import PATIENCE_S, SUBSCRIPTION, eventually, stream
 from tests.spark.test_sink import contents, declare, write
 from tests.support.nightly import nightly
 from tests.support.process import BrokerProcess
@@ -114,6 +115,69 @@ def test_the_command_does_the_same_batch_by_batch(
     assert sorted(int(row.message_id) for row in refused) == BAD[GIVEN]
     row = broker.queues()[queue]
     assert (row["settled"], row["dead_lettered"], row["acquired"]) == (3, 5, 0)
+
+
+STOPPED = """
+import sys, time
+from tallymark.spark.session import build_session, hush
+
+spark = build_session("local[2]", "stopped", silent=True)
+begun = []
+
+def work(batch, number):
+    begun.append(number)
+    batch.rdd.map(lambda row: time.sleep(3)).count()
+
+rows = spark.readStream.format("rate").option("rowsPerSecond", 10).load()
+writer = rows.writeStream.foreachBatch(work).option("checkpointLocation", sys.argv[1])
+query = writer.start()
+while not begun or begun[-1] == 0:  # the first batch is empty
+    time.sleep(0.05)
+time.sleep(1)  # in the middle of its first row
+hush()
+query.stop()
+spark.stop()
+"""
+
+
+@nightly
+def test_java_says_nothing_of_a_query_that_is_stopped_in_mid_batch(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED, str(tmp_path)], capture_output=True, text=True, timeout=300,
+        check=True,
+    )  # fmt: skip
+    assert "StackOverflowError" not in done.stderr
+
+
+@nightly
+def test_a_command_that_is_stopped_in_mid_batch_says_no_more_than_that(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    count = 300_000
+    queue = "command.stopped"
+    declare(broker, queue)
+    rows = spark.range(count).selectExpr("cast(id as string) message_id", "'{\"id\": 1}' body")
+    write(rows, broker, queue=queue)
+    to = tmp_path / "table"
+    command = [
+        sys.executable, "-m", "tallymark", "pipeline", "land", "--queue", queue,
+        "--subscription", SUBSCRIPTION, "--url", broker.url, "--to", str(to), "--format", DELTA,
+        "--schema", GIVEN, "--json", "--max-rows", str(count),
+    ]  # fmt: skip
+    running = subprocess.Popen(
+        [*command, "--trigger", "1s"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    eventually((to / "_checkpoint" / "offsets" / "0").exists, "a batch begun")
+    running.send_signal(signal.SIGINT)
+    said, complaints = running.communicate(timeout=300)
+    assert running.returncode == 0, complaints
+    assert json.loads(said.splitlines()[-1])["done"]
+    assert "Exception" not in complaints
+    subprocess.run(command, check=True, timeout=300)
+    from deltalake import DeltaTable
+
+    ids = DeltaTable(str(to)).to_pyarrow_table(columns=["message_id"])["message_id"]
+    assert (len(ids), len(ids.unique())) == (count, count)
 
 
 def table(spark: SparkSession, path: Path, format: str) -> DataFrame:

@@ -127,6 +127,12 @@ def test_local_masters_try_tasks_again() -> None:
         ("tallymark.spark.bodies.NoSchema: no body is JSON", "NoSchema: no body is JSON"),
         ("pyspark.errors.PySparkRuntimeError: out of order", "PySparkRuntimeError: out of order"),
         ("java.io.IOException: no space left", "IOException: no space left"),
+        ("py4j.protocol.Py4JJavaError: An error occurred while calling o65.parquet.\n"
+         ": org.apache.spark.SparkException: Job aborted: Lost task 0.3\n"
+         "\tat org.apache.spark.errors.SparkErrors.failed(SparkErrors.scala:83)\n"
+         "Caused by: java.io.IOException: Mkdirs failed", "IOException: Mkdirs failed"),
+        ("pyspark.errors.PythonException: An exception was thrown from the Python worker:\n"
+         "ZeroDivisionError: division by zero", "ZeroDivisionError: division by zero"),
     ],
 )  # fmt: skip
 def test_the_cause_of_a_spark_error_is_its_python_line(line: str, said: str) -> None:

@@ -41,7 +41,11 @@ _ERROR_LINE: Final = re.compile(
     r"(?:[\w.]+\.)?(\w*(?:Error|Exception|Refused|Fenced|Unreachable))): (.+)"
 )
 """An exception of ours, whatever it is called, or one that is called so."""
-_WRAPPINGS: Final = ("StreamingQueryException", "SparkException", "Exception")
+_WRAPPINGS: Final = (
+    "StreamingQueryException", "SparkException", "Exception", "Py4JJavaError", "PythonException",
+)  # fmt: skip
+_CAUSED_BY: Final = re.compile("^(Caused by)?: ")
+"""What Java's causes begin with, and py4j's."""
 _PERIOD: Final = re.compile(r"(\d+)\s*(ms|s|m|h)")
 _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
 
@@ -281,7 +285,7 @@ def cause(error: BaseException) -> str:
     """The line that matters of an error that crossed two processes and three languages."""
     lines = [line.strip() for line in str(error).splitlines()]
     for line in lines:
-        found = _ERROR_LINE.match(line)
+        found = _ERROR_LINE.match(_CAUSED_BY.sub("", line))
         name = (found[1] or found[2]) if found else ""
         if found and name not in _WRAPPINGS:
             return f"{name}: {found[3]}"

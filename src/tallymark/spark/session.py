@@ -47,6 +47,10 @@ _KNOWN_MASTER: Final = re.compile(
     r"local|local\[(\*|\d+)(,\s*\d+)?\]|local-cluster\[.+\]|spark://.+|k8s://.+|yarn"
 )
 
+DEEP_STACK: Final = "-Xss32m"
+"""A query that is stopped in the middle of foreachBatch has its error looked through by a regular
+expression that goes a step deeper with each letter: with a MiB it ended in a StackOverflowError,
+printed at length. Pages that are not used cost nothing."""
 FAST_COMPILER: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 LOGGING: Final = """\
@@ -161,7 +165,7 @@ def build_session(
     for name, value in {**ours, **(settings or {})}.items():
         builder = builder.config(name, value)
     level = "warn" if verbose else "fatal" if silent else "error"
-    java_options = f"-Dlog4j2.configurationFile=file:{_logging_file(level)}"
+    java_options = f"-Dlog4j2.configurationFile=file:{_logging_file(level)} {DEEP_STACK}"
     if brief:
         java_options += f" {FAST_COMPILER}"
     builder = builder.config("spark.driver.extraJavaOptions", java_options)
