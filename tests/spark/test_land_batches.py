@@ -14,8 +14,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from tallymark.spark.batches import DELTA, PARQUET, Landing, Reader
-from tallymark.spark.bodies import FOUND, NoSchema, Schema
-from tallymark.spark.land import land_batches
+from tallymark.spark.bodies import BEGUN, FOUND, NoSchema, Schema
+from tallymark.spark.land import CHECKPOINT, land_batches
 from tests.spark.rig import PATIENCE_S, SUBSCRIPTION, eventually, stream
 from tests.spark.test_sink import contents, declare, write
 from tests.support.nightly import nightly
@@ -24,6 +24,8 @@ from tests.support.process import BrokerProcess
 pytestmark = pytest.mark.spark
 
 GIVEN = "id bigint, note string"
+OTHER = "id string, note string"
+"""More of the bodies fit it."""
 BODIES = [
     '{"id": 0, "note": "a"}', '{"id": 1}', "no JSON", '{"id": "two", "note": "b"}', "[1]", "",
     '{"id": 6, "note": "c", "more": [1]}', "null",
@@ -60,16 +62,22 @@ def test_dl_1_what_does_not_fit_is_quarantined_and_dead_lettered(
         query.awaitTermination(int(PATIENCE_S))
     assert broker.queues()[queue]["acquired"] == len(BODIES), "nothing is settled yet"
     bodies = Schema(schema, to)
-    assert bodies.is_known, "what was found is kept"
-    (to / FOUND).unlink(missing_ok=True)  # and found again
-    landing = Landing(to, format, reader, Schema(schema, to))
+    assert bodies.of(1), "what was found is kept"
+    if schema == GIVEN:
+        again = Schema(OTHER, to)  # is that of later batches
+    else:
+        (to / FOUND).unlink()  # and found again
+        (to / CHECKPOINT / BEGUN).unlink()
+        again = Schema(schema, to)
+    landing = Landing(to, format, reader, again)
     query = land_batches(stream(spark, broker, queue), to, landing)
     assert query.awaitTermination(int(PATIENCE_S))
     assert query.exception() is None
     assert [one["numInputRows"] for one in query.recentProgress if one["numInputRows"]] == [
         len(BODIES)
     ], "the broker was asked for each message once"
-    assert Schema(schema, to)._known == bodies._known
+    assert Schema(schema, to).of(0) == bodies.of(0)
+    assert again.of(1) == (Schema(OTHER, to) if schema == GIVEN else bodies).of(1)
     found = table(spark, to, format)
     columns = "data.id, data.note"
     assert (

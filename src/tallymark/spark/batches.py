@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tallymark.spark.bodies import REASON, Schema
+from tallymark.spark.bodies import REASON, Schema, read_by
 from tallymark.spark.delta import QueryId, append_batch
 from tallymark.spark.land import CHECKPOINT
 from tallymark.spark.schema import utc_date
@@ -66,9 +66,12 @@ class Landing:
         if self._schema is None:
             self._write(rows, number, self._to)
             return
-        if not self._schema.is_known:
+        schema = self._schema.of(number)
+        if schema is None:
             rows = rows.persist()  # so that the broker is asked for them once
-        read = self._schema.apply(rows).persist()
+            schema = self._schema.find(rows)
+        self._schema.begin(number, schema)
+        read = read_by(schema, rows).persist()
         try:
             self._write(read.where(f.col(REASON).isNull()).drop(REASON), number, self._to)
             bad = read.where(f.col(REASON).isNotNull()).drop("data")

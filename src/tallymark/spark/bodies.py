@@ -2,7 +2,9 @@
 
 A body that cannot be read so is no reason to stop: its row is *bad*, with why. Where the schema is
 found, it is the one of the first batch, kept beside the table: a table has one schema, whatever
-comes later.
+comes later. And a batch has one schema, however often it is done: what was bad in the first
+attempt, of which some may be in the tables, is bad in the next one, also where another schema is
+given then.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from tallymark.spark.land import CHECKPOINT
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -21,6 +25,8 @@ DATA: Final = "data"
 REASON: Final = "reason"
 """The column that says why a row is bad; null: it is not."""
 FOUND: Final = "_schema.json"
+BEGUN: Final = "schema-of-batch.json"
+"""In the query's checkpoint: its last batch and the schema of that."""
 _CORRUPT: Final = "_unreadable"
 
 
@@ -33,11 +39,12 @@ class Schema:
 
     def __init__(self, text: str, folder: Path) -> None:
         """text: `infer`, Spark's DDL (`id bigint, note string`), or `@file` with either that or
-        the JSON of a Spark schema. folder: where one that is found is kept.
+        the JSON of a Spark schema. folder: the table's, where one that is found is kept.
 
         Raises NoSchema.
         """
         self._file = folder / FOUND
+        self._begun = folder / CHECKPOINT / BEGUN
         self._known: StructType | None = None
         self._infers = text.strip() == INFER
         if self._infers:
@@ -46,28 +53,20 @@ class Schema:
         else:
             self._known = parsed(text_of(text))
 
-    @property
-    def is_known(self) -> bool:
-        """False: it is to be found in the first batch, which is read once more for that."""
-        return self._known is not None
+    def of(self, number: int) -> StructType | None:
+        """What the batch with this number is read by; None: `find` it."""
+        if self._begun.exists():
+            begun = json.loads(self._begun.read_text())
+            if begun["batch"] == number:
+                return parsed(json.dumps(begun["schema"]))
+        return self._known
 
-    def apply(self, batch: DataFrame) -> DataFrame:
-        """The batch with DATA and REASON. Raises NoSchema: none was given, and no body is JSON."""
-        from pyspark.sql import functions as f
-        from pyspark.sql.types import StringType, StructField, StructType
+    def begin(self, number: int, schema: StructType) -> None:
+        """From now on this is the schema of that batch. To be called before anything is written."""
+        _put(self._begun, json.dumps({"batch": number, "schema": schema.jsonValue()}))
 
-        if self._known is None:
-            self._known = self._find(batch)
-        wanted = StructType([*self._known.fields, StructField(_CORRUPT, StringType())])
-        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-        text = f.col("body").cast("string")
-        read = batch.withColumn(DATA, f.from_json(text, wanted, options))
-        named = [f.col(DATA)[name].alias(name) for name in self._known.fieldNames()]
-        return read.withColumn(REASON, _reason()).withColumn(
-            DATA, f.when(f.col(REASON).isNull(), f.struct(*named))
-        )
-
-    def _find(self, batch: DataFrame) -> StructType:
+    def find(self, batch: DataFrame) -> StructType:
+        """The schema of the table, by its first batch. Raises NoSchema: no body is JSON."""
         from pyspark.sql import functions as f
 
         bodies = batch.where("body is not null and not malformed")
@@ -79,11 +78,24 @@ class Schema:
         from pyspark.sql.types import StructType as Struct
 
         made = Struct([found[name] for name in names])
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        aside = self._file.with_suffix(".new")
-        aside.write_text(made.json())
-        aside.replace(self._file)
+        _put(self._file, made.json())
+        self._known = made
         return made
+
+
+def read_by(schema: StructType, batch: DataFrame) -> DataFrame:
+    """The batch with DATA and REASON."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    wanted = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    text = f.col("body").cast("string")
+    read = batch.withColumn(DATA, f.from_json(text, wanted, options))
+    named = [f.col(DATA)[name].alias(name) for name in schema.fieldNames()]
+    return read.withColumn(REASON, _reason()).withColumn(
+        DATA, f.when(f.col(REASON).isNull(), f.struct(*named))
+    )
 
 
 def text_of(given: str) -> str:
@@ -121,6 +133,14 @@ def _reason() -> Column:
         .when(f.col("body").isNull(), "there is no body")
         .when(data.isNull() | data[_CORRUPT].isNotNull(), "the body does not fit the schema")
     )
+
+
+def _put(file: Path, text: str) -> None:
+    """Write a file as a whole."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_suffix(".new")
+    aside.write_text(text)
+    aside.replace(file)
 
 
 def _text(row: tuple[str]) -> str:
