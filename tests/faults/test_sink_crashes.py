@@ -169,6 +169,17 @@ def connected(broker: BrokerProcess) -> pika.BlockingConnection:
     return pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port, heartbeat=0))
 
 
+def wait_until_ended(broker: BrokerProcess, count: int) -> None:
+    """Until so many messages are settled or dead."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        row = broker.queues()["in"]
+        if row["settled"] + row["dead_lettered"] == count:
+            return
+        assert time.monotonic() < deadline, (SEED, row)
+        time.sleep(0.05)
+
+
 def contents(broker: BrokerProcess, queue: str) -> list[int]:
     found = []
     with connected(broker) as connection:
@@ -203,6 +214,10 @@ def test_a_batch_and_its_verdicts_are_in_effect_once_whatever_is_killed(tmp_path
             broker.kill()
             broker.restart()
             assert writer.failure is None, (SEED, writer.failure)
+        # What a killed broker had staged and did not answer ends with the next commit.
+        wait_until_ended(broker, number)
+        publish(broker, number, 1)
+        number += 1
         writer.stop.set()
         thread.join(PATIENCE_S)
         assert not thread.is_alive(), SEED

@@ -121,12 +121,15 @@ class Subscriber:
             self.connection.close()
 
 
-def publish(broker: BrokerProcess, key: str, count: int, body: bytes = b"." * SIZE) -> None:
-    """From a connection of its own, each message confirmed before the next."""
+def publish(
+    broker: BrokerProcess, key: str, count: int, body: bytes = b"." * SIZE, first: int = 0
+) -> None:
+    """Numbered from `first` on, from a connection of its own, each message confirmed before the
+    next."""
     with connect(broker.amqp_port) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
-        for number in range(count):
+        for number in range(first, first + count):
             head = b"%03d" % number
             channel.basic_publish("amq.topic", key, head + body[len(head) :])
 

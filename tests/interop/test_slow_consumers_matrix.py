@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 
 import pika.exceptions
 import pytest
@@ -66,8 +67,12 @@ def test_sc_a2_matrix(
         async with asyncio.timeout(PATIENCE_S), AsyncExitStack() as stack:
             peer = Peer(slow_broker, protocol, name, ack, mode)
             await peer.open(stack)
-            count = COUNT + 1 + 2 * peer.window
-            await asyncio.to_thread(publish, slow_broker, key, count)
+            await asyncio.to_thread(publish, slow_broker, key, peer.window)
+            await asyncio.to_thread(eventually, lambda: len(peer.bodies) == peer.window)
+            count = COUNT + 1 + peer.window
+            rest = partial(publish, slow_broker, key, count, first=peer.window)
+            await asyncio.to_thread(rest)
+            count += peer.window
             if kind == "durable":
                 await peer.is_left_alone(count)
             else:
