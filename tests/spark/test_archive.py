@@ -132,7 +132,7 @@ def test_killed_after_any_step_it_goes_on_from_there(
     before = rows_of(read(spark, broker, "steps"))
     where, to = endpoint(broker), tmp_path / "lake"
     steps = [archives.WRITTEN, archives.COMPLETE, archives.RECORDED, archives.RELEASED]
-    for step in steps if not NIGHTLY else steps * 5:
+    for step in steps * 5 if NIGHTLY else steps[1:3]:
         first = Archive.open(to).end() if to.exists() else 0
 
         def kill(what: str, one: Range, step: str = step, first: int = first) -> None:
