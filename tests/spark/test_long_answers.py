@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tallymark.spark.client import BULK, Client, Endpoint
+from tallymark.spark.client import BULK, Client, Endpoint, _BulkSocket
 
 BODY = bytes(range(251)) * (3 * BULK // 251 + 1)
 
@@ -68,14 +68,14 @@ def test_a_long_answer_that_is_cut_off_is_asked_for_again(kept: int) -> None:
 
 
 def test_a_reader_of_a_long_answer_is_woken_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    reads = []
-    receive = socket.socket.recv_into
+    reads: list[int] = []
+    receive = _BulkSocket.recv_into
 
-    def counted(one: socket.socket, *rest: int) -> int:
+    def counted(one: _BulkSocket, *rest: int) -> int:
         reads.append(receive(one, *rest))
         return reads[-1]
 
-    monkeypatch.setattr(socket.socket, "recv_into", counted)
+    monkeypatch.setattr(_BulkSocket, "recv_into", counted)
     whole = answer(BODY)
     with served([cut(whole, *range(4000, len(whole), 4000))]) as client:
         assert client.get("/x", {}) == BODY
