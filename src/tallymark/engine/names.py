@@ -15,7 +15,7 @@ def cleaned(name: str) -> str:
     return name.replace("\r", "").replace("\n", "")
 
 
-def refuse_name(kind: str, name: str) -> None:
+def check_new_name(kind: str, name: str) -> None:
     """Raises AccessRefused for a name that only the broker gives, InvalidCommand for one that
     readers of AMQP 0-9-1 cannot be told: deliveries say where they were published."""
     if name.startswith("amq."):

@@ -44,7 +44,7 @@ from tallymark.engine.exchange import (
     identity_of,
     make_exchange,
 )
-from tallymark.engine.names import cleaned, free_name, refuse_name
+from tallymark.engine.names import check_new_name, cleaned, free_name
 from tallymark.engine.policies import Policy, check_definition
 from tallymark.engine.policy_table import PolicyTable
 from tallymark.engine.queue import Queue
@@ -192,7 +192,7 @@ class VirtualHost:
         if current is not None:
             check_same_exchange(self.name, current, type, durable, auto_delete, internal, arguments)
             return current
-        refuse_name("exchange", name)
+        check_new_name("exchange", name)
         check_exchange_arguments(self._exchange_text(name), type, arguments)
         exchange = make_exchange(name, type, durable, auto_delete, internal, arguments)
         self._enter_exchange(exchange)
@@ -285,7 +285,7 @@ class VirtualHost:
             check_same_flag("auto_delete", what, auto_delete, current.auto_delete)
             check_same_arguments(QUEUE_ARGUMENTS, what, arguments, current.arguments)
             return current
-        refuse_name("queue", name)
+        check_new_name("queue", name)
         what = self._queue_text(name)
         check_queue_arguments(what, arguments)
         check_named(name, arguments)
