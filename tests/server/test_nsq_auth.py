@@ -104,7 +104,7 @@ def test_what_is_left_out_is_empty() -> None:
         (b'{"ttl": 1, "identity": 5}', "identity is 5, expected a text"),
         (b'{"ttl": 1, "authorizations": {}}', "authorizations is {}, expected a list"),
         (b'{"ttl": 1, "authorizations": [1]}', "expected an object"),
-        (b'{"ttl": 1, "authorizations": [{"topic": "("}]}', r'unable to compile topic "\("'),
+        (b'{"ttl": 1, "authorizations": [{"topic": "("}]}', r"unable to compile topic '\('"),
         (b'{"ttl": 1, "authorizations": [{"channels": ["*"]}]}', "unable to compile channel"),
         (b'{"ttl": 1, "authorizations": [{"channels": "c"}]}', "expected a list"),
         (b'{"ttl": 1, "authorizations": [{"channels": [1]}]}', "expected texts"),

@@ -337,9 +337,7 @@ def _find_queue(session: Session, name: str) -> Queue:
 def _creates(session: Session, name: str) -> bool:
     """Whether an attach declares a queue of that name, by configuration or policy."""
     rule = session.client.settings.auto_create
-    return (rule is not None and rule.search(name) is not None) or (
-        session.client.vhost.creates_queue(name)
-    )
+    return (rule is not None and rule.matches(name)) or session.client.vhost.creates_queue(name)
 
 
 def _make_node(session: Session) -> Queue:

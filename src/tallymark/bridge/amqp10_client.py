@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, final
 
@@ -14,6 +13,7 @@ from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.bridge.permissions import Access
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker
+from tallymark.engine.patterns import compile_pattern
 from tallymark.engine.session import Connection as EngineConnection
 from tallymark.engine.session import Session as EngineSession
 from tallymark.engine.vhost import VirtualHost
@@ -75,7 +75,7 @@ class Settings:
         """Messages a publisher may send on a link before more is granted."""
         self.anonymous_user = anonymous_user
         """Who clients without a name are; empty: they may not log in."""
-        self.auto_create = re.compile(auto_create) if auto_create else None
+        self.auto_create = compile_pattern(auto_create) if auto_create else None
         """Names of queues that an attach declares."""
         self.transaction_timeout_ms = transaction_timeout_ms
         """How long a transaction may stay open; 0: without limit [TX-16]."""

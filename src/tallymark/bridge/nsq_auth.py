@@ -10,8 +10,9 @@ up with the channel "", so its entry needs a channel pattern that matches the em
 from __future__ import annotations
 
 import json
-import re
 from typing import Final, final
+
+from tallymark.engine.patterns import Pattern, PatternRefused, compile_pattern
 
 SUBSCRIBE: Final = "subscribe"
 PUBLISH: Final = "publish"
@@ -28,9 +29,7 @@ class Authorization:
 
     __slots__ = ("channels", "permissions", "topic")
 
-    def __init__(
-        self, topic: re.Pattern[str], channels: list[re.Pattern[str]], permissions: list[str]
-    ) -> None:
+    def __init__(self, topic: Pattern, channels: list[Pattern], permissions: list[str]) -> None:
         self.topic = topic
         self.channels = channels
         self.permissions = permissions
@@ -38,9 +37,9 @@ class Authorization:
     def allows(self, topic: str, channel: str) -> bool:
         if (SUBSCRIBE if channel else PUBLISH) not in self.permissions:
             return False
-        if self.topic.search(topic) is None:
+        if not self.topic.matches(topic):
             return False
-        return any(pattern.search(channel) is not None for pattern in self.channels)
+        return any(pattern.matches(channel) for pattern in self.channels)
 
 
 @final
@@ -123,11 +122,11 @@ def _authorization(entry: object) -> Authorization:
     )
 
 
-def _pattern(what: str, text: str) -> re.Pattern[str]:
+def _pattern(what: str, text: str) -> Pattern:
     try:
-        return re.compile(text, re.ASCII)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise AuthAnswerError(f'unable to compile {what} "{text}" {error}') from None
+        return compile_pattern(text)
+    except PatternRefused as error:
+        raise AuthAnswerError(f"unable to compile {what} {error}") from None
 
 
 def _text(table: dict[str, object], key: str) -> str:

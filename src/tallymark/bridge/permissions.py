@@ -4,16 +4,17 @@
     write       publish to an exchange, bind something *to* the thing
     read        consume, get, purge; bind something *from* the exchange
 
-A pattern matches anywhere in the name; the empty pattern matches only the empty name. The default
-exchange is known here as `amq.default` [rabbitmq access control].
+A pattern matches anywhere in the name; the empty pattern matches only the empty name, and one that
+is refused (engine/patterns.py) matches nothing. The default exchange is known here as `amq.default`
+[rabbitmq access control].
 """
 
 from __future__ import annotations
 
-import re
 from typing import Final, final
 
 from tallymark.engine.errors import AccessRefused
+from tallymark.engine.patterns import EMPTY, Pattern, PatternRefused, compile_pattern
 
 CONFIGURE: Final = 0
 WRITE: Final = 1
@@ -57,7 +58,7 @@ class Access:
     def __init__(self, user: str, vhost: str, patterns: tuple[str, str, str]) -> None:
         self.user = user
         self.vhost = vhost
-        self._patterns = [re.compile(pattern or "^$") for pattern in patterns]
+        self._patterns = [_compiled(pattern) for pattern in patterns]
         self._known: dict[tuple[int, str], bool] = {}
 
     def check(self, kind: str, name: str, operation: int) -> None:
@@ -66,7 +67,8 @@ class Access:
         key = (operation, shown)
         allowed = self._known.get(key)
         if allowed is None:
-            allowed = self._patterns[operation].search(shown) is not None
+            pattern = self._patterns[operation]
+            allowed = pattern is not None and pattern.matches(shown)
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
             self._known[key] = allowed
@@ -74,3 +76,11 @@ class Access:
             raise AccessRefused(
                 f"access to {kind} '{shown}' in vhost '{self.vhost}' refused for user '{self.user}'"
             )
+
+
+def _compiled(pattern: str) -> Pattern | None:
+    """None: it is refused, and nothing is allowed by it."""
+    try:
+        return compile_pattern(pattern or EMPTY)
+    except PatternRefused:
+        return None

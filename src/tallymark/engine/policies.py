@@ -6,9 +6,8 @@ first by name. Beside it one operator policy is, found in the same way; operator
 limits only (and delayed retry, as in RabbitMQ), and the tighter limit of the two is taken. How the
 outcome and a queue's own arguments come to values is in settings.py [DL-2].
 
-A pattern is a regular expression that must be found anywhere in the name, as in RabbitMQ; letters
-and digits in it are those of ASCII. What PCRE knows and Python's `re` does not is refused, and so
-are POSIX classes, which `re` would read as something else.
+A pattern is a regular expression that must be found anywhere in the name, as in RabbitMQ
+(patterns.py); letters and digits in it are those of ASCII.
 
 The keys of a definition are the names of queue arguments without `x-`, `alternate-exchange` for
 exchanges, `default-queue-type`, the type of queues whose declaration says none, and those of
@@ -21,7 +20,6 @@ Texts of refusals begin with RabbitMQ's words.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Final, final
 
@@ -37,6 +35,7 @@ from tallymark.engine.arguments import (
     is_routing_key,
 )
 from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.patterns import PatternRefused, compile_pattern
 from tallymark.engine.settings import ACCOUNT, EVERYTHING, LEDGER, shorter_timeout
 from tallymark.engine.slow_rules import AGE, COUNT, DEPTH, POLICY_PREFIX, RATE
 
@@ -231,14 +230,20 @@ ONLY_STREAMS: Final = ("max-age", "stream-max-segment-size-bytes")
 OF_STREAMS: Final = (*ONLY_STREAMS, "max-length-bytes")
 """Keys that say something of streams."""
 
-POSIX_CLASS: Final = re.compile(r"\[:\^?\w+:\]")
-
 
 @final
 class Policy:
     """One policy, checked; never altered. Replaced as a whole under its name."""
 
-    __slots__ = ("_expression", "apply_to", "definition", "name", "pattern", "priority")
+    __slots__ = (
+        "_expression",
+        "apply_to",
+        "definition",
+        "name",
+        "pattern",
+        "priority",
+        "problem",
+    )
 
     def __init__(
         self,
@@ -247,8 +252,13 @@ class Policy:
         definition: dict[str, object],
         priority: int = 0,
         apply_to: str = ALL,
+        was_stored: bool = False,
     ) -> None:
-        """Raises PreconditionFailed: a text says which of the parts is wrong."""
+        """was_stored: it was taken once, so that a pattern which is refused today only has the
+        policy fit nothing.
+
+        Raises PreconditionFailed: a text says which of the parts is wrong.
+        """
         if not name:
             raise PreconditionFailed("policy name is empty, expected one of 1 or more letters")
         if apply_to not in APPLY_TO:
@@ -265,7 +275,14 @@ class Policy:
         self.priority = priority
         """Higher ones go first."""
         self.apply_to = apply_to
-        self._expression = _compiled(pattern)
+        self.problem = ""
+        """Why a stored policy fits nothing; empty: its pattern is understood."""
+        try:
+            self._expression = compile_pattern(pattern)
+        except PatternRefused as error:
+            self.problem = f"pattern should be regular expression but is invalid: {error}"
+            if not was_stored:
+                raise PreconditionFailed(self.problem) from None
 
     def fits(self, kind: str, name: str) -> bool:
         """Whether it applies to what has this name. kind: CLASSIC_QUEUES, QUORUM_QUEUES, STREAMS
@@ -273,7 +290,7 @@ class Policy:
         wanted = self.apply_to
         if wanted != kind and wanted != ALL and (wanted != QUEUES or kind == EXCHANGES):
             return False
-        return self._expression.search(name) is not None
+        return not self.problem and self._expression.matches(name)
 
     def goes_before(self, other: Policy) -> bool:
         """Whether it is the one in effect where both fit."""
@@ -289,22 +306,6 @@ class Policy:
             "priority": self.priority,
             "apply-to": self.apply_to,
         }
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    """Raises PreconditionFailed."""
-    found = POSIX_CLASS.search(pattern)
-    if found is not None:
-        raise PreconditionFailed(
-            f"pattern should be regular expression but is invalid: {pattern!r} has the POSIX class "
-            f"{found[0]}, expected a class such as [a-z]"
-        )
-    try:
-        return re.compile(pattern, re.ASCII)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise PreconditionFailed(
-            f"pattern should be regular expression but is invalid: {pattern!r}: {error}"
-        ) from error
 
 
 def policy_from(name: str, value: dict[str, object], operator: bool = False) -> Policy:

@@ -103,6 +103,15 @@ class PolicyTable:
             self.settle_exchange(exchange)
         return [queue for queue in self._queues.values() if self.settle_queue(queue)]
 
+    def problems(self) -> list[tuple[str, str]]:
+        """Names of policies that fit nothing since their patterns are refused today, and why."""
+        return [
+            (policy.name, policy.problem)
+            for operator in (False, True)
+            for policy in self.table(operator).values()
+            if policy.problem
+        ]
+
     def definitions(self, vhost: str) -> list[bytes]:
         """All policies as definitions."""
         found = []
@@ -125,6 +134,7 @@ class PolicyTable:
                     definitions.table_of(definition, "definition"),
                     definitions.number_of(definition, "priority"),
                     definitions.text_of(definition, "apply_to"),
+                    was_stored=True,
                 )
             except PreconditionFailed as error:
                 raise ValueError(

@@ -534,6 +534,10 @@ class VirtualHost:
         O(policies)."""
         return self._policies.creates(name)
 
+    def policy_problems(self) -> list[tuple[str, str]]:
+        """Names of stored policies that fit nothing since their patterns are refused, and why."""
+        return self._policies.problems()
+
     def _policies_changed(self) -> None:
         self.resettled.extend(self._policies.settle_all())
         self._changed()

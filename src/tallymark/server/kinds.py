@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
+from tallymark.engine.patterns import problem_of
+
 T = TypeVar("T")
 
 _SIZES: Final = {
@@ -131,10 +133,9 @@ def _text(value: object) -> str:
 
 def _pattern(value: object) -> str:
     text = _text(value)
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise Wrong(f"is {text!r}, expected a regular expression: {error}") from error
+    problem = problem_of(text)
+    if problem:
+        raise Wrong(f"is {text!r}, expected a regular expression: {problem}")
     return text
 
 

@@ -8,11 +8,7 @@ bindings is decided by the permissions of AMQP, see local.py.
 
 from __future__ import annotations
 
-import re
-import signal
-import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +16,7 @@ from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
 from tallymark.engine.errors import AccessRefused, NotFound
+from tallymark.engine.patterns import PatternRefused, compile_pattern
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.http import USER, HttpServer, Refused, answer
 from tallymark.server.local import ChannelRefused, LocalChannel, Received
@@ -44,8 +41,6 @@ ORDER: Final = ("vhost", "name", "source", "destination", "routing_key", "proper
 MISSING: Final = object()
 DIGITS: Final = 20
 """Of a number that comes as text, at most."""
-PATTERN_S: Final = 1.0
-"""How long the names of a list are searched for a pattern: the whole broker waits for it."""
 
 
 def sees_everything(user: User) -> bool:
@@ -249,9 +244,8 @@ def listed(request: web.Request, rows: Iterable[dict[str, Any]]) -> web.Response
     page, size = _page(query.get("page", ""), query.get("page_size", str(PAGE_SIZE)))
     total = len(found)
     if query.get("name"):
-        with _limited(query["name"]):
-            accepts = _filter(query["name"], query.get("use_regex") == "true")
-            found = [row for row in found if accepts(str(row.get("name", "")))]
+        accepts = _filter(query["name"], query.get("use_regex") == "true")
+        found = [row for row in found if accepts(str(row.get("name", "")))]
     pages = max(1, -(-len(found) // size))
     if page > pages:
         raise Refused(
@@ -296,42 +290,15 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= DIGITS
 
 
-@contextmanager
-def _limited(pattern: str) -> Iterator[None]:
-    """Ends a search that takes longer than PATTERN_S: an alarm interrupts Python's `re`. Raises
-    Refused 400. In another thread than the main one there is no limit."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: object) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, stop)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, PATTERN_S)
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-    except TimeoutError:
-        raise Refused(
-            400, "bad_request", f"name {pattern!r}: searching took longer than {PATTERN_S:g} s"
-        ) from None
-    finally:
-        signal.signal(signal.SIGALRM, before)
-
-
 def _filter(name: str, is_pattern: bool) -> Callable[[str], bool]:
     if not is_pattern:
         return lambda text: name.lower() in text.lower()
     try:
-        pattern = re.compile(name, re.IGNORECASE)
-    except (re.error, OverflowError, RecursionError) as error:
+        return compile_pattern(name, ignores_case=True).matches
+    except PatternRefused as error:
         raise Refused(
-            400, "bad_request", f"Pagination parameters are invalid: name {name!r}: {error}"
+            400, "bad_request", f"Pagination parameters are invalid: name {error}"
         ) from error
-    return lambda text: pattern.search(text) is not None
 
 
 def _columns(request: web.Request, row: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,6 @@ import binascii
 import hashlib
 import hmac
 import os
-import re
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,11 @@ from typing import Final
 import msgspec
 
 from tallymark.bridge.permissions import Permissions
+from tallymark.engine.patterns import problem_of
 from tallymark.server.config import is_loopback
+from tallymark.server.logs import log_of
+
+log = log_of("server")
 
 FILE: Final = "users.json"
 COST: Final = 2**14
@@ -137,10 +140,9 @@ def make_user(name: str, password: str, administrator: bool, vhosts: dict[str, P
 def check_permission(vhost: str, permission: Permission) -> None:
     """Raises UsersError for a pattern that is no regular expression."""
     for pattern in (permission.configure, permission.write, permission.read):
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise UsersError(f"permission {pattern!r} in vhost {vhost!r}: {error}") from error
+        problem = problem_of(pattern)
+        if problem:
+            raise UsersError(f"permission in vhost {vhost!r}: {problem}")
 
 
 def hashed_user(name: str, password_hash: str, algorithm: str) -> User:
@@ -238,6 +240,7 @@ class Users:
             self._users = load(self._folder)
             self._stamp = stamp
             self._known.clear()
+            _tell_problems(self._users)
         return self._users
 
     def named(self, name: str) -> User | None:
@@ -296,6 +299,16 @@ class Users:
             if not users:
                 raise UsersError("no user would be left, expected at least one")
             await asyncio.to_thread(save, self._folder, users)
+
+
+def _tell_problems(users: dict[str, User]) -> None:
+    """Log the patterns that nothing matches, since they are refused today."""
+    for user in users.values():
+        for vhost, permission in user.vhosts.items():
+            try:
+                check_permission(vhost, permission)
+            except UsersError as error:
+                log.warning("permission.without_effect", user=user.name, reason=str(error))
 
 
 def permission_in(user: User, vhost: str) -> Permission | None:
