@@ -262,12 +262,14 @@ class Config:
     nsq_tls_client_auth_policy: str = setting(
         "",
         choice("", "require", "require-verify"),
-        "Whether clients must show a certificate; both words mean one that can be verified.",
+        "Whether clients must show a certificate, and so use TLS; both words mean one that can be "
+        "verified.",
     )
     nsq_tls_required: str = setting(
         "false",
         choice("false", "true", "tcp-https"),
-        "Whether NSQ clients must use TLS; true: also those of its HTTP interface.",
+        "Whether NSQ clients must use TLS; true: also those of its HTTP interface. With "
+        "nsq_tls_client_auth_policy it is true.",
     )
     nsq_tls_min_version: str = setting(
         "tls1.2", choice(*VERSIONS), "Oldest version of TLS that is spoken."

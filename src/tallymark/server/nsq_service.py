@@ -90,7 +90,7 @@ class NsqService:
             node, self.topics, self.limits, self.stats, lookupd, self.client_rows
         )
         web.tcp_port = self.addresses[0][1]
-        web.tls_required = config.nsq_tls_required == "true"
+        web.tls_required = tls_required(config) == "true"
         for bound in tcp:
             self._listeners.append(
                 await node.loop.create_server(self._client, sock=bound, backlog=1024)
@@ -226,18 +226,28 @@ def limits_of(config: Config, tls_available: bool) -> Limits:
         deflate_enabled=config.nsq_deflate,
         max_deflate_level=config.nsq_max_deflate_level,
         tls_available=tls_available,
-        tls_required=config.nsq_tls_required != "false",
+        tls_required=tls_required(config) != "false",
         auth_required=bool(config.auth_http_address),
         topology_region=config.nsq_topology_region,
         topology_zone=config.nsq_topology_zone,
     )
 
 
+def tls_required(config: Config) -> str:
+    """nsq_tls_required in effect: a policy for clients' certificates demands TLS of everybody, as
+    in nsqd, or those who show none would come in without it."""
+    if config.nsq_tls_client_auth_policy and config.nsq_tls_required == "false":
+        return "true"
+    return config.nsq_tls_required
+
+
 def tls_context(config: Config) -> ssl.SSLContext | None:
     """For the certificate of the configuration; None: there is none. Raises TlsRefused."""
     if config.nsq_tls_cert is None:
-        if config.nsq_tls_required != "false":
-            raise TlsRefused("nsq_tls_required without nsq_tls_cert: nobody could connect")
+        if tls_required(config) != "false":
+            name = "nsq_tls_client_auth_policy" if config.nsq_tls_client_auth_policy else ""
+            name = name or "nsq_tls_required"
+            raise TlsRefused(f"{name} without nsq_tls_cert: nobody could connect")
         return None
     verify = ssl.CERT_NONE
     if config.nsq_tls_client_auth_policy:
