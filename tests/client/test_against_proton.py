@@ -20,9 +20,9 @@ from tallymark.client import (
     connect,
 )
 from tests.support.amqp10_client import outcome_of
+from tests.support.patience import PATIENCE_S
 from tests.support.proton_broker import CannotBeHad, ProtonBroker
 
-PATIENCE_S = 60.0
 names = (f"q{number}" for number in itertools.count())
 
 

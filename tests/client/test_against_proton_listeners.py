@@ -23,10 +23,9 @@ from tallymark.client import (
     connect,
 )
 from tests.support.amqp10_client import outcome_of
+from tests.support.patience import PATIENCE_S
 from tests.support.proton_broker import CannotBeHad
 from tests.support.proton_examples import ProtonExamples
-
-PATIENCE_S = 60.0
 
 
 def over_sockets(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:

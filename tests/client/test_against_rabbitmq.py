@@ -15,9 +15,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tallymark.client import ACCEPTED, Accepted, Closed, Message, Session, SessionClosed, connect
+from tests.support.patience import PATIENCE_S
 from tests.support.rabbitmq import RabbitProcess, find_rabbitmq
 
-PATIENCE_S = 60.0
 PLUGIN = "rabbitmq_amqp1_0"
 names = itertools.count()
 

@@ -34,9 +34,9 @@ from tallymark.client import (
 from tallymark.client.events import MessageOverdue
 from tests.support.amqp10_client import Events, outcome_of
 from tests.support.certificates import Authority
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
-PATIENCE_S = 60.0
 names = itertools.count()
 
 

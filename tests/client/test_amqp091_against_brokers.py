@@ -30,10 +30,10 @@ from tallymark.client import (
     connect,
 )
 from tests.support.amqp10_client import outcome_of
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 from tests.support.rabbitmq import RabbitProcess, find_rabbitmq
 
-PATIENCE_S = 60.0
 names = itertools.count()
 
 

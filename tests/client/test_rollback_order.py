@@ -27,10 +27,10 @@ from tallymark.client import (
     TransactionRolledBack,
     connect,
 )
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 from tests.support.rabbitmq import RabbitProcess, find_rabbitmq
 
-PATIENCE_S = 60.0
 names = itertools.count()
 
 

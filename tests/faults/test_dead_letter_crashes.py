@@ -43,6 +43,7 @@ from tests.support.letter_history import (
 )
 from tests.support.letter_load import Consumers, Publisher, read_letters, run
 from tests.support.nightly import NIGHTLY
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
 ROUNDS = int(os.environ.get("LETTER_ROUNDS", 20 if NIGHTLY else 3))
@@ -50,7 +51,6 @@ DEATHS = int(os.environ.get("LETTER_DEATHS", 100_000 if NIGHTLY else 20_000))
 SEED = int(os.environ.get("LETTER_SEED", 20261121))
 SMALL = {"segment_size": "1MiB", "checkpoint_every": "1MiB", "max_memory": "16MiB"}
 """Many segments and checkpoints a second, bodies beyond memory: more places to be killed in."""
-PATIENCE_S = 60.0
 LOOK_S = 0.05
 
 

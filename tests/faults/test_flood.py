@@ -13,7 +13,8 @@ import pytest
 from bench.lean import ACK, DELIVER, PERSISTENT, TRANSIENT, Link, settle
 from tests.faults.disks import Shim, fill_up, free_bytes, make_shim, small_disk
 from tests.faults.test_full_disk import check_sound
-from tests.server.peers import Bare, Publisher, alarms, declare, resident_mib, until
+from tests.server.peers import Bare, Publisher, alarms, declare, resident_mib
+from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
 MIB = 1 << 20

@@ -11,8 +11,9 @@ import pytest
 
 from bench.lean import ACK, PERSISTENT, publish, settle
 from tests.faults.disks import fill_up, free_bytes, make_shim, small_disk
-from tests.server.peers import Bare, Publisher, Reader, alarms, declare, until
+from tests.server.peers import Bare, Publisher, Reader, alarms, declare
 from tests.support.amqp091 import tune_ok
+from tests.support.patience import until
 from tests.support.process import BrokerDied, BrokerProcess
 
 DISK_MIB = 16

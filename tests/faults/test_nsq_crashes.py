@@ -25,6 +25,7 @@ from tests.support.crash_history import check_account
 from tests.support.nightly import NIGHTLY
 from tests.support.nsq_history import ChannelHistory, Message, TopicHistory
 from tests.support.nsq_load import Client, run
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
 ROUNDS = int(os.environ.get("NSQ_ROUNDS", 20 if NIGHTLY else 2))
@@ -33,7 +34,6 @@ LOADS_S = ((0.02, 1.0), (1.5, 3.0))
 """In turn; the second is longer than the time-out of those who answer nothing."""
 SMALL = {"segment_size": "1MiB", "checkpoint_every": "1MiB", "max_memory": "16MiB"}
 """Many segments and checkpoints a second, bodies beyond memory: more places to be killed in."""
-PATIENCE_S = 60.0
 LOOK_S = 0.05
 
 

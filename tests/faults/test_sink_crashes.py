@@ -26,6 +26,7 @@ from tallymark.wire.amqp091.layouts import encode_method
 from tallymark.wire.amqp091.methods import BasicPublish
 from tallymark.wire.amqp091.properties import Properties, encode_properties
 from tests.support.nightly import NIGHTLY
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
 ROUNDS = int(os.environ.get("SINK_ROUNDS", 60 if NIGHTLY else 4))
@@ -37,7 +38,6 @@ BODY = 8
 GIVEN_BACK = ("released", "modified")
 FORGETS = 0.3
 """How likely the writer forgets an attempt at a batch after each of its steps."""
-PATIENCE_S = 120.0
 
 
 def outcome(number: int, times: int) -> str:

@@ -25,6 +25,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.faults.test_dead_letter_crashes import check_equation
 from tests.support.nightly import NIGHTLY
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 from tests.support.transaction_load import (
     LETTERS,
@@ -45,7 +46,6 @@ EACH = 250
 """Messages in each source."""
 SMALL = {"segment_size": "1MiB", "checkpoint_every": "1MiB", "max_memory": "16MiB"}
 """Many segments and checkpoints, bodies beyond memory: more places to be killed in."""
-PATIENCE_S = 60.0
 
 
 class Field:

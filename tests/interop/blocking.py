@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,7 +9,8 @@ import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.spec import Basic, BasicProperties
 
-PATIENCE_S = 10.0
+from tests.support.patience import until
+
 QUIET_S = 0.2
 """How long nothing must arrive to say that nothing arrives."""
 PERSISTENT = BasicProperties(delivery_mode=2)
@@ -72,11 +72,7 @@ class Inbox:
 
 def wait_until(connection: pika.BlockingConnection, reached: Callable[[], bool]) -> None:
     """Run the connection's I/O until `reached` says so."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not reached():
-        left = deadline - time.monotonic()
-        assert left > 0, f"not reached within {PATIENCE_S} s"
-        connection.process_data_events(min(left, 0.1))
+    until(reached, lambda: connection.process_data_events(0.1))
 
 
 def connect(port: int, **parameters: object) -> pika.BlockingConnection:

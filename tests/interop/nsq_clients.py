@@ -17,7 +17,7 @@ import gnsq
 import nsq
 from gevent.event import AsyncResult, Event
 
-SECONDS = 20.0
+from tests.support.patience import PATIENCE_S
 
 
 class Seen:
@@ -34,7 +34,7 @@ class Seen:
         return True
 
     async def until(self, holds: Callable[[list[Any]], bool]) -> None:
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(PATIENCE_S):
             while not holds(self.all):
                 self._changed.clear()
                 await self._changed.wait()
@@ -94,7 +94,7 @@ class Pynsq:
     async def writer(self, address: str = "", **options: Any) -> Writer:
         writer = Writer([address or self._addresses[0]], **quietly(options))
         self._opened.append(writer)
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(PATIENCE_S):
             await writer.connected.wait()
         return writer
 
@@ -118,14 +118,14 @@ class Pynsq:
                 one.close()
         self._opened.clear()
         if closed:
-            await asyncio.wait_for(asyncio.gather(*closed), SECONDS)
+            await asyncio.wait_for(asyncio.gather(*closed), PATIENCE_S)
 
 
 async def said(command: Callable[..., None], *arguments: Any) -> Any:
     """What a writer is answered."""
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     command(*arguments, callback=lambda conn, content: answer.set_result(content))
-    return await asyncio.wait_for(answer, SECONDS)
+    return await asyncio.wait_for(answer, PATIENCE_S)
 
 
 async def everything_said(reader: Reader) -> None:
@@ -138,7 +138,7 @@ async def everything_said(reader: Reader) -> None:
 
         conn.on("response", heard)
         conn.send(nsq.protocol.pub(f"{reader.topic}.said", b"x"))
-        assert await asyncio.wait_for(answer, SECONDS) == b"OK"
+        assert await asyncio.wait_for(answer, PATIENCE_S) == b"OK"
         conn.off("response", heard)
 
 
@@ -171,7 +171,7 @@ class Heard:
 
     def count(self, count: int) -> None:
         """Returns when there are so many."""
-        with gevent.Timeout(SECONDS):
+        with gevent.Timeout(PATIENCE_S):
             while len(self.all) < count:
                 self._changed.clear()
                 self._changed.wait()
@@ -194,9 +194,9 @@ class Gnsq:
         producer.start()
         try:
             if len(bodies) == 1:
-                assert producer.publish(topic, bodies[0], defer=defer, timeout=SECONDS) == b"OK"
+                assert producer.publish(topic, bodies[0], defer=defer, timeout=PATIENCE_S) == b"OK"
             else:
-                assert producer.multipublish(topic, list(bodies), timeout=SECONDS) == b"OK"
+                assert producer.multipublish(topic, list(bodies), timeout=PATIENCE_S) == b"OK"
         finally:
             producer.close()
             producer.join()
@@ -236,5 +236,5 @@ class Consumer:
 
             conn.on_response.connect(heard)
             conn.publish(f"{self._topic}.said", b"x")
-            assert answer.get(timeout=SECONDS) == b"OK"
+            assert answer.get(timeout=PATIENCE_S) == b"OK"
             conn.on_response.disconnect(heard)

@@ -23,7 +23,8 @@ from pika.compat import long
 from pika.exceptions import ChannelClosedByBroker, NackError
 from pika.spec import BasicProperties
 
-from tests.interop.blocking import PATIENCE_S, Inbox, Message, connect, wait_until
+from tests.interop.blocking import Inbox, Message, connect, wait_until
+from tests.support.patience import PATIENCE_S
 
 QUIET_S = 0.25
 """How long all depths have to stay as they are to say that nothing more happens."""

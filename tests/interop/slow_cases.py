@@ -7,13 +7,12 @@ first word of its key.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from typing import Any
 
 from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.interop.blocking import connect
+from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
 PERIOD_MS = 100
@@ -134,14 +133,6 @@ def publish(
             channel.basic_publish("amq.topic", key, head + body[len(head) :])
 
 
-def eventually(condition: Callable[[], object], seconds: float = 10) -> None:
-    """By asking again; nothing else happens meanwhile on this side."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.02)
-
-
 def looks(broker: BrokerProcess, times: int = 3) -> None:
     """Until the housekeeping has looked so many times more."""
 
@@ -150,7 +141,7 @@ def looks(broker: BrokerProcess, times: int = 3) -> None:
         return next(int(task["runs"]) for task in tasks if task["name"] == "slow-consumers")
 
     before = runs()
-    eventually(lambda: runs() >= before + times)
+    until(lambda: runs() >= before + times)
 
 
 def told(broker: BrokerProcess, event: str, queue: str) -> list[dict[str, Any]]:

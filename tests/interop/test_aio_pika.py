@@ -14,7 +14,8 @@ from aio_pika.abc import AbstractIncomingMessage, AbstractRobustConnection
 from aio_pika.patterns import RPC, Master
 
 from bench.brokers import free_port
-from tests.interop.blocking import PATIENCE_S, numbered
+from tests.interop.blocking import numbered
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
 

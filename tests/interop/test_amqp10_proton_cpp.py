@@ -7,12 +7,11 @@ skipped elsewhere. Most know no password, so the broker here lets clients in tha
 from __future__ import annotations
 
 import itertools
-import select
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
+from tests.support.patience import until
 from tests.support.process import BrokerProcess
 from tests.support.proton_broker import CannotBeHad
 from tests.support.proton_examples import ProtonExamples
@@ -52,14 +51,6 @@ def depth(broker: BrokerProcess, queue: str) -> tuple[int, int]:
     """(ready, acquired)"""
     row = broker.queues()[queue]
     return row["ready"], row["acquired"]
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Waits; fails when it is too long."""
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        select.select([], [], [], 0.05)
 
 
 def sequence(first: int, last: int) -> list[str]:

@@ -16,12 +16,13 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from tests.support.patience import PATIENCE_S
+
 client: Any = pytest.importorskip("rabbitmq_amqp_python_client")
 utils: Any = pytest.importorskip("rabbitmq_amqp_python_client.qpid.proton.utils")
 Symbol: Any = pytest.importorskip("rabbitmq_amqp_python_client.qpid.proton._data").symbol
 SendException, LinkDetached = utils.SendException, utils.LinkDetached
 
-SECONDS = 20.0
 ADDRESS = client.AddressHelper
 
 
@@ -93,7 +94,7 @@ def consumed(
     handler = handler or Collector(count, settle)
     address = ADDRESS.queue_address(queue)
     consumer = connection.consumer(address, message_handler=handler, consumer_options=options)
-    clock = threading.Timer(SECONDS, consumer.stop)
+    clock = threading.Timer(PATIENCE_S, consumer.stop)
     clock.start()
     try:
         consumer.run()
@@ -344,7 +345,7 @@ def test_direct_reply_to(connection: Any, port: int, management: Any, queue: str
     (request,) = consumed(other, queue, 1).messages
     publish(other, request.reply_to, message(b"!"))
     other.close()
-    clock = threading.Timer(SECONDS, consumer.stop)
+    clock = threading.Timer(PATIENCE_S, consumer.stop)
     clock.start()
     with pytest.raises(Enough):
         consumer.run()
@@ -371,7 +372,7 @@ def test_the_asyncio_api(port: int, name: str) -> None:
                 ADDRESS.queue_address(name), message_handler=handler
             ) as consumer:
                 running = asyncio.create_task(consumer.run())
-                await asyncio.to_thread(handler.done.wait, SECONDS)
+                await asyncio.to_thread(handler.done.wait, PATIENCE_S)
                 await consumer.stop_processing()
                 await running
             info = await management.queue_info(name)

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
 CLIENT = Path(__file__).with_name("rhea_client.js")
-PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")

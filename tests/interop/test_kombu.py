@@ -11,7 +11,7 @@ import pytest
 from kombu.mixins import ConsumerMixin
 from kombu.pools import producers
 
-from tests.interop.blocking import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 @pytest.fixture

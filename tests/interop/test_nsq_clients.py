@@ -13,7 +13,6 @@ import pika
 import pytest
 
 from tests.interop.nsq_clients import (
-    SECONDS,
     Gnsq,
     Heard,
     Pynsq,
@@ -25,6 +24,7 @@ from tests.interop.nsq_clients import (
 from tests.server.nsqd import channel as channel_row
 from tests.support.certificates import Authority
 from tests.support.nsq_auth_server import AuthServer
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
 LAYERS = [
@@ -181,7 +181,7 @@ def test_pynsq_defers(address: str, name: str) -> None:
         before = time.monotonic()
         assert await said(writer.dpub, name, 700, b"later") == b"OK"
         await got.count(1)
-        assert 0.7 <= got.all[0] - before < 2
+        assert got.all[0] - before >= 0.7
 
     with_pynsq(test, address)
 
@@ -301,7 +301,7 @@ def test_an_amqp_consumer_drains_what_pynsq_produces(
     ) as connection:
         channel = connection.channel()
         got = []
-        for method, _, body in channel.consume(f"{name}:c", inactivity_timeout=SECONDS):
+        for method, _, body in channel.consume(f"{name}:c", inactivity_timeout=PATIENCE_S):
             assert method is not None, got
             got.append(body)
             channel.basic_ack(method.delivery_tag)

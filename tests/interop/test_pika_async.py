@@ -11,7 +11,8 @@ import pytest
 from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.adapters.select_connection import SelectConnection
 
-from tests.interop.blocking import PATIENCE_S, PERSISTENT, numbered
+from tests.interop.blocking import PERSISTENT, numbered
+from tests.support.patience import PATIENCE_S
 
 COUNT = 2_000
 

@@ -14,8 +14,9 @@ from tallymark.wire.amqp10.events import SessionEnded, TransfersReceived
 from tallymark.wire.amqp10.performatives import SND_SETTLED
 from tallymark.wire.amqp10.types import Symbol
 from tests.interop import blocking
-from tests.interop.slow_cases import COUNT, SLOW, eventually, looks, publish, told
+from tests.interop.slow_cases import COUNT, SLOW, looks, publish, told
 from tests.support.amqp10_socket import Client
+from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
 EXCLUSIVE: dict[object, object] = {Symbol("tallymark:exclusive"): True}
@@ -140,7 +141,7 @@ def test_sc_d6_a_pre_settled_consumer_that_never_reads_leaves_messages_in_the_qu
         rows = slow_broker.http("GET", "/api/tallymark/connections")[1]["connections"]
         (slow,) = [one for one in rows if one["state"] == "slow"]
         assert slow["unsent_bytes"] <= high + 2 * size
-        eventually(lambda: told(slow_broker, OVER, name))
+        until(lambda: told(slow_broker, OVER, name))
         got = 0
 
         def is_done() -> bool:
@@ -150,7 +151,7 @@ def test_sc_d6_a_pre_settled_consumer_that_never_reads_leaves_messages_in_the_qu
                     got += len(event.tags)
             return got == count
 
-        eventually(is_done, 30)
+        until(is_done)
         row = slow_broker.queues()[name]
         assert (row["ready"], row["acquired"]) == (0, 0)
 
@@ -167,14 +168,14 @@ def test_sc_a2_a_pre_settled_consumer_that_never_reads_is_closed(
         client.receiver(client.session(), address, SND_SETTLED, EXCLUSIVE).flow(1_000_000)
         client.work()
         publish(slow_broker, key, 400, bytes(64 * 1024))
-        eventually(lambda: name not in slow_broker.queues())
+        until(lambda: name not in slow_broker.queues())
         ends: list[SessionEnded] = []
 
         def has_ended() -> bool:
             ends.extend(one for one in client.work() if isinstance(one, SessionEnded))
             return bool(ends)
 
-        eventually(has_ended, 30)
+        until(has_ended)
         (end,) = ends
         assert end.error is not None
         assert (end.error.condition, end.error.description) == (LIMIT_EXCEEDED, SLOW[1])
@@ -209,9 +210,9 @@ def test_sc_d7_flow_holds_a_publisher_of_amqp_1_0_until_the_consumer_caught_up(
             )
             sender = await (await publisher.session()).sender(f"/exchanges/amq.topic/{key}")
             await sender.send_batch([b"m"] * (COUNT + 1))
-            await asyncio.to_thread(eventually, lambda: told(slow_broker, OVER, name))
+            await asyncio.to_thread(until, lambda: told(slow_broker, OVER, name))
             sending = asyncio.create_task(sender.send_batch([b"m"] * count))
-            await asyncio.to_thread(eventually, is_held)
+            await asyncio.to_thread(until, is_held)
             beside = await (await elsewhere.session()).sender(f"/exchanges/amq.fanout/{name}")
             await beside.send(b"not held", settled=True)
             await asyncio.to_thread(looks, slow_broker, 2)

@@ -31,7 +31,8 @@ from tallymark.client import (
 )
 from tallymark.client.events import ConnectionChanged
 from tests.interop import blocking
-from tests.interop.slow_cases import COUNT, SIZE, SLOW, Subscriber, eventually, looks, publish, told
+from tests.interop.slow_cases import COUNT, SIZE, SLOW, Subscriber, looks, publish, told
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
 KINDS = ["transient", "durable", "durable, delete-persistent"]
@@ -44,7 +45,6 @@ CASES = [
     for ack in ACKS
     if (protocol, ack) != ("amqp091", "no-ack")
 ]
-PATIENCE_S = 60
 NUMBERED = [b"%03d" % n for n in range(1000)]
 
 
@@ -68,7 +68,7 @@ def test_sc_a2_matrix(
             peer = Peer(slow_broker, protocol, name, ack, mode)
             await peer.open(stack)
             await asyncio.to_thread(publish, slow_broker, key, peer.window)
-            await asyncio.to_thread(eventually, lambda: len(peer.bodies) == peer.window)
+            await asyncio.to_thread(until, lambda: len(peer.bodies) == peer.window)
             count = COUNT + 1 + peer.window
             rest = partial(publish, slow_broker, key, count, first=peer.window)
             await asyncio.to_thread(rest)
@@ -165,7 +165,7 @@ class Peer:
 
     async def is_disconnected(self) -> None:
         """506 in every call, once to the listener of errors; the queue is gone [SC-7, SC-10]."""
-        await asyncio.to_thread(eventually, lambda: self.errors)
+        await asyncio.to_thread(until, lambda: self.errors)
         seen = list(self.bodies)
         assert seen == NUMBERED[: self.window]
         held = list(self.held)
@@ -183,7 +183,7 @@ class Peer:
         else:
             assert self.bodies == seen  # nobody was given another one
         assert [error.scope for error in self.errors] == [Scope.SESSION]
-        await asyncio.to_thread(eventually, lambda: self.queue not in self.broker.queues())
+        await asyncio.to_thread(until, lambda: self.queue not in self.broker.queues())
 
     async def _later_calls(self, held: list[ReceivedMessage]) -> None:
         later: list[Callable[[], Awaitable[object]]] = [self.receiver.receive]
@@ -220,14 +220,14 @@ class Peer:
         def is_over() -> bool:
             return bool(told(self.broker, "slow_consumer.found", self.queue))
 
-        await asyncio.to_thread(eventually, is_over)
+        await asyncio.to_thread(until, is_over)
         await asyncio.to_thread(looks, self.broker, 2)
         assert not told(self.broker, "slow_consumer.acted", self.queue)
         assert not self.consuming.done()
         self.may_work.set()
         if self.mode == "receive":
             await self._settle()
-        await asyncio.to_thread(eventually, lambda: len(self.bodies) >= count)
+        await asyncio.to_thread(until, lambda: len(self.bodies) >= count)
         assert self.bodies == NUMBERED[:count]
         assert self.errors == []
         self.consuming.cancel()
@@ -257,10 +257,10 @@ def see_with_pika(
         body, count = bytes(64 * 1024), 400
     publish(broker, key, count, body)
     if kind == "durable":
-        eventually(lambda: subscriber.state() == "over")
+        until(lambda: subscriber.state() == "over")
         _check_left_alone(subscriber, count)
         return
-    eventually(lambda: not subscriber.is_there)
+    until(lambda: not subscriber.is_there)
     _check_506(subscriber, mode)
     _check_what_it_can_still_do(subscriber)
     subscriber.close()

@@ -13,6 +13,7 @@ from typing import Any
 import pika
 from pika.exceptions import AMQPError
 
+from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
 FULL = {"configure": ".*", "write": ".*", "read": ".*"}
@@ -90,12 +91,11 @@ def is_gone(connection: pika.BlockingConnection) -> bool:
 
 
 def eventually(claim: Callable[[], bool], connection: pika.BlockingConnection) -> None:
-    """The claim comes true while the connection looks at what arrives, or when it is closed; 10
-    seconds at most."""
-    for _ in range(100):
-        if claim():
-            return
+    """The claim comes true while the connection looks at what arrives, or when it is closed."""
+
+    def look() -> None:
         if connection.is_open:
             with suppress(AMQPError):
                 connection.process_data_events(0.1)
-    raise AssertionError("not within 10 seconds")
+
+    until(claim, look)

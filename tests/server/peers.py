@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import select
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,9 +20,9 @@ from bench.lean import (
 from tallymark.wire.amqp091.frames import PROTOCOL_HEADER
 from tallymark.wire.amqp091.methods import ConnectionStartOk
 from tests.support.amqp091 import OPEN, method_frame, tune_ok
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
-PATIENCE_S = 20.0
 BLOCKED, UNBLOCKED = (10, 60), (10, 61)
 OUTBOX = 1 << 19
 
@@ -156,15 +154,6 @@ class Reader:
             self.last_tag = tag
             if redelivered:
                 self.redelivered.append(self.numbers[-1])
-
-
-def until(condition: Callable[[], object], *work: Callable[[], object]) -> None:
-    """Let everybody work until the condition holds; AssertionError when it never does."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s"
-        for one in work:
-            one()
 
 
 def declare(broker: BrokerProcess, queue: str, *, durable: bool = True, messages: int = 0) -> None:

@@ -18,8 +18,9 @@ from tallymark.wire.amqp10.outcomes import Accepted
 from tallymark.wire.amqp10.sections import encode_message
 from tallymark.wire.amqp10.serial import add
 from tests.faults.disks import Shim, make_shim
-from tests.server.peers import Bare, Publisher, Reader, alarms, declare, until
+from tests.server.peers import Bare, Publisher, Reader, alarms, declare
 from tests.support.amqp10_socket import Client
+from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
 MIB = 1 << 20

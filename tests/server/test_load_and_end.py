@@ -16,8 +16,8 @@ from tests.server.peers import (
     declare,
     open_connections,
     resident_mib,
-    until,
 )
+from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
 MIB = 1 << 20

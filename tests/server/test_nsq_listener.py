@@ -17,9 +17,11 @@ import pytest
 from tallymark.server.layers import Compression, compression
 from tallymark.wire.nsq.frames import ERROR, MESSAGE, RESPONSE
 from tests.support.certificates import Authority
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerDied, BrokerProcess
 
 OK = (RESPONSE, b"OK")
+MAX_TIMEOUT_MS = 900_000
 Frame = tuple[int, bytes]
 
 
@@ -31,7 +33,9 @@ class Nsq:
     """A client that knows nothing of the broker's code but its codecs."""
 
     def __init__(self, port: int) -> None:
-        self.socket: socket.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+        self.socket: socket.socket = socket.create_connection(
+            ("127.0.0.1", port), timeout=PATIENCE_S
+        )
         self.socket.sendall(b"  V2")
         self._inner: Compression | None = None
         self._data = b""
@@ -169,7 +173,7 @@ def test_the_last_words_reach_a_client_that_goes_on_sending(broker: BrokerProces
 
 
 def test_nq_1_another_protocol(broker: BrokerProcess) -> None:
-    with socket.create_connection(("127.0.0.1", broker.nsq_port), timeout=20) as other:
+    with socket.create_connection(("127.0.0.1", broker.nsq_port), timeout=PATIENCE_S) as other:
         other.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert other.recv(100) == struct.pack(">II", 18, 1) + b"E_BAD_PROTOCOL"
 
@@ -188,9 +192,7 @@ def test_nq_1_who_says_no_more_is_still_answered(broker: BrokerProcess, layer: s
     client.send(pub(b"1", "half") + pub(b"2", "half"))
     client.socket.shutdown(socket.SHUT_WR)
     assert [client.frame() for _ in range(2)] == [OK, OK]
-    began = time.monotonic()
-    assert client.is_closed()
-    assert time.monotonic() - began < 2, "it is closed when all is said"
+    assert client.is_closed(), "it is closed when all is said"
 
 
 def test_nq_7_a_subscriber_that_takes_nothing_is_dropped(broker: BrokerProcess) -> None:
@@ -203,19 +205,20 @@ def test_nq_7_a_subscriber_that_takes_nothing_is_dropped(broker: BrokerProcess) 
     stuck.send(b"RDY 100\n")
     for _ in range(20):
         assert other.ask(pub(big, "stuck")) == OK
-    began = time.monotonic()
     other.send(b"RDY 100\n")
     other.socket.settimeout(0.2)
-    again = False
-    while not again:
-        assert time.monotonic() - began < 10, "it is still there"
+    attempts: set[bytes] = set()
+
+    def read_or_say_nop() -> None:
         try:
             kind, content = other.frame()
         except TimeoutError:
             stuck.send(b"NOP\n")
-            continue
+            return
         assert (kind, content[26:]) == (MESSAGE, big)
-        again = content[8:10] == b"\0\2"
+        attempts.add(content[8:10])
+
+    until(lambda: b"\0\2" in attempts, read_or_say_nop, what="it is dropped")
     assert "took nothing for 1000 ms" in broker.log()
 
 
@@ -241,17 +244,16 @@ def test_nq_7_a_subscriber_that_takes_a_little_at_a_time_is_not_dropped(tmp_path
 
 def test_nq_d2_a_cut_connection_gives_its_messages_back_at_once(broker: BrokerProcess) -> None:
     gone, stays = Nsq(broker.nsq_port), Nsq(broker.nsq_port)
+    gone.identify(msg_timeout=MAX_TIMEOUT_MS)  # so that it is not this that gives them back
     assert gone.ask(b"SUB cut c\n") == OK
     assert stays.ask(b"SUB cut c\n") == OK
     gone.send(b"RDY 1\n")
     assert stays.ask(pub(b"x", "cut")) == OK
     assert gone.frame()[0] == MESSAGE
     stays.send(b"RDY 1\n")
-    began = time.monotonic()
     gone.socket.close()
     kind, content = stays.frame()
     assert (kind, content[8:10], content[26:]) == (MESSAGE, b"\0\2", b"x")
-    assert time.monotonic() - began < 5
 
 
 def test_publishers_are_held_while_the_disk_is_full_and_do_not_count_as_dead(
@@ -313,12 +315,9 @@ def test_nq_a10_a_stop_keeps_everything_and_closes_clients(tmp_path: Path) -> No
     assert other.ask(b"DPUB t 3600000\n" + struct.pack(">I", 5) + b"later") == OK
     held = [client.frame() for _ in range(2)]
     assert [kind for kind, _ in held] == [MESSAGE, MESSAGE]
-    began = time.monotonic()
-    client.socket.settimeout(20)
     assert broker.stop() == 0
     assert client.is_closed()
     assert other.is_closed()
-    assert time.monotonic() - began < 15
     with broker:
         client = Nsq(broker.nsq_port)
         assert client.ask(b"SUB t c\n") == OK

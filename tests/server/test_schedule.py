@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 import pytest
 
 from tallymark.server.schedule import Schedule
-
-PATIENCE_S = 20.0
+from tests.support.virtual_loop import run
 
 
 class Plain:
@@ -35,17 +34,16 @@ def on_loop(play: Callable[[Schedule], Coroutine[None, None, None]]) -> None:
     async def main() -> None:
         schedule = Schedule(asyncio.get_running_loop())
         try:
-            await asyncio.wait_for(play(schedule), PATIENCE_S)
+            await play(schedule)
         finally:
             await schedule.stop()
 
-    asyncio.run(main())
+    run(main)
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(int(PATIENCE_S * 1000)):
-        if condition():
-            return
+    """Let time pass, which is the loop's own."""
+    while not condition():
         await asyncio.sleep(0.001)
 
 

@@ -19,10 +19,14 @@ import pytest
 from bench.lean import Link
 from tallymark.server import users
 from tallymark.server.users import Permission, make_user
+from tests.server.counted import read_count
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerDied, BrokerProcess
 
 IN_USE = 3
 JOURNAL_FAILED = 4
+LOOKS_PER_S = 30
+"""Housekeeping has some timers, none shorter than a tenth of a second."""
 
 
 @pytest.fixture
@@ -36,12 +40,12 @@ def connect(broker: BrokerProcess, user: str = "guest:guest") -> pika.BlockingCo
     parameters = pika.ConnectionParameters(
         port=broker.amqp_port,
         credentials=pika.PlainCredentials(name, password),
-        blocked_connection_timeout=20,
+        blocked_connection_timeout=PATIENCE_S,
     )
     return pika.BlockingConnection(parameters)
 
 
-def closed_by_peer(connection: socket.socket, seconds: float = 20) -> bool:
+def closed_by_peer(connection: socket.socket, seconds: float = PATIENCE_S) -> bool:
     """Read until the other side closes."""
     connection.settimeout(seconds)
     try:
@@ -137,8 +141,7 @@ def test_a_data_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
 def test_who_vanishes_who_is_refused_and_checkpoints_are_logged(broker: BrokerProcess) -> None:
     link = Link(broker.amqp_port)
     link.socket.close()
-    while broker.http("GET", "/api/tallymark/connections")[1]["connections"]:
-        time.sleep(0.02)
+    until(lambda: not broker.http("GET", "/api/tallymark/connections")[1]["connections"])
     broker.http("GET", "/api/tallymark/status", user="guest:wrong")
     broker.http("POST", "/api/tallymark/ledger/checkpoint")
     assert broker.stop() == 0
@@ -276,9 +279,7 @@ def test_publishers_are_blocked_while_the_disk_is_low_and_consumers_go_on(tmp_pa
         )
         channel = publisher.channel()
         channel.basic_publish("", "q", b"x" * 100)
-        until = time.monotonic() + 20
-        while not told and time.monotonic() < until:
-            publisher.process_data_events(0.1)
+        until(lambda: told, lambda: publisher.process_data_events(0.1))
         assert told == ["low on disk"]
         assert broker.http("GET", "/healthz", user=None)[1]["alarms"] == ["disk"]
         assert consumer.channel().basic_get("q", auto_ack=True)[2] == b"kept"
@@ -316,11 +317,12 @@ def test_a_broker_in_use_keeps_its_folder_small_and_its_totals(tmp_path: Path) -
         for _ in range(300):
             channel.basic_publish("", "q", b"x" * 100_000, keep)
             channel.basic_get("q", auto_ack=True)
-        until = time.monotonic() + 30
-        while time.monotonic() < until and folder_bytes(broker) > 12 << 20:
+
+        def one_more() -> None:
             channel.basic_publish("", "q", b"x", keep)
             channel.basic_get("q", auto_ack=True)
-        assert folder_bytes(broker) <= 12 << 20
+
+        until(lambda: folder_bytes(broker) <= 12 << 20, one_more)
         channel.basic_nack(first.delivery_tag)
         channel.basic_publish("", "q", b"last", keep)  # its confirm covers the settlements too
         connection.close()
@@ -345,16 +347,31 @@ def folder_bytes(broker: BrokerProcess) -> int:
     return size
 
 
-def test_idle_costs_no_cpu(broker: BrokerProcess) -> None:
-    connection = connect(broker)
-    channel = connection.channel()
-    for i in range(50):
-        channel.queue_declare(f"q{i}", durable=True)
-    broker.http("GET", "/api/tallymark/queues")
-    before = broker.cpu_seconds()
-    connection.process_data_events(2)
-    assert broker.cpu_seconds() - before <= 0.05
-    connection.close()
+class Counted(BrokerProcess):
+    """One that counts how often its loop looks for work."""
+
+    @property
+    def count_file(self) -> Path:
+        return self.data_dir.with_suffix(".count")
+
+    def command(self) -> list[str]:
+        python, _, _, *rest = super().command()
+        return [python, "-m", "tests.server.counted", str(self.count_file), *rest]
+
+
+def test_an_idle_broker_looks_for_work_now_and_then(tmp_path: Path) -> None:
+    with Counted(tmp_path / "data", heartbeat_s="0") as broker:
+        connection = connect(broker)
+        channel = connection.channel()
+        for i in range(50):
+            channel.queue_declare(f"q{i}", durable=True)
+        broker.http("GET", "/api/tallymark/queues")
+        began, before = time.monotonic(), read_count(broker.count_file)
+        connection.process_data_events(2)
+        looks, seconds = read_count(broker.count_file) - before, time.monotonic() - began
+        assert before > 0
+        assert looks / seconds < LOOKS_PER_S
+        connection.close()
 
 
 def test_a_broker_loads_nothing_that_only_spark_needs(broker: BrokerProcess) -> None:

@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tallymark.spark import ledger
 from tallymark.spark.client import BrokerUnreachable
 from tallymark.spark.sink import BatchWriter
 from tallymark.spark.sink_options import SinkOptions
+from tests.support.patience import until
 from tests.support.process import BrokerDied, BrokerProcess
 
 EVERY = 'delay = 50\ntimeunit = "milliseconds"\n'
@@ -114,14 +114,6 @@ def publish(connection: pika.BlockingConnection, count: int, key: str = "k") -> 
         channel.basic_publish("amq.topic", key, b"message!", properties)
 
 
-def eventually(condition: Callable[[], object], seconds: float = 15) -> None:
-    """By asking again: what is looked at is another process."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.02)
-
-
 def log_of(broker: BrokerProcess, event: str) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in broker.log().splitlines() if line.startswith("{")]
     return [one for one in lines if one["event"] == event]
@@ -134,7 +126,7 @@ def tasks(broker: BrokerProcess) -> dict[str, dict[str, Any]]:
 
 def looks(broker: BrokerProcess, times: int = 3) -> None:
     before = tasks(broker)["slow-consumers"]["runs"]
-    eventually(lambda: tasks(broker)["slow-consumers"]["runs"] >= before + times)
+    until(lambda: tasks(broker)["slow-consumers"]["runs"] >= before + times)
 
 
 def limits(broker: BrokerProcess, queue: str) -> dict[str, Any] | None:
@@ -171,7 +163,7 @@ def test_sc_a6_a_reload_applies_to_existing_queues_at_the_next_look(
         assert (done.returncode, done.stdout) == (
             0, "in effect now: slow_consumers, log_level\n"
         ), done.stderr  # fmt: skip
-    eventually(lambda: "sub" not in broker.queues())
+    until(lambda: "sub" not in broker.queues())
     (event,) = log_of(broker, "config.reloaded")
     assert (event["changed"], event["at_next_start"]) == (changed, [])
     levels = broker.http("GET", "/api/tallymark/log-levels")[1]
@@ -199,12 +191,12 @@ def test_sc_a6_what_is_refused_leaves_everything_as_it_was(
     assert (status, answer["error"]) == (400, "bad_request")
     assert told in answer["reason"]
     os.kill(broker.pid, signal.SIGHUP)
-    eventually(lambda: len(log_of(broker, "config.refused")) == 2)
+    until(lambda: len(log_of(broker, "config.refused")) == 2)
     assert all(told in one["reason"] for one in log_of(broker, "config.refused"))
     assert limits(broker, "sub") == {"count": 20}
     assert broker.http("GET", "/api/tallymark/log-levels")[1]["engine"] == "info"
     publish(connection, 22)
-    eventually(lambda: "sub" not in broker.queues())
+    until(lambda: "sub" not in broker.queues())
 
 
 def test_what_waits_for_the_next_start_is_named(broker: BrokerProcess, file: Path) -> None:
@@ -270,7 +262,7 @@ def test_sc_5_a_policy_set_at_run_time_is_a_rule_and_must_name_one_that_is_there
     looks(broker)
     assert limits(broker, "sub") == {"count": 20}
     assert put({"slow-consumer-count": 4, "slow-consumer-policy": "drop-oldest"})[0] == 201
-    eventually(lambda: broker.queues()["sub"]["dropped"] == {"slow_consumer": 1})
+    until(lambda: broker.queues()["sub"]["dropped"] == {"slow_consumer": 1})
     assert limits(broker, "sub") == {"count": 4}
 
 
@@ -285,7 +277,7 @@ def test_sc_d7_a_sink_of_spark_waits_until_publishers_may_go_on(
     connection = connect(broker)
     channel = subscribe(connection, "sub")
     publish(connection, 4)
-    eventually(lambda: log_of(broker, "slow_consumer.acted"))
+    until(lambda: log_of(broker, "slow_consumer.acted"))
     options = {"url": broker.url, "exchange": "amq.topic", "routingKey": "k"}
     rows = [pa.RecordBatch.from_pydict({"body": [b"1", b"2"]})]
     short = BatchWriter(SinkOptions.parse({**options, "retryMs": "150"}).for_batch())
@@ -295,7 +287,7 @@ def test_sc_d7_a_sink_of_spark_waits_until_publishers_may_go_on(
     with ThreadPoolExecutor(1) as pool:
         refused = len(log_of(broker, "request.refused"))
         written = pool.submit(writer.write, iter(rows))
-        eventually(lambda: len(log_of(broker, "request.refused")) > refused)
+        until(lambda: len(log_of(broker, "request.refused")) > refused)
         assert not written.done()
         channel.close()
         writer.commit([written.result(timeout=15)])
@@ -319,7 +311,7 @@ def test_policies_and_tasks_come_by_entry_point_and_harm_nobody(
         subscribe(connection, "first")
         subscribe(connection, "second")
         publish(connection, 10)
-        eventually(lambda: broker.queues()["second"]["dropped"] == {"slow_consumer": 7})
+        until(lambda: broker.queues()["second"]["dropped"] == {"slow_consumer": 7})
         failed = log_of(broker, "slow_consumer.failed")
         assert {one["queue"] for one in failed} == {"first"}
         assert "not this one" in failed[0]["error"]
@@ -327,7 +319,7 @@ def test_policies_and_tasks_come_by_entry_point_and_harm_nobody(
         acted = log_of(broker, "slow_consumer.acted")
         assert {(one["queue"], one["policy"]) for one in acted} == {("second", "grumble")}
         assert sum(one["dropped"] for one in acted) == 7  # a look may come between the messages
-        eventually(lambda: tasks(broker)["counting"]["runs"] > 3)
+        until(lambda: tasks(broker)["counting"]["runs"] > 3)
         counting = tasks(broker)["counting"]
         assert 0 < counting["errors"] < counting["runs"]
         assert "every other time" in counting["last_error"]
@@ -338,7 +330,7 @@ def test_policies_and_tasks_come_by_entry_point_and_harm_nobody(
         for event, name in (("failed", "missing"), ("failed", "broken"), ("name_taken", "delete")):
             assert any(f"entry_point.{event}" in line and name in line for line in wrong)
         publish(connection, 1)  # still at work
-        eventually(lambda: broker.queues()["second"]["dropped"] == {"slow_consumer": 8})
+        until(lambda: broker.queues()["second"]["dropped"] == {"slow_consumer": 8})
         connection.close()
 
 
@@ -357,7 +349,7 @@ def test_consumers_over_http_and_by_command(broker: BrokerProcess) -> None:
     connection = connect(broker)
     subscribe(connection, "sub")
     publish(connection, 17)
-    eventually(lambda: broker.queues()["sub"]["ready"] == 16)
+    until(lambda: broker.queues()["sub"]["ready"] == 16)
     looks(broker)
     (row,) = broker.http("GET", "/api/tallymark/consumers")[1]["consumers"]
     assert row.pop("connection").startswith("127.0.0.1:")
@@ -408,9 +400,9 @@ def test_the_ledger_has_near_found_and_acted_and_what_consumers_came_to(
         publish(connection, 17)
         looks(broker)
         publish(connection, 5)
-        eventually(lambda: "gone" not in broker.queues())
-        eventually(lambda: tasks(broker)["consumer-statistics"]["runs"] > 2)
-        eventually(lambda: connection.process_data_events(0) or not channels[1].is_open)
+        until(lambda: "gone" not in broker.queues())
+        until(lambda: tasks(broker)["consumer-statistics"]["runs"] > 2)
+        until(lambda: connection.process_data_events(0) or not channels[1].is_open)
         assert [channel.is_open for channel in channels] == [True, False, True]
         assert broker.stop() == 0
     events = rows_of(tmp_path / "data", "slow_consumer")

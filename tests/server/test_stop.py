@@ -17,6 +17,7 @@ from tallymark.journal.verify import verify
 from tallymark.server import housekeeping, run
 from tallymark.server.config import Config
 from tallymark.server.node import Node
+from tests.support.patience import PATIENCE_S, until_on_loop
 
 MIB = 1 << 20
 
@@ -67,7 +68,7 @@ def test_housekeeping_does_nothing_more_once_it_is_closed(
         node.housekeeping.close()
         node.end()
         await node.housekeeping.last_checkpoint()
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(20 * housekeeping.STEP_S)  # timers go off in their order
         await asyncio.to_thread(node.journal.close)
 
     asyncio.run(close())
@@ -87,7 +88,7 @@ def test_a_journal_that_fails_before_there_is_a_node_stops_the_broker(
 
     async def start() -> int:
         node = opened(tmp_path)
-        await asyncio.wait_for(asyncio.shield(node.failed), 5)
+        await asyncio.wait_for(asyncio.shield(node.failed), PATIENCE_S)
         node.journal.close(clean=False)
         return await run._close(node)
 
@@ -116,15 +117,17 @@ async def a_deep_backlog_beside_traffic(folder: Path) -> None:
     await node.durable()
     assert any(piece.payload.pack is not None for piece in vhost.queues["keep"].lanes[0].fresh)
     before = node.journal.disk_bytes
-    for _ in range(100):
-        node.housekeeping.wants_checkpoint = True
-        node.schedule()
-        await asyncio.sleep(0.02)
+
+    def is_half() -> bool:
         node.housekeeping._clean_again()
-        if node.journal.disk_bytes < before / 2:
-            break
+        is_there = node.journal.disk_bytes < before / 2
+        if not is_there:
+            node.housekeeping.wants_checkpoint = True
+            node.schedule()
+        return is_there
+
+    await until_on_loop(is_half)
     await node.durable()
-    assert node.journal.disk_bytes < before / 2
     assert kept(node) == list(range(400))
     node.housekeeping.close()
     node.end()

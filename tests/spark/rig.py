@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import pika
 
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 SUBSCRIPTION = "table"
-PATIENCE_S = 120.0
 LOOK_S = 0.02
 
 
@@ -34,14 +34,6 @@ def python_path() -> str:
     """PYTHONPATH for drivers and for Spark's workers, who import these tests' own modules."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join([str(ROOT), *(path for path in given if path)])
-
-
-def eventually(holds: Callable[[], bool], what: str) -> None:
-    """Look until it holds. What is looked at is another process, so there is nothing to wait on."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
-        time.sleep(LOOK_S)
 
 
 def publish(broker: BrokerProcess, queue: str, first: int, count: int) -> None:
@@ -185,7 +177,7 @@ class Driver:
     def wait_held(self) -> None:
         """Until the batch with the hold's sequence stands still."""
         held = self.to.parent / "held"
-        eventually(lambda: held.exists() or self._process.poll() is not None, "a held batch")
+        until(lambda: held.exists() or self._process.poll() is not None, what="a held batch")
         assert held.exists(), self._log.read_text()[-3000:]
 
     def kill(self) -> None:
@@ -204,9 +196,8 @@ class Driver:
         JVM is stopped to look, and goes on if that moment was missed."""
         jvm = next(pid for pid in self._members() if _is_java(pid))
         for number in range(1, 1000):
-            deadline = time.monotonic() + PATIENCE_S
-            while not written(number).exists():
-                assert time.monotonic() < deadline, f"batch {number} was never written"
+            path = written(number)
+            until(path.exists, lambda: None, what=f"batch {number} is written")
             os.kill(jvm, signal.SIGSTOP)
             if not committed(number).exists():
                 self.kill()

@@ -14,7 +14,6 @@ from tests.spark.rig import (
     SUBSCRIPTION,
     Driver,
     assert_exactly_once,
-    eventually,
     floor,
     held_at,
     land_the_rest,
@@ -23,6 +22,7 @@ from tests.spark.rig import (
     stream,
 )
 from tests.support.nightly import nightly
+from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
 pytestmark = pytest.mark.spark
@@ -84,7 +84,7 @@ def test_driver_killed_while_idle(
 ) -> None:
     publish(broker, "idle", 0, 100)
     driver = Driver(broker, "idle", tmp_path / "table", trigger="50ms", max_rows=100, hold=-1)
-    eventually(lambda: floor(broker, "idle") == 100, "the last batch of an idle query settled")
+    until(lambda: floor(broker, "idle") == 100, what="the last batch of an idle query settled")
     driver.kill()
     publish(broker, "idle", 100, 50)
     land_the_rest(spark, broker, "idle", tmp_path / "table")
@@ -110,7 +110,7 @@ def test_broker_killed_under_a_running_query(spark: SparkSession, tmp_path: Path
         messages = stream(spark, broker, "q")
         held = messages.mapInArrow(held_at(100, tmp_path), messages.schema)
         query = land(held, tmp_path / "table", "50ms")
-        eventually(lambda: (tmp_path / "held").exists(), "batch 1 held")
+        until(lambda: (tmp_path / "held").exists(), what="batch 1 held")
         assert floor(broker, "q") == 100
 
         crash(broker)
@@ -119,10 +119,10 @@ def test_broker_killed_under_a_running_query(spark: SparkSession, tmp_path: Path
         assert stat(broker, "q")["next"] == 150, "what was leased stays leased"
 
         (tmp_path / "released").touch()
-        eventually(lambda: floor(broker, "q") == 200, "everything settled")
+        until(lambda: floor(broker, "q") == 200, what="everything settled")
         crash(broker)  # now while the query is idle
         publish(broker, "q", 200, 10)
-        eventually(lambda: floor(broker, "q") == 210, "the rest settled")
+        until(lambda: floor(broker, "q") == 210, what="the rest settled")
         query.stop()
         assert query.exception() is None
         assert_exactly_once(spark, tmp_path / "table", 210)

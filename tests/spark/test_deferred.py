@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 
 from tallymark.spark import reconcile
 from tallymark.spark.client import Endpoint
-from tests.spark.rig import eventually, land_the_rest
+from tests.spark.rig import land_the_rest
+from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
 pytestmark = pytest.mark.spark
@@ -83,7 +84,7 @@ def test_what_waited_is_landed_once_when_its_time_has_come(
 ) -> None:
     channel.queue_declare("d.land", durable=True)
     fill(channel, "d.land", None, 300, 100, HOUR_MS, None)
-    eventually(lambda: broker.queues()["d.land"]["deferred"] == 1, "two became ready")
+    until(lambda: broker.queues()["d.land"]["deferred"] == 1, what="two became ready")
     land_the_rest(spark, broker, "d.land", tmp_path / "table")
     landed = spark.read.parquet(str(tmp_path / "table")).orderBy("lease_sequence").collect()
     assert [(row.message_id, row.malformed) for row in landed] == [

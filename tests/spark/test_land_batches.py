@@ -16,9 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 from tallymark.spark.batches import DELTA, PARQUET, Landing, Reader
 from tallymark.spark.bodies import BEGUN, FOUND, NoSchema, Schema
 from tallymark.spark.land import CHECKPOINT, land_batches
-from tests.spark.rig import PATIENCE_S, SUBSCRIPTION, eventually, stream
+from tests.spark.rig import PATIENCE_S, SUBSCRIPTION, stream
 from tests.spark.test_sink import contents, declare, write
 from tests.support.nightly import nightly
+from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
 pytestmark = pytest.mark.spark
@@ -175,7 +176,7 @@ def test_a_command_that_is_stopped_in_mid_batch_says_no_more_than_that(
     running = subprocess.Popen(
         [*command, "--trigger", "1s"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    eventually((to / "_checkpoint" / "offsets" / "0").exists, "a batch begun")
+    until((to / "_checkpoint" / "offsets" / "0").exists, what="a batch begun")
     running.send_signal(signal.SIGINT)
     said, complaints = running.communicate(timeout=300)
     assert running.returncode == 0, complaints

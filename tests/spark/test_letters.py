@@ -16,8 +16,9 @@ from tallymark.spark import reconcile
 from tallymark.spark.client import Endpoint
 from tallymark.spark.reconcile import Letters, Reconciliation, Returned
 from tallymark.spark.reconcile_table import show
-from tests.spark.rig import eventually, land_the_rest
+from tests.spark.rig import land_the_rest
 from tests.spark.test_source import browse
+from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
 pytestmark = pytest.mark.spark
@@ -68,7 +69,7 @@ def test_dl_10_dl_12_a_landed_letter_has_its_history(
     fill(channel, "l.work", 4, expiration="600000", headers={"CC": ["also"]})
     refuse(channel, "l.work", 3)
     fill(channel, "l.parked", 1)
-    eventually(lambda: broker.queues()["l.parked"]["ready"] == 4, "letters are parked")
+    until(lambda: broker.queues()["l.parked"]["ready"] == 4, what="letters are parked")
     seen = browse(spark, broker, "l.parked").orderBy("sequence").collect()
     land_the_rest(spark, broker, "l.parked", tmp_path / "table")
     landed = spark.read.parquet(str(tmp_path / "table")).orderBy("sequence").collect()
@@ -127,7 +128,7 @@ def test_letters_of_every_way_balance_and_are_followed(
     # A circle without a client's decision.
     queue(channel, "a.circle", message_ttl=1, **to("a.circle"))
     fill(channel, "a.circle", 2)
-    eventually(lambda: broker.queues()["a.circle"]["ready"] == 0, "the circle is over")
+    until(lambda: broker.queues()["a.circle"]["ready"] == 0, what="the circle is over")
     outcome = reconcile.run(spark, broker.data_dir, Endpoint(port=broker.http_port))
     assert [fault for fault in outcome.faults if fault.queue.startswith("a.")] == []
     assert {one.difference for one in outcome.accounts} == {0}

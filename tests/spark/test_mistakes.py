@@ -21,7 +21,8 @@ from tallymark.spark.options import SourceOptions
 from tallymark.spark.reconcile import Beyond, Reconciliation
 from tallymark.spark.reconcile_table import show
 from tallymark.spark.session import SparkDidNotStart, check_master
-from tests.spark.rig import eventually, publish
+from tests.spark.rig import publish
+from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
 NOBODY = "http://127.0.0.1:1"
@@ -197,7 +198,7 @@ def test_what_the_journal_holds_past_the_checkpoint(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         publish(broker, "q", 0, 5)
         broker.http("POST", "/api/tallymark/ledger/checkpoint", {})
-        eventually(lambda: bool(ledger.checkpoints(broker.data_dir)), "the checkpoint written")
+        until(lambda: bool(ledger.checkpoints(broker.data_dir)), what="the checkpoint written")
         state = ledger.find_checkpoint(broker.data_dir, None)
         publish(broker, "q", 5, 5)
         found = ledger.beyond(broker.data_dir, state.number)

@@ -18,13 +18,13 @@ from tallymark.spark.land import cause, land
 from tests.spark.rig import (
     SUBSCRIPTION,
     assert_exactly_once,
-    eventually,
     floor,
     land_the_rest,
     publish,
     stat,
     stream,
 )
+from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
 pytestmark = pytest.mark.spark
@@ -40,15 +40,15 @@ def test_a_second_reader_takes_over_and_the_first_is_told(
 ) -> None:
     publish(broker, "fence", 0, 50)
     first = land(stream(spark, broker, "fence"), tmp_path / "first", "50ms")
-    eventually(lambda: floor(broker, "fence") == 50, "the first reader at work")
+    until(lambda: floor(broker, "fence") == 50, what="the first reader at work")
     second = land(stream(spark, broker, "fence"), tmp_path / "second", "50ms")
-    eventually(lambda: not first.isActive, "the first reader fenced")
+    until(lambda: not first.isActive, what="the first reader fenced")
     error = first.exception()
     assert error is not None
     assert "Fenced" in cause(error)
     assert "attached again" in cause(error)
     publish(broker, "fence", 50, 10)
-    eventually(lambda: floor(broker, "fence") == 60, "the second reader at work")
+    until(lambda: floor(broker, "fence") == 60, what="the second reader at work")
     second.stop()
     assert second.exception() is None
 

@@ -15,6 +15,7 @@ from tallymark.wire.nsq import commands
 from tallymark.wire.nsq.frames import MESSAGE, RESPONSE, decode_message, split_frames
 from tests.support.crash_history import body_of, number_in, number_of
 from tests.support.nsq_history import Batch, ChannelHistory, Message, TopicHistory
+from tests.support.patience import PATIENCE_S
 
 WINDOW = 200
 """Commands without their OK, of a client at most."""
@@ -27,7 +28,7 @@ LONGEST_DELAY_MS = 1_500
 MOST_READY = 2_500
 BUFFERS: list[dict[str, int]] = [{}, {"output_buffer_timeout": 25}, {"output_buffer_size": -1}]
 """How long messages may be gathered [NQ-11]."""
-PATIENCE_S = 30.0
+
 
 KEPT, FINISHED, REQUEUED = range(3)
 

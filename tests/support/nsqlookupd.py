@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-PATIENCE_S = 20.0
+from tests.support.patience import PATIENCE_S
 
 
 class Producer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +11,7 @@ from tallymark.wire.nsq.commands import dpub, mpub, pub, sized
 from tallymark.wire.nsq.connection import KNOWN_LINE_MAX, LINES_MAX
 from tallymark.wire.nsq.events import PublishReceived
 from tallymark.wire.nsq.limits import Limits
+from tests.support.growth import assert_linear
 from tests.support.nsq import bodies_of, connected, failures, flatten
 
 
@@ -101,20 +102,19 @@ def test_any_splitting_gives_the_same_messages(
 
 
 def test_large_bodies_in_small_reads_cost_their_size() -> None:
-    """Four times the bytes take about four times as long, not sixteen."""
 
-    def seconds(size: int) -> float:
+    def prepare(size: int) -> Callable[[], object]:
         limits = Limits(max_msg_size=8_000_000, max_body_size=8_000_000)
         raw = pub("t", b"x" * size) + mpub("t", [b"x" * size])
         chunks = [raw[i : i + 16] for i in range(0, len(raw), 16)]
-        begin = time.process_time()
-        events = publishes(*chunks, limits=limits)
-        took = time.process_time() - begin
-        assert [len(body) for event in events for body in bodies_of(event)] == [size, size]
-        return took
 
-    small = min(seconds(250_000) for _ in range(3))
-    assert seconds(1_000_000) < 12 * small
+        def read() -> None:
+            events = publishes(*chunks, limits=limits)
+            assert [len(body) for event in events for body in bodies_of(event)] == [size, size]
+
+        return read
+
+    assert_linear(prepare, 60_000)
 
 
 def test_a_long_line_in_small_reads_is_joined_once() -> None:
@@ -142,13 +142,18 @@ def test_reads_that_come_while_events_are_left() -> None:
 
 
 def test_what_is_left_at_the_end_costs_its_length() -> None:
-    server = connected()
-    raw = (pub("t", b"x" * 500) + pub("u", b"y" * 500)) * 10_000
-    server.connection.receive_data(raw, 0)
-    begin = time.process_time()
-    server.eof()
-    assert time.process_time() - begin < 2
-    assert len(server.events) == 20_001
+    def prepare(count: int) -> Callable[[], object]:
+        server = connected()
+        raw = (pub("t", b"x" * 500) + pub("u", b"y" * 500)) * count
+        server.connection.receive_data(raw, 0)
+
+        def end() -> None:
+            server.eof()
+            assert len(server.events) == 2 * count + 1
+
+        return end
+
+    assert_linear(prepare, 600)
 
 
 def test_what_is_remembered_is_bounded() -> None:
@@ -164,15 +169,20 @@ def test_what_is_remembered_is_bounded() -> None:
 
 def test_runs_that_end_badly_cost_their_length() -> None:
     """Good commands in front of a bad one are looked at once."""
-    good = 20_000
     for verb, suffix in ((b"FIN ", b"\n"), (b"TOUCH ", b"\n"), (b"REQ ", b" 5\n")):
-        server = connected()
-        server.feed(b"SUB t c\n")
-        units = [verb + (b"%016x" % number) + suffix for number in range(good)]
-        bad = verb + b"#" * 16 + suffix
-        begin = time.process_time()
-        flat = flatten(server.feed(b"".join([*units, bad, units[0]])))
-        assert time.process_time() - begin < 2
-        assert [row[1] for row in flat[:good]] == list(range(good))
-        assert flat[good][0] == "FAILED"
-        assert flat[good + 1][1] == 0
+
+        def prepare(good: int, verb: bytes = verb, suffix: bytes = suffix) -> Callable[[], object]:
+            server = connected()
+            server.feed(b"SUB t c\n")
+            units = [verb + (b"%016x" % number) + suffix for number in range(good)]
+            raw = b"".join([*units, verb + b"#" * 16 + suffix, units[0]])
+
+            def read() -> None:
+                flat = flatten(server.feed(raw))
+                assert [row[1] for row in flat[:good]] == list(range(good))
+                assert flat[good][0] == "FAILED"
+                assert flat[good + 1][1] == 0
+
+            return read
+
+        assert_linear(prepare, 1250)
