@@ -34,7 +34,7 @@ from tallymark.bridge.amqp091_login import (
 )
 from tallymark.bridge.amqp091_streams import StreamRecipient
 from tallymark.bridge.direct_reply import DirectReplies
-from tallymark.bridge.permissions import Access, Permissions
+from tallymark.bridge.permissions import QUEUE, READ, Access, Permissions
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import (
     Cancelled,
@@ -45,7 +45,7 @@ from tallymark.engine.effects import (
     Refused,
     TimedOut,
 )
-from tallymark.engine.errors import BrokerError, NotAllowed
+from tallymark.engine.errors import AccessRefused, BrokerError, NotAllowed
 from tallymark.engine.session import Connection as EngineConnection
 from tallymark.wire.amqp091.connection import Connection as WireConnection
 from tallymark.wire.amqp091.errors import (
@@ -263,6 +263,26 @@ class Amqp091(AmqpBridge):
         self._permissions = permissions
         self.wire.send_tune()
         self._handle_events()
+
+    @property
+    def user(self) -> str:
+        return "" if self._permissions is None else self._permissions.user
+
+    def rights_changed(self, permissions: Permissions) -> None:
+        """A channel that consumes what may not be read any longer is closed with 403."""
+        self._permissions = permissions
+        client = self.client
+        if client is None or client.closed:
+            return
+        client.access.follow(permissions)
+        client.routes.clear()
+        for channel in list(client.channels.values()):
+            for consumer in list(channel.session.consumers.values()):
+                try:
+                    client.access.check(QUEUE, consumer.queue.name, READ)
+                except AccessRefused as error:
+                    self._refuse(channel.number, error, 60, 20)
+                    break
 
     def login_failed(self) -> None:
         """The pending login is refused; only a client that understands it is told."""
@@ -536,7 +556,7 @@ class Amqp091(AmqpBridge):
             self.settings.replies,
             self.settings.random_name,
             self.broker.open_connection(vhost, permissions.user, self.peer),
-            Access(permissions.user, vhost, patterns),
+            Access(permissions.user, vhost, patterns, permissions.impersonates),
             "consumer_cancel_notify" in self._capabilities,
             shares_prefetch(self.client_properties),
             self,

@@ -13,6 +13,7 @@ from typing import Final, final
 
 from tallymark.bridge.amqp091_channel import Channel, Client
 from tallymark.bridge.direct_reply import PREFIX, PSEUDO_QUEUE
+from tallymark.bridge.permissions import Access
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.arguments import LONGEST_MS, type_name, wire_bytes
 from tallymark.engine.errors import PreconditionFailed
@@ -74,7 +75,7 @@ def examine(channel: Channel, section: bytes) -> Special:
             raise PreconditionFailed("fast reply consumer does not exist")
         properties.reply_to = PREFIX + consumer.token
         changed = True
-    check_user(properties.user_id, channel.client.access.user)
+    check_user(properties.user_id, channel.client.access)
     ttl_ms = time_to_live(properties.expiration)
     headers = properties.headers
     more_keys: list[str] = []
@@ -122,11 +123,11 @@ def _annotations(
     return last
 
 
-def check_user(user_id: str | None, user: str) -> None:
+def check_user(user_id: str | None, access: Access) -> None:
     """Raises PreconditionFailed when a message claims another user [rabbitmq validated user-id]."""
-    if user_id is not None and user_id != user:
+    if user_id is not None and not access.may_claim(user_id):
         raise PreconditionFailed(
-            f"user_id property set to '{user_id}' but authenticated user was '{user}'"
+            f"user_id property set to '{user_id}' but authenticated user was '{access.user}'"
         )
 
 

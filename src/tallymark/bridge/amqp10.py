@@ -186,6 +186,22 @@ class Amqp10(AmqpBridge):
             self.wire.sasl_outcome(sasl.OK)
         self._handle_events()
 
+    @property
+    def user(self) -> str:
+        return "" if self._permissions is None else self._permissions.user
+
+    def rights_changed(self, permissions: Permissions) -> None:
+        """Links that would be refused now are detached: amqp:unauthorized-access."""
+        self._permissions = permissions
+        client = self.client
+        if client is None or client.closed:
+            return
+        client.access.follow(permissions)
+        for session in list(client.sessions):
+            for end in list(session.ends):
+                end.rights_changed()
+        self._handle_events()
+
     def login_failed(self) -> None:
         """The pending login is refused."""
         if self.pending_login is None:
@@ -479,7 +495,7 @@ class Amqp10(AmqpBridge):
             return
         connection = self.broker.open_connection(vhost, permissions.user, self.peer)
         connection.handle = self
-        access = Access(permissions.user, vhost, patterns)
+        access = Access(permissions.user, vhost, patterns, permissions.impersonates)
         self.client = Client(self.broker, self.settings, connection, access, self)
         self.client.wall_ms = self.broker.clock.now_ms
 

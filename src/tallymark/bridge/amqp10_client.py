@@ -225,6 +225,9 @@ class LinkEnd:
     def resume(self) -> None:
         """Publishers may be granted credit again."""
 
+    def rights_changed(self) -> None:
+        """The user's permissions are others now."""
+
     def gone(self, with_session: bool) -> None:
         """The link is no more: end the engine's side. Called once. with_session: the engine's
         session is closed already."""

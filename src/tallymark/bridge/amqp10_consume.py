@@ -11,8 +11,11 @@ from typing import Final, final
 
 from tallymark.bridge.amqp10_client import LinkEnd, Session, number_of
 from tallymark.bridge.amqp10_delivery import Outgoing, Run
+from tallymark.bridge.amqp10_errors import error_of
 from tallymark.bridge.amqp10_work import TXN_ID, Work, find, unknown
+from tallymark.bridge.permissions import CONFIGURE, QUEUE, READ
 from tallymark.engine.effects import Deliver, TimedOut
+from tallymark.engine.errors import AccessRefused
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import DISCARDED, RETURNED, Consumer, timeout_of
 from tallymark.wire.amqp10 import errors
@@ -192,6 +195,14 @@ class OutgoingLink(LinkEnd):
             self.session.wire.settle_sent(
                 number_of(first), number_of(last), RELEASED, settled=False
             )
+
+    def rights_changed(self) -> None:
+        """What was asked for the attach is asked again."""
+        operation = CONFIGURE if self._is_dynamic else READ
+        try:
+            self.session.client.access.check(QUEUE, self.consumer.queue.name, operation)
+        except AccessRefused as error:
+            self.close(error_of(error))
 
     def queue_deleted(self) -> None:
         """The engine stopped the consumer: its queue is gone."""

@@ -20,7 +20,7 @@ from tallymark.bridge.amqp10_front import Arrival, Arrivals
 from tallymark.bridge.amqp10_stretch import RELEASED, Destination, Stretch
 from tallymark.bridge.amqp10_work import Work, find, unknown
 from tallymark.bridge.permissions import EXCHANGE, WRITE
-from tallymark.engine.errors import BrokerError, PreconditionFailed
+from tallymark.engine.errors import AccessRefused, BrokerError, PreconditionFailed
 from tallymark.engine.message import Route
 from tallymark.engine.queue import Queue
 from tallymark.engine.routing import Targets
@@ -159,6 +159,17 @@ class IncomingLink(LinkEnd):
         if self.is_open:
             self.link.detach(error)
             self.session.leave(self.link)
+
+    def rights_changed(self) -> None:
+        """Where each message says where it goes, each is asked about; otherwise the link ends."""
+        self._destinations.clear()
+        target = self.target
+        if target is None:
+            return
+        try:
+            self.session.client.access.check(EXCHANGE, target.exchange, WRITE)
+        except AccessRefused as error:
+            self.close(error_of(error))
 
     def gone(self, with_session: bool) -> None:
         self.is_open = False

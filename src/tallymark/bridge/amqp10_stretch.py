@@ -128,9 +128,10 @@ class Stretch:
         if not self._cuts[-1]:
             raise DecodeError("no sections but delivery annotations, if any")
         count = piece.hi - piece.lo
-        user = link.session.client.access.user.encode("utf-8", "surrogateescape")
+        access = link.session.client.access
+        user = access.user.encode("utf-8", "surrogateescape")
         users = user_ids(data, cuts, piece)
-        is_own = users.count(None) + users.count(user) == count
+        is_own = access.impersonates or users.count(None) + users.count(user) == count
         addresses: list[str | None] = []
         if link.target is None:
             addresses = destinations(data, cuts, piece)
@@ -140,7 +141,7 @@ class Stretch:
             return
         for i in range(count):
             id = users[i]
-            if id is not None and id != user:
+            if id is not None and id != user and not is_own:
                 self._add(self._of_another(id), i)
             elif addresses:
                 self._add(link.destination(addresses[i] or ""), i)

@@ -7,6 +7,7 @@ meant for it.
 
 from __future__ import annotations
 
+from tallymark.bridge.permissions import Permissions
 from tallymark.engine.effects import (
     Activated,
     Cancelled,
@@ -41,6 +42,15 @@ class Bridge:
     def connection(self) -> Connection | None:
         """The engine's side, once there is one. Its `handle` is this bridge."""
         raise NotImplementedError
+
+    @property
+    def user(self) -> str:
+        """Name of the user whose permissions it acts with; empty: none, or not known yet."""
+        return ""
+
+    def rights_changed(self, permissions: Permissions) -> None:
+        """The user may do this from now on: what was asked before counts no more, and what is going
+        on that would be refused now ends."""
 
     @property
     def holds_itself(self) -> bool:

@@ -1,4 +1,6 @@
-"""What a user may do, as RabbitMQ decides it: three regular expressions per virtual host.
+"""What a user may do, as RabbitMQ decides it: three regular expressions per virtual host. Every
+face of the broker asks here, whatever its protocol, and before each operation: rights that are
+taken away hold for connections that are open [Access.follow].
 
     configure   make and delete the thing
     write       publish to an exchange, bind something *to* the thing
@@ -31,12 +33,16 @@ REMEMBERED: Final = 4096
 class Permissions:
     """A user and, per virtual host, the patterns (configure, write, read). A value."""
 
-    __slots__ = ("user", "vhosts")
+    __slots__ = ("impersonates", "user", "vhosts")
 
-    def __init__(self, user: str, vhosts: dict[str, tuple[str, str, str]]) -> None:
+    def __init__(
+        self, user: str, vhosts: dict[str, tuple[str, str, str]], impersonates: bool = False
+    ) -> None:
         self.user = user
         self.vhosts = vhosts
         """By virtual host; `*` stands for every one that is not named."""
+        self.impersonates = impersonates
+        """May publish messages whose user-id is somebody else's [rabbitmq impersonator]."""
 
     @staticmethod
     def all(user: str) -> Permissions:
@@ -53,13 +59,36 @@ class Permissions:
 class Access:
     """One user's permissions in one virtual host, with the answers already given."""
 
-    __slots__ = ("_known", "_patterns", "user", "vhost")
+    __slots__ = ("_known", "_patterns", "impersonates", "user", "vhost")
 
-    def __init__(self, user: str, vhost: str, patterns: tuple[str, str, str]) -> None:
+    def __init__(
+        self, user: str, vhost: str, patterns: tuple[str, str, str], impersonates: bool = False
+    ) -> None:
         self.user = user
         self.vhost = vhost
+        self.impersonates = impersonates
         self._patterns = [_compiled(pattern) for pattern in patterns]
         self._known: dict[tuple[int, str], bool] = {}
+
+    def follow(self, permissions: Permissions) -> None:
+        """Take on what the user may do from now on. Without patterns for the virtual host that is
+        nothing. Whoever keeps what followed from an answer has to ask again."""
+        patterns = permissions.patterns(self.vhost)
+        self.impersonates = permissions.impersonates
+        self._patterns = [_compiled(pattern) for pattern in patterns or ()]
+        self._known.clear()
+
+    def allows(self, kind: str, name: str, operation: int) -> bool:
+        """Return whether `check` would pass."""
+        try:
+            self.check(kind, name, operation)
+        except AccessRefused:
+            return False
+        return True
+
+    def may_claim(self, user_id: str) -> bool:
+        """Return whether messages may name this user as theirs [rabbitmq validated user-id]."""
+        return self.impersonates or user_id == self.user
 
     def check(self, kind: str, name: str, operation: int) -> None:
         """Raises AccessRefused unless the user may do that to the exchange or queue."""
@@ -67,7 +96,7 @@ class Access:
         key = (operation, shown)
         allowed = self._known.get(key)
         if allowed is None:
-            pattern = self._patterns[operation]
+            pattern = self._patterns[operation] if self._patterns else None
             allowed = pattern is not None and pattern.matches(shown)
             if len(self._known) >= REMEMBERED:
                 self._known.clear()

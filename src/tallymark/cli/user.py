@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from tallymark.cli.output import fail, show_json, show_table
@@ -85,7 +86,8 @@ def passwd(name: str, data_dir: Folder = FOLDER, password: Password = None) -> N
         fail(f"no user '{name}' in {data_dir}")
     user = known[name]
     try:
-        known[name] = users.make_user(name, _secret(password), user.administrator, user.vhosts)
+        made = users.make_user(name, _secret(password), user.administrator, user.vhosts)
+        known[name] = msgspec.structs.replace(made, tags=user.tags)
     except UsersError as error:
         fail(str(error))
     users.save(data_dir, known)
@@ -94,7 +96,7 @@ def passwd(name: str, data_dir: Folder = FOLDER, password: Password = None) -> N
 
 @app.command()
 def delete(name: str, data_dir: Folder = FOLDER) -> None:
-    """Delete a user. Open connections stay open."""
+    """Delete a user. A running broker closes the user's connections."""
     known = _load(data_dir)
     if known.pop(name, None) is None:
         fail(f"no user '{name}' in {data_dir}")

@@ -137,6 +137,8 @@ class AmqpClient(Client):
                 user = self._node.users.named(name)
             else:
                 user = await self._node.users.check(name, password, self.peer_host)
+                if user is not None:  # it took a while: who is it now?
+                    user = self._node.users.named(name)
         except UsersError as error:
             log.error("login.impossible", error=str(error))
         self._login = None

@@ -49,6 +49,8 @@ OWN: Final = "/api/tallymark/"
 MAX_REQUEST: Final = 1 << 20
 STOP_S: Final = 1.0
 USER: Final = web.RequestKey("user", User)
+"""As whom the request came. What that user may do now, `user_of` says."""
+NODE: Final = web.AppKey("node", Node)
 
 Body = TypeVar("Body")
 log = log_of("http")
@@ -70,11 +72,14 @@ def answer(value: object, status: int = 200) -> web.Response:
 
 
 async def body_of(request: web.Request, kind: type[Body]) -> Body:
-    """The request's JSON object. Raises Refused 400 when it is not what is expected."""
+    """The request's JSON object. Raises Refused 400 when it is not what is expected, and as
+    `check_rights_stayed`."""
     try:
-        return msgspec.json.decode(await request.read() or b"{}", type=kind)
+        found = msgspec.json.decode(await request.read() or b"{}", type=kind)
     except msgspec.MsgspecError as error:
         raise Refused(400, "bad_request", f"request body: {error}") from error
+    check_rights_stayed(request)
+    return found
 
 
 def number_in(request: web.Request, name: str) -> int:
@@ -85,9 +90,36 @@ def number_in(request: web.Request, name: str) -> int:
     return int(text)
 
 
+def user_of(request: web.Request) -> User:
+    """Who asks, with the rights of now: a body may take its time to come, and an answer to be due.
+
+    Raises Refused 401: the user was deleted meanwhile.
+    """
+    name = request[USER].name
+    try:
+        user = request.app[NODE].users.named(name)
+    except UsersError as error:
+        log.error("login.impossible", error=str(error))
+        user = None
+    if user is None:
+        raise Refused(401, "not_authorized", f"user '{name}' is deleted")
+    return user
+
+
+def check_rights_stayed(request: web.Request) -> None:
+    """What was asked about the user before the body came is true still. Raises Refused 401."""
+    before, now = request[USER], user_of(request)
+    if (before.administrator, before.tags, before.vhosts) != (
+        now.administrator, now.tags, now.vhosts,
+    ):  # fmt: skip
+        raise Refused(
+            401, "not_authorized", f"the rights of user '{now.name}' changed meanwhile: ask again"
+        )
+
+
 def require_administrator(request: web.Request) -> None:
     """Raises Refused 403."""
-    user = request[USER]
+    user = user_of(request)
     if not user.administrator:
         raise Refused(403, "access_refused", f"user '{user.name}' is not an administrator")
 
@@ -120,6 +152,7 @@ class HttpServer:
             middlewares=[self._errors, self._authenticate, self._tell_time],
             client_max_size=MAX_REQUEST,
         )
+        app[NODE] = node
         app.router.add_get("/healthz", self._health)
         State(self).add_to(app)
         Consumers(self).add_to(app)
@@ -161,9 +194,13 @@ class HttpServer:
             raise NotFound(f"no queue '{name}' in vhost '{vhost}'")
         return queue
 
+    def check_read(self, request: web.Request, queue: Queue) -> None:
+        """Raises AccessRefused unless the user may read it now, and Refused 401 as `user_of`."""
+        self.access(request, queue.vhost).check(QUEUE, queue.name, READ)
+
     def access(self, request: web.Request, vhost: str) -> Access:
         """What the user may do in a virtual host. Raises AccessRefused: nothing."""
-        user = request[USER]
+        user = user_of(request)
         permission = permission_in(user, vhost)
         if permission is None:
             raise AccessRefused(f"access to vhost '{vhost}' refused for user '{user.name}'")

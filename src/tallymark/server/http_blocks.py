@@ -13,6 +13,7 @@ from tallymark.engine.errors import BrokerError
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.records import PAYLOAD, Record
 from tallymark.journal import layout
+from tallymark.server.http import Refused
 from tallymark.server.logs import log_of
 
 BLOCK_BYTES: Final = 4 << 20
@@ -92,7 +93,7 @@ async def send_blocks(
         excerpts = Excerpts()
         try:
             at = take(at, excerpts)
-        except BrokerError as error:
+        except (BrokerError, Refused) as error:
             log.info("answer.cut_off", path=request.path, error=str(error))
             if request.transport is not None:
                 request.transport.abort()

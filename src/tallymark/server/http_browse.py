@@ -16,7 +16,7 @@ from tallymark.engine.errors import NotFound
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import LIVE, Record
-from tallymark.server.http import USER, HttpServer, Refused, answer, number_in
+from tallymark.server.http import HttpServer, Refused, answer, number_in, user_of
 from tallymark.server.http_blocks import Excerpts, send_blocks
 
 PLAN_S: Final = 600.0
@@ -67,7 +67,7 @@ class Browsing:
             )  # fmt: skip
         if len(self._plans) >= MAX_PLANS:
             raise Refused(429, "resource_exhausted", f"{MAX_PLANS} browse plans are in use")
-        plan = Plan(queue, self._node.broker.pin(queue), request[USER].name)
+        plan = Plan(queue, self._node.broker.pin(queue), user_of(request).name)
         name = secrets.token_urlsafe(16)
         self._plans[name] = plan
         self._arm(name, plan)
@@ -85,6 +85,7 @@ class Browsing:
         store = self._node.broker.store
 
         def take(at: int, excerpts: Excerpts) -> int:
+            self._http.check_read(request, plan.queue)
             for start, piece in zip(plan.starts, plan.pieces, strict=True):
                 end = start + len(piece)
                 if end <= at:
@@ -119,8 +120,9 @@ class Browsing:
     def _find(self, request: web.Request) -> tuple[str, Plan]:
         name = request.match_info["plan"]
         plan = self._plans.get(name)
-        if plan is None or plan.owner != request[USER].name:
+        if plan is None or plan.owner != user_of(request).name:
             raise NotFound(f"no browse plan '{name}': unknown, or unused for {PLAN_S:.0f} s")
+        self._http.check_read(request, plan.queue)
         return name, plan
 
     def _arm(self, name: str, plan: Plan) -> None:

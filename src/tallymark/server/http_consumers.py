@@ -10,7 +10,7 @@ from aiohttp import web
 from tallymark.engine.session import Consumer
 from tallymark.engine.slow_consumers import Watched
 from tallymark.engine.statistics import figures
-from tallymark.server.http import USER, HttpServer, Refused, answer, require_administrator
+from tallymark.server.http import HttpServer, Refused, answer, require_administrator, user_of
 from tallymark.server.reload import ReloadRefused
 from tallymark.server.slow_consumers import STATES
 from tallymark.server.users import permission_in
@@ -30,22 +30,22 @@ class Consumers:
         router.add_post("/api/tallymark/config/reload", self._reload)
 
     async def _consumers(self, request: web.Request) -> web.Response:
-        broker = self._node.broker
+        broker, user = self._node.broker, user_of(request)
         watched = {one.queue.id: one for one in broker.slow.watched()}
         rows = [
             consumer_row(consumer, watched.get(queue.id), broker.clock.now_ms)
             for queue in broker.queues.values()
-            if permission_in(request[USER], queue.vhost) is not None
+            if permission_in(user, queue.vhost) is not None
             for consumer in queue.consumers
         ]
         return answer({"consumers": rows})
 
     async def _slow_consumers(self, request: web.Request) -> web.Response:
-        node = self._node
+        node, user = self._node, user_of(request)
         rows = [
             row
             for row in node.slow_consumers.rows()
-            if permission_in(request[USER], row["vhost"]) is not None
+            if permission_in(user, row["vhost"]) is not None
         ]
         period_ms = round(node.config.slow_consumers.period_s * 1000)
         return answer({"period_ms": period_ms, "subscriptions": rows})

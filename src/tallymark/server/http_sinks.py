@@ -32,12 +32,12 @@ from tallymark.bridge.amqp091_sink import Intake
 from tallymark.bridge.permissions import EXCHANGE, WRITE
 from tallymark.engine.sinks import Staging
 from tallymark.server.http import (
-    USER,
     Refused,
     answer,
     body_of,
     number_in,
     require_administrator,
+    user_of,
 )
 from tallymark.server.management_requests import Routes, whole
 from tallymark.server.users import permission_in
@@ -142,7 +142,7 @@ class Sinks(Routes):
 
     async def _list(self, request: web.Request) -> web.Response:
         sinks = self.node.broker.sinks
-        user = request[USER]
+        user = user_of(request)
         return answer(
             {
                 "sinks": [

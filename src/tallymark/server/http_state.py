@@ -15,7 +15,14 @@ from tallymark.engine.streams import first_offset, offset_of
 from tallymark.server import logs
 from tallymark.server.clock import wall_ms
 from tallymark.server.config import nearest
-from tallymark.server.http import USER, HttpServer, Refused, answer, body_of, require_administrator
+from tallymark.server.http import (
+    HttpServer,
+    Refused,
+    answer,
+    body_of,
+    require_administrator,
+    user_of,
+)
 from tallymark.server.logs import CATEGORIES, LEVELS
 from tallymark.server.places import place_of
 from tallymark.server.users import permission_in
@@ -101,17 +108,19 @@ class State:
         )
 
     async def _queues(self, request: web.Request) -> web.Response:
+        user = user_of(request)
         return answer(
             {
                 "queues": [
                     queue_row(queue)
                     for queue in self._node.broker.queues.values()
-                    if permission_in(request[USER], queue.vhost) is not None
+                    if permission_in(user, queue.vhost) is not None
                 ]
             }
         )
 
     async def _exchanges(self, request: web.Request) -> web.Response:
+        user = user_of(request)
         rows = [
             {
                 "vhost": vhost.name,
@@ -123,7 +132,7 @@ class State:
                 "arguments": plain(exchange.arguments),
             }
             for vhost in self._node.broker.vhosts.values()
-            if permission_in(request[USER], vhost.name) is not None
+            if permission_in(user, vhost.name) is not None
             for exchange in vhost.exchanges.values()
         ]
         return answer({"exchanges": rows})

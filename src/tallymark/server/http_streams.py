@@ -30,13 +30,13 @@ from tallymark.engine.streams import TIME, Start, first_offset, start_of
 from tallymark.journal import layout
 from tallymark.journal.journal import BytesLost
 from tallymark.server.http import (
-    USER,
     HttpServer,
     Refused,
     answer,
     body_of,
     number_in,
     require_administrator,
+    user_of,
 )
 from tallymark.server.http_extents import (
     ANSWER_BYTES,
@@ -264,7 +264,7 @@ class Streams:
             raise Refused(429, "resource_exhausted", f"{MAX_PLANS} plans are in use")
         pin = stream_ranges.pin(queue, wanted.low + 1, wanted.high + 1)
         name = secrets.token_urlsafe(16)
-        self._plans[name] = plan = Plan(queue, pin, request[USER].name)
+        self._plans[name] = plan = Plan(queue, pin, user_of(request).name)
         self._arm(name, plan)
         return answer({"plan": name, "id": queue.id, "from": wanted.low, "to": wanted.high})
 
@@ -280,7 +280,7 @@ class Streams:
 
     def _own_plan(self, name: str, queue: Queue, request: web.Request) -> Plan:
         plan = self._plans.get(name)
-        if plan is None or plan.owner != request[USER].name or plan.queue is not queue:
+        if plan is None or plan.owner != user_of(request).name or plan.queue is not queue:
             raise NotFound(
                 f"no plan '{name}' of {named('stream', queue.name, queue.vhost)}: unknown, unused "
                 f"for {PLAN_S:.0f} s, or from before the broker was started"

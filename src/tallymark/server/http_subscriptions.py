@@ -23,13 +23,13 @@ from tallymark.engine.subscription import Subscription
 from tallymark.journal import layout
 from tallymark.journal.journal import BytesLost
 from tallymark.server.http import (
-    USER,
     HttpServer,
     Refused,
     answer,
     body_of,
     number_in,
     require_administrator,
+    user_of,
 )
 from tallymark.server.http_blocks import Excerpts, send_blocks
 from tallymark.server.http_extents import (
@@ -106,10 +106,10 @@ class Subscriptions:
         return self._node.broker.leases.find(queue, request.match_info["name"])
 
     async def _list(self, request: web.Request) -> web.Response:
-        leases = self._node.broker.leases
+        leases, user = self._node.broker.leases, user_of(request)
         rows = []
         for subscription in leases.subscriptions.values():
-            if permission_in(request[USER], subscription.queue.vhost) is not None:
+            if permission_in(user, subscription.queue.vhost) is not None:
                 stat = dict(leases.stat(subscription))
                 stat["name"] = stat.pop("subscription")
                 rows.append(stat)
@@ -173,6 +173,7 @@ class Subscriptions:
             What was lost is missing: the range may end before `high`, or have gaps."""
             if subscription not in subscription.queue.subscriptions:
                 raise NotFound(f"subscription '{subscription.name}' is gone")
+            self._http.check_read(request, subscription.queue)
             for first, piece in subscription.part(at, high):
                 store.load(piece.payload)
                 payload, lo, n = excerpts.add(piece)

@@ -10,7 +10,7 @@ from aiohttp import web
 from tallymark.engine.errors import AccessRefused, NotFound
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.client import Client
-from tallymark.server.http import USER
+from tallymark.server.http import user_of
 from tallymark.server.logs import log_of
 from tallymark.server.management_nsq import nsq_channel_rows, nsq_connection_row
 from tallymark.server.management_requests import Routes, listed, sees_everything, shown
@@ -55,7 +55,7 @@ class Connections(Routes):
     def _seen(self, request: web.Request) -> Iterator[Listed]:
         """The connections that are through their handshake: all, or the user's own."""
         wanted = self.vhost(request).name if "vhost" in request.match_info else None
-        user = request[USER]
+        user = user_of(request)
         for client in self.node.clients.values():
             place = place_of(client)
             if place is None or wanted not in (None, place[0]):
@@ -84,7 +84,7 @@ class Connections(Routes):
         Who is no administrator may close the own connections.
         """
         client = self._found(request)
-        user, place = request[USER], place_of(client)
+        user, place = user_of(request), place_of(client)
         assert place is not None, client.peer
         if not user.administrator and place[1] != user.name:
             raise AccessRefused(

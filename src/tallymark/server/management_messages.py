@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from tallymark.server.http import USER, Refused, answer
+from tallymark.server.http import Refused, answer, user_of
 from tallymark.server.http_state import plain
 from tallymark.server.local import Received
 from tallymark.server.management_requests import Channel, Fields, Routes, fields_of
@@ -105,7 +105,7 @@ class Messages(Routes):
         async with self.channel(request) as channel:
             await channel.call(QueueDeclare(ALIVENESS), QueueDeclareOk)
             await channel.call(ConfirmSelect(), ConfirmSelectOk)
-            said = request[USER].name.encode()
+            said = user_of(request).name.encode()
             await _published(channel, BasicPublish("", ALIVENESS, True), b"\0\0", said)
             received = await channel.call(BasicGet(ALIVENESS, True), BasicGetOk)
         return answer({"status": "ok" if received.routing_key == ALIVENESS else "failed"})

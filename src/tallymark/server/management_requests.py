@@ -18,7 +18,7 @@ from aiohttp.http_exceptions import BadHttpMessage
 from tallymark.engine.errors import AccessRefused, NotFound
 from tallymark.engine.patterns import PatternRefused, compile_pattern
 from tallymark.engine.vhost import VirtualHost
-from tallymark.server.http import USER, HttpServer, Refused, answer
+from tallymark.server.http import HttpServer, Refused, answer, check_rights_stayed, user_of
 from tallymark.server.local import ChannelRefused, LocalChannel, Received
 from tallymark.server.node import Node
 from tallymark.server.users import User, permission_in
@@ -54,7 +54,7 @@ def sees(user: User, vhost: str) -> bool:
 
 def require_policymaker(request: web.Request, vhost: str) -> None:
     """Raises AccessRefused unless the user may set policies in the virtual host."""
-    user = request[USER]
+    user = user_of(request)
     allowed = POLICYMAKER in user.tags and permission_in(user, vhost) is not None
     if not user.administrator and not allowed:
         raise AccessRefused(
@@ -116,7 +116,9 @@ class Fields:
 
 async def fields_of(request: web.Request) -> Fields:
     """The body as an object; an empty one is {}. Raises Refused 400, or 413 above MAX_BODY."""
-    return fields_in(await whole(request.content.iter_any()))
+    fields = fields_in(await whole(request.content.iter_any()))
+    check_rights_stayed(request)
+    return fields
 
 
 async def uploaded_fields(request: web.Request) -> Fields:
@@ -127,7 +129,9 @@ async def uploaded_fields(request: web.Request) -> Fields:
     try:
         async for part in await request.multipart():
             if isinstance(part, BodyPartReader) and part.name == "file":
-                return fields_in(await whole(_chunks(part)))
+                fields = fields_in(await whole(_chunks(part)))
+                check_rights_stayed(request)
+                return fields
     except (LookupError, ValueError, RuntimeError, BadHttpMessage) as error:
         reason = f"not a form in parts: {type(error).__name__}: {error}"
         raise Refused(400, "bad_request", reason) from error
@@ -173,7 +177,7 @@ class Routes:
         """The virtual host that the path names. Raises NotFound, AccessRefused."""
         name = request.match_info["vhost"]
         found = self.node.broker.vhost(name)
-        user = request[USER]
+        user = user_of(request)
         if not sees(user, name):
             raise AccessRefused(f"access to vhost '{name}' refused for user '{user.name}'")
         return found
@@ -182,8 +186,8 @@ class Routes:
         """The one that the path names, or all that the user sees."""
         if "vhost" in request.match_info:
             return [self.vhost(request)]
-        found = self.node.broker.vhosts.values()
-        return [vhost for vhost in found if sees(request[USER], vhost.name)]
+        found, user = self.node.broker.vhosts.values(), user_of(request)
+        return [vhost for vhost in found if sees(user, vhost.name)]
 
     def check_alarms(self) -> None:
         """Nothing is published while publishers are held back. Raises Refused 503."""
@@ -204,7 +208,7 @@ class Channel(LocalChannel):
     """As LocalChannel; what the broker refuses on it is raised as the answer to the request."""
 
     def __init__(self, node: Node, request: web.Request, vhost: str) -> None:
-        super().__init__(node, request[USER], vhost, f"http {request.remote} {request.method}")
+        super().__init__(node, user_of(request), vhost, f"http {request.remote} {request.method}")
 
     def send(self, method: Method, properties: bytes | None = None, body: bytes = b"") -> None:
         try:

@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from tallymark.engine.errors import NotFound
-from tallymark.server.http import USER, Refused, answer, require_administrator
+from tallymark.server.http import Refused, answer, require_administrator, user_of
 from tallymark.server.management_requests import Fields, Routes, fields_of, listed, shown
 from tallymark.server.users import (
     ADMINISTRATOR,
@@ -92,7 +92,7 @@ class UsersAndPermissions(Routes):
         router.add_delete(ONE_PERMISSION, self._delete_permission)
 
     async def _whoami(self, request: web.Request) -> web.Response:
-        user = request[USER]
+        user = user_of(request)
         return answer({"name": user.name, "tags": user.all_tags})
 
     def _users(self) -> dict[str, User]:

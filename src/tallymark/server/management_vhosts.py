@@ -15,7 +15,7 @@ from tallymark.engine import definitions, records
 from tallymark.engine.arguments import check_default_type
 from tallymark.engine.records import Record
 from tallymark.engine.vhost import VirtualHost
-from tallymark.server.http import USER, Refused, require_administrator
+from tallymark.server.http import Refused, require_administrator, user_of
 from tallymark.server.management_requests import Routes, fields_of, listed, shown
 from tallymark.server.management_rows import counted, queue_counts
 from tallymark.server.node import Node, node_name
@@ -103,7 +103,7 @@ class VirtualHosts(Routes):
         """Whoever makes it may do everything in it, as with RabbitMQ. The default queue type may be
         set anew."""
         require_administrator(request)
-        name, user = request.match_info["vhost"], request[USER]
+        name, user = request.match_info["vhost"], user_of(request)
         fields = await fields_of(request)
         broker = self.node.broker
         type = next((fields.text(key) for key in DEFAULT_TYPE if key in fields), None)

@@ -57,6 +57,7 @@ from tallymark.server.features import Features
 from tallymark.server.housekeeping import Housekeeping
 from tallymark.server.logs import log_of
 from tallymark.server.reload import Reloading
+from tallymark.server.rights import Rights
 from tallymark.server.schedule import Schedule
 from tallymark.server.slow_consumers import SlowConsumerWatch
 from tallymark.server.users import Users
@@ -104,6 +105,7 @@ class Node:
         self.journal = journal
         self.loop = loop
         self.users = Users(config.data_dir)
+        self.rights = Rights(self)
         self.clients: dict[Bridge, Client] = {}
         self.replies = DirectReplies()
         self.watch = Watch()

@@ -79,6 +79,7 @@ class CannotServe(Exception):
 
 TASKS: Final[dict[str, Make]] = {
     "slow-consumers": lambda node: node.slow_consumers,
+    "users": lambda node: node.rights,
     "consumer-statistics": ConsumerLedger,
 }
 """Our own housekeeping tasks."""

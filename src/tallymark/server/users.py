@@ -39,6 +39,7 @@ PARALLEL: Final = 1
 GUEST: Final = "guest"
 ADMINISTRATOR: Final = "administrator"
 """The tag that makes one. Of the others, see `User.tags`."""
+IMPERSONATOR: Final = "impersonator"
 SCRYPT: Final = "scrypt"
 NO_PASSWORD: Final = "none"
 """A user that cannot log in by password."""
@@ -79,7 +80,8 @@ class User(msgspec.Struct, frozen=True):
     algorithm: str = SCRYPT
     tags: tuple[str, ...] = ()
     """RabbitMQ's words besides administrator. `monitoring` lets see every virtual host over HTTP,
-    `policymaker` set policies; others are kept and mean nothing."""
+    `policymaker` set policies, `impersonator` publish messages with another user's user-id; others
+    are kept and mean nothing."""
 
     def accepts(self, password: str) -> bool:
         """Whether this is the password; an empty one never is, whatever the hash says. Takes the
@@ -228,6 +230,8 @@ class Users:
         self._known: dict[tuple[str, bytes], bytes] = {}
         self._key = secrets.token_bytes(32)
         self._changing = asyncio.Lock()
+        self.observers: list[Callable[[], None]] = []
+        """Called when the users are others than before, after that."""
 
     def current(self) -> dict[str, User]:
         """The users as the file says now; read again only when the file changed.
@@ -241,6 +245,8 @@ class Users:
             self._stamp = stamp
             self._known.clear()
             _tell_problems(self._users)
+            for observer in self.observers:
+                observer()
         return self._users
 
     def named(self, name: str) -> User | None:
@@ -299,6 +305,7 @@ class Users:
             if not users:
                 raise UsersError("no user would be left, expected at least one")
             await asyncio.to_thread(save, self._folder, users)
+            self.current()
 
 
 def _tell_problems(users: dict[str, User]) -> None:
@@ -319,7 +326,9 @@ def permission_in(user: User, vhost: str) -> Permission | None:
 def permissions_of(user: User) -> Permissions:
     """The same for a bridge."""
     return Permissions(
-        user.name, {name: (p.configure, p.write, p.read) for name, p in user.vhosts.items()}
+        user.name,
+        {name: (p.configure, p.write, p.read) for name, p in user.vhosts.items()},
+        IMPERSONATOR in user.tags,
     )
 
 

@@ -1,0 +1,198 @@
+"""Rights that are given, and taken away from who is connected: user x resource x operation x
+protocol, over real sockets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.server.faces import (
+    FACES,
+    NAMES,
+    NEEDS,
+    PASSWORD,
+    RIGHTS,
+    USER,
+    Amqp10,
+    Amqp091,
+    Http,
+    provide,
+    put_message,
+)
+from tests.server.management import FULL, call, done
+from tests.support.process import BrokerProcess
+
+CELLS = [
+    (face, operation, right)
+    for face, operations in NEEDS.items()
+    for operation in operations
+    for right in RIGHTS
+]
+ONLY_OTHER = "^other"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("rights") / "data") as running:
+        done(running, "PUT", f"users/{USER}", {"password": PASSWORD, "tags": "management"})
+        provide(running)
+        yield running
+
+
+def permit(broker: BrokerProcess, **changed: str) -> None:
+    done(broker, "PUT", f"permissions/%2F/{USER}", {**FULL, **changed})
+
+
+@pytest.mark.parametrize(("face", "operation", "right"), CELLS)
+def test_a_right_that_is_taken_away_is_gone_at_once(
+    broker: BrokerProcess, face: str, operation: str, right: str
+) -> None:
+    permit(broker)
+    for name in NAMES:
+        done(broker, "DELETE", f"queues/%2F/{name}.q/contents")
+    user = FACES[face](broker)
+    try:
+        assert user.do(operation, "mine")
+        permit(broker, **{right: ONLY_OTHER})
+        is_needed = right in NEEDS[face][operation]
+        assert user.do(operation, "mine") is not is_needed
+        assert user.do(operation, "other")
+        permit(broker)
+        assert user.do(operation, "mine"), "given back, it is there again"
+    finally:
+        user.close()
+
+
+@pytest.mark.parametrize(("face", "operation"), sorted({cell[:2] for cell in CELLS}))
+def test_without_permissions_in_the_virtual_host_nothing_is_allowed(
+    broker: BrokerProcess, face: str, operation: str
+) -> None:
+    permit(broker)
+    user = FACES[face](broker)
+    try:
+        assert user.do(operation, "mine")
+        done(broker, "DELETE", f"permissions/%2F/{USER}")
+        assert not user.do(operation, "mine")
+    finally:
+        user.close()
+        permit(broker)
+
+
+LAST_WORDS = {
+    "AMQP 0-9-1": "320 CONNECTION_FORCED - broker forced connection closure with reason "
+    "'user 'bob' is deleted'",
+    "AMQP 1.0": "amqp:connection:forced broker forced connection closure with reason "
+    "'user 'bob' is deleted'",
+    "HTTP": "401 user name and password do not match",
+}
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("by", ["HTTP", "the command line"])
+def test_who_is_deleted_is_gone(
+    broker: BrokerProcess, face: str, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.server.faces.USER", "bob")
+    monkeypatch.setattr("tests.server.faces.CREDENTIALS", f"bob:{PASSWORD}")
+    done(broker, "PUT", "users/bob", {"password": PASSWORD, "tags": "management"})
+    done(broker, "PUT", "permissions/%2F/bob", FULL)
+    user = FACES[face](broker)
+    try:
+        operation = next(iter(NEEDS[face]))
+        assert user.do(operation, "mine")
+        if by == "HTTP":
+            done(broker, "DELETE", "users/bob")
+        else:
+            command = [sys.executable, "-m", "tallymark", "user", "delete", "bob"]
+            subprocess.run([*command, "--data-dir", str(broker.data_dir)], check=True, timeout=60)
+        assert user.last_words() == LAST_WORDS[face]
+    finally:
+        user.close()
+
+
+# -- what is going on
+
+
+def test_a_lease_that_waits_is_asked_again_when_messages_come(broker: BrokerProcess) -> None:
+    permit(broker)
+    done(broker, "DELETE", "queues/%2F/mine.q/contents")
+    user = Http(broker)
+    one = "/api/tallymark/subscriptions/%2F/mine.q/waiting"
+    _, found = user.ask("POST", f"{one}/attach", {})
+    wanted = {
+        "fence": found["fence"], "epoch": found["epoch"], "start": found["next"], "max_rows": 5,
+        "wait_ms": 60_000,
+    }  # fmt: skip
+    answers: list[object] = []
+    asking = threading.Thread(
+        target=lambda: answers.append(user.ask("POST", f"{one}/lease", wanted))
+    )
+    asking.start()
+    permit(broker, read="^other")
+    put_message(broker, "mine")
+    asking.join(90)
+    text = f"access to queue 'mine.q' in vhost '/' refused for user '{USER}'"
+    assert answers == [(403, {"error": "access_refused", "reason": text})]
+    user.close()
+
+
+def test_a_request_whose_body_is_late_has_the_rights_of_its_end(broker: BrokerProcess) -> None:
+    """An administrator no longer, while the body of a change was on its way."""
+    done(broker, "PUT", "users/boss", {"password": "boss", "tags": "administrator"})
+    user = Http(broker)
+    body = b'{"password": "x", "tags": "administrator"}'
+    connection = user._connection
+    connection.putrequest("PUT", "/api/users/mallory")
+    connection.putheader("Authorization", "Basic Ym9zczpib3Nz")
+    connection.putheader("Content-Length", str(len(body)))
+    connection.endheaders(body[:10])
+    waiting = call(
+        broker, "GET", "whoami", user="boss:boss"
+    )  # it has been read: what follows is later
+    assert waiting[0] == 200
+    done(broker, "PUT", "users/boss", {"password": "boss", "tags": ""})
+    connection.send(body[10:])
+    response = connection.getresponse()
+    assert (response.status, response.read()) == (
+        401,
+        b'{"error":"not_authorized","reason":"the rights of user \'boss\' changed meanwhile: '
+        b'ask again"}',
+    )
+    assert call(broker, "GET", "users/mallory")[0] == 404
+    user.close()
+
+
+@pytest.mark.parametrize("face", [Amqp091, Amqp10])
+def test_a_new_password_ends_no_connection(
+    broker: BrokerProcess, face: type[Amqp091] | type[Amqp10]
+) -> None:
+    """As with RabbitMQ: the rights are the same."""
+    permit(broker)
+    user = face(broker)
+    done(broker, "PUT", f"users/{USER}", {"password": "new", "tags": "management"})
+    try:
+        assert user.do("publish", "mine")
+    finally:
+        done(broker, "PUT", f"users/{USER}", {"password": PASSWORD, "tags": "management"})
+        user.close()
+
+
+@pytest.mark.parametrize("face", [Amqp091, Amqp10])
+def test_only_an_impersonator_names_another_user_in_messages(
+    broker: BrokerProcess, face: type[Amqp091] | type[Amqp10]
+) -> None:
+    """An administrator does not, as with RabbitMQ; the tag counts for who is connected."""
+    permit(broker)
+    user = face(broker)
+    try:
+        for tags, allowed in (("administrator", False), ("impersonator", True), ("", False)):
+            done(broker, "PUT", f"users/{USER}", {"password": PASSWORD, "tags": tags})
+            assert user.publish_as("carol", "mine") is allowed
+            assert user.publish_as(USER, "mine")
+    finally:
+        done(broker, "PUT", f"users/{USER}", {"password": PASSWORD, "tags": "management"})
+        user.close()
