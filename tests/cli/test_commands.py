@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from rich.console import Console
 from tallymark.cli.inspect import QUEUE_COLUMNS, spare_columns
 from tallymark.cli.output import print_table
 from tallymark.server.users import load, make_user, save
+from tests.support import forked
 from tests.support.process import BrokerProcess
 
 
@@ -38,11 +37,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 def run(
     *arguments: str, code: int = 0, url: str = "", stdin: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "TALLYMARK_URL": url} if url else None
-    done = subprocess.run(
-        [sys.executable, "-m", "tallymark", *arguments],
-        capture_output=True, text=True, timeout=60, env=environ, input=stdin,
-    )  # fmt: skip
+    environ = {"TALLYMARK_URL": url} if url else None
+    done = forked.run(*arguments, env=environ, stdin=stdin)
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
     return done
 

@@ -14,6 +14,7 @@ import pytest
 
 from tallymark.cli.nsqd import FLAGS, FlagError, configured, duration, parse
 from tallymark.server.config import DECLARED, ConfigError
+from tests.support import forked
 
 
 def config(*arguments: str) -> dict[str, object]:
@@ -197,10 +198,7 @@ def test_nq_18_data_of_nsqd_is_noticed_and_not_taken_over(tmp_path: Path) -> Non
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tallymark", "nsqd", *arguments],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    return forked.run("nsqd", *arguments)
 
 
 def test_version_and_help() -> None:

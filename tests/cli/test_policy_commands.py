@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pika
 import pytest
 
+from tests.support import forked
 from tests.support.process import BrokerProcess
 
 DEFINITION = '{"max-length": 1, "overflow": "reject-publish"}'
@@ -25,10 +24,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 def run(url: str, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tallymark", *arguments],
-        capture_output=True, text=True, timeout=60, env={**os.environ, "TALLYMARK_URL": url},
-    )  # fmt: skip
+    done = forked.run(*arguments, env={"TALLYMARK_URL": url})
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
     return done
 

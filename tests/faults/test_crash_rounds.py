@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from tests.support.crash_history import (
     Arrival,
     QueueHistory,
@@ -80,16 +80,7 @@ class Field:
         return random.Random(self.chance.getrandbits(64))
 
     def _kill_while_starting(self) -> None:
-        with self.broker.log_file.open("ab") as log:
-            starting = subprocess.Popen(
-                self.broker.command(), stdout=subprocess.DEVNULL, stderr=log
-            )
-        try:
-            code = starting.wait(self.chance.uniform(0.2, 1.2))
-            pytest.fail(f"ended with {code} while starting: {self.broker.log()[-2000:]}")
-        except subprocess.TimeoutExpired:
-            starting.kill()
-            starting.wait()
+        self.broker.kill_while_starting(self.chance.uniform(0.0, 0.3))
 
     def _verify(self) -> None:
         rows = self.broker.queues()
@@ -120,12 +111,7 @@ def test_kill_9_under_full_load(tmp_path: Path) -> None:
         f"{ROUNDS} rounds: {field.published} published, {field.consumed} consumed, "
         f"{(field.published + field.consumed) / field.loaded_s:,.0f} a second under load"
     )
-    verified = subprocess.run(
-        [*field.broker.command()[:3], "journal", "verify", str(field.broker.data_dir)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    verified = forked.run("journal", "verify", str(field.broker.data_dir))
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +24,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from tests.support import forked
 from tests.support.crash_history import number_of
 from tests.support.letter_history import (
     CAPACITY,
@@ -113,16 +113,7 @@ class Field:
             account.killed()
 
     def _kill_while_starting(self) -> None:
-        with self.broker.log_file.open("ab") as log:
-            starting = subprocess.Popen(
-                self.broker.command(), stdout=subprocess.DEVNULL, stderr=log
-            )
-        try:
-            code = starting.wait(self.chance.uniform(0.2, 1.2))
-            pytest.fail(f"ended with {code} while starting: {self.broker.log()[-2000:]}")
-        except subprocess.TimeoutExpired:
-            starting.kill()
-            starting.wait()
+        self.broker.kill_while_starting(self.chance.uniform(0.0, 0.3))
 
     def _finish(self, left: list[int], is_late: bool) -> None:
         """Publish what is left, and have everything die that can."""
@@ -230,12 +221,7 @@ def test_dl_22_kill_9_in_the_middle_of_dead_lettering(tmp_path: Path) -> None:
         f"{ROUNDS} rounds, {field.kills} kills at {[round(at, 2) for at in field.killed_at]} of "
         f"what is published, at least {field.deaths:,} deaths"
     )
-    verified = subprocess.run(
-        [*field.broker.command()[:3], "journal", "verify", str(field.broker.data_dir)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    verified = forked.run("journal", "verify", str(field.broker.data_dir))
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 

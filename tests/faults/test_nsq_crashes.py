@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import forked
 from tests.support.crash_history import check_account
 from tests.support.nightly import NIGHTLY
 from tests.support.nsq_history import ChannelHistory, Message, TopicHistory
@@ -134,16 +134,7 @@ class Field:
         self.deferred += client.deferred
 
     def _kill_while_starting(self) -> None:
-        with self.broker.log_file.open("ab") as log:
-            starting = subprocess.Popen(
-                self.broker.command(), stdout=subprocess.DEVNULL, stderr=log
-            )
-        try:
-            code = starting.wait(self.chance.uniform(0.2, 1.2))
-            pytest.fail(f"ended with {code} while starting: {self.broker.log()[-2000:]}")
-        except subprocess.TimeoutExpired:
-            starting.kill()
-            starting.wait()
+        self.broker.kill_while_starting(self.chance.uniform(0.0, 0.3))
 
     def _rows(self) -> list[dict[str, Any]]:
         rows = self.broker.queues()
@@ -170,12 +161,7 @@ def test_nq_a11_an_ok_survives_kill_9(tmp_path: Path) -> None:
         f"{sum(c.timed_out for c in channels):,} timed out, 0 lost, "
         f"{sum(c.again for c in channels):,} unfinished ones came again after a crash"
     )
-    verified = subprocess.run(
-        [*field.broker.command()[:3], "journal", "verify", str(field.broker.data_dir)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    verified = forked.run("journal", "verify", str(field.broker.data_dir))
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 

@@ -42,10 +42,12 @@ def test_nq_d4_a_requeue_or_a_time_out_that_cannot_be_written_loses_nothing(
         again = Client(broker.nsq_port)
         again.ok(commands.sub("t", "c"))
         again.send(commands.rdy(100))
-        bodies = sorted(again.message()[2] for _ in range(5))
-        assert bodies == [b"%d" % n for n in range(1, 6)]
         row = broker.queues()["t:c"]
-        assert (row["acquired"], row["ready"], row["deferred"]) == (5, 0, 0)
+        count = row["acquired"] + row["ready"] + row["deferred"]
+        bodies = sorted(again.message()[2] for _ in range(count))
+        # What nobody was told of may be there, if it was written with what failed to be synced.
+        assert [body for body in bodies if body != b"never"] == [b"%d" % n for n in range(1, 6)]
+        assert count in (5, 6)
 
 
 def test_nq_20_over_http_what_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 import time
 from pathlib import Path
 
@@ -24,6 +23,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.faults.test_dead_letter_crashes import check_equation
+from tests.support import forked
 from tests.support.nightly import NIGHTLY
 from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
@@ -120,16 +120,7 @@ class Field:
         return workers
 
     def _kill_while_starting(self) -> None:
-        with self.broker.log_file.open("ab") as log:
-            starting = subprocess.Popen(
-                self.broker.command(), stdout=subprocess.DEVNULL, stderr=log
-            )
-        try:
-            code = starting.wait(self.chance.uniform(0.2, 1.0))
-            pytest.fail(f"ended with {code} while starting: {self.broker.log()[-2000:]}")
-        except subprocess.TimeoutExpired:
-            starting.kill()
-            starting.wait()
+        self.broker.kill_while_starting(self.chance.uniform(0.0, 0.3))
         self.kills += 1
 
     def _channel(self) -> BlockingChannel:
@@ -169,12 +160,7 @@ def test_tx_d1_kill_9_in_the_middle_of_commits(tmp_path: Path, protocols: str) -
         f"across {len(SOURCES) + len(TARGETS) + 1} queues, {field.rolled_back} rolled back; of "
         f"{field.in_doubt} in doubt {field.kept_in_doubt} were there"
     )
-    verified = subprocess.run(
-        [*field.broker.command()[:3], "journal", "verify", str(field.broker.data_dir)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    verified = forked.run("journal", "verify", str(field.broker.data_dir))
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.server.management import call, connect, done, get, names, refused
+from tests.support import forked
 from tests.support.process import BrokerDied, BrokerProcess
 
 EXPORT = Path(__file__).parent / "fixtures" / "rabbitmq-3.10.8-definitions.json"
@@ -434,10 +434,7 @@ def test_a_password_in_the_file_is_taken(broker: BrokerProcess) -> None:
 
 
 def command(broker: BrokerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tallymark", "definitions", *arguments, "--url", broker.url],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    return forked.run("definitions", *arguments, "--url", broker.url)
 
 
 def test_export_and_import_by_command(broker: BrokerProcess, tmp_path: Path) -> None:

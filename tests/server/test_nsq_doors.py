@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -19,6 +18,7 @@ import pytest
 from tallymark.wire.nsq import commands
 from tallymark.wire.nsq.frames import ERROR
 from tests.server.nsqd import Client
+from tests.support import forked
 from tests.support.certificates import Authority, Certificate
 from tests.support.process import BrokerDied, BrokerProcess
 
@@ -31,9 +31,7 @@ def nsqd(folder: Path, *flags: str) -> Iterator[dict[str, Any]]:
         "-http-address=127.0.0.1:0", f"-data-path={folder}", *flags,
     ]  # fmt: skip
     with (folder / "stderr").open("wb") as log:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ}
-        )
+        process = forked.popen(command, os.environ, log)
     assert process.stdout is not None
     try:
         line = process.stdout.readline()

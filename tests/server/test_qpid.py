@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 
 from tallymark.server.config import load
 from tallymark.server.qpid import QpidRefused, as_toml, read_qpid
+from tests.support import forked
 
 # As published, comments shortened.
 CONSUMER = """\
@@ -132,12 +131,11 @@ def test_what_is_not_understood_is_refused_by_name(text: str, told: str) -> None
 def test_the_command_writes_toml_to_stdout_and_warnings_to_stderr(tmp_path: Path) -> None:
     file = tmp_path / "topic.xml"
     file.write_text(TOPIC)
-    command = [sys.executable, "-m", "tallymark", "config", "import-qpid", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = forked.run("config", "import-qpid", str(file))
     assert done.returncode == 0
     assert tomllib.loads(done.stdout)["slow_consumers"]["topics"][0]["key"] == "stocks.us.*"
     assert done.stderr == (f"tallymark: {file}: line 6: <maessageAge> is read as <messageAge>\n")
     file.write_text("<broker/>")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = forked.run("config", "import-qpid", str(file))
     assert (done.returncode, done.stdout) == (2, "")
     assert "unknown element <broker>" in done.stderr

@@ -20,6 +20,7 @@ from bench.lean import Link
 from tallymark.server import users
 from tallymark.server.users import Permission, make_user
 from tests.server.counted import read_count
+from tests.support import forked
 from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerDied, BrokerProcess
 
@@ -56,7 +57,15 @@ def closed_by_peer(connection: socket.socket, seconds: float = PATIENCE_S) -> bo
     return True
 
 
-def test_the_ready_line_says_where_it_listens(broker: BrokerProcess) -> None:
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """With an interpreter of its own from the first import on."""
+    with BrokerProcess(tmp_path / "data", is_forked=False) as running:
+        yield running
+
+
+def test_the_ready_line_says_where_it_listens(fresh: BrokerProcess) -> None:
+    broker = fresh
     assert broker.ready["ready"] is True
     assert broker.ready["pid"] == broker.pid
     for name in ("amqp", "http"):
@@ -97,7 +106,7 @@ def test_a_stop_closes_connections_with_320(broker: BrokerProcess) -> None:
 
 
 def test_a_second_broker_on_the_same_folder_is_refused(broker: BrokerProcess) -> None:
-    second = subprocess.run(broker.command(), capture_output=True, text=True, timeout=30)
+    second = forked.run(*broker.arguments())
     assert second.returncode == IN_USE
     assert f"in use by process {broker.pid}" in second.stderr
     assert second.stdout == ""
@@ -117,8 +126,7 @@ def test_a_taken_port_is_told_and_nothing_is_left_behind(
 
 
 def test_the_same_broker_twice_is_told_as_that(broker: BrokerProcess) -> None:
-    command = [*broker.command(), "--amqp-port", str(broker.amqp_port)]
-    second = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    second = forked.run(*broker.arguments(), "--amqp-port", str(broker.amqp_port))
     assert second.returncode == IN_USE
     assert f"in use by process {broker.pid}" in second.stderr
 
@@ -132,8 +140,7 @@ def test_a_data_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BrokerDied, match=r"exit code 1: tallymark: data folder .* is not a folder"):
         BrokerProcess(tmp_path / "file").start()
-    inside = [*BrokerProcess(tmp_path / "x").command(), "--data-dir", "/proc/zz"]
-    done = subprocess.run(inside, capture_output=True, text=True, timeout=30)
+    done = forked.run(*BrokerProcess(tmp_path / "x").arguments(), "--data-dir", "/proc/zz")
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert "data folder /proc/zz cannot be made: " in done.stderr
 
@@ -374,9 +381,9 @@ def test_an_idle_broker_looks_for_work_now_and_then(tmp_path: Path) -> None:
         connection.close()
 
 
-def test_a_broker_loads_nothing_that_only_spark_needs(broker: BrokerProcess) -> None:
+def test_a_broker_loads_nothing_that_only_spark_needs(fresh: BrokerProcess) -> None:
     """It would take a start longer than all the rest of it."""
-    loaded = Path(f"/proc/{broker.pid}/maps").read_text()
+    loaded = Path(f"/proc/{fresh.pid}/maps").read_text()
     assert "libpython" in loaded or "bin/python" in loaded
     assert not [name for name in ("numpy", "pyarrow", "pandas") if f"/{name}/" in loaded]
 

@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +20,7 @@ from tallymark.spark import ledger
 from tallymark.spark.client import BrokerUnreachable
 from tallymark.spark.sink import BatchWriter
 from tallymark.spark.sink_options import SinkOptions
+from tests.support import forked
 from tests.support.patience import until
 from tests.support.process import BrokerDied, BrokerProcess
 
@@ -158,8 +157,7 @@ def test_sc_a6_a_reload_applies_to_existing_queues_at_the_next_look(
             200, {"changed": changed, "at_next_start": []}
         )  # fmt: skip
     else:
-        command = [sys.executable, "-m", "tallymark", "config", "reload", "--url", broker.url]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = forked.run("config", "reload", "--url", broker.url)
         assert (done.returncode, done.stdout) == (
             0, "in effect now: slow_consumers, log_level\n"
         ), done.stderr  # fmt: skip
@@ -360,13 +358,12 @@ def test_consumers_over_http_and_by_command(broker: BrokerProcess) -> None:
         "unsettled": 1, "credit": 0, "state": "near",
     }  # fmt: skip
     assert row["oldest_unsettled_ms"] >= 0
-    command = [sys.executable, "-m", "tallymark", "consumers", "--url", broker.url]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    shown = forked.run("consumers", "--url", broker.url).stdout
     header, _, line = [one for one in shown.splitlines() if one.strip()][:3]
     assert header.split()[:3] == ["vhost", "queue", "tag"]
     assert line.split()[:3] == ["/", "sub", "c-sub"]
     assert line.split()[-1] == "near"
-    rows = json.loads(subprocess.check_output([*command, "--json"], text=True, timeout=60))
+    rows = json.loads(forked.run("consumers", "--url", broker.url, "--json").stdout)
     assert [one["tag"] for one in rows] == ["c-sub"]
 
 

@@ -4,7 +4,7 @@
         connection = pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port))
 
 The broker runs with the interpreter and the module path of the test: interpreted from src with
-PYTHONPATH=src, otherwise as installed.
+PYTHONPATH=src, otherwise as installed. Its imports were done once for all brokers, see forked.py.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-START_S = 30.0
-STOP_S = 30.0
+from tests.support import forked
+from tests.support.patience import PATIENCE_S
+
+START_S = PATIENCE_S
+STOP_S = PATIENCE_S
 
 
 class BrokerDied(Exception):
@@ -32,34 +35,48 @@ class BrokerDied(Exception):
 
 
 class BrokerProcess:
-    """`tallymark serve` on a data folder. Options are flags: max_memory="64MiB"."""
+    """`tallymark serve` on a data folder. Options are flags: max_memory="64MiB".
 
-    def __init__(self, data_dir: Path, *, env: dict[str, str] | None = None, **flags: str) -> None:
+    is_forked: see forked.py; otherwise the interpreter is started for it.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        env: dict[str, str] | None = None,
+        is_forked: bool = True,
+        **flags: str,
+    ) -> None:
+        self.is_forked = is_forked
         self.data_dir = data_dir
         self.flags = flags
         self.log_file = data_dir.parent / f"{data_dir.name}.log"
         self.ready: dict[str, Any] = {}
         self.seconds_to_ready = 0.0
         self._env = {**os.environ, **(env or {})}
-        self._process: subprocess.Popen[str] | None = None
+        self._process: forked.Process | None = None
 
     # -- life
 
     def command(self) -> list[str]:
-        command = [sys.executable, "-m", "tallymark", "serve", "--data-dir", str(self.data_dir)]
+        return [sys.executable, "-m", "tallymark", *self.arguments()]
+
+    def arguments(self) -> list[str]:
+        """Of `tallymark`."""
+        arguments = ["serve", "--data-dir", str(self.data_dir)]
         free = ("amqp_port", "http_port", "nsq_port", "nsq_http_port", "nsq_https_port")
         flags = {**dict.fromkeys(free, "0"), **self.flags}
         for name, value in flags.items():
-            command += [f"--{name.replace('_', '-')}", value]
-        return command
+            arguments += [f"--{name.replace('_', '-')}", value]
+        return arguments
 
     def start(self) -> BrokerProcess:
         """Returns when the ready line is there. Raises BrokerDied."""
         began = time.monotonic()
         with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen(
-                self.command(), stdout=subprocess.PIPE, stderr=log, text=True, env=self._env
-            )
+            begin = forked.popen if self.is_forked else forked.popen_fresh
+            self._process = begin(self.command(), self._env, log)
         line = self._first_line()
         if not line:
             code = self._process.wait(STOP_S)
@@ -75,6 +92,20 @@ class BrokerProcess:
     def kill(self) -> None:
         """SIGKILL: what a crash of the machine's power leaves out is all that is kept."""
         self._end(signal.SIGKILL)
+
+    def kill_while_starting(self, after_s: float) -> None:
+        """Start it and kill it so much later, ready or not."""
+        with self.log_file.open("ab") as log:
+            starting = forked.popen(self.command(), self._env, log)
+        assert starting.stdout is not None
+        try:
+            code = starting.wait(after_s)
+            raise BrokerDied(f"ended with {code} while starting: {self.log()[-2000:]}")
+        except subprocess.TimeoutExpired:
+            starting.kill()
+            starting.wait()
+        finally:
+            starting.stdout.close()
 
     def restart(self) -> BrokerProcess:
         """Start again on the same folder; ports may be others."""
@@ -198,7 +229,7 @@ class BrokerProcess:
             kind = "application/octet-stream" if is_raw else "application/json"
             request.add_header("Content-Type", kind)
         try:
-            with urllib.request.urlopen(request, timeout=60) as response:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
                 return response.status, response.read()
         except urllib.error.HTTPError as error:
             with error:
