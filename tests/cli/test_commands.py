@@ -89,15 +89,16 @@ def test_the_columns_of_the_queues_add_up_in_a_pipe(tmp_path: Path) -> None:
         for line in lines
         if line.startswith(" /")
     }
-    # what entered, what waits (the last: dead letter pending), settled, dead lettered
-    assert counts["dying"][:9] == [3, 1, 0, 0, 0, 0, 0, 1, 1]
-    assert counts["stuck"][:9] == [3, 1, 0, 0, 0, 0, 1, 1, 0]
+    # what entered, what waits (the last: quarantined), settled, dead lettered
+    assert counts["dying"][:10] == [3, 1, 0, 0, 0, 0, 0, 0, 1, 1]
+    assert counts["stuck"][:10] == [3, 1, 0, 0, 0, 0, 1, 0, 1, 0]
 
 
 def test_a_narrow_terminal_keeps_the_counts_that_are_not_nothing() -> None:
     row: dict[str, object] = {
         "vhost": "/", "name": "q", "durable": True, "entered": 10, "ready": 3, "acquired": 2,
-        "leased": 2, "deferred": 0, "staged": 0, "dead_letter_pending": 1, "settled": 0,
+        "leased": 2, "deferred": 0, "staged": 0, "dead_letter_pending": 1,
+        "quarantined": 0, "settled": 0,
         "dead_lettered": 4, "dropped": {},
         "ready_bytes": 100, "consumers": 1,
     }  # fmt: skip
@@ -106,7 +107,7 @@ def test_a_narrow_terminal_keeps_the_counts_that_are_not_nothing() -> None:
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     for name in ("entered", "ready", "acquired", "dead letter pending", "dead lettered"):
         assert name in shown.split("not shown here")[0]
-    assert "settled, dropped, staged, deferred, leased" in " ".join(
+    assert "settled, dropped, quarantined, staged, deferred, leased" in " ".join(
         shown.split("not shown here")[1].split()
     )
 

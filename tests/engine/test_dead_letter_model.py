@@ -388,8 +388,8 @@ class Player:
             assert counters == {
                 "entered": expected.entered, "ready": len(expected.ready),
                 "acquired": expected.acquired, "leased": 0, "deferred": 0, "staged": 0,
-                "dead_letter_pending": len(expected.pending), "settled": expected.settled,
-                "dead_lettered": expected.dead_lettered,
+                "dead_letter_pending": len(expected.pending), "quarantined": 0,
+                "settled": expected.settled, "dead_lettered": expected.dead_lettered,
             }, name  # fmt: skip
         assert self.rig.broker.dead_letters.counts == self.model.counts
         self.compare_deliveries()

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from tallymark.engine import records
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker
-from tallymark.engine.errors import Fenced, NotFound, PreconditionFailed, ResourceExhausted
+from tallymark.engine.errors import (
+    Fenced,
+    NotFound,
+    PreconditionFailed,
+    ResourceExhausted,
+    Unreadable,
+)
 from tallymark.engine.sinks import StagedPart, Staging
 from tallymark.engine.streams import TIME, Start
 from tests.support.engine_rig import Rig, Said
@@ -288,7 +294,7 @@ def test_what_a_commit_needs_is_read_before_anything_is_changed(
     rig.declare("lanes", {"max-priority": 5})
     other = stage(rig, part(rig, "lanes", 1))
     rig.turn(budget=0)
-    with pytest.raises(OSError, match="unreadable"):
+    with pytest.raises(Unreadable, match="unreadable"):
         commit(rig, 0, staging, other)
     assert not rig.broker.sinks.torn, "what is needed is read before anything is changed"
     assert rig.ready("q") == []

@@ -24,7 +24,7 @@ def numbers_of(rig: Rig, pieces: list[Slice]) -> list[int]:
     found = []
     for piece in pieces:
         if piece.payload.pack is None:
-            rig.broker.store.lend(piece.payload)
+            assert rig.broker.store.lent(piece.payload)
             found += numbers(piece)
             continue
         for i in range(piece.lo, piece.hi):

@@ -57,7 +57,9 @@ def test_dl_1_a_rejected_message_dies_with_the_settlement_and_not_before() -> No
     rig.broker.check()
 
 
-def test_dl_1_what_cannot_be_read_is_not_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dl_1_a_letter_that_cannot_be_read_waits_until_it_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Where a letter goes depends on its priority."""
     rig = made(3)
     rig.delete("d")
@@ -70,15 +72,16 @@ def test_dl_1_what_cannot_be_read_is_not_settled(monkeypatch: pytest.MonkeyPatch
         raise OSError("unreadable")
 
     monkeypatch.setattr(rig.broker.store, "_fetch", fail)
-    with pytest.raises(OSError, match="unreadable"):
-        rig.broker.leases.settle(subscription, 3)
-    monkeypatch.undo()
-    rig.broker.check()
-    assert subscription.floor == 0
+    queue = rig.vhost.queues["q"]
     assert rig.broker.leases.settle(subscription, 3) == 3
+    monkeypatch.undo()
     rig.turn()
     rig.broker.check()
-    assert (rig.ready("d"), rig.vhost.queues["q"].settled) == ([1], 2)
+    assert (rig.ready("d"), queue.settled, queue.quarantined) == ([], 2, 1)
+    assert rig.broker.quarantine.retry(queue) == 1
+    rig.turn()
+    rig.broker.check()
+    assert (rig.ready("d"), queue.settled, queue.quarantined) == ([1], 2, 0)
 
 
 def test_released_and_modified_messages_return_to_their_places() -> None:

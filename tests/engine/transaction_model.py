@@ -51,7 +51,8 @@ class Queue:
         return {
             "entered": self.entered, "ready": len(self.ready), "acquired": self.acquired,
             "leased": 0, "deferred": 0, "staged": self.staged, "dead_letter_pending": 0,
-            "settled": self.settled, "dead_lettered": self.dead_lettered, "dropped": self.dropped,
+            "quarantined": 0, "settled": self.settled, "dead_lettered": self.dead_lettered,
+            "dropped": self.dropped,
         }  # fmt: skip
 
 

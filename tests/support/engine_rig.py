@@ -8,6 +8,7 @@ AMQP 0-9-1 frames, the number being the correlation id.
 
 from __future__ import annotations
 
+import errno
 import re
 from array import array
 from dataclasses import dataclass, field
@@ -158,6 +159,10 @@ class MemoryLog:
         """By number: what messages say, kept here as if it stood in their bytes."""
         self.positions: dict[Payload, int] = {}
         """Of every payload that a record names: the broker forgets it when it lets go of one."""
+        self.places: dict[int, tuple[int, int]] = {}
+        """Where the bytes of each message are, by number: position and size."""
+        self.spoiled: set[int] = set()
+        """Numbers of messages whose bytes cannot be read, as if a sector of the disk were bad."""
 
     @property
     def end(self) -> int:
@@ -170,6 +175,9 @@ class MemoryLog:
                 assert payload is not None
                 assert payload.raw is not None
                 payload.position = len(self.bytes)
+                for i in range(payload.count):
+                    at, end = payload.cuts[i], payload.cuts[i + 1]
+                    self.places[number_at(payload, i)] = (payload.position + at, end - at)
                 self.bytes += payload.raw
                 self.stored_bytes += payload.size
         for record in block:
@@ -187,11 +195,18 @@ class MemoryLog:
         cut.checkpoint = self.checkpoint
         cut.says = self.says
         cut.positions = self.positions
+        cut.places = self.places
+        cut.spoiled = self.spoiled
         return cut
 
     def fetch(self, payload: Payload) -> bytes:
-        assert 0 <= payload.position <= len(self.bytes) - payload.size
-        return bytes(self.bytes[payload.position : payload.position + payload.size])
+        begin, end = payload.position, payload.position + payload.size
+        assert 0 <= begin <= end <= len(self.bytes)
+        for number in self.spoiled:
+            at, size = self.places[number]
+            if at < end and begin < at + size:
+                raise OSError(errno.EIO, f"Input/output error at {at:#x}")
+        return bytes(self.bytes[begin:end])
 
 
 class Rig:

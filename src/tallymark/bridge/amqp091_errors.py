@@ -18,6 +18,7 @@ from tallymark.engine.errors import (
     ResourceLocked,
     RolledBack,
     TooSlow,
+    Unreadable,
     Unsupported,
 )
 from tallymark.wire.amqp091 import errors as wire_errors
@@ -37,6 +38,7 @@ REPLY_CODES: Final[dict[type[BrokerError], int]] = {
     HeldBack: wire_errors.RESOURCE_ERROR,
     RolledBack: wire_errors.PRECONDITION_FAILED,
     TooSlow: wire_errors.RESOURCE_ERROR,
+    Unreadable: wire_errors.INTERNAL_ERROR,
 }
 """Whether a code closes the channel or the connection is the protocol's: wire errors.REPLIES.
 

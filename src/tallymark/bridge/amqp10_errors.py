@@ -16,6 +16,7 @@ from tallymark.engine.errors import (
     ResourceExhausted,
     ResourceLocked,
     TooSlow,
+    Unreadable,
     Unsupported,
 )
 from tallymark.wire.amqp10 import errors
@@ -33,6 +34,7 @@ CONDITIONS: Final[dict[type[BrokerError], str]] = {
     ResourceExhausted: errors.RESOURCE_LIMIT_EXCEEDED,
     HeldBack: errors.RESOURCE_LIMIT_EXCEEDED,
     TooSlow: errors.RESOURCE_LIMIT_EXCEEDED,
+    Unreadable: errors.INTERNAL_ERROR,
 }
 """How far an error reaches (a delivery, a link, the session) is the place's where it happened."""
 

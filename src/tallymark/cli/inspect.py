@@ -22,7 +22,9 @@ Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 URL = "http://127.0.0.1:15672"
 LOGIN = "guest:guest"
 POSITIONS = ("end", "written", "synced", "durable")
-WAITING = ("ready", "acquired", "leased", "deferred", "staged", "dead_letter_pending")
+WAITING = (
+    "ready", "acquired", "leased", "deferred", "staged", "dead_letter_pending", "quarantined",
+)  # fmt: skip
 """Counts of messages that are in a queue; leased ones are acquired."""
 GONE = ("settled", "dead_lettered", "dropped")
 """Counts of those that were. With what waits, but not leased, they make what entered."""
@@ -92,8 +94,8 @@ def _shown(key: str, value: object) -> object:
 def queues(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
     """Queues with what entered, what waits, what is held and what is done.
 
-    entered = ready + acquired + deferred + staged + dead letter pending + settled + dead lettered
-    + dropped.
+    entered = ready + acquired + deferred + staged + dead letter pending + quarantined + settled
+    + dead lettered + dropped.
     """
     rows = ask(url, user, "GET", "/api/tallymark/queues")["queues"]
     if json:

@@ -21,6 +21,7 @@ from tallymark.cli import (
     nsqd,
     pipeline,
     policy,
+    quarantine,
     serve,
     user,
 )
@@ -39,6 +40,7 @@ inspect.add_to(app)
 app.add_typer(inspect.subscriptions, name="subscription")
 app.add_typer(config.app, name="config")
 app.add_typer(policy.app, name="policy")
+app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(definitions.app, name="definitions")
 app.add_typer(feature.app, name="feature")
 app.add_typer(user.app, name="user")

@@ -36,6 +36,7 @@ from tallymark.engine.formats import Format
 from tallymark.engine.leases import Leases
 from tallymark.engine.message import ON_ITS_WAY, Payload, Slice
 from tallymark.engine.policies import Policy
+from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.redrive import Redrives
@@ -106,13 +107,18 @@ class Broker:
             self.clock, self.deadlines, self.store, self.records, self.effects
         )
         self.dispatcher.seeking = Seeking(self.dispatcher)
+        self.quarantine = Quarantine(self.clock, self.store, self.records, self.effects)
+        """Messages that cannot be read: try them again, drop them."""
+        self.quarantine.dispatcher = self.dispatcher
+        self.dispatcher.quarantine = self.quarantine
         self.entrance = Entrance(
-            self.clock, self.store, self.dispatcher, self.backlogs, self.formats, self.records
-        )
+            self.clock, self.store, self.dispatcher, self.backlogs, self.formats, self.records,
+            self.quarantine,
+        )  # fmt: skip
         self.dead_letters = DeadLetters(
-            self.clock, self.entrance, self.vhosts, self.records, self.effects
+            self.clock, self.entrance, self.vhosts, self.records, self.effects, self.quarantine
         )
-        self.entrance.letters = self.dead_letters
+        self.entrance.letters = self.quarantine.letters = self.dead_letters
         self.archives = Archives(self.clock, self.dead_letters, self.records)
         """Ranges of streams that are safe elsewhere."""
         self.upkeep = Upkeep(
@@ -300,8 +306,8 @@ class Broker:
         vhost.resettled.clear()
 
     def purge(self, queue: Queue) -> int:
-        """Drop everything ready, deferred, and letters that wait there; returns how many these
-        were. Unsettled and leased messages stay.
+        """Drop everything ready, deferred or quarantined, and letters that wait there; returns how
+        many these were. Unsettled and leased messages stay.
 
         Raises: Unsupported (a stream).
         """
@@ -326,18 +332,31 @@ class Broker:
             self.vhost(queue.vhost).pause_queue(queue, paused)
             self.dispatcher.mark(queue)
 
+    def pause_unreadable(self, pauses: bool) -> None:
+        """Whether queues rest from now on while something of theirs cannot be read."""
+        self.quarantine.pauses = pauses
+        for queue in self.queues.values():
+            rests = pauses and queue.quarantined > 0
+            if queue.rests != rests:
+                queue.rests = rests
+                self.dispatcher.mark(queue)
+
     def transfer(self, source: Queue, targets: list[Queue]) -> None:
         """Everything ready or deferred in `source` enters each of `targets`, in one step; attempts
         count anew there. Without a target it stays. A target that drops what it has no room for
-        [NQ-10] does so."""
+        [NQ-10] does so. What has to be read for that and cannot be is put aside."""
         if not targets:
             return
         self.use(source)
         source.unpack()
         for due_ms, _, _, piece in source.deferrals:
             piece.annotations = deferred_until(piece.annotations, due_ms)
+        is_plain = Targets(targets).plain
         for piece in [*source.clear(), *source.clear_deferred()]:
             payload = piece.payload
+            if not is_plain and not self.store.tried(payload):
+                self.quarantine.put(source, piece)
+                continue
             n = len(piece)
             self.store.use(payload, n * len(targets))
             for target in targets:
@@ -356,8 +375,9 @@ class Broker:
             self.store.finish(payload, n)
 
     def _drop_ready(self, queue: Queue, reason: int) -> int:
-        count = queue.ready + queue.deferred + queue.pending
-        for piece in [*queue.clear(), *queue.clear_deferred()]:
+        count = queue.ready + queue.deferred + queue.pending + queue.quarantined
+        aside = self.quarantine.clear(queue)
+        for piece in [*queue.clear(), *queue.clear_deferred(), *aside]:
             self.dead_letters.drop(queue, piece, reason)
         self.dead_letters.pending.give_up_all(queue, reason)
         return count
@@ -855,10 +875,12 @@ class Broker:
             raise _not_of_streams("basic.get", queue)
         self._use_head(queue)
         head = queue.head()
-        if head is None:
+        while head is not None and not queue.rests and not self.quarantine.has_read(queue, head):
+            self._use_head(queue)
+            head = queue.head()
+        if head is None or queue.rests:
             return None
         self.get_must_wait = queue.stored and not self.dispatcher.cover(queue, head.first + 1)
-        self.store.load(head.payload)
         piece = queue.take(1)
         if queue.watched:
             self.dispatcher.mark(queue)  # what was behind it has a time of its own

@@ -28,6 +28,7 @@ from tallymark.engine.entrance import Entrance
 from tallymark.engine.exchange import Exchange
 from tallymark.engine.message import NOWHERE, Route, Slice
 from tallymark.engine.pending import PendingLetters
+from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Letter, Queue
 from tallymark.engine.records import Record
 from tallymark.engine.settings import DROP_HEAD, REJECT_PUBLISH_DLX
@@ -91,6 +92,7 @@ class DeadLetters:
         "_made",
         "_made_ms",
         "_may_pass_on",
+        "_quarantine",
         "_routes",
         "_shares",
         "_todo",
@@ -111,9 +113,11 @@ class DeadLetters:
         vhosts: dict[str, VirtualHost],
         records: list[Record],
         effects: list[Effect],
+        quarantine: Quarantine,
     ) -> None:
         self.clock = clock
         self.entrance = entrance
+        self._quarantine = quarantine
         self.vhosts = vhosts
         self.records = records
         self.effects = effects
@@ -173,6 +177,17 @@ class DeadLetters:
                 for left in self.send(queue, exchange, Letter(piece, reason, self._now(), [])):
                     self.pending.keep(queue, left)
 
+    def resume(self, queue: Queue, letter: Letter) -> None:
+        """Letters that could not be read when they died, and can be now, go on from there."""
+        exchange = self.exchange_of(queue)
+        if exchange is None and not queue.settings.at_least_once:
+            self.lose(queue, letter.piece, letter.reason)
+            return
+        self.limit_cascade(len(letter.piece), True)
+        for left in self.send(queue, exchange, letter):
+            self.pending.keep(queue, left)
+        self.limit_cascade(0, False)
+
     def lose(self, queue: Queue, piece: Slice, reason: int) -> None:
         """Messages died where there is no dead-letter exchange: they end here [DL-8]."""
         self._count(DISABLED, records.DEATHS[reason], len(piece))
@@ -208,7 +223,8 @@ class DeadLetters:
     # -- to its targets
 
     def send(self, queue: Queue, exchange: Exchange | None, letter: Letter) -> list[Letter]:
-        """Send letters of one route on; returns what the strategy keeps pending of them."""
+        """Send letters of one route on; returns what the strategy keeps pending of them. Letters
+        that have to be read for that and cannot be are put aside, whole."""
         if exchange is None:
             return [letter]
         known = letter.piece.annotations
@@ -219,6 +235,8 @@ class DeadLetters:
         parts = [letter]
         lefts = [left]
         if left < 0:
+            if not self._has_read(queue, letter):
+                return []
             parts, lefts = self._by_hop_limit(letter, hop_limit)
         kept: list[Letter] = []
         for part, left in zip(parts, lefts, strict=True):
@@ -233,7 +251,6 @@ class DeadLetters:
         """The letter in parts, with the hops each has: what their senders say, or the queue."""
         piece = letter.piece
         payload = piece.payload
-        self.entrance.store.load(payload)
         raw = payload.raw
         assert raw is not None
         if HOP_LIMIT_HEADER not in raw:
@@ -302,7 +319,8 @@ class DeadLetters:
             targets = vhost.route_from(address.exchange, address.keys, None)
             return self._hand_over(queue, address, letter, targets)
         payload = piece.payload
-        self.entrance.store.load(payload)
+        if not self._has_read(queue, letter):
+            return []
         reader = self.entrance.formats[payload.format]
         more = death_headers(address.annotations)
         kept: list[Letter] = []
@@ -335,6 +353,9 @@ class DeadLetters:
         if letter.have:
             have = set(letter.have)
             wanting = [target for target in allowed if target.name not in have]
+        for target in wanting:
+            if _looks_inside(target, piece) and not self._has_read(queue, letter):
+                return []
         if len(piece) > 1:
             for target in wanting:
                 if target.settings.guarded:
@@ -352,6 +373,14 @@ class DeadLetters:
         else:
             self._end(queue, letter, records.DROPPED_REFUSED)
         return []
+
+    def _has_read(self, queue: Queue, letter: Letter) -> bool:
+        """Make sure that the bytes are in memory; False: they cannot be read, and the letters are
+        put aside in their queue. Ask before any target has them."""
+        if self.entrance.store.tried(letter.piece.payload):
+            return True
+        self._quarantine.put(queue, letter.piece, letter)
+        return False
 
     def _hand_over_singly(
         self, queue: Queue, address: Address, letter: Letter, targets: Targets
@@ -523,6 +552,16 @@ def _follows(before: Record, after: Record) -> bool:
         and before.reason == after.reason
         and before.flags == after.flags
         and before.blob is after.blob
+    )
+
+
+def _looks_inside(target: Queue, piece: Slice) -> bool:
+    """Whether letters have to be read to enter this queue."""
+    settings = target.settings
+    if settings.is_stream:
+        return not piece.payload.persistent
+    return settings.max_priority > 0 or (
+        piece.payload.bodies is None and (settings.max_bytes >= 0 or target.body_bytes >= 0)
     )
 
 

@@ -32,6 +32,7 @@ from tallymark.engine.session import (
 from tallymark.engine.store import Store
 
 if TYPE_CHECKING:
+    from tallymark.engine.quarantine import Quarantine
     from tallymark.engine.seeking import Seeking
     from tallymark.engine.upkeep import Upkeep
 
@@ -67,6 +68,7 @@ class Dispatcher:
         "deadlines",
         "effects",
         "mark_waits",
+        "quarantine",
         "records",
         "seeking",
         "spent",
@@ -89,6 +91,8 @@ class Dispatcher:
         self.effects = effects
         self.seeking: Seeking
         """Set by the Broker: serves consumers that browse or filter."""
+        self.quarantine: Quarantine
+        """Set by the Broker: where a head goes that cannot be read."""
         self.upkeep: Upkeep
         """Set by the Broker: looks after watched queues around serving them."""
         self.changed: list[Queue] = []
@@ -140,7 +144,7 @@ class Dispatcher:
             if queue.watched and not self.upkeep.before(queue):
                 self.mark(queue)
                 continue
-            if queue.ready and queue.consumers and not queue.paused:
+            if queue.ready and queue.consumers and not (queue.paused or queue.rests):
                 if queue.seekers:
                     self.seeking.serve(queue)
                 self._serve(queue)
@@ -154,7 +158,7 @@ class Dispatcher:
         """How many more messages the queue's consumers want now. What only keeps them waiting for
         a moment (the disk's word, the turn's room) does not count; a full socket does."""
         wanted = 0
-        if queue.paused:
+        if queue.paused or queue.rests:
             return 0
         for consumer in queue.consumers:
             if queue.settings.single_active and consumer is not queue.active:
@@ -231,6 +235,7 @@ class Dispatcher:
                 consumer.limit <= 0
                 or not queue.ready
                 or queue.paused
+                or queue.rests
                 or bool(consumer.overdue)
                 or (queue.settings.single_active and consumer is not queue.active)
                 or (bool(consumer.cursors) and self.seeking.has_seen(queue, consumer))
@@ -246,6 +251,9 @@ class Dispatcher:
         """Give the consumer up to `most` messages of the head slice; returns how many."""
         head = queue.head()
         assert head is not None
+        if head.payload.raw is None and not self.quarantine.has_read(queue, head):
+            self.mark(queue)  # what is behind it is looked at in the next turn
+            return 0
         session = consumer.session
         connection = session.connection
         n = min(head.hi - head.lo, most)
@@ -257,7 +265,6 @@ class Dispatcher:
             n = self._within_mark(queue, head, n, min(most, queue.ready))
             if n <= 0:
                 return 0
-        self.store.load(head.payload)
         piece = queue.take(n)
         self.spend(connection, piece.size())
         self.effects.append(Deliver(consumer, piece, session.next_tag))

@@ -165,8 +165,10 @@ class Durable(Effect):
 class Signal(Effect):
     """Something a log or a metric should show. name in dotted form, e.g. "queue.deleted"."""
 
-    __slots__ = ("name", "values")
+    __slots__ = ("is_alarm", "name", "values")
 
-    def __init__(self, name: str, values: dict[str, object]) -> None:
+    def __init__(self, name: str, values: dict[str, object], is_alarm: bool = False) -> None:
         self.name = name
         self.values = values
+        self.is_alarm = is_alarm
+        """Whether somebody has to look at it."""

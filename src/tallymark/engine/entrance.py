@@ -19,6 +19,7 @@ from tallymark.engine.clock import Clock
 from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.formats import Format
 from tallymark.engine.message import NOWHERE, ON_ITS_WAY, Payload, Slice
+from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.settings import DROP_HEAD, DROP_TAIL, REJECT_PUBLISH_DLX
@@ -39,7 +40,9 @@ MOST_PUBLISHERS: Final = 10_000
 class Entrance:
     """Shares its parts with the Broker."""
 
-    __slots__ = ("backlogs", "clock", "dispatcher", "formats", "letters", "records", "store")
+    __slots__ = (
+        "backlogs", "clock", "dispatcher", "formats", "letters", "quarantine", "records", "store",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -49,6 +52,7 @@ class Entrance:
         backlogs: Backlogs,
         formats: dict[int, Format],
         records: list[Record],
+        quarantine: Quarantine,
     ) -> None:
         self.clock = clock
         self.store = store
@@ -56,6 +60,7 @@ class Entrance:
         self.backlogs = backlogs
         self.formats = formats
         self.records = records
+        self.quarantine = quarantine
         self.letters: DeadLetters | None = None
         """Set by the Broker: where refused messages of reject-publish-dlx go."""
 
@@ -287,20 +292,35 @@ class Entrance:
             self.store.load(payload)
             payload.bodies = self.formats[payload.format].bodies(payload)
 
+    def is_weighed(self, payload: Payload) -> bool:
+        """As weigh; False: the bytes cannot be read."""
+        if payload.bodies is None:
+            if not self.store.tried(payload):
+                return False
+            payload.bodies = self.formats[payload.format].bodies(payload)
+        return True
+
     def weight_of(self, payload: Payload) -> int:
-        """Body bytes of a payload that nobody else knows; its bytes are gone from memory after."""
-        self.store.load(payload)
+        """Body bytes of a payload that nobody else knows; its bytes are gone from memory after.
+        What cannot be read counts with its framing."""
+        if not self.store.tried(payload):
+            return payload.size
         total = self.formats[payload.format].bodies(payload)[payload.count]
         self.store.forget(payload)
         return int(total)
 
     def weigh_queue(self, queue: Queue) -> None:
         """The queue has a limit on bytes and was not weighed yet. O(slices), and reads bodies
-        that are in the journal only."""
+        that are in the journal only; what cannot be read is put aside."""
         queue.unpack()
+        aside = [piece for piece in queue.slices() if not self.is_weighed(piece.payload)]
+        self.quarantine.put_ready(queue, aside)
+        for letter in list(queue.letters):
+            if not self.is_weighed(letter.piece.payload):
+                queue.letters.remove(letter)
+                queue.release(letter.piece)
+                self.quarantine.put(queue, letter.piece, letter)
         held = [*queue.slices(), *[letter.piece for letter in queue.letters]]
-        for piece in held:
-            self.weigh(piece.payload)
         queue.body_bytes = sum(piece.body_bytes() for piece in held)
 
     def publish(

@@ -59,5 +59,14 @@ class Fenced(BrokerError):
     """The subscription was attached elsewhere, or the offset belongs to another incarnation."""
 
 
+class BytesLost(Exception):
+    """A payload's bytes are not where they should be, or are not those that were put there. Raised
+    by whoever reads them; the engine turns it into Unreadable."""
+
+
+class Unreadable(BrokerError):
+    """Bytes that a command needs cannot be read from the disk. Nothing has changed."""
+
+
 class RolledBack(BrokerError):
     """The transaction could not be committed as a whole, so nothing of it was."""

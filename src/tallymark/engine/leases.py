@@ -130,6 +130,8 @@ class Leases:
             )
         room = min(room, max_bytes) if max_bytes > 0 else room
         taken = 0
+        if queue.rests:
+            return
         while rows > 0 and (room > 0 or not taken):
             head = queue.head()
             if head is None:
@@ -168,11 +170,20 @@ class Leases:
 
         Raises:
             PreconditionFailed: some of it is settled, or was never leased.
+            Unreadable.
         """
         found = subscription.part(low, high)
         for _, piece in found:
-            self.store.load(piece.payload)
+            self.load(subscription, piece)
         return found
+
+    def load(self, subscription: Subscription, piece: Slice) -> None:
+        """Make sure that the bytes of leased messages are in memory.
+
+        Raises Unreadable, which says of which messages they are not to be had.
+        """
+        if not self.store.tried(piece.payload):
+            raise self.settlement.letters.entrance.quarantine.refuse_leased(subscription, piece)
 
     def judge(self, subscription: Subscription, said: list[tuple[int, int, int]]) -> None:
         """Say what is to become of leased messages once they are settled, as (first lease sequence,
@@ -205,13 +216,9 @@ class Leases:
 
         Raises:
             PreconditionFailed: end was never leased.
-            What `fetch` of the Store raises, of what is not accepted.
-            Nothing has changed then.
         """
         subscription.check_position(end, "end")
         if end > subscription.floor:
-            if subscription.verdicts:
-                self._load_judged(subscription, end)
             queue = subscription.queue
             epoch = subscription.epoch
             back: dict[int, list[Slice]] = {}
@@ -243,15 +250,6 @@ class Leases:
                 )
             )
         return subscription.floor
-
-    def _load_judged(self, subscription: Subscription, end: int) -> None:
-        """What is not accepted may be looked at on its way: it is read before anything changes."""
-        verdicts = subscription.verdicts
-        for first, piece in subscription.part(subscription.floor, end):
-            for sequence in range(first, first + len(piece)):
-                if sequence in verdicts:
-                    self.store.load(piece.payload)
-                    break
 
     def remove(self, subscription: Subscription) -> list[Slice]:
         """Take a subscription out; returns what it held, still counted as acquired."""

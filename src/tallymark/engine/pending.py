@@ -134,8 +134,10 @@ class PendingLetters:
             self.give_up(queue, len(queue.letters[0].piece), reason)
 
     def _keep(self, queue: Queue, letter: Letter) -> None:
-        if queue.body_bytes >= 0:
-            self._letters.entrance.weigh(letter.piece.payload)
+        entrance = self._letters.entrance
+        if queue.body_bytes >= 0 and not entrance.is_weighed(letter.piece.payload):
+            entrance.quarantine.put(queue, letter.piece, letter)
+            return
         queue.keep(letter)
 
     def _record(self, queue: Queue, letter: Letter) -> None:

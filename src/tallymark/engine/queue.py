@@ -3,7 +3,7 @@
 Ready messages lie in lanes, one per priority; order within a lane is ready.py's.
 
 Conservation, at any quiescent moment [LC-5]:
-    entered = ready + acquired + deferred + staged + dead_letter_pending
+    entered = ready + acquired + deferred + staged + dead_letter_pending + quarantined
               + settled + dead_lettered + dropped(by reason)
 where acquired includes what durable subscriptions hold on lease, and staged is what was acquired
 and is settled in transactions that have not ended.
@@ -61,6 +61,20 @@ class Letter:
 
 
 @final
+class Quarantined:
+    """Messages put aside, as their bytes could not be read; see quarantine.py."""
+
+    __slots__ = ("letter", "piece", "trouble")
+
+    def __init__(self, piece: Slice, letter: Letter | None, trouble: str) -> None:
+        self.piece = piece
+        self.letter = letter
+        """What they were to become; None: they were ready, or given back."""
+        self.trouble = trouble
+        """What the disk said when it was asked last."""
+
+
+@final
 class Queue(Timed):
     """One queue. Plain state and its own bookkeeping: records and effects are the Broker's."""
 
@@ -107,10 +121,13 @@ class Queue(Timed):
         "pending_bytes",
         "pins",
         "publishers",
+        "quarantine",
+        "quarantined",
         "ready",
         "ready_bytes",
         "requeued",
         "reserve",
+        "rests",
         "retry_at",
         "retry_began_ms",
         "retry_ms",
@@ -201,6 +218,9 @@ class Queue(Timed):
         """How many of them were tried in the present attempt."""
         self.retry_began_ms = 0
         """When that attempt began, whether or not it began anew since."""
+        self.quarantine: list[Quarantined] = []
+        """What is there and cannot be read, see quarantine.py."""
+        self.quarantined = 0
         self.entered = 0
         """Sequences assigned so far; the next one is entered + 1."""
         self.shift = 0
@@ -237,6 +257,8 @@ class Queue(Timed):
         """When it was last declared, got from or consumed from; wall time."""
         self.paused = False
         """Whether deliveries rest by an operator's word [NQ-9]."""
+        self.rests = False
+        """Whether nothing leaves until what cannot be read is seen to, see quarantine.py."""
         self.watched = False
         """Whether it must be looked after when it changes or time passes."""
         self.shows_counts = False
@@ -487,11 +509,36 @@ class Queue(Timed):
     def move_out(self, piece: Slice) -> None:
         """Ready messages are done with: another queue has them. The caller cuts them out of their
         lane."""
+        self.count_out(piece)
+        self.settled += len(piece)
+
+    def count_out(self, piece: Slice) -> None:
+        """Ready messages are ready no longer. The caller takes them out of their lane."""
         self.ready -= len(piece)
         self.ready_bytes -= piece.size()
         if self.body_bytes >= 0:
             self.body_bytes -= piece.body_bytes()
-        self.settled += len(piece)
+
+    def make_ready(self, piece: Slice) -> None:
+        """Messages that were put aside become ready, at their old places. They must have been
+        weighed where the queue is."""
+        self.ready += len(piece)
+        self.ready_bytes += piece.size()
+        if self.body_bytes >= 0:
+            self.body_bytes += piece.body_bytes()
+        if piece.annotations is not None and piece.annotations.ttl_ms >= 0:
+            self.own_ttl = self.watched = True
+        self._to_places([piece])
+
+    def put_aside(self, entry: Quarantined) -> None:
+        """Messages, no longer ready or acquired, are quarantined."""
+        self.quarantine.append(entry)
+        self.quarantined += len(entry.piece)
+
+    def take_from_aside(self, entry: Quarantined) -> None:
+        """They are quarantined no longer; the caller says what they are."""
+        self.quarantine.remove(entry)
+        self.quarantined -= len(entry.piece)
 
     def give_back(self, pieces: list[Slice], failed: bool, to_tail: bool = False) -> None:
         """Acquired becomes ready, at the old positions [TX-9] or at the tail [NQ-12]; handed out
@@ -639,11 +686,18 @@ class Queue(Timed):
             "deferred": self.deferred,
             "staged": self.staged,
             "dead_letter_pending": self.pending,
+            "quarantined": self.quarantined,
             "settled": self.settled,
             "dead_lettered": self.dead_lettered,
             "dropped": {records.DROP_REASONS[k]: n for k, n in sorted(self.dropped.items())},
             **of_streams,
         }
+
+    def is_balanced(self) -> bool:
+        """Whether what entered is here or gone, each message once [LC-5]."""
+        gone = self.settled + self.dead_lettered + sum(self.dropped.values())
+        here = self.ready + self.acquired + self.deferred + self.staged + self.pending
+        return self.entered == here + self.quarantined + gone
 
     def check(self) -> None:
         """Assert conservation and that the counts match the slices [LC-5]. O(slices)."""
@@ -667,9 +721,9 @@ class Queue(Timed):
         if self.body_bytes >= 0:
             bodies = sum(p.body_bytes() for p in pieces) + sum(p.body_bytes() for p in held)
             assert self.body_bytes == bodies, (self.name, self.body_bytes, bodies)
-        gone = self.settled + self.dead_lettered + sum(self.dropped.values())
-        here = self.ready + self.acquired + self.deferred + self.staged + self.pending
-        assert self.entered == here + gone, (self.name, self.counters())
+        aside = [entry.piece for entry in self.quarantine]
+        assert self.quarantined == sum(len(p) for p in aside), (self.name, self.quarantined)
+        assert self.is_balanced(), (self.name, self.counters())
         assert min(self.ready, self.acquired, self.leased, self.staged, self.ready_bytes) >= 0
         assert min(self.acquired_bytes, self.staged_bytes) >= 0
         assert self.leased <= self.acquired

@@ -166,6 +166,46 @@ class Ready:
         piece = fresh[low]
         return piece.first + piece.older(time_ms)
 
+    def isolated(self, place: int, n: int) -> list[Slice]:
+        """Of a stream: the n messages from `place` on, which lie in one slice, as slices of the
+        lane that hold nothing else. What is packed is taken apart."""
+        fresh = self.fresh
+        index = self.index_of(place)
+        before = [fresh.popleft() for _ in range(index)]
+        whole = deque([fresh.popleft()])
+        if whole[0].payload.pack is not None:
+            whole = unpack_all(whole)
+        found: list[Slice] = []
+        parts: list[Slice] = []
+        for piece in whole:
+            low = min(max(0, place - piece.first), len(piece))
+            high = min(max(low, place + n - piece.first), len(piece))
+            if low < high:
+                found.append(piece.part(low, high))
+            for part in (piece.part(0, low), piece.part(low, high), piece.part(high, len(piece))):
+                if part.hi > part.lo:
+                    parts.append(found[-1] if found and part.first == found[-1].first else part)
+        fresh.extendleft(reversed([*before, *parts]))
+        return found
+
+    def put_between(self, piece: Slice) -> None:
+        """Of a stream: a slice that was taken out is at its place again."""
+        self.fresh.insert(self.index_of(piece.first), piece)
+
+    def discard(self, piece: Slice) -> None:
+        """Take a slice of the lane out, which is one of its own objects."""
+        returned = self.in_front()
+        for at in range(len(returned)):
+            if returned[at] is piece:
+                del returned[at]
+                return
+        fresh = self.fresh
+        for at in range(len(fresh)):
+            if fresh[at] is piece:
+                del fresh[at]
+                return
+        raise ValueError(f"no slice of the lane begins at {piece.first}")
+
     def drop_oldest(self, n: int) -> Slice:
         """Of a stream: take up to n messages off the oldest slice, packed as it may be."""
         fresh = self.fresh

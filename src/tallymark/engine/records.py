@@ -212,6 +212,8 @@ DROPPED_SLOW_CONSUMER: Final = 16
 """Their subscription's consumer was too slow, and its policy is to drop the oldest [SC-D7]."""
 DROPPED_ARCHIVED: Final = 20
 """A stream let go of them by an archiver's word: an ARCHIVED record says where they are."""
+DROPPED_UNREADABLE: Final = 25
+"""Their bytes could not be read, and an operator gave them up; see quarantine.py."""
 DROP_REASONS: Final = {
     DROPPED_REJECTED: "rejected",
     DROPPED_PURGED: "purged",
@@ -229,6 +231,7 @@ DROP_REASONS: Final = {
     DROPPED_RETENTION: "retention",
     DROPPED_SLOW_CONSUMER: "slow_consumer",
     DROPPED_ARCHIVED: "archived",
+    DROPPED_UNREADABLE: "unreadable",
 }
 SLOW_NEAR: Final = 1
 SLOW_FOUND: Final = 2

@@ -42,6 +42,8 @@ NOT_READY: Final = "not_ready"
 """A consumer, a subscription or a transaction has it, or it is deferred or pending."""
 UNROUTABLE: Final = "unroutable"
 """No such exchange, or no queue takes it from there."""
+UNREADABLE: Final = "unreadable"
+"""Its bytes have to be looked at and cannot be read: it stays where it is."""
 FULL: Final = "full"
 """A target refuses for want of room."""
 NO_LETTER: Final = "no_letter"
@@ -163,8 +165,7 @@ class Redrives:
             elif done is not None and before is not None and done(before.notes):
                 one.status = REPEATED
             else:
-                one.queues = self._queues(queue, way, piece)
-                one.status = MOVED if one.queues else UNROUTABLE
+                self._see_queues(queue, one, way, piece)
         if missing:
             held = self._held(queue)
             for one in missing:
@@ -239,7 +240,11 @@ class Redrives:
                 if target.settings.guarded:  # it may have room for some of them
                     n = 1
             piece = piece.part(0, n)
-            if self._fits(run[at].queues, piece):
+            is_plain = Targets(run[at].queues).plain
+            if not is_plain and not self._entrance.store.tried(piece.payload):
+                for one in run[at : at + n]:
+                    one.status = UNREADABLE
+            elif self._fits(run[at].queues, piece):
                 self._move(queue, piece, run[at].queues, way.made)
                 spans.setdefault(lane, []).append((place, n))
             else:
@@ -250,8 +255,6 @@ class Redrives:
         entrance = self._entrance
         payload = piece.payload
         n = len(piece)
-        if not Targets(targets).plain:
-            entrance.store.load(payload)  # what cannot be read stays where it is, whole
         queue.move_out(piece)
         entrance.store.use(payload, n * len(targets))
         for target in targets:
@@ -329,6 +332,17 @@ class Redrives:
         way.source = self._vhosts[queue.vhost].exchanges.get(home)
         return way
 
+    def _see_queues(self, queue: Queue, one: Found, way: Way, piece: Slice) -> None:
+        """Which queues one message would enter, if it can be read where that depends on it."""
+        by_headers = way.source is not None and (
+            self._vhosts[queue.vhost].needs_headers(way.exchange)
+        )
+        if by_headers and not self._entrance.store.tried(piece.payload):
+            one.status = UNREADABLE
+            return
+        one.queues = self._queues(queue, way, piece)
+        one.status = MOVED if one.queues else UNROUTABLE
+
     def _queues(self, queue: Queue, way: Way, piece: Slice) -> list[Queue]:
         """The queues that one message enters."""
         if way.source is None:
@@ -340,7 +354,6 @@ class Redrives:
         by_headers = vhost.needs_headers(way.exchange)
         if by_headers:
             payload = piece.payload
-            self._entrance.store.load(payload)
             headers = self._entrance.formats[payload.format].headers(payload, piece.lo)
         targets = vhost.route_from(way.source, list(way.keys), headers)
         queues = [target for target in targets.queues if target is not queue]

@@ -197,7 +197,7 @@ class Restorer:
             if record.reason in (records.DROPPED_RETENTION, records.DROPPED_ARCHIVED):
                 queue.kept_from = max(queue.kept_from, end)
                 queue.let_go_bytes += record.other
-            if record.reason == records.DROPPED_LOST:
+            if record.reason in (records.DROPPED_LOST, records.DROPPED_UNREADABLE):
                 for subscription in queue.subscriptions:
                     subscription.lose(first, end)
         elif kind == records.RETURNED:

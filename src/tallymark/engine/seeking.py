@@ -17,6 +17,7 @@ from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.effects import Deliver
 from tallymark.engine.message import Payload, Route, Slice
 from tallymark.engine.queue import Queue
+from tallymark.engine.ready import Ready
 from tallymark.engine.session import Consumer, InFlight
 
 LOOKS: Final = 2048
@@ -72,10 +73,9 @@ class Seeking:
             if found is None:
                 return looks
             place = found.first + found.shift
-            if found.payload.live:
-                store.load(found.payload)
-            else:
-                store.lend(found.payload)
+            if not (store.tried if found.payload.live else store.lent)(found.payload):
+                self._put_aside(queue, found, lane)
+                continue
             skipped = 0
             if consumer.filter is not None:
                 count = min(len(found), looks)
@@ -91,6 +91,16 @@ class Seeking:
             if n == 0:
                 return looks
         return looks
+
+    def _put_aside(self, queue: Queue, found: Slice, lane: Ready) -> None:
+        """What was found, a part of one slice, cannot be read."""
+        quarantine = self._dispatcher.quarantine
+        if queue.settings.is_stream:
+            quarantine.put_from_stream(queue, found)
+            return
+        piece = lane.pick(found.first + found.shift, len(found))
+        queue.count_out(piece)
+        quarantine.put(queue, piece)
 
     def _hand_over(
         self, queue: Queue, consumer: Consumer, number: int, found: Slice, most: int

@@ -180,12 +180,23 @@ class Settlement:
                         blob=_noted(piece),
                     )
                 )  # fmt: skip
-        if queue.body_bytes >= 0:
-            for piece in pieces:  # handed out before the queue had a limit on bytes
-                self.letters.entrance.weigh(piece.payload)
+        if queue.body_bytes >= 0:  # handed out before the queue had a limit on bytes
+            pieces = [piece for piece in pieces if self._is_weighed(queue, piece, failed)]
         queue.give_back(pieces, failed, to_tail)
         if queue.consumers or queue.watched:
             self.dispatcher.mark(queue)
+
+    def _is_weighed(self, queue: Queue, piece: Slice, failed: bool) -> bool:
+        """False: messages that are given back cannot be read, and are put aside."""
+        entrance = self.letters.entrance
+        if entrance.is_weighed(piece.payload):
+            return True
+        queue.leave_acquired(piece)
+        piece.acquired += 1
+        if failed:
+            piece.failed += 1
+        entrance.quarantine.put(queue, piece)
+        return False
 
     def requeue(self, queue: Queue, piece: Slice, owner: int, delay_ms: int) -> None:
         """An acquired message goes to the tail, in delay_ms [NQ-12], or dies of having been handed
@@ -254,9 +265,11 @@ class Settlement:
         reason: int,
     ) -> None:
         """Messages, no longer ready or acquired, wait until `due_ms` (wall time)."""
-        if queue.body_bytes >= 0:
-            self.letters.entrance.weigh(piece.payload)
-        queue.defer(piece, due_ms, to_tail)
+        entrance = self.letters.entrance
+        if queue.body_bytes >= 0 and not entrance.is_weighed(piece.payload):
+            entrance.quarantine.put(queue, piece)
+        else:
+            queue.defer(piece, due_ms, to_tail)
         if queue.stored:
             now_ms = self.dispatcher.clock.now_ms
             self.records.append(

@@ -82,10 +82,13 @@ def _snapshot_queue(
         out.append(Record(records.MARK, queue.id, queue.mark, 0, now_ms))
     for piece in queue.slices():
         _add_live(queue, piece, 0, False, placed, out, now_ms)
+    for entry in queue.quarantine:  # tried again by the restart
+        if entry.letter is None:
+            _add_live(queue, entry.piece, 0, False, placed, out, now_ms)
     for due_ms, _, to_tail, piece in queue.deferrals:
         _add_live(queue, piece, 0, False, placed, out, now_ms)
         out.append(deferred_record(queue, piece, now_ms, 0, due_ms, False, to_tail))
-    for letter in queue.letters:
+    for letter in [*queue.letters, *[x.letter for x in queue.quarantine if x.letter is not None]]:
         record = pending_record(queue, letter)
         if record.payload is not None:
             record.payload = _add_payload(record.payload, placed, out, now_ms)

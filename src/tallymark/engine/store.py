@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, final
 
 from tallymark.engine import records
+from tallymark.engine.errors import BytesLost, Unreadable
 from tallymark.engine.message import NOWHERE, ON_ITS_WAY, Payload
 from tallymark.engine.records import Record
 
@@ -39,6 +40,7 @@ class Store:
         "released",
         "resident_bytes",
         "settling",
+        "trouble",
     )
 
     def __init__(self, fetch: Callable[[Payload], bytes]) -> None:
@@ -60,6 +62,8 @@ class Store:
         """Journal extents (position, size) that nothing needs any more; the owner takes them."""
         self.settling: list[Queue] = []
         """Queues with settled ranges that are not yet records."""
+        self.trouble = ""
+        """Why bytes could not be read when that was tried last."""
 
     def enter(self, payload: Payload, users: int) -> None:
         """A new payload, needed by so many (queue, message) pairs."""
@@ -77,17 +81,36 @@ class Store:
         payload.live += n
 
     def load(self, payload: Payload) -> None:
-        """Make sure that payload.raw is there."""
-        if payload.raw is None:
-            payload.raw = self._fetch(payload)
-            self.resident_bytes += payload.size
-            self._residents.append(payload)
+        """Make sure that payload.raw is there.
 
-    def lend(self, payload: Payload) -> None:
-        """As load, for a payload that only looks at bytes which another one answers for: they are
+        Raises Unreadable: ask before anything is changed, or `tried` where there is another way.
+        """
+        if not self.tried(payload):
+            raise Unreadable(f"{payload.size} bytes of messages cannot be read: {self.trouble}")
+
+    def tried(self, payload: Payload) -> bool:
+        """As load; False: the bytes cannot be read, and `trouble` says why."""
+        if payload.raw is not None:
+            return True
+        try:
+            payload.raw = self._fetch(payload)
+        except (BytesLost, OSError) as error:
+            self.trouble = str(error)
+            return False
+        self.resident_bytes += payload.size
+        self._residents.append(payload)
+        return True
+
+    def lent(self, payload: Payload) -> bool:
+        """As tried, for a payload that only looks at bytes which another one answers for: they are
         nobody's, and gone with it."""
         if payload.raw is None:
-            payload.raw = self._fetch(payload)
+            try:
+                payload.raw = self._fetch(payload)
+            except (BytesLost, OSError) as error:
+                self.trouble = str(error)
+                return False
+        return True
 
     def finish(self, payload: Payload, n: int) -> None:
         """n (queue, message) pairs need the payload no longer. Its bytes stay until `sweep`."""

@@ -379,7 +379,11 @@ class Transactions:
                 return _gone_text(payload)
             if run.targets.plain:
                 continue
-            self.store.load(payload)
+            if not self.store.tried(payload):
+                return (
+                    f"{payload.size} bytes that the transaction publishes cannot be read back from "
+                    f"the journal ({self.store.trouble}): nothing of it was committed"
+                )
             for queue in run.targets.queues:
                 if not admission.takes(queue, payload, 0, run.count):
                     return (

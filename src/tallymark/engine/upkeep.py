@@ -12,6 +12,7 @@ from bisect import bisect_left
 from typing import final
 
 from tallymark.engine import records
+from tallymark.engine.annotations import ready_since
 from tallymark.engine.clock import Clock
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.deadlines import NEVER, Deadlines
@@ -104,11 +105,22 @@ class Upkeep:
     def _end_deferrals(self, queue: Queue) -> bool:
         """What is due becomes ready; False: nothing was."""
         due = queue.take_due(self.clock.now_ms)
-        if queue.body_bytes >= 0:
-            for entry in due:  # deferred before the queue had a limit on bytes, or a restart
-                self.entrance.weigh(entry[3].payload)
+        found = bool(due)
+        if queue.body_bytes >= 0:  # deferred before the queue had a limit on bytes, or a restart
+            due = [entry for entry in due if self._is_weighed(queue, entry)]
         queue.end_deferrals(due)
-        return bool(due)
+        return found
+
+    def _is_weighed(self, queue: Queue, entry: tuple[int, int, bool, Slice]) -> bool:
+        """False: what was deferred cannot be read, and is put aside."""
+        piece = entry[3]
+        if self.entrance.is_weighed(piece.payload):
+            return True
+        known = piece.annotations
+        if known is not None and known.due_ms:
+            piece.annotations = ready_since(known, entry[0])
+        self.entrance.quarantine.put(queue, piece)
+        return False
 
     def _expire(self, queue: Queue, upto: int) -> bool:
         """Messages whose time has come leave from the heads of their lanes; those that were never

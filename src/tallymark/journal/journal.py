@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, final
 
+from tallymark.engine.errors import BytesLost as BytesLost
 from tallymark.engine.message import Payload
 from tallymark.engine.records import MOVED, PAYLOAD, Record
 from tallymark.journal import cleaner as cleaning
@@ -54,10 +55,6 @@ SEGMENT_BYTES: Final = 64 * 1024 * 1024
 MIN_SEGMENT_BYTES: Final = 4096
 _FILES_OPEN: Final = 64
 _LIMIT: Final = (1 << 32) - HEADER
-
-
-class BytesLost(Exception):
-    """A payload's bytes are not in the journal (any more)."""
 
 
 @final

@@ -85,6 +85,13 @@ class Config:
         "How long the columns of the ledger are kept after the bodies were released.",
         live=True,
     )
+    unreadable: str = setting(
+        "skip",
+        choice("skip", "pause"),
+        "What a queue does with messages whose bytes cannot be read: they are put aside and it "
+        "goes on with the next ones (skip), or it rests until they are read or dropped (pause).",
+        live=True,
+    )
     accept_loss: bool = setting(
         False,
         kinds.FLAG,

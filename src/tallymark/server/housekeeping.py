@@ -241,6 +241,14 @@ class Housekeeping:
     # -- alarms
 
     @property
+    def told_alarms(self) -> list[str]:
+        """What somebody has to look at: also what keeps no publisher from being read."""
+        found = sorted(self.alarms)
+        if any(queue.quarantined for queue in self._node.broker.queues.values()):
+            found.append("quarantine")
+        return found
+
+    @property
     def is_holding(self) -> bool:
         """Whether publishers are held back now."""
         return self._behind or bool(self.alarms)

@@ -27,6 +27,7 @@ from tallymark.engine.errors import (
     NotFound,
     ResourceExhausted,
     ResourceLocked,
+    Unreadable,
 )
 from tallymark.engine.queue import Queue
 from tallymark.server.clock import wall_ms
@@ -42,6 +43,7 @@ STATUS: Final[dict[type[BrokerError], tuple[int, str]]] = {
     Gone: (410, "gone"),
     ResourceExhausted: (429, "resource_exhausted"),
     HeldBack: (503, "blocked"),
+    Unreadable: (500, "unreadable"),
 }
 """Any other engine error is 400, bad_request."""
 OWN: Final = "/api/tallymark/"
@@ -132,6 +134,7 @@ class HttpServer:
         from tallymark.server.http_browse import Browsing
         from tallymark.server.http_consumers import Consumers
         from tallymark.server.http_features import FeatureFlags
+        from tallymark.server.http_quarantine import Quarantines
         from tallymark.server.http_redrive import Redriving
         from tallymark.server.http_sinks import Sinks
         from tallymark.server.http_state import State
@@ -160,6 +163,7 @@ class HttpServer:
         Sinks(self).add_to(app)
         FeatureFlags(self).add_to(app)
         Redriving(self).add_to(app)
+        Quarantines(self).add_to(app)
         Archiving(self).add_to(app)
         self._browsing = Browsing(self)
         self._browsing.add_to(app)
@@ -207,7 +211,7 @@ class HttpServer:
         return Access(user.name, vhost, (permission.configure, permission.write, permission.read))
 
     async def _health(self, request: web.Request) -> web.Response:
-        alarms = sorted(self.node.housekeeping.alarms)
+        alarms = self.node.housekeeping.told_alarms
         return answer({"status": "alarm" if alarms else "ok", "alarms": alarms})
 
     @web.middleware

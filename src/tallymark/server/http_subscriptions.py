@@ -166,7 +166,7 @@ class Subscriptions:
         if low > high:
             raise Refused(400, "bad_request", f"from is {low}, expected at most to = {high}")
         subscription.part(low, high)  # refuses what is settled or was never leased
-        store = self._node.broker.store
+        leases = self._node.broker.leases
 
         def take(at: int, excerpts: Excerpts) -> int:
             """Put the next rows of the range, up to a block's worth; returns where to go on.
@@ -175,7 +175,7 @@ class Subscriptions:
                 raise NotFound(f"subscription '{subscription.name}' is gone")
             self._http.check_read(request, subscription.queue)
             for first, piece in subscription.part(at, high):
-                store.load(piece.payload)
+                leases.load(subscription, piece)
                 payload, lo, n = excerpts.add(piece)
                 excerpts.records.append(
                     Record(

@@ -47,10 +47,11 @@ def counted(counts: dict[str, int]) -> dict[str, Any]:
 
 def queue_counts(queue: Queue) -> dict[str, int]:
     """Messages: ready, handed out (settled in a transaction or not), and all, with those that are
-    deferred and dead letters that wait for a way out."""
+    deferred, cannot be read, and dead letters that wait for a way out."""
     account = queue.counters()
     waiting = account["dead_letter_pending"]
     assert isinstance(waiting, int)
+    waiting += queue.quarantined
     return {
         "messages": queue.ready + queue.acquired + queue.staged + queue.deferred + waiting,
         "messages_ready": queue.ready,

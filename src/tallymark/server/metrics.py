@@ -162,6 +162,7 @@ class _NodeCollector(Collector):
                 ("ready_bytes", "Bytes ready."),
                 ("consumers", "Consumers."),
                 ("dead_letter_pending", "Dead letters that nothing takes for now."),
+                ("quarantined", "Messages put aside, as their bytes cannot be read."),
             )
         }
         entered = CounterMetricFamily(
@@ -185,6 +186,7 @@ class _NodeCollector(Collector):
             gauges["ready_bytes"].add_metric(of, queue.ready_bytes)
             gauges["consumers"].add_metric(of, len(queue.consumers))
             gauges["dead_letter_pending"].add_metric(of, queue.pending)
+            gauges["quarantined"].add_metric(of, queue.quarantined)
             entered.add_metric(of, queue.entered)
             settled.add_metric(of, queue.settled)
             dead_lettered.add_metric(of, queue.dead_lettered)

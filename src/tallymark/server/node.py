@@ -420,7 +420,8 @@ class Node:
             return
         else:
             assert isinstance(effect, Signal), effect
-            engine_log.info(effect.name, **effect.values)
+            tell = engine_log.error if effect.is_alarm else engine_log.info
+            tell(effect.name, **effect.values)
             return
         self._flush_soon(bridge)
 

@@ -85,6 +85,7 @@ class Reloading:
                 if not client.transport.is_closing():
                     client.limit_output(client.transport)
         node.tasks.replan()
+        node.broker.pause_unreadable(node.config.unreadable == "pause")
         node.housekeeping.limits_changed()
         node.schedule()
         waiting = [name for name in other if name not in changed]

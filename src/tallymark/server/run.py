@@ -376,6 +376,7 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
     broker.formats[nsq.FORMAT] = NsqFormat()
     broker.formats[FORMAT_10] = Amqp10Format()
     broker.dead_letters.death_form = features.death_form
+    broker.pause_unreadable(config.unreadable == "pause")
     broker.clock.tell(wall_ms())
     _restore(broker, journal)
     for vhost in config.vhosts:

@@ -1,6 +1,7 @@
 """The equation, per queue, worked out by Spark from the journal's rows:
 
-    entered = ready + acquired + deferred + staged + dead-letter-pending      what is still there
+    entered = ready + acquired + deferred + staged + dead-letter-pending
+            + quarantined                                                     what is still there
             + settled + dead-lettered + dropped, by reason                    what has ended
 
 The left side and what has ended come from the ledger; what is still there is the broker's own
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-STILL_THERE: Final = ("ready", "acquired", "deferred", "staged", "dead_letter_pending")
+STILL_THERE: Final = (
+    "ready", "acquired", "deferred", "staged", "dead_letter_pending", "quarantined",
+)  # fmt: skip
 FAULTS_SHOWN: Final = 100
 MOST_TASKS: Final = 64
 ASK_AGAIN: Final = 5

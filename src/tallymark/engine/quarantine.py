@@ -1,0 +1,188 @@
+"""Messages whose bytes cannot be read: put aside, so that nothing else waits for them.
+
+A bad sector, a flipped bit or a missing file concerns one payload: the messages of a queue that
+arrived together. Whoever is about to need their bytes asks first (`Store.tried`), before anything
+is changed, and puts them aside here. They are in the account as `quarantined` [LC-5], keep their
+sequence numbers, and are neither ready nor delivered; their queue goes on with what is behind them,
+or rests until nothing is quarantined in it any more (`pauses`).
+
+An operator brings the bytes back and has them tried again, or drops the messages. A restart tries
+them by itself: what it finds ready and cannot read either is put aside again. So the ledger has no
+row for it, only for a drop.
+
+What a durable subscription leased stays leased, since its range must not change [TX-9]: reading it
+is refused until the bytes are back, or the messages are dropped.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, final
+
+from tallymark.engine import records
+from tallymark.engine.clock import Clock
+from tallymark.engine.effects import Effect, Signal
+from tallymark.engine.errors import Unreadable
+from tallymark.engine.message import Slice
+from tallymark.engine.queue import Letter, Quarantined, Queue
+from tallymark.engine.records import Record
+from tallymark.engine.store import Store
+from tallymark.engine.subscription import Subscription
+
+if TYPE_CHECKING:
+    from tallymark.engine.deadletters import DeadLetters
+    from tallymark.engine.delivery import Dispatcher
+
+TOLD: Final = 100
+"""Alarms about one queue until its quarantine is empty again: a lost file would fill the log."""
+
+
+@final
+class Quarantine:
+    """Shares its parts with the Broker."""
+
+    __slots__ = (
+        "_clock", "_effects", "_records", "_told", "dispatcher", "letters", "pauses", "store",
+    )  # fmt: skip
+
+    def __init__(
+        self, clock: Clock, store: Store, records: list[Record], effects: list[Effect]
+    ) -> None:
+        self._clock = clock
+        self._records = records
+        self._effects = effects
+        self._told: dict[int, int] = {}
+        """Alarms so far, by queue."""
+        self.store = store
+        self.letters: DeadLetters
+        self.dispatcher: Dispatcher
+        """Both set by the Broker."""
+        self.pauses = False
+        """Whether a queue rests while something of it is quarantined."""
+
+    # -- into it
+
+    def has_read(self, queue: Queue, head: Slice) -> bool:
+        """Make sure that the bytes of the slice that leaves next are in memory; False: they cannot
+        be read, and it is put aside."""
+        if self.store.tried(head.payload):
+            return True
+        self.put(queue, queue.remove(queue.lane(), len(head)))
+        return False
+
+    def put(self, queue: Queue, piece: Slice, letter: Letter | None = None) -> None:
+        """Messages that are neither ready nor acquired any more, and could not be read just now.
+
+        letter: they died before that; it is sent on when they can be read.
+        """
+        queue.put_aside(Quarantined(piece, letter, self.store.trouble))
+        if self.pauses:
+            queue.rests = True
+        self._tell(queue, piece)
+
+    def put_ready(self, queue: Queue, pieces: list[Slice]) -> None:
+        """The same of ready slices, which are taken out of their lanes."""
+        for piece in pieces:
+            queue.lanes[piece.priority].discard(piece)
+            queue.count_out(piece)
+            self.put(queue, piece)
+
+    def put_from_stream(self, queue: Queue, found: Slice) -> None:
+        """The same of messages that a stream shows, a part of one slice: those of them that cannot
+        be read. The others stay."""
+        for piece in queue.lanes[0].isolated(found.first, len(found)):
+            if not self.store.tried(piece.payload):
+                self.put_ready(queue, [piece])
+
+    def refuse_leased(self, subscription: Subscription, piece: Slice) -> Unreadable:
+        """The error of whoever wants to read leased messages, which stay where they are."""
+        queue = subscription.queue
+        trouble = self.store.trouble
+        self._tell(queue, piece)
+        return Unreadable(
+            f"messages {piece.first} to {piece.first + len(piece) - 1} of queue '{queue.name}' in "
+            f"vhost '{queue.vhost}', leased to '{subscription.name}', cannot be read ({trouble}): "
+            "bring their segment back, or drop them with `tallymark quarantine drop`"
+        )
+
+    def _tell(self, queue: Queue, piece: Slice) -> None:
+        told = self._told.get(queue.id, 0) + 1
+        self._told[queue.id] = told
+        if told > TOLD:
+            return
+        values: dict[str, object] = {
+            "vhost": queue.vhost, "queue": queue.name, "first": piece.first, "count": len(piece),
+            "trouble": self.store.trouble,
+        }  # fmt: skip
+        if told == TOLD:
+            values["more"] = "not told of"
+        self._effects.append(Signal("message.unreadable", values, True))
+
+    # -- out of it
+
+    def retry(self, queue: Queue) -> int:
+        """Try to read what is quarantined again: what can be read is where it was, or goes the way
+        of dead letters. Returns how many messages that were."""
+        back = 0
+        for entry in list(queue.quarantine):
+            if not self.store.tried(entry.piece.payload):
+                entry.trouble = self.store.trouble
+                continue
+            back += len(entry.piece)
+            queue.take_from_aside(entry)
+            if entry.letter is not None:
+                self.letters.resume(queue, entry.letter)
+            else:
+                self._come_back(queue, entry.piece)
+        self._look_after(queue)
+        return back
+
+    def drop(self, queue: Queue, low: int, high: int) -> int:
+        """Give up what cannot be read of sequences low..high-1, also where it is leased; returns
+        how many messages that were. Payloads are dropped whole."""
+        gone = 0
+        for entry in list(queue.quarantine):
+            piece = entry.piece
+            if low < piece.first + len(piece) and piece.first < high:
+                queue.take_from_aside(entry)
+                self.letters.drop(queue, piece, records.DROPPED_UNREADABLE)
+                gone += len(piece)
+        for subscription in queue.subscriptions:
+            for lease in list(subscription.leases):
+                piece = lease.slice
+                inside = low < piece.first + len(piece) and piece.first < high
+                if inside and not self.store.tried(piece.payload):
+                    subscription.lose(piece.first, piece.first + len(piece))
+                    queue.leased -= len(piece)
+                    queue.leave_acquired(piece)
+                    self.letters.drop(queue, piece, records.DROPPED_UNREADABLE)
+                    gone += len(piece)
+        self._look_after(queue)
+        return gone
+
+    def clear(self, queue: Queue) -> list[Slice]:
+        """Take everything out, of a queue that is purged or deleted; the caller counts its end."""
+        pieces = [entry.piece for entry in queue.quarantine]
+        for entry in list(queue.quarantine):
+            queue.take_from_aside(entry)
+        self._look_after(queue)
+        return pieces
+
+    def _come_back(self, queue: Queue, piece: Slice) -> None:
+        if queue.settings.is_stream:
+            if piece.first < queue.kept_from:  # its time went by meanwhile
+                self.letters.drop(queue, piece, records.DROPPED_RETENTION)
+                return
+            queue.lanes[0].put_between(piece)
+            queue.ready += len(piece)
+            queue.ready_bytes += piece.size()
+            return
+        if queue.body_bytes >= 0:
+            self.letters.entrance.weigh(piece.payload)
+        queue.make_ready(piece)
+
+    def _look_after(self, queue: Queue) -> None:
+        if not queue.quarantine:
+            queue.rests = False
+            self._told.pop(queue.id, None)
+        if not queue.deleted:
+            self.dispatcher.mark(queue)
