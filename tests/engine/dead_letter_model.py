@@ -22,6 +22,8 @@ class Model:
 
     def __init__(self, now_ms: int) -> None:
         self.now_ms = now_ms
+        self.wall_off_ms = 0
+        """How far the wall clock, in which deaths are told, is ahead."""
         self.queues: dict[str, Queue] = {}
         self.exchanges: dict[str, str] = {}
         """Type by name."""
@@ -274,16 +276,17 @@ class Model:
     def letter(self, queue: Queue, message: Message, exchange: str, hops: int) -> Message:
         """The message with its death recorded [DL-9 to DL-14]."""
         override = queue.says("dead-letter-routing-key")
+        died_ms = message.died_ms + self.wall_off_ms
         new = Entry(
             queue.name, message.reason, 1, message.exchange, (message.key, *message.cc),
-            message.died_ms, message.died_ms, message.ttl,
+            died_ms, died_ms, message.ttl,
         )  # fmt: skip
         older = list(message.history)
         if queue.hop_limit < 0:
             for entry in older:
                 if (entry.queue, entry.reason) == (new.queue, new.reason):
                     older.remove(entry)
-                    new = replace(entry, count=entry.count + 1, last_ms=message.died_ms)
+                    new = replace(entry, count=entry.count + 1, last_ms=died_ms)
                     break
         last = (message.reason, queue.name, message.exchange)
         carries = queue.shows_counts or message.failed_before + message.acquired_before > 0

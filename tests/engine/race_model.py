@@ -22,6 +22,8 @@ MOST_MS = 400
 """max-msg-timeout in these plays: a few touches reach it."""
 STEPS_MS = (0, 1, MERGE_MS - 1, MERGE_MS, 40, 99, 100, 101, 130, 400)
 DELAYS_MS = (0, 0, 1, 30, 120, 500)
+CLOCK_STEPS_MS = (-86_400_000, -3_600_000, -2_500, 2_500, 3_600_000, 86_400_000)
+"""By how much somebody sets the wall clock; what becomes of messages does not depend on it."""
 RETRY_MS, LONGEST_RETRY_MS = 30, 90
 
 
@@ -249,12 +251,21 @@ class Race:
         self.history.append(f"pause {self.paused}")
         self.rig.broker.pause(self.queue, self.paused)
 
+    def set_wall_clock(self) -> None:
+        step = self.random.choice(CLOCK_STEPS_MS)
+        self.history.append(f"set wall clock {step:+}")
+        self.rig.set_wall_clock(step)
+
     def restart(self) -> None:
-        """From the log, from a checkpoint and the log, or after an orderly stop."""
+        """From the log, from a checkpoint and the log, or after an orderly stop. What was stored
+        before the wall clock was set is told from another one than what was stored after, so there
+        is a checkpoint then."""
         if not self.queue.durable:
             return
         self.wait(0)
-        how = self.random.choice(("crash", "checkpoint", "clean"))
+        moved = self.rig.wall_off_ms
+        ways = ("checkpoint", "clean") if moved else ("crash", "checkpoint", "clean")
+        how = self.random.choice(ways)
         self.history.append(f"restart {how}")
         if how == "checkpoint":
             self.rig.checkpoint()
@@ -268,6 +279,7 @@ class Race:
         for message in self.messages:
             if message.place == HELD:
                 message.place = READY
+            message.due_ms += moved
         flagged = {h.number: h.acquired for h in self.rig.holds("q")}
         for *_, piece in self.queue.deferrals:
             self.rig.broker.store.load(piece.payload)
@@ -291,6 +303,7 @@ class Race:
         while rig.broker.next_due() <= end:
             rig.now_ms = max(rig.now_ms, rig.broker.next_due())
             self.look(rig.settle_down())
+            assert rig.broker.next_due() > rig.now_ms, "a deadline came, and nothing was done"
         rig.now_ms = end
         self.look(rig.settle_down())
 
@@ -368,6 +381,6 @@ class Race:
 COMMANDS = (
     *[Race.fin] * 4, *[Race.req] * 5, *[Race.touch] * 5, *[Race.pass_time] * 7,
     *[Race.publish] * 2, *[Race.give_back] * 2, *[Race.rdy] * 2, Race.leave, Race.join, Race.empty,
-    Race.pause, Race.restart,
+    Race.pause, Race.restart, Race.set_wall_clock,
 )  # fmt: skip
 """What may come next, as often as it stands here."""

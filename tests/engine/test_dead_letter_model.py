@@ -27,6 +27,7 @@ OUTCOMES = {
     "ack": ACCEPTED, "reject": REJECTED, "nack": DISCARDED, "return": RETURNED, "fail": FAILED,
 }  # fmt: skip
 FAR = 1 << 40
+CLOCK_STEPS_MS = (-86_400_000, -3_600_000, 3_600_000, 86_400_000)
 
 
 VALUES: dict[str, tuple[object, ...]] = {
@@ -116,6 +117,7 @@ KINDS: dict[str, tuple[int, st.SearchStrategy[tuple]]] = {
         ),
     ),
     "restart": (2, st.tuples(st.booleans())),
+    "set_wall_clock": (1, st.tuples(st.sampled_from(CLOCK_STEPS_MS))),
 }
 """Commands: how often, and with what."""
 WEIGHED = [kind for kind, (weight, _) in KINDS.items() for _ in range(weight)]
@@ -357,14 +359,23 @@ class Player:
             for piece in queue.slices()
             for i in range(len(piece))
         ][start : start + n]
-        self.rig.broker.clock.tell(self.rig.now_ms)
+        self.rig.tell_time()
         self.rig.broker.use(queue)
         target = ("", to) if to else (None, None)
         found = redrives.look(queue, wanted, *target)
         redrives.move(queue, found)
         assert [one.status for one in found] == self.model.redrive(name, start, n, to)
 
+    def do_set_wall_clock(self, ms: int) -> None:
+        """Nothing becomes of it, but deaths are told in wall time."""
+        self.rig.set_wall_clock(ms)
+        self.model.wall_off_ms += ms
+
     def do_restart(self, checkpoint: bool) -> None:
+        """The wall clock is set right before, and a checkpoint says so of what was stored."""
+        if self.model.wall_off_ms:
+            self.do_set_wall_clock(-self.model.wall_off_ms)
+            checkpoint = True
         if checkpoint:
             for found in self.rig.broker.queues.values():
                 found.mark = 0

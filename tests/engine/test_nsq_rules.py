@@ -438,7 +438,7 @@ def test_nq_a7_touch_wins_before_the_turn_that_times_out_and_fails_after_it() ->
     finish(rig)
     client.rdy(0)
     rig.now_ms += SECOND + MERGE_MS
-    rig.broker.clock.tell(rig.now_ms)  # overdue, but nobody has looked yet
+    rig.tell_time()  # overdue, but nobody has looked yet
     client.touch(1)
     rig.settle_down()
     assert (client.holds(1), client.holds(2)) == (True, False)
@@ -459,7 +459,7 @@ def test_nq_d3_one_that_is_gone_already_does_not_end_the_look() -> None:
     for client in clients:
         client.rdy(0)
     rig.now_ms += SECOND + MERGE_MS
-    rig.broker.clock.tell(rig.now_ms)
+    rig.tell_time()
     clients[0].fin(1, 2)
     clients[1].req(1)
     clients[2].leave()

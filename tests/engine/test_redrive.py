@@ -45,7 +45,7 @@ def move(
     """Move what is named, or everything ready; what became of each."""
     queue = rig.vhost.queues[name]
     stamp = Stamp(name, run, rig.now_ms)
-    rig.broker.clock.tell(rig.now_ms)
+    rig.tell_time()
     rig.broker.use(queue)
     wanted = names(rig, name) if wanted is None else wanted
     found = rig.broker.redrives.look(queue, wanted, exchange, key, stamp.is_on)

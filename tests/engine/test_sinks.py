@@ -195,8 +195,8 @@ def test_a_stream_is_in_the_order_of_its_times_also_behind_a_commit() -> None:
     committed_ms = rig.broker.clock.now_ms
     rig.settle_down()
     assert rig.ready("t") == [0, 1]
-    assert Start(TIME, committed_ms).place(queue, rig.now_ms) == 2
-    assert Start(TIME, committed_ms + 1).place(queue, rig.now_ms) == 3
+    assert Start(TIME, committed_ms).place(queue, rig.broker.clock) == 2
+    assert Start(TIME, committed_ms + 1).place(queue, rig.broker.clock) == 3
 
 
 def test_a_staging_that_nobody_commits_ends_when_its_time_is_up_also_after_a_restart() -> None:

@@ -359,7 +359,7 @@ def test_the_age_of_a_packed_letter_counts_from_when_it_entered_the_stream() -> 
     rig.send("s", 60)
     rig.settle_down(0)
     assert queue.ready == 61
-    assert Start(TIME, entered).place(queue, rig.now_ms) == 61
+    assert Start(TIME, entered).place(queue, rig.broker.clock) == 61
     reader(rig, "s", Start(AGO, HOUR_MS))
     assert seen(rig) == list(range(61))
     rig.advance(HOUR_MS // 2)
@@ -410,7 +410,7 @@ def test_a_stream_takes_a_deferred_message_at_once_and_for_good(how: str) -> Non
         again.advance(pause_ms)
         assert again.ready("s") == [0, 1]
         late = Start(TIME, rig.now_ms)
-        assert late.place(again.vhost.queues["s"], again.now_ms) == 2
+        assert late.place(again.vhost.queues["s"], again.broker.clock) == 2
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -47,7 +47,7 @@ from tallymark.wire.amqp091.properties import Properties, decode_properties
 from tests.support import amqp091
 
 SIZE = 8
-START_MS = 1_000_000
+START_MS = 1_700_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +215,15 @@ class Rig:
     def __init__(self, log: MemoryLog | None = None, now_ms: int = START_MS) -> None:
         self.log = log or MemoryLog()
         self.now_ms = now_ms
+        """The machine's monotonic clock; engine time goes with it."""
+        self.wall_off_ms = 0
+        """How far the machine's wall clock has been set ahead of it since the start."""
         self.tick_ms = 1
         """How far a turn advances the clock; 0: only `advance` does."""
         self.says = self.log.says
         self.broker = Broker(self.log.fetch)
         self.broker.formats.update({0: Format(), FORMAT: Amqp091Format()})
-        self.broker.clock.tell(now_ms)
+        self.tell_time()
         self.hold_disk = False
         """True: nothing more becomes synced until it is False again."""
         self.confirmed: dict[int, int] = {}
@@ -279,6 +282,8 @@ class Rig:
                         new.position = PACKED
                         new.pack = Pack(of.positions[:], of.ids[:], of.arrivals[:], [])
                     made[id(old)] = new
+                if record.kind == records.PAYLOAD:
+                    new.arrived_ms = record.time_ms  # as the journal's row says
             out.append(
                 Record(
                     record.kind,
@@ -296,6 +301,16 @@ class Rig:
                 )
             )
         return out
+
+    def tell_time(self) -> int:
+        """Tell the engine what the two clocks say, as the server does before a command; returns
+        engine time."""
+        return self.broker.clock.read(self.now_ms + self.wall_off_ms, self.now_ms)
+
+    def set_wall_clock(self, ms: int) -> None:
+        """Somebody sets the machine's wall clock by so much."""
+        self.wall_off_ms += ms
+        self.tell_time()
 
     def queue(self, name: str, durable: bool = True, **more: bool) -> Queue:
         return self.broker.declare_queue(
@@ -413,7 +428,7 @@ class Rig:
         cuts = array("I", (0,))
         for cell in cells:
             cuts.append(cuts[-1] + len(cell))
-        self.broker.clock.tell(self.now_ms)
+        self.tell_time()
         return Payload(
             format, b"".join(cells), cuts, Route(exchange, key), None,
             self.broker.new_message_ids(len(messages)), self.broker.clock.now_ms, persistent, SIZE,
@@ -428,6 +443,7 @@ class Rig:
         while self.broker.next_due() <= end:
             self.now_ms = max(self.now_ms, self.broker.next_due())
             out += self.settle_down()
+            assert self.broker.next_due() > self.now_ms, "a deadline came, and nothing was done"
         self.now_ms = end
         return out + self.settle_down()
 
@@ -435,7 +451,7 @@ class Rig:
         """One turn of the loop; advances the clock by `tick_ms`."""
         self.now_ms += self.tick_ms
         broker, log = self.broker, self.log
-        effects = broker.turn(self.now_ms)
+        effects = broker.turn(self.tell_time())
         block = broker.take_records()
         if block:
             log.commit(block)
@@ -533,8 +549,8 @@ class Rig:
         return self.reopened(self.log)
 
     def reopened(self, log: MemoryLog) -> Rig:
-        """A process that starts from this log, now."""
-        after = Rig(log, self.now_ms)
+        """A process that starts from this log, now: engine time begins with wall time."""
+        after = Rig(log, self.now_ms + self.wall_off_ms)
         after.tick_ms = self.tick_ms
         return after
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from tallymark.engine.message import Payload
 from tallymark.engine.records import MOVED, PAYLOAD, Record, expanded
+from tallymark.engine.walltime import in_wall_time
 from tallymark.journal.journal import BytesLost
 from tallymark.journal.layout import (
     CHECKPOINT,
@@ -115,7 +116,7 @@ class MemoryJournal:
             raise ValueError(f"{size} bytes released at {position:#x}, {self.live.get(segment, 0)}")
         self.live[segment] -= size
 
-    def relocate(self, payloads: list[Payload], now_ms: int) -> int:
+    def relocate(self, payloads: list[Payload], now_ms: int, ahead_ms: int = 0) -> int:
         records: list[Record] = []
         copies: list[Payload] = []
         for p in payloads:
@@ -124,10 +125,13 @@ class MemoryJournal:
                 p.persistent, p.largest_frame,
             )  # fmt: skip
             copies.append(copy)
-            records.append(Record(PAYLOAD, 0, p.first_id, p.count, now_ms, copy, flags=RELOCATED))
+            arrived_ms = p.arrived_ms
+            records.append(
+                Record(PAYLOAD, 0, p.first_id, p.count, arrived_ms, copy, flags=RELOCATED)
+            )
             records.append(Record(MOVED, 0, p.first_id, p.count, now_ms, copy, other=p.position))
             self.release(p.position, p.size)
-        self.commit(records, now_ms)
+        self.commit(in_wall_time(records, ahead_ms), now_ms + ahead_ms)
         for p, copy in zip(payloads, copies, strict=True):
             p.position = copy.position
         return self.end

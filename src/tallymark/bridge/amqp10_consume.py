@@ -127,7 +127,7 @@ class OutgoingLink(LinkEnd):
         if not (consumer.no_ack or consumer.browses):
             lock_ms = timeout_of(consumer, queue)
             if lock_ms:
-                locked_until_ms = broker.clock.now_ms + lock_ms
+                locked_until_ms = broker.clock.wall_ms + lock_ms
         tag = effect.first_tag
         state: DeliveryState | None = None
         work = self.work

@@ -13,6 +13,7 @@ from tallymark.bridge.amqp10_client import Delayed, Session
 from tallymark.bridge.amqp10_consume import OutgoingLink
 from tallymark.engine.annotations import Notes
 from tallymark.engine.arguments import LONGEST_MS
+from tallymark.engine.clock import Clock
 from tallymark.engine.session import (
     ACCEPTED,
     DISCARDED,
@@ -69,12 +70,13 @@ def notes_of(state: DeliveryState | None) -> Notes:
     )
 
 
-def due_of(state: DeliveryState | None) -> int:
-    """When messages are to be ready again, wall time, milliseconds; 0: at once [LC-1]."""
+def due_of(state: DeliveryState | None, clock: Clock) -> int:
+    """When messages are to be ready again, engine time; 0: at once [LC-1]. The client says it in
+    wall time."""
     if isinstance(state, Modified) and state.message_annotations:
         due = state.message_annotations.get(DELIVERY_TIME)
         if isinstance(due, int) and not isinstance(due, bool):
-            return max(0, due)
+            return max(0, min(clock.from_wall(due), clock.now_ms + LONGEST_MS))
     return 0
 
 
@@ -110,7 +112,7 @@ def settle(session: Session, event: DispositionReceived) -> None:
             for low, high, usual in default_outcomes(session, first, last):
                 broker.settle(engine, low, high, usual)
         return
-    due_ms = min(due_of(state), broker.clock.now_ms + LONGEST_MS)
+    due_ms = due_of(state, broker.clock)
     notes = notes_of(state)
     if event.settled:
         _forget(session, first, last)

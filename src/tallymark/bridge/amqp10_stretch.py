@@ -292,8 +292,10 @@ class Stretch:
         """What the broker keeps beside them."""
         client = self._link.session.client
         front = self._front
-        due_ms = front.due_ms
-        if not due_ms and front.delay_ms:
+        due_ms = 0
+        if front.due_ms:
+            due_ms = max(0, client.broker.clock.from_wall(front.due_ms))
+        elif front.delay_ms:
             due_ms = client.wall_ms + front.delay_ms
         due_ms = min(due_ms, client.wall_ms + LONGEST_MS)
         return client.known_as(front.ttl_ms, front.cc, due_ms)

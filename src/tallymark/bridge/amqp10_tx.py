@@ -26,7 +26,6 @@ from tallymark.bridge.amqp10_dispositions import (
 from tallymark.bridge.amqp10_stretch import Reply
 from tallymark.bridge.amqp10_work import Work, find, unknown
 from tallymark.engine.annotations import Notes
-from tallymark.engine.arguments import LONGEST_MS
 from tallymark.engine.errors import ResourceExhausted, RolledBack
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.composites import read_composite
@@ -331,7 +330,7 @@ def _park(
 ) -> None:
     broker = session.client.broker
     outcome = outcome_of(state)
-    due_ms = min(due_of(state), broker.clock.now_ms + LONGEST_MS)
+    due_ms = due_of(state, broker.clock)
     notes = notes_of(state)
     for low, high in outstanding(session.engine, first, last):
         _hold(session, work, low, high, outcome, notes, due_ms, encoded_state(state))

@@ -285,13 +285,15 @@ class Nsq(Bridge):
         if self.wire.identify.sample_rate:
             self._deliver_sample(effect, attempts)
         else:
-            self._messages.add(_frames(payload, lo, hi, attempts), self._now_ms)
+            frames = _frames(payload, lo, hi, attempts, self.broker.clock.ahead_ms)
+            self._messages.add(frames, self._now_ms)
 
     def _deliver_sample(self, effect: Deliver, attempts: int) -> None:
         """Each message has its chance; what is left out is done with [NQ-D6]."""
         piece = effect.slice
         rate = self.wire.identify.sample_rate
         draw = self.settings.draw
+        ahead_ms = self.broker.clock.ahead_ms
         wanted = [draw() < rate for _ in range(len(piece))]
         at = 0
         while at < len(wanted):
@@ -299,7 +301,7 @@ class Nsq(Bridge):
             while end < len(wanted) and wanted[end] == wanted[at]:
                 end += 1
             if wanted[at]:
-                frames = _frames(piece.payload, piece.lo + at, piece.lo + end, attempts)
+                frames = _frames(piece.payload, piece.lo + at, piece.lo + end, attempts, ahead_ms)
                 self._messages.add(frames, self._now_ms)
             else:
                 self.message_count -= end - at
@@ -508,12 +510,13 @@ class Nsq(Bridge):
             self.broker.close_connection(connection, lost)
 
 
-def _frames(payload: Payload, lo: int, hi: int, attempts: int) -> bytes:
-    """Messages as the client reads them, whatever protocol brought them."""
+def _frames(payload: Payload, lo: int, hi: int, attempts: int, ahead_ms: int) -> bytes:
+    """Messages as the client reads them, whatever protocol brought them. ahead_ms: how far wall
+    time, which they are stamped with, is ahead of engine time."""
     raw = payload.raw
     assert raw is not None, payload.position
     first_id = payload.first_id + lo
-    timestamp_ns = payload.arrived_ms * NS_PER_MS
+    timestamp_ns = max(0, payload.arrived_ms + ahead_ms) * NS_PER_MS
     if payload.format == FORMAT:
         return encode_messages(raw, payload.cuts, lo, hi, first_id, timestamp_ns, attempts)
     if payload.format == AMQP10:

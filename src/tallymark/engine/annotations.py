@@ -123,7 +123,7 @@ class Annotations:
         notes: Notes = (),
     ) -> None:
         self.due_ms = due_ms
-        """Not ready before, by its publisher's wish; wall time, milliseconds; 0: at once."""
+        """Not ready before, by its publisher's wish; engine time; 0: at once."""
         self.ttl_ms = ttl_ms
         """The message's own TTL, milliseconds; -1: none. Gone after the first death [DL-11]."""
         self.more_keys = more_keys
@@ -135,7 +135,7 @@ class Annotations:
         self.route = route
         """Where it is now: dead-letter exchange and key. None: where it was published."""
         self.since_ms = since_ms
-        """When it entered its present queue, milliseconds since 1970; 0: when it arrived."""
+        """When it entered its present queue, engine time; 0: when it arrived."""
         self.deaths = deaths
         """Newest first."""
         self.first_death = first_death

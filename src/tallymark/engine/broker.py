@@ -54,6 +54,7 @@ from tallymark.engine.timeouts import Timeouts
 from tallymark.engine.transactions import Transactions
 from tallymark.engine.upkeep import Upkeep
 from tallymark.engine.vhost import Targets, VirtualHost
+from tallymark.engine.walltime import in_wall_time
 
 DEFAULT_VHOST: Final = "/"
 
@@ -498,7 +499,8 @@ class Broker:
         kept = payload.persistent and targets.durable
         if kept:
             payload.position = ON_ITS_WAY
-            out.append(Record(records.PAYLOAD, 0, payload.first_id, count, now_ms, payload))
+            arrived_ms = payload.arrived_ms
+            out.append(Record(records.PAYLOAD, 0, payload.first_id, count, arrived_ms, payload))
         if not targets.plain or annotations is not None:
             self._publish_part(session, targets, payload, 0, count, annotations, kept, number)
             return
@@ -572,8 +574,10 @@ class Broker:
         if kept:
             payload.position = ON_ITS_WAY
             self.records.append(
-                Record(records.PAYLOAD, 0, payload.first_id, payload.count, now_ms, payload)
-            )
+                Record(
+                    records.PAYLOAD, 0, payload.first_id, payload.count, payload.arrived_ms, payload
+                )
+            )  # fmt: skip
         entered: dict[int, Record] = {}
         look_after = self.backlogs.packing.look_after
         for part in parts:
@@ -732,7 +736,7 @@ class Broker:
         consumer.browses = True
         consumer.filter = filter
         self._seek(consumer)
-        consumer.cursors = [start.place(queue, self.clock.now_ms)]
+        consumer.cursors = [start.place(queue, self.clock)]
         return consumer
 
     def _seek(self, consumer: Consumer) -> None:
@@ -900,8 +904,8 @@ class Broker:
         """Settle tags first..last one after the other with one outcome.
 
         notes: what the consumer adds to the messages, where they are given back or refused [FC-20].
-        due_ms: what is given back is not ready before then (wall time) and keeps its place [LC-1];
-        0: at once.
+        due_ms: what is given back is not ready before then (engine time; 0: at once) and keeps its
+        place [LC-1].
 
         Raises:
             PreconditionFailed: at the first tag that is unknown or settled; those before it are
@@ -981,7 +985,8 @@ class Broker:
         return bool(dispatcher.changed or dispatcher.again or self.records or self.store.is_behind)
 
     def turn(self, now_ms: int) -> list[Effect]:
-        """Deliver what can be delivered; returns the effects since the last turn, in order."""
+        """Deliver what can be delivered; returns the effects since the last turn, in order. now_ms:
+        engine time."""
         self.clock.tell(now_ms)
         self.store.sweep()
         assert not self.transactions.torn, "a transaction was carried out in part"
@@ -1003,8 +1008,8 @@ class Broker:
         return effects
 
     def next_due(self) -> int:
-        """When a turn is due though nothing happens until then; wall time, milliseconds since
-        1970; deadlines.NEVER: no time by itself."""
+        """When a turn is due though nothing happens until then; engine time, deadlines.NEVER: no
+        time by itself."""
         return self.deadlines.next_due()
 
     def _look_at(self, thing: Timed) -> None:
@@ -1053,10 +1058,11 @@ class Broker:
         queue.settled_ranges.clear()
 
     def take_records(self) -> list[Record]:
-        """The records since the last call, in order; they must become one block."""
+        """The records since the last call, in order and in wall time: they must become one
+        block."""
         out = self.records[:]
         self.records.clear()
-        return out
+        return in_wall_time(out, self.clock.ahead_ms)
 
     def committed(self, position: int) -> None:
         """The records taken last are in the block that ends at `position` (no records: where the
@@ -1073,7 +1079,7 @@ class Broker:
         journal below `written` need no memory. Call when the turn's effects are carried out."""
         if self.transactions.open and self.store.resident_bytes > budget:
             self.transactions.press()
-        self.store.spill(budget, written, self.records, self.clock.now_ms)
+        self.store.spill(budget, written, self.records)
         self.backlogs.pack(written)
 
     def pack_all(self, written: int) -> None:

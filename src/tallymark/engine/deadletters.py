@@ -283,7 +283,7 @@ class DeadLetters:
             failed, acquired = piece.failed, piece.acquired
         key = (
             queue.id, letter.reason, id(known), id(published), acquired, failed, hops,
-            letter.died_ms, exchange.name, queue.settings.dead_letter_key,
+            letter.died_ms, self.clock.ahead_ms, exchange.name, queue.settings.dead_letter_key,
         )  # fmt: skip
         found = self._made.get(key)
         if found is not None:
@@ -294,7 +294,7 @@ class DeadLetters:
         keys = keys_of(known, published) if override is None else [override]
         made = after_death(
             known, published, queue.name, records.DEATHS[letter.reason], exchange.name, override,
-            letter.died_ms, failed, acquired, self.death_form,
+            self.clock.to_wall(letter.died_ms), failed, acquired, self.death_form,
             queue.settings.hop_limit < 0, hops, self._route(exchange.name, keys[0]),
         )  # fmt: skip
         made.since_ms = now

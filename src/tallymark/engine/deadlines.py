@@ -22,7 +22,7 @@ class Timed:
 
     def __init__(self) -> None:
         self.armed_ms = NEVER
-        """Its earliest entry in the heap; wall time, milliseconds since 1970."""
+        """Its earliest entry in the heap; engine time."""
 
 
 @final

@@ -71,7 +71,7 @@ class Entrance:
             payload.position = ON_ITS_WAY
             self.records.append(
                 Record(
-                    records.PAYLOAD, 0, payload.first_id, payload.count, self.clock.now_ms, payload
+                    records.PAYLOAD, 0, payload.first_id, payload.count, payload.arrived_ms, payload
                 )
             )
 

@@ -28,6 +28,18 @@ PACKED: Final = -3
 """Position of a packed payload: each of its messages has its own."""
 PART: Final = 64
 """Packed messages whose annotations are compressed together."""
+FASTEST: Final = 1
+"""Level of compression."""
+
+
+def opened(part: bytes) -> list[bytes]:
+    """The stored annotations that are compressed together, in order; b"" for none."""
+    return zlib.decompress(part).split(b"\n")
+
+
+def closed(blobs: list[bytes]) -> bytes:
+    """The other way round."""
+    return zlib.compress(b"\n".join(blobs), FASTEST)
 
 
 @final
@@ -60,7 +72,7 @@ class Pack:
         self.ids = ids
         """array('Q'): broker-wide message ids."""
         self.arrivals = arrivals
-        """array('Q'): wall times of arrival, milliseconds since 1970."""
+        """array('Q'): when each arrived, engine time."""
         self.annotations = annotations
         """What is known of the messages, compressed, PART of them at a time: see `blobs`. Empty
         where the slice says it of all."""
@@ -93,7 +105,7 @@ class Pack:
             return []
         out: list[bytes] = []
         for part in self.annotations[lo // PART : (hi + PART - 1) // PART]:
-            out += zlib.decompress(part).split(b"\n")
+            out += opened(part)
         return out[lo % PART : lo % PART + hi - lo]
 
 
@@ -145,7 +157,7 @@ class Payload:
         self.first_id = first_id
         """Broker-wide message id of message 0; message i has first_id + i."""
         self.arrived_ms = arrived_ms
-        """Wall time of arrival, milliseconds since 1970."""
+        """When they arrived, engine time."""
         self.persistent = persistent
         self.largest_frame = largest_frame
         """Bytes of the largest frame in raw; a reader with a smaller limit needs re-framing."""
@@ -295,8 +307,7 @@ class Slice:
         )
 
     def entered_ms(self) -> int:
-        """When they entered the queue they are in, of packed ones the first; wall time,
-        milliseconds since 1970."""
+        """When they entered the queue they are in, of packed ones the first; engine time."""
         return self._entered_ms(self.lo)
 
     def last_ms(self) -> int:

@@ -12,16 +12,13 @@ of a larger one would be named by a position that no earlier row of the journal 
 
 from __future__ import annotations
 
-import zlib
 from array import array
 from collections import deque
 from typing import Final, final
 
 from tallymark.engine.annotations import Annotations
-from tallymark.engine.message import PACKED, PART, Pack, Payload, Slice
+from tallymark.engine.message import PACKED, PART, Pack, Payload, Slice, closed
 
-FASTEST: Final = 1
-"""Level of compression."""
 UNPACK: Final = PART
 """Messages taken out of a packed slice at a time."""
 VIEWED: Final = 256
@@ -86,10 +83,7 @@ def _parts_of(pieces: list[Slice]) -> list[bytes]:
     """What is known of each, as Pack.annotations keeps it: stored annotations are JSON on one line,
     and those of neighbours differ in little."""
     blobs = [piece.known() for piece in pieces]
-    return [
-        zlib.compress(b"\n".join(blobs[at : at + PART]), FASTEST)
-        for at in range(0, len(blobs), PART)
-    ]
+    return [closed(blobs[at : at + PART]) for at in range(0, len(blobs), PART)]
 
 
 @final

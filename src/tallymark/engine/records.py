@@ -288,7 +288,8 @@ class Record:
         self.first = first
         self.count = count
         self.time_ms = time_ms
-        """Wall time of the transition, milliseconds since 1970."""
+        """When it happened, milliseconds since 1970: wall time as it is stored, engine time before
+        that (walltime.py)."""
         self.payload = payload
         self.lo = lo
         self.owner = owner
@@ -308,7 +309,7 @@ def expanded(records: Iterable[Record]) -> Iterator[Record]:
             continue
         if record.flags & LIVE_PACKED:
             part = payload.window(record.lo, record.lo + record.count)
-            yield Record(PAYLOAD, 0, part.first_id, part.count, record.time_ms, part)
+            yield Record(PAYLOAD, 0, part.first_id, part.count, part.arrived_ms, part)
             yield Record(
                 LIVE, record.queue, record.first, record.count, record.time_ms, part, 0,
                 record.owner, record.other, record.reason, record.flags, record.blob,
@@ -317,7 +318,7 @@ def expanded(records: Iterable[Record]) -> Iterator[Record]:
         blobs = payload.pack.blobs(record.lo, record.lo + record.count)
         for i in range(record.count):
             one = payload.single(record.lo + i)
-            yield Record(PAYLOAD, 0, one.first_id, 1, record.time_ms, one)
+            yield Record(PAYLOAD, 0, one.first_id, 1, one.arrived_ms, one)
             yield Record(
                 LIVE,
                 record.queue,

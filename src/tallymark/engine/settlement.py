@@ -247,7 +247,7 @@ class Settlement:
         to_tail: bool,
         reason: int = records.RETURNED_BY_CLIENT,
     ) -> None:
-        """Acquired messages come back, but not before `due_ms` (wall time)."""
+        """Acquired messages come back, but not before `due_ms` (engine time)."""
         queue.leave_acquired(piece)
         piece.acquired += 1
         if failed:
@@ -264,7 +264,7 @@ class Settlement:
         to_tail: bool,
         reason: int,
     ) -> None:
-        """Messages, no longer ready or acquired, wait until `due_ms` (wall time)."""
+        """Messages, no longer ready or acquired, wait until `due_ms` (engine time)."""
         entrance = self.letters.entrance
         if queue.body_bytes >= 0 and not entrance.is_weighed(piece.payload):
             entrance.quarantine.put(queue, piece)

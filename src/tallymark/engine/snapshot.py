@@ -17,6 +17,7 @@ from tallymark.engine.session import InFlight
 from tallymark.engine.settlement import deferred_record
 from tallymark.engine.sinks import staged_record
 from tallymark.engine.subscription import ranges_of
+from tallymark.engine.walltime import in_wall_time
 
 
 def _in_flight(broker: Broker) -> list[InFlight]:
@@ -69,7 +70,7 @@ def snapshot(broker: Broker, clean: bool) -> list[Record]:
             out.append(record)
     for sink in broker.sinks.sinks.values():
         out.append(_definition(broker.sinks.definition(sink), now_ms))
-    return out
+    return in_wall_time(out, broker.clock.ahead_ms)
 
 
 def _snapshot_queue(
@@ -189,7 +190,7 @@ def _add_payload(
         )
         copy.position = payload.position
         placed[id(payload)] = copy
-        out.append(Record(records.PAYLOAD, 0, copy.first_id, copy.count, now_ms, copy))
+        out.append(Record(records.PAYLOAD, 0, copy.first_id, copy.count, copy.arrived_ms, copy))
     return copy
 
 

@@ -176,7 +176,7 @@ class Store:
             self.released.append((payload.position, payload.size))
             payload.position = NOWHERE
 
-    def spill(self, budget: int, written: int, out: list[Record], now_ms: int) -> None:
+    def spill(self, budget: int, written: int, out: list[Record]) -> None:
         """Bring memory down to `budget` bytes: payloads below journal position `written` lose
         their bytes, transient ones are first given a place through a record in `out`. No more of
         them than has to go: what is on its way there counts as gone."""
@@ -196,7 +196,7 @@ class Store:
                             0,
                             payload.first_id,
                             payload.count,
-                            now_ms,
+                            payload.arrived_ms,
                             payload,
                             flags=records.TRANSIENT,
                         )

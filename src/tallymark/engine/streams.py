@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, final
 
 from tallymark.engine.arguments import age_ms, erlang_term, type_name
+from tallymark.engine.clock import Clock
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.queue import Queue
 
@@ -36,7 +37,7 @@ class Start:
         self.kind = kind
         self.value = value
 
-    def place(self, queue: Queue, now_ms: int) -> int:
+    def place(self, queue: Queue, clock: Clock) -> int:
         """The first sequence number of the stream that its reader is to see."""
         lane = queue.lanes[0]
         if self.kind == OFFSET:
@@ -47,9 +48,9 @@ class Start:
             newest = lane.fresh[-1]
             return newest.first + (len(newest) - 1 if newest.payload.pack is not None else 0)
         if self.kind == TIME:
-            return lane.since(self.value)
+            return lane.since(clock.from_wall(self.value))
         if self.kind == AGO:
-            return lane.since(now_ms - self.value)
+            return lane.since(clock.now_ms - self.value)
         return 1
 
 

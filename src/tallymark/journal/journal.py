@@ -35,6 +35,7 @@ from typing import Final, final
 from tallymark.engine.errors import BytesLost as BytesLost
 from tallymark.engine.message import Payload
 from tallymark.engine.records import MOVED, PAYLOAD, Record
+from tallymark.engine.walltime import in_wall_time
 from tallymark.journal import cleaner as cleaning
 from tallymark.journal.cleaner import Cleaner
 from tallymark.journal.files import Files
@@ -444,14 +445,15 @@ class Journal:
         commit (or what is committed when `clean` is called) is on disk."""
         self._stock.release(position, size)
 
-    def relocate(self, payloads: list[Payload], now_ms: int) -> int:
+    def relocate(self, payloads: list[Payload], now_ms: int, ahead_ms: int = 0) -> int:
         """Write live payloads again, so that their old segment can be stripped.
 
         Commits one block with a second copy of each and a MOVED row that names the first; every
         payload has its new position at once. A crash before the block is on disk brings back the
         old positions, whose bytes are still there: a release counts only once it is on disk. Does
         nothing while a checkpoint is being written, since that must see one or the other.
-        Reads the bytes here: give it a few MiB at a time. Returns as `commit`.
+        Reads the bytes here: give it a few MiB at a time. now_ms: engine time, which wall time is
+        `ahead_ms` ahead of. Returns as `commit`.
         """
         if self._checkpointing or not payloads:
             return self.end
@@ -465,9 +467,12 @@ class Journal:
                 p.largest_frame,
             )  # fmt: skip
             copies.append(copy)
-            records.append(Record(PAYLOAD, 0, p.first_id, p.count, now_ms, copy, flags=RELOCATED))
+            arrived_ms = p.arrived_ms
+            records.append(
+                Record(PAYLOAD, 0, p.first_id, p.count, arrived_ms, copy, flags=RELOCATED)
+            )
             records.append(Record(MOVED, 0, p.first_id, p.count, now_ms, copy, other=p.position))
-        self.commit(records, now_ms)
+        self.commit(in_wall_time(records, ahead_ms), now_ms + ahead_ms)
         for p, copy in zip(moving, copies, strict=True):
             self._stock.release(p.position, p.size)
             p.position = copy.position

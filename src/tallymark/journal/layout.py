@@ -357,7 +357,7 @@ class Packer:
         else:
             flags |= ROUTE_COLUMN
             owner = bound + p.count + 1
-        first, arrived = p.first_id, p.arrived_ms
+        first, arrived = p.first_id, r.time_ms
         if p.pack is not None:
             flags |= COLUMNS
             first, arrived = p.pack.ids[0], p.pack.arrivals[0]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from tallymark.engine import records
 from tallymark.engine.statistics import consumer_record
-from tallymark.server.clock import wall_ms
 
 if TYPE_CHECKING:
     from tallymark.server.node import Node
@@ -36,7 +35,7 @@ class ConsumerLedger:
             for consumer in list(queue.consumers):
                 if consumer.told == consumer.progress:
                     continue
-                broker.clock.tell(wall_ms())
+                self._node.tell_time()
                 broker.records.append(
                     consumer_record(consumer, records.CONSUMER_GOES_ON, broker.clock.now_ms)
                 )

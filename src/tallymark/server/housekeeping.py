@@ -14,7 +14,6 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.records import LIVE_PACKED, Record
 from tallymark.engine.snapshot import live_payloads, packed_in, snapshot
 from tallymark.server.client import Client
-from tallymark.server.clock import wall_ms
 from tallymark.server.logs import log_of
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ class Housekeeping:
 
     def committed(self, position: int, now: int) -> None:
         """A block was handed to the journal, which now ends at `position`. The engine's state is
-        exactly that of the journal: the moment for a checkpoint."""
+        exactly that of the journal: the moment for a checkpoint. now: engine time."""
         grown = self._growth(position)
         self._grown_checkpoint += grown
         self._grown_disk += grown
@@ -134,7 +133,7 @@ class Housekeeping:
         node = self._node
         self._clean(now)
         taken = snapshot(node.broker, clean)
-        written = node.journal.checkpoint(taken, now)
+        written = node.journal.checkpoint(taken, node.broker.clock.to_wall(now))
         if written:
             self._checkpoint_distance = max(
                 node.config.checkpoint_every, SIZE_SHARE * _stored_rows(taken) * ROW_BYTES
@@ -150,13 +149,18 @@ class Housekeeping:
     async def last_checkpoint(self) -> None:
         """At a clean stop: the state as it will be found, so that nothing has to be replayed."""
         journal = self._node.journal
-        while not self.checkpoint(wall_ms(), clean=True) and not journal.failed:
+        while not self.checkpoint(self._now(), clean=True) and not journal.failed:
             await asyncio.sleep(0.02)
-            self._clean(wall_ms())
+            self._clean(self._now())
 
     def journal_closed(self) -> None:
         """Take in what became of the last checkpoint, for the log."""
-        self._clean(wall_ms())
+        self._clean(self._now())
+
+    def _now(self) -> int:
+        """Engine time."""
+        self._node.tell_time()
+        return self._node.broker.clock.now_ms
 
     def close(self) -> None:
         """Nothing happens by itself from now on, whatever is still called."""
@@ -194,11 +198,13 @@ class Housekeeping:
             size += payload.size
             packed.append((pack, i, payload))
         if chosen or packed:
-            node.journal.relocate([*chosen, *(payload for _, _, payload in packed)], now)
+            moving = [*chosen, *(payload for _, _, payload in packed)]
+            node.journal.relocate(moving, now, node.broker.clock.ahead_ms)
             for pack, i, payload in packed:
                 pack.positions[i] = payload.position
 
     def _clean(self, now: int) -> None:
+        """now: engine time, so that a clock set forward lets go of no ledger before its time."""
         journal = self._node.journal
         journal.clean(now, self._node.config.ledger_retention)
         if journal.checkpoint_position != self._checkpoint_done:
@@ -222,7 +228,7 @@ class Housekeeping:
             return
         journal = self._node.journal
         before = journal.disk_bytes
-        now = wall_ms()
+        now = self._now()
         self._clean(now)
         if journal.is_stripping:
             pause = STRIPPING_STEP_S

@@ -30,7 +30,6 @@ from tallymark.engine.errors import (
     Unreadable,
 )
 from tallymark.engine.queue import Queue
-from tallymark.server.clock import wall_ms
 from tallymark.server.logs import log_of
 from tallymark.server.node import JournalFailed, Node
 from tallymark.server.users import User, UsersError, permission_in
@@ -260,7 +259,7 @@ class HttpServer:
     @web.middleware
     async def _tell_time(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Commands of a request are of now: a broker that is idle had its last turn long ago."""
-        self.node.broker.clock.tell(wall_ms())
+        self.node.tell_time()
         return await handler(request)
 
 

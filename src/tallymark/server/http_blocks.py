@@ -12,6 +12,7 @@ from aiohttp import web
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.records import PAYLOAD, Record
+from tallymark.engine.walltime import in_wall_time
 from tallymark.journal import layout
 from tallymark.server.http import Refused
 from tallymark.server.logs import log_of
@@ -25,7 +26,9 @@ log = log_of("http")
 class Excerpts:
     """The rows of one block: payload rows first seen, then the rows that mean them."""
 
-    def __init__(self) -> None:
+    def __init__(self, ahead_ms: int) -> None:
+        """ahead_ms: how far wall time, which rows are in, is ahead of engine time."""
+        self._ahead_ms = ahead_ms
         self.records: list[Record] = []
         self._size = 0
 
@@ -46,7 +49,7 @@ class Excerpts:
         return part, 0, hi - lo
 
     def pack(self) -> bytes:
-        return layout.pack(self.records)
+        return layout.pack(in_wall_time(self.records, self._ahead_ms))
 
 
 def _excerpt(payload: Payload, lo: int, hi: int) -> Payload:
@@ -71,14 +74,19 @@ def _excerpt(payload: Payload, lo: int, hi: int) -> Payload:
 
 
 async def send_blocks(
-    request: web.Request, low: int, high: int, take: Callable[[int, Excerpts], int]
+    request: web.Request,
+    low: int,
+    high: int,
+    take: Callable[[int, Excerpts], int],
+    ahead_ms: int,
 ) -> web.StreamResponse:
     """Answer rows low..high-1 as application/octet-stream.
 
-    take(at, excerpts) adds rows from `at` on and returns where to go on, beyond `at`. A refusal
+    take(at, excerpts) adds rows from `at` on and returns where to go on, beyond `at`. ahead_ms: how
+    far wall time is ahead of engine time. A refusal
     after the first block cuts the answer off (it is chunked, so that the reader notices).
     """
-    excerpts = Excerpts()
+    excerpts = Excerpts(ahead_ms)
     at = take(low, excerpts) if low < high else high
     response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
     if at >= high:
@@ -90,7 +98,7 @@ async def send_blocks(
     await response.prepare(request)
     await response.write(excerpts.pack())
     while at < high:
-        excerpts = Excerpts()
+        excerpts = Excerpts(ahead_ms)
         try:
             at = take(at, excerpts)
         except (BrokerError, Refused) as error:

@@ -107,7 +107,8 @@ class Browsing:
 
         plan.readers += 1
         try:
-            return await send_blocks(request, low, high, take)
+            ahead_ms = self._node.broker.clock.ahead_ms
+            return await send_blocks(request, low, high, take, ahead_ms)
         finally:
             plan.readers -= 1
             self._arm(name, plan)

@@ -66,7 +66,7 @@ class Redriving:
         queue = self._http.queue(request)
         broker = self._node.broker
         try:
-            stamp = Stamp(queue.name, wanted.run, broker.clock.now_ms)
+            stamp = Stamp(queue.name, wanted.run, broker.clock.wall_ms)
         except ValueError as error:
             raise Refused(400, "bad_request", f"run: {error}") from error
         # No other command comes between these: they are of one turn.

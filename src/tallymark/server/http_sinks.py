@@ -30,6 +30,7 @@ from aiohttp import web
 
 from tallymark.bridge.amqp091_sink import Intake
 from tallymark.bridge.permissions import EXCHANGE, WRITE
+from tallymark.engine.clock import Clock
 from tallymark.engine.sinks import Staging
 from tallymark.server.http import (
     Refused,
@@ -142,6 +143,7 @@ class Sinks(Routes):
 
     async def _list(self, request: web.Request) -> web.Response:
         sinks = self.node.broker.sinks
+        clock = self.node.broker.clock
         user = user_of(request)
         return answer(
             {
@@ -151,13 +153,13 @@ class Sinks(Routes):
                         "name": sink.name,
                         "identity": sink.identity,
                         "batch": sink.batch,
-                        "forgotten_at_ms": sink.due_ms or None,
+                        "forgotten_at_ms": clock.to_wall(sink.due_ms) if sink.due_ms else None,
                     }
                     for sink in sinks.sinks.values()
                     if permission_in(user, sink.vhost) is not None
                 ],
                 "stagings": [
-                    _staging_row(staging)
+                    _staging_row(staging, clock)
                     for staging in sinks.stagings.values()
                     if permission_in(user, staging.vhost) is not None
                 ],
@@ -188,12 +190,12 @@ def _names(request: web.Request) -> tuple[str, str]:
     return vhost, sink
 
 
-def _staging_row(staging: Staging) -> dict[str, object]:
+def _staging_row(staging: Staging, clock: Clock) -> dict[str, object]:
     return {
         "staging": staging.id,
         "vhost": staging.vhost,
         "sink": staging.sink,
         "messages": staging.count,
         "bytes": staging.size,
-        "expires_at_ms": staging.due_ms,
+        "expires_at_ms": clock.to_wall(staging.due_ms),
     }

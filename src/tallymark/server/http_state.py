@@ -9,11 +9,11 @@ from aiohttp import web
 
 from tallymark import __version__, is_compiled
 from tallymark.engine.arguments import wire_bytes
+from tallymark.engine.clock import Clock
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import DROP_REASONS
 from tallymark.engine.streams import first_offset, offset_of
 from tallymark.server import logs
-from tallymark.server.clock import wall_ms
 from tallymark.server.config import nearest
 from tallymark.server.http import (
     HttpServer,
@@ -83,7 +83,7 @@ class State:
                     "version": __version__,
                     "compiled": is_compiled(),
                     "pid": os.getpid(),
-                    "uptime_s": (wall_ms() - node.started_ms) // 1000,
+                    "uptime_s": node.uptime_ms() // 1000,
                     "turns": node.turns,
                     "alarms": ", ".join(node.housekeeping.told_alarms) or "none",
                     "quarantined": sum(queue.quarantined for queue in broker.queues.values()),
@@ -114,7 +114,7 @@ class State:
         return answer(
             {
                 "queues": [
-                    queue_row(queue)
+                    queue_row(queue, self._node.broker.clock)
                     for queue in self._node.broker.queues.values()
                     if permission_in(user, queue.vhost) is not None
                 ]
@@ -193,7 +193,7 @@ class State:
 
         def look(position: int) -> None:
             rows.extend(account_row(queue) for queue in node.broker.queues.values())
-            node.housekeeping.checkpoint(wall_ms())
+            node.housekeeping.checkpoint(node.broker.clock.now_ms)
 
         position = await node.at_commit(look)
         await node.durable()
@@ -205,7 +205,7 @@ class State:
         return web.Response(body=render(self._node), headers={"Content-Type": CONTENT_TYPE})
 
 
-def queue_row(queue: Queue) -> dict[str, Any]:
+def queue_row(queue: Queue, clock: Clock) -> dict[str, Any]:
     """One queue for people and scripts; counts are messages. next_due_ms: when the first of what is
     deferred is ready, wall time."""
     return {
@@ -218,7 +218,7 @@ def queue_row(queue: Queue) -> dict[str, Any]:
         "acquired_bytes": queue.acquired_bytes,
         "deferred_bytes": queue.deferred_bytes,
         "staged_bytes": queue.staged_bytes,
-        "next_due_ms": queue.deferrals[0][0] if queue.deferrals else None,
+        "next_due_ms": clock.to_wall(queue.deferrals[0][0]) if queue.deferrals else None,
         "leased": queue.leased,
         "consumers": len(queue.consumers),
         "subscriptions": len(queue.subscriptions),

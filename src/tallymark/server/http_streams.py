@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from aiohttp import web
@@ -25,8 +25,10 @@ from tallymark.engine.errors import Gone, NotFound
 from tallymark.engine.extents import StreamExtents
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
+from tallymark.engine.records import Record
 from tallymark.engine.stream_ranges import Pin
 from tallymark.engine.streams import TIME, Start, first_offset, start_of
+from tallymark.engine.walltime import in_wall_time
 from tallymark.journal import layout
 from tallymark.journal.journal import BytesLost
 from tallymark.server.http import (
@@ -114,12 +116,21 @@ class Streams:
                 "next": queue.end() - 1,
                 "messages": queue.ready,
                 "bytes": queue.ready_bytes,
-                "oldest_ms": _arrived_ms(queue, 0),
-                "newest_ms": _arrived_ms(queue, -1),
+                "oldest_ms": self._arrived_ms(queue, 0),
+                "newest_ms": self._arrived_ms(queue, -1),
                 "readers": len(queue.consumers),
                 "publishers": len(queue.publishers),
             }
         )
+
+    def _arrived_ms(self, queue: Queue, which: int) -> int | None:
+        """When the oldest (0) or newest (-1) message arrived; wall time."""
+        fresh = queue.lanes[0].fresh
+        if not fresh:
+            return None
+        piece = fresh[which]
+        time_ms = piece.entered_ms() if which == 0 else piece.last_ms()
+        return self._node.broker.clock.to_wall(time_ms)
 
     async def _offset(self, request: web.Request) -> web.Response:
         """The offset of the first message that a reader with this beginning would be shown."""
@@ -130,7 +141,7 @@ class Streams:
             said = request.query.get("at", "")
             value = int(said) if said.isascii() and said.isdigit() else said
             start = start_of(value, named("queue", queue.name, queue.vhost))
-        place = start.place(queue, self._node.broker.clock.now_ms)
+        place = start.place(queue, self._node.broker.clock)
         return answer({"id": queue.id, "offset": max(queue.kept_from, min(place, queue.end())) - 1})
 
     async def _range(self, request: web.Request) -> web.Response:
@@ -182,7 +193,7 @@ class Streams:
         from where it lies."""
         queue, extents, pieces = self._take(request)
         try:
-            head, padding = layout.pack_apart(extents.records)
+            head, padding = layout.pack_apart(self._in_wall_time(extents))
             headers = {NEXT: str(extents.next - 1)}
             journal = self._node.journal
             return await send_apart(request, journal, head, extents.spans, padding, headers)
@@ -204,7 +215,7 @@ class Streams:
                 number = str(span.position >> 32)
                 if number not in files:
                     files[number] = str(journal.path_of(span.position).absolute())
-            block = layout.pack_places(extents.records)
+            block = layout.pack_places(self._in_wall_time(extents))
         except BytesLost as error:
             raise Gone(f"{named('stream', queue.name, queue.vhost)}: {error}") from error
         finally:
@@ -217,6 +228,9 @@ class Streams:
                 "Tallymark-Segments": msgspec.json.encode(files).decode(),
             },
         )
+
+    def _in_wall_time(self, extents: StreamExtents) -> list[Record]:
+        return in_wall_time(extents.records, self._node.broker.clock.ahead_ms)
 
     def _take(self, request: web.Request) -> tuple[Queue, StreamExtents, list[Slice]]:
         """What an answer to from, to, max_bytes and plan is made of. What the slices mean stays in
@@ -312,12 +326,3 @@ class Streams:
 def _number(request: web.Request, name: str, default: int) -> int:
     """A whole number from the query, which may be missing. Raises Refused 400."""
     return number_in(request, name) if name in request.query else default
-
-
-def _arrived_ms(queue: Queue, which: int) -> Any:
-    """When the oldest (0) or newest (-1) message arrived; wall time, ms."""
-    fresh = queue.lanes[0].fresh
-    if not fresh:
-        return None
-    piece = fresh[which]
-    return piece.entered_ms() if which == 0 else piece.last_ms()

@@ -20,6 +20,7 @@ from tallymark.engine.message import Slice
 from tallymark.engine.records import LEASED, Record
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED
 from tallymark.engine.subscription import Subscription
+from tallymark.engine.walltime import in_wall_time
 from tallymark.journal import layout
 from tallymark.journal.journal import BytesLost
 from tallymark.server.http import (
@@ -188,7 +189,8 @@ class Subscriptions:
                     return first + n
             return high
 
-        return await send_blocks(request, low, high, take)
+        ahead_ms = self._node.broker.clock.ahead_ms
+        return await send_blocks(request, low, high, take, ahead_ms)
 
     async def _read_apart(self, request: web.Request) -> web.StreamResponse:
         """One block, whose raw is sent from where it lies in the journal; the header NEXT says
@@ -221,7 +223,8 @@ class Subscriptions:
             if len(found) < PIECES:
                 extents.next = high  # what is missing was lost
         try:
-            head, padding = layout.pack_apart(extents.records)
+            rows = in_wall_time(extents.records, self._node.broker.clock.ahead_ms)
+            head, padding = layout.pack_apart(rows)
             headers = {NEXT: str(extents.next)}
             return await send_apart(
                 request, self._node.journal, head, extents.spans, padding, headers

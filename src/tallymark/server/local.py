@@ -22,7 +22,7 @@ from typing import Any, Final, Self, TypeVar
 from tallymark.bridge.amqp091 import Amqp091, Settings
 from tallymark.bridge.amqp091_sink import Intake
 from tallymark.server.amqp import AmqpClient
-from tallymark.server.clock import now_ms, wall_ms
+from tallymark.server.clock import now_ms
 from tallymark.server.node import Node
 from tallymark.server.users import User, permissions_of
 from tallymark.wire.amqp091.errors import CONNECTION_FORCED
@@ -197,7 +197,9 @@ class LocalChannel:
         client = self._client
         client.connection_made(self._transport)
         start = ConnectionStartOk({}, "PLAIN", f"\0{self._user.name}\0".encode())
-        client.bridge.receive(PROTOCOL_HEADER + _method(0, start), now_ms(), wall_ms())
+        monotonic_ms = self._node.tell_time()
+        time_ms = self._node.broker.clock.now_ms
+        client.bridge.receive(PROTOCOL_HEADER + _method(0, start), monotonic_ms, time_ms)
         client.bridge.login_succeeded(permissions_of(self._user))
         self._send(_method(0, ConnectionTuneOk(CHANNEL, FRAME_MAX, 0)))
         self._send(_method(0, ConnectionOpen(self._vhost)) + _method(CHANNEL, ChannelOpen()))

@@ -10,7 +10,6 @@ from aiohttp import web
 
 from tallymark import __version__
 from tallymark.engine.exchange import TYPES
-from tallymark.server.clock import wall_ms
 from tallymark.server.definitions import RABBITMQ_VERSION
 from tallymark.server.http import answer
 from tallymark.server.management_requests import Routes, listed, shown
@@ -123,7 +122,7 @@ class Overview(Routes):
             "running": True,
             "partitions": [],
             "os_pid": str(os.getpid()),
-            "uptime": wall_ms() - node.started_ms,
+            "uptime": node.uptime_ms(),
             "processors": os.cpu_count() or 1,
             "rates_mode": "none",
             "exchange_types": _exchange_types(),

@@ -50,7 +50,7 @@ from tallymark.journal.journal import Journal
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.appends import Appends
 from tallymark.server.client import Client
-from tallymark.server.clock import now_ms, wall_ms
+from tallymark.server.clock import both_ms, now_ms
 from tallymark.server.config import Config
 from tallymark.server.deadlines import Deadlines
 from tallymark.server.features import Features
@@ -112,7 +112,8 @@ class Node:
         broker.observers.append(self.watch.observe)
         self.failed: asyncio.Future[OSError | RuntimeError] = loop.create_future()
         """Resolved when the broker cannot go on; says why."""
-        self.started_ms = wall_ms()
+        self.started_ms = broker.clock.now_ms
+        """Wall time as it was then, and engine time."""
         self.turns = 0
         self.housekeeping = Housekeeping(self)
         self.slow_consumers = SlowConsumerWatch(self)
@@ -128,7 +129,7 @@ class Node:
         self._linger_over = False
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms = NEVER
-        """For when `_alarm` is set; wall time."""
+        """For when `_alarm` is set; engine time."""
         self._read_bytes = 0
         """Since the last commit."""
         self._reads = 0
@@ -136,6 +137,26 @@ class Node:
         self._at_commit: list[tuple[Callable[[int], None], asyncio.Future[int]]] = []
         self._ready_waiters: list[tuple[Queue, asyncio.Future[None]]] = []
         self.appends = Appends(loop)
+
+    # -- time
+
+    def tell_time(self) -> int:
+        """Tell the engine what time it is, as everybody does before a command; returns monotonic
+        milliseconds. A jump of the wall clock is told in the log."""
+        wall, monotonic_ms = both_ms()
+        clock = self.broker.clock
+        jumps = clock.jumps
+        clock.read(wall, monotonic_ms)
+        if clock.jumps != jumps:
+            log.warning(
+                "clock.jumped", seconds=clock.jumped_ms / 1000, ahead_seconds=clock.ahead_ms / 1000
+            )
+        return monotonic_ms
+
+    def uptime_ms(self) -> int:
+        """Since the start, however the wall clock was set meanwhile."""
+        self.tell_time()
+        return self.broker.clock.now_ms - self.started_ms
 
     # -- clients
 
@@ -160,9 +181,8 @@ class Node:
         self._reads += 1
         client.read_at = self._reads
         published = self.broker.published
-        wall = wall_ms()
-        self.broker.clock.tell(wall)
-        client.bridge.receive(data, now_ms(), self.broker.clock.now_ms)
+        monotonic_ms = self.tell_time()
+        client.bridge.receive(data, monotonic_ms, self.broker.clock.now_ms)
         if self.broker.published != published:
             client.publishing = True
             if self.housekeeping.is_holding:
@@ -216,7 +236,7 @@ class Node:
         """A client's deadline has come: heartbeats, time-outs. Returns the next one."""
         if client.resting:
             # What it sent is not read, so its silence means nothing.
-            client.bridge.receive(b"", now_ms(), wall_ms())
+            client.bridge.receive(b"", self.tell_time(), self.broker.clock.now_ms)
         client.bridge.tick(now_ms())
         self.touch(client)
         return client.bridge.next_deadline()
@@ -255,7 +275,8 @@ class Node:
     def _run_turn(self) -> None:
         broker = self.broker
         self.turns += 1
-        now = wall_ms()
+        self.tell_time()
+        now = broker.clock.now_ms
         for connection in broker.dispatcher.spent:
             self._give_room(connection)
         effects = broker.turn(now)
@@ -303,7 +324,7 @@ class Node:
             connection.allowance = min(DELIVERY_BYTES, client.room())
 
     def _set_alarm(self, due_ms: int) -> None:
-        """Have a turn when the engine's next deadline comes; wall time."""
+        """Have a turn when the engine's next deadline comes; engine time."""
         if due_ms == self._alarm_ms:
             return
         self._alarm_ms = due_ms
@@ -311,8 +332,9 @@ class Node:
             self._alarm.cancel()
             self._alarm = None
         if due_ms < NEVER:
-            # Not for ever: a clock that is set forward is noticed then, or with the next turn.
-            wait_ms = min(max(0, due_ms - wall_ms()), LONGEST_SLEEP_MS)
+            # Not for ever: engine time is slewed, and a jump of the wall clock is to be told.
+            self.tell_time()
+            wait_ms = min(max(0, due_ms - self.broker.clock.now_ms), LONGEST_SLEEP_MS)
             self._alarm = self.loop.call_later(wait_ms / 1000, self._alarmed)
 
     def _alarmed(self) -> None:
@@ -349,7 +371,8 @@ class Node:
         self._read_bytes = 0
         broker, journal = self.broker, self.journal
         records = broker.take_records()
-        position = journal.commit(records, now) if records else journal.end
+        wall = broker.clock.to_wall(now)
+        position = journal.commit(records, wall) if records else journal.end
         broker.committed(position)
         if records or self.housekeeping.wants_checkpoint:
             self.housekeeping.committed(position, now)

@@ -27,7 +27,6 @@ from tallymark import __version__
 from tallymark.bridge.nsq_topics import Topic, Topics
 from tallymark.engine.errors import BrokerError, NotFound, ResourceExhausted
 from tallymark.server import logs
-from tallymark.server.clock import wall_ms
 from tallymark.server.logs import log_of
 from tallymark.server.lookupd import Lookupd
 from tallymark.server.node import JournalFailed, Node
@@ -245,10 +244,9 @@ class NsqHttp:
         return answer()
 
     def _now(self) -> int:
-        """Tell the engine the time, as everybody does before a command; returns it."""
-        now = wall_ms()
-        self._node.broker.clock.tell(now)
-        return now
+        """Tell the engine the time, as everybody does before a command; returns engine time."""
+        self._node.tell_time()
+        return self._node.broker.clock.now_ms
 
     # -- looking
 
@@ -286,7 +284,7 @@ class NsqHttp:
         with_clients = parameters.flag("include_clients", True)
         is_json = parameters.get("format") == "json"
         clients = self._clients()
-        now = wall_ms()
+        now, clock = self._now(), self._node.broker.clock
         topics: list[msgspec.Raw] = []
         texts: list[str] = []
         for topic in self._stats.collect(
@@ -300,13 +298,13 @@ class NsqHttp:
             elif is_json:
                 topics.append(msgspec.Raw(msgspec.json.encode(topic_json(topic))))
             else:
-                texts.append(topic_text(topic, now))
+                texts.append(topic_text(topic, clock.to_wall(now)))
         report = Report(
             version=self._limits.version,
             built=f"tallymark {__version__}, Python {platform.python_version()}",
             health=self._health,
-            started_ms=self._node.started_ms,
-            now_ms=now,
+            started_ms=clock.to_wall(self._node.started_ms),
+            now_ms=clock.to_wall(now),
             memory=memory() if parameters.flag("include_mem", True) else None,
             producers=[one for one in clients if one.published] if with_clients else None,
         )

@@ -41,7 +41,7 @@ from tallymark.journal.lock import FolderInUse, FolderLock
 from tallymark.journal.recovery import JournalCorrupt
 from tallymark.server import amqp10, logs, users
 from tallymark.server.amqp import AmqpClient, Settings
-from tallymark.server.clock import wall_ms
+from tallymark.server.clock import both_ms
 from tallymark.server.config import Config, is_loopback
 from tallymark.server.consumer_ledger import ConsumerLedger
 from tallymark.server.features import Features, FeaturesError
@@ -377,7 +377,7 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
     broker.formats[FORMAT_10] = Amqp10Format()
     broker.dead_letters.death_form = features.death_form
     broker.pause_unreadable(config.unreadable == "pause")
-    broker.clock.tell(wall_ms())
+    broker.clock.read(*both_ms())
     _restore(broker, journal)
     for vhost in config.vhosts:
         broker.add_vhost(vhost)

@@ -18,7 +18,6 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.slow_actions import SlowSubscription, record
 from tallymark.engine.slow_consumers import FINE, NEAR, OVER, Reading, Watched
 from tallymark.engine.slow_rules import LIMITS
-from tallymark.server.clock import wall_ms
 from tallymark.server.logs import log_of
 from tallymark.server.slow_policies import NOTIFY, slow_policies
 
@@ -71,7 +70,7 @@ class SlowConsumerWatch:
         self._node.broker.slow.rules = self._node.config.slow_consumers.rules
 
     def _tell_time(self) -> None:
-        self._node.broker.clock.tell(wall_ms())
+        self._node.tell_time()
 
     def _step(self, watched: Watched) -> None:
         try:
