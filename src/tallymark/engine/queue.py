@@ -211,7 +211,7 @@ class Queue(Timed):
         self.tried_generation = 0
         """Of the topology the pending letters were last tried with."""
         self.retry_ms = 0
-        """When they are tried again; wall time."""
+        """When they are tried again; engine time."""
         self.retry_wait_ms = 0
         """How long after an attempt at all of them that is."""
         self.retry_at = 0
@@ -254,7 +254,7 @@ class Queue(Timed):
         self.seen = 0
         """Places up to here were taken when the queue was last looked after."""
         self.used_ms = 0
-        """When it was last declared, got from or consumed from; wall time."""
+        """When it was last declared, got from or consumed from; engine time."""
         self.paused = False
         """Whether deliveries rest by an operator's word [NQ-9]."""
         self.rests = False

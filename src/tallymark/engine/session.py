@@ -243,7 +243,7 @@ class Consumer:
         self.delivered = 0
         """Messages it was sent."""
         self.last_ms = 0
-        """When it was last sent something; wall time, milliseconds; 0: never."""
+        """When it was last sent something; engine time; 0: never."""
         self.since_ms = since_ms
         """When it began."""
         self.pace = Pace(since_ms)

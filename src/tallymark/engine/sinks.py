@@ -73,7 +73,7 @@ class Staging(Timed):
         self.vhost = vhost
         self.sink = sink
         self.due_ms = due_ms
-        """When it ends unless it is committed; wall time."""
+        """When it ends unless it is committed; engine time."""
         self.parts: list[StagedPart] = []
         self.count = 0
         """Messages."""
@@ -100,7 +100,7 @@ class Sink(Timed):
         """Of the writer: its checkpoint. Another one is refused."""
         self.batch = 0
         self.due_ms = 0
-        """When all this is forgotten; wall time; 0: never."""
+        """When all this is forgotten; engine time; 0: never."""
 
 
 @final

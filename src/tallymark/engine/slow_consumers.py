@@ -383,7 +383,7 @@ class SlowConsumers:
         return max(0, piece.size() - framing * count)
 
     def _oldest(self, queue: Queue) -> int:
-        """When the oldest message arrived that is ready or unsettled; wall time, ms."""
+        """When the oldest message arrived that is ready or unsettled; engine time."""
         oldest = self._clock.now_ms
         for piece in self._held(queue):
             oldest = min(oldest, piece.entered_ms())

@@ -73,7 +73,7 @@ class StagedRun:
         """MUST_ARRIVE, AS_DUE."""
         self.generation = generation
         self.staged_ms = staged_ms
-        """When the first of them was published; wall time."""
+        """When the first of them was published; engine time."""
         self.parts: list[Payload] = []
         """As they arrived, until the run is sealed."""
         self.payload: Payload | None = None
@@ -251,7 +251,7 @@ class Transaction(Timed):
         self.session = session
         """With it the transaction ends."""
         self.due_ms = 0
-        """When its time is up, wall time; 0: never."""
+        """When its time is up, engine time; 0: never."""
         self.ended = False
         self.failure = ""
         """Why it can only be rolled back [TX-13]; empty: nothing is wrong."""

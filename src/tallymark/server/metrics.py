@@ -61,7 +61,7 @@ class _NodeCollector(Collector):
             ("transactions_rolled_back", "The same, rolled back.",
              broker.transactions.rolled_back),
             ("turns", "Loop turns.", node.turns),
-            ("clock_jumps", "Steps of the wall clock of more than two seconds.", broker.clock.jumps),
+            ("clock_jumps", "Steps of the wall clock of more than 2 s.", broker.clock.jumps),
             ("received_bytes", "Read from open connections of clients.",
              sum(client.received_bytes for client in clients)),
             ("sent_bytes", "Written to open connections of clients.",
@@ -78,8 +78,11 @@ class _NodeCollector(Collector):
             ("sink_staged_bytes", "Bytes of those.", broker.sinks.staged_bytes),
             ("bodies_bytes", "Message bytes in memory.", broker.store.resident_bytes),
             ("journal_pending_bytes", "Bytes waiting for the disk.", journal.pending_bytes),
-            ("clock_ahead_seconds", "How far such steps have set wall time ahead since the start.",
-             broker.clock.ahead_ms / 1000),
+            (
+                "clock_ahead_seconds",
+                "How far such steps have set wall time ahead since the start.",
+                broker.clock.ahead_ms / 1000,
+            ),
             ("journal_free_bytes", "Free space on the journal's disk.", journal.free_bytes()),
         ):
             yield GaugeMetricFamily(f"tallymark_{name}", text, value=value)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tallymark.server.clock import wall_ms
 from tallymark.server.logs import log_of
 from tallymark.server.users import UsersError, permissions_of
 
@@ -50,7 +49,7 @@ class Rights:
 
     def apply(self) -> None:
         """Have every connection work with the rights of now."""
-        self._node.broker.clock.tell(wall_ms())
+        self._node.tell_time()
         for client in list(self._node.clients.values()):
             if client.bridge.user:
                 try:
