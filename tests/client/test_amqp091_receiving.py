@@ -11,6 +11,7 @@ from tallymark.client import (
     RELEASED,
     LinkClosed,
     LinkRefused,
+    Modified,
     NotPossible,
     SessionClosed,
     TimedOut,
@@ -409,3 +410,19 @@ async def test_the_broker_ends_the_connection() -> None:
         with pytest.raises(Exception, match="amqp:connection:forced: CONNECTION_FORCED"):
             await receiver.receive(timeout=5)
         assert session.connection.is_closed
+
+
+@virtual
+async def test_modify_with_annotations_says_that_it_cannot() -> None:
+    """They would be lost without a word: the message stays as it was, unsettled."""
+    peer = filled(2)
+    async with session091(peer) as session, session.receiver("/queues/q", credit=2) as receiver:
+        message = await receiver.receive()
+        with pytest.raises(NotPossible, match="AMQP 0-9-1 cannot change"):
+            await message.modify(annotations={"x-opt-why": "busy"})
+        with pytest.raises(NotPossible, match="AMQP 0-9-1 cannot change"):
+            await receiver.settle_many([message], Modified(message_annotations={"x-a": 1}))
+        assert peer.sent(BasicReject) == []
+        await message.modify()
+        await quiet()
+        assert peer.sent(BasicReject) == [BasicReject(1, requeue=True)]

@@ -32,8 +32,9 @@ def test_there_are_snippets() -> None:
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
 def test_a_snippet_runs(broker: BrokerProcess, number: int) -> None:
     broker.http("DELETE", "/api/queues/%2F/orders")
-    status, _ = broker.http("PUT", "/api/queues/%2F/orders", {"durable": True})
-    assert status == 201
+    if "declare_queue" not in SNIPPETS[number]:
+        status, _ = broker.http("PUT", "/api/queues/%2F/orders", {"durable": True})
+        assert status == 201
     stream = {"durable": True, "arguments": {"x-queue-type": "stream"}}
     status, _ = broker.http("PUT", "/api/queues/%2F/events", stream)
     assert status in (201, 204)
@@ -52,8 +53,9 @@ async def inside_a_session(url: str, snippet: str) -> None:
     source = f"async def snippet(connection, session):\n{textwrap.indent(snippet, '    ')}"
     exec(compile(source, "snippet", "exec"), names)
     async with client.connect(url) as connection, connection.session() as session:
-        async with session.sender("/queues/orders") as sender:
-            await sender.send_batch([b"%d" % i for i in range(11)])
+        if "declare_queue" not in snippet:
+            async with session.sender("/queues/orders") as sender:
+                await sender.send_batch([b"%d" % i for i in range(11)])
         is_endless = any(part in snippet for part in ENDLESS)
         try:
             async with asyncio.timeout(1 if is_endless else 30):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -678,3 +679,31 @@ async def test_the_window_is_asked_for_again_and_again() -> None:
     assert seen == list(range(1000))
     settled = [i for first, last, _, _ in peer.ranges() for i in range(first, last + 1)]
     assert settled == list(range(1000))
+
+
+@virtual
+async def test_what_settles_is_checked_where_it_is_given() -> None:
+    """At the end of the turn, when it is encoded, nobody would hear of it."""
+    peer = Peer()
+    peer.put("q", b"0", b"1")
+    async with receiver_of(peer, credit=2) as receiver:
+        messages = [await receiver.receive(), await receiver.receive()]
+        wrong: list[tuple[Any, type[Exception], str]] = [
+            ("accepted", TypeError, "outcome 'accepted', expected an Accepted"),
+            (Accepted, TypeError, "expected an Accepted, Rejected, Released or Modified"),
+            (None, TypeError, "outcome None"),
+            (Rejected(error="no"), TypeError, "error 'no' of a Rejected"),  # type: ignore[arg-type]
+            (Modified(message_annotations={"x-a": object()}), TypeError, "no AMQP type"),
+            (Modified(message_annotations={"x-a": 2**70}), ValueError, "64 signed bits"),
+        ]
+        for outcome, kind, text in wrong:
+            with pytest.raises(kind, match=text):
+                await receiver.settle_many(messages, outcome)
+            with pytest.raises(kind, match=text):
+                messages[0].settle_nowait(outcome)
+        with pytest.raises(TypeError, match="expected received messages"):
+            await receiver.settle_many([messages[0], b"body"], ACCEPTED)  # type: ignore[list-item]
+        assert receiver.unsettled == 2
+        await receiver.settle_many(messages, ACCEPTED)
+        await quiet()
+        assert peer.ranges() == [(0, 1, True, "accepted")]

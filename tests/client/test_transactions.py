@@ -25,6 +25,7 @@ from tallymark.client.events import TransactionFailed
 from tallymark.client.received import RETURNED, STAGED
 from tallymark.wire.amqp10.limits import Limits
 from tallymark.wire.amqp10.outcomes import Error
+from tallymark.wire.amqp10.performatives import Transfer
 from tests.support.amqp10_client import Cancelled, Events, cancelled_at, session_of
 from tests.support.amqp10_tx_broker import TxBroker
 from tests.support.virtual_loop import quiet, turns, virtual
@@ -69,10 +70,10 @@ async def test_tx_19_the_steps_of_a_rollback_in_their_order() -> None:
             broker.forget()
             await tx.rollback()
             await quiet()
-            story = [line for line in broker.story() if line != "peer flow dc=2 credit=1"]
+            story = [line for line in broker.story() if line != "peer flow dc=4 credit=1"]
             assert story[:4] == [
-                "client transfer 1",  # discharge
-                "peer disposition 1..1 settled accepted",
+                "client transfer 3",  # discharge; 0 and 1 were the trial of the coordinator
+                "peer disposition 3..3 settled accepted",
                 "client disposition 2..5 settled released",  # held 2 and 3, buffered 4 and 5
                 "client flow dc=6 credit=6",
             ]
@@ -124,9 +125,9 @@ async def test_tx_24_settlements_leave_in_tag_order_before_the_commit_and_none_o
             assert broker.ranges() == [(0, 2, True, "transactionalstate")]
             kinds = [line for line in broker.story() if line.startswith("client")]
             assert kinds[:3] == [
-                "client transfer 0",  # declare
+                "client transfer 2",  # declare
                 "client disposition 0..2 settled transactionalstate",
-                "client transfer 1",  # discharge
+                "client transfer 3",  # discharge
             ]
         assert [body for _, body in broker.done] == [b"0", b"1", b"2"]
         assert messages[3].outcome is None  # held on, and not settled by the commit
@@ -634,6 +635,33 @@ async def test_a_broker_without_transactions_says_so_when_the_block_is_entered()
             await session.transaction().__aenter__()
         async with await receiver.receive():
             pass  # as if nothing had been
+
+
+@virtual
+async def test_a_broker_that_takes_the_coordinator_for_a_queue_is_found_out_on_entering() -> None:
+    """It echoes the target and gives credit, so that only its answer to a declare tells."""
+    broker = broker_with(1)
+    broker.has_only_queues = True
+    async with reading(broker) as (session, receiver):
+        began = asyncio.get_running_loop().time()
+        for _ in range(2):
+            with pytest.raises(NotPossible, match=r"no transactions: .*Accepted"):
+                await session.transaction().__aenter__()
+        assert asyncio.get_running_loop().time() - began < 1
+        async with await receiver.receive():
+            pass  # as if nothing had been
+
+
+@virtual
+async def test_the_coordinator_is_tried_once_a_session() -> None:
+    broker = broker_with(3)
+    async with reading(broker) as (session, receiver):
+        for _ in range(3):
+            async with session.transaction():
+                await (await receiver.receive()).accept()
+        assert len(broker.done) == broker.declared == broker.committed == 3
+        assert broker.rolled_back == 0
+        assert len(broker.sent(Transfer)) == 2 + 2 * 3
 
 
 @virtual

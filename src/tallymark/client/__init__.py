@@ -4,6 +4,7 @@
 
     async with connect("amqp://guest:guest@localhost") as connection:
         async with connection.session() as session:
+            await session.declare_queue("orders")
             async with session.sender("/queues/orders") as sender:
                 await sender.send("one")
             async with session.receiver("/queues/orders", credit=10) as receiver:
@@ -32,6 +33,7 @@ from tallymark.client.errors import (
     MessagesReturned,
     NotAccepted,
     NotPossible,
+    RequestRefused,
     RollbackUncertain,
     Scope,
     SessionClosed,
@@ -57,6 +59,7 @@ from tallymark.client.receiver import Receiver
 from tallymark.client.reconnect import Backoff
 from tallymark.client.sender import Sender
 from tallymark.client.session import Session
+from tallymark.client.topology import QueueState
 from tallymark.client.transaction import Transaction
 
 __all__ = [
@@ -69,6 +72,7 @@ __all__ = [
     "Sender",
     "Receiver",
     "Transaction",
+    "QueueState",
     # messages
     "Message",
     "ReceivedMessage",
@@ -101,6 +105,7 @@ __all__ = [
     "MessagesReturned",
     "NotAccepted",
     "NotPossible",
+    "RequestRefused",
     "RollbackUncertain",
     "Scope",
     "SessionClosed",

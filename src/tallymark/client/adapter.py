@@ -11,6 +11,8 @@ and calls back into the client's own objects as bytes come in:
     Work       begun, ended, failed                                   one transaction
     Peer       opened, closed                                         the connection
 
+Requests to declare, bind, delete, ... are answered by a result for the future that came with them.
+
 Tags number the deliveries of a session: whole numbers that only grow, however the protocol wraps
 them. Numbers of sent messages are the protocol's own. No method waits, and none raises because of
 what the peer did; what an adapter is told while its link is gone, it forgets. Answers may come
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from tallymark.client.dispatcher import Dispatcher
     from tallymark.client.options import ReceiverOptions, SenderOptions
     from tallymark.client.producer import Producer
+    from tallymark.client.topology import Request
+    from tallymark.client.waiting import Waiter
     from tallymark.client.work import Work
 
 
@@ -141,6 +145,9 @@ class SessionPort(ABC):
     def close(self) -> None:
         """Begin to end the session; Dispatcher.closed follows."""
 
+    can_annotate: bool = True
+    """An outcome may change the annotations of a message."""
+
     # Transactions; a protocol without has none of these
 
     has_several: bool = False
@@ -185,6 +192,16 @@ class SessionPort(ABC):
         raise NotImplementedError
 
 
+class ManagementPort(ABC):
+    """The protocol's way to declare and delete queues, exchanges and bindings."""
+
+    @abstractmethod
+    def ask(self, request: Request, waiter: Waiter) -> None:
+        """Have it done, behind what was asked before. The waiter's result is the queue that the
+        answer tells of (None: of none), or a ClientError: RequestRefused, or NotPossible.
+        Where the connection goes first, there is none."""
+
+
 class Peer(ABC):
     """What an adapter tells the owner of the connection."""
 
@@ -226,6 +243,10 @@ class Adapter(ABC):
     def begin(self, dispatcher: Dispatcher) -> SessionPort:
         """Begin a session; Dispatcher.opened or Dispatcher.closed follows. Raises NotPossible
         where the peer's limit of sessions is reached."""
+
+    @abstractmethod
+    def manage(self) -> ManagementPort:
+        """Make a port for requests; one a connection is enough."""
 
     @abstractmethod
     def close(self) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, final
 
-from tallymark.client.adapter import Adapter, Peer, SessionPort
+from tallymark.client.adapter import Adapter, ManagementPort, Peer, SessionPort
 from tallymark.client.amqp091_channel import ChannelUser
 from tallymark.client.amqp091_errors import error_of
+from tallymark.client.amqp091_management import Amqp091Management
 from tallymark.client.amqp091_session import Amqp091Session
 from tallymark.client.errors import (
     NO_USE_TRYING,
@@ -195,6 +196,9 @@ class Amqp091(Adapter):
 
     def begin(self, dispatcher: Dispatcher) -> SessionPort:
         return Amqp091Session(self, dispatcher)
+
+    def manage(self) -> ManagementPort:
+        return Amqp091Management(self)
 
     def open_channel(self, user: ChannelUser) -> ClientChannel:
         """Raises NotPossible where there are no more."""

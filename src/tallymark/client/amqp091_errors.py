@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, TypeVar
 
-from tallymark.client.errors import Closed
+from tallymark.client.errors import ClientError
 from tallymark.wire.amqp091.methods import ChannelClose, ConnectionClose
 
 CONDITIONS: Final[dict[int, str]] = {
@@ -28,7 +28,7 @@ CONDITIONS: Final[dict[int, str]] = {
     541: "amqp:internal-error",
 }
 
-E = TypeVar("E", bound=Closed)
+E = TypeVar("E", bound=ClientError)
 
 
 def error_of(kind: type[E], close: ChannelClose | ConnectionClose) -> E:

@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
 @final
 class Amqp091Session(SessionPort, ChannelUser):
+    can_annotate = False
+
     def __init__(self, adapter: Amqp091, dispatcher: Dispatcher) -> None:
         self.adapter = adapter
         self.dispatcher = dispatcher

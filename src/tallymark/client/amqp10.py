@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, final
 
-from tallymark.client.adapter import Adapter, Peer, SessionPort
+from tallymark.client.adapter import Adapter, ManagementPort, Peer, SessionPort
 from tallymark.client.amqp10_coordinator import CoordinatorEnd
+from tallymark.client.amqp10_management import Amqp10Management
 from tallymark.client.amqp10_ports import Amqp10Receiver, Amqp10Sender, Amqp10Session
 from tallymark.client.amqp10_words import error_of, fields_of, outcome_of
 from tallymark.client.errors import (
@@ -179,6 +180,9 @@ class Amqp10(Adapter):
         session.context = port
         return port
 
+    def manage(self) -> ManagementPort:
+        return Amqp10Management(self._wire)
+
     def close(self) -> None:
         self._is_closing = True
         self._wire.close()
@@ -265,8 +269,11 @@ class Amqp10(Adapter):
 
     def _session_begun(self, event: SessionBegun) -> None:
         port = event.session.context
-        assert isinstance(port, Amqp10Session)
-        port.dispatcher.opened(port)
+        if isinstance(port, Amqp10Management):
+            port.begun()
+        else:
+            assert isinstance(port, Amqp10Session)
+            port.dispatcher.opened(port)
 
     def _session_ended(self, event: SessionEnded) -> None:
         event.session.end()
@@ -276,6 +283,8 @@ class Amqp10(Adapter):
             port.dispatcher.closed(error, True)
         elif isinstance(port, Amqp10Session):
             port.dispatcher.ended()
+        elif isinstance(port, Amqp10Management):
+            port.gone(error_of(SessionClosed, event.error, "the server ended the session"))
 
     def _session_failed(self, event: SessionFailed) -> None:
         port = event.session.context
@@ -284,6 +293,9 @@ class Amqp10(Adapter):
             port.is_closing = True
             error = SessionClosed(text, condition=event.error.condition)
             port.dispatcher.closed(error, True)
+        elif isinstance(port, Amqp10Management):
+            text = event.error.description or "the server broke the session's rules"
+            port.gone(SessionClosed(text, condition=event.error.condition))
 
     def _session_requested(self, event: SessionRequested) -> None:
         event.session.end(Error(NOT_ALLOWED, TAKEN_BACK))
@@ -308,6 +320,8 @@ class Amqp10(Adapter):
             session = event.link.session.context
             assert isinstance(session, Amqp10Session)
             session.has_several = port.attached(event.attach)
+        elif isinstance(port, Amqp10Management):
+            port.attached()
 
     def _link_detached(self, event: LinkDetached) -> None:
         link = event.link
@@ -335,7 +349,7 @@ class Amqp10(Adapter):
         port = event.link.context
         if isinstance(port, Amqp10Sender):
             port.producer.may_send()
-        elif isinstance(port, CoordinatorEnd):
+        elif isinstance(port, (CoordinatorEnd, Amqp10Management)):
             port.may_send()
 
     def _unblocked(self, event: SessionUnblocked) -> None:
@@ -364,6 +378,9 @@ class Amqp10(Adapter):
 
     def _transfers(self, event: TransfersReceived) -> None:
         port = event.link.context
+        if isinstance(port, Amqp10Management):
+            port.received(event)
+            return
         assert isinstance(port, Amqp10Receiver)
         consumer = port.consumer
         tags = event.tags
@@ -433,5 +450,7 @@ def _tell(link: Link, error: LinkClosed) -> None:
         port.session.is_dry(link)
     elif isinstance(port, CoordinatorEnd):
         port.detached(error)
+    elif isinstance(port, Amqp10Management):
+        port.gone(error)
     elif isinstance(port, Amqp10Sender):
         port.producer.detached(error)

@@ -3,6 +3,10 @@
 
 The link is attached when transactions are wanted, and again when the broker has detached it: with
 it go those that were open [TX-16]. Requests wait for the broker's credit, in their order.
+
+A broker without transactions may take the link for one to a queue, echo its target and give credit
+(Proton's example does). So a session's first link is tried with a transaction that is begun and
+ended at once: only a broker that answers `declared` has a coordinator.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from tallymark.client.errors import (
     ClientError,
     CommitUncertain,
     LinkClosed,
+    NotPossible,
     TransactionError,
 )
 from tallymark.client.work import Work, caused, rolled_back
@@ -47,16 +52,26 @@ ROLLED_BACK: Final = (TRANSACTION_UNKNOWN_ID, TRANSACTION_ROLLBACK, TRANSACTION_
 class CoordinatorEnd:
     """Of one session."""
 
-    __slots__ = ("_asked", "_dispatcher", "_is_attached", "_link", "_waiting", "_wire")
+    __slots__ = (
+        "_asked",
+        "_dispatcher",
+        "_is_attached",
+        "_is_proven",
+        "_link",
+        "_waiting",
+        "_wire",
+    )
 
     def __init__(self, wire: Session, dispatcher: Dispatcher) -> None:
         self._wire = wire
         self._dispatcher = dispatcher
         self._link: SenderLink | None = None
         self._is_attached = False
-        self._waiting: deque[tuple[Work, bool, bytes]] = deque()
-        """Transaction, whether it begins, message."""
-        self._asked: dict[int, tuple[Work, bool]] = {}
+        self._is_proven = False
+        """It has begun a transaction before."""
+        self._waiting: deque[tuple[Work | None, bool, bytes]] = deque()
+        """Transaction (None: the one it is tried with), whether it begins, message."""
+        self._asked: dict[int, tuple[Work | None, bool]] = {}
         """By number of the message."""
 
     # What the client asks for
@@ -94,7 +109,10 @@ class CoordinatorEnd:
     def attached(self, attach: Attach) -> bool:
         """Returns whether several transactions may be open."""
         self._is_attached = True
-        self._dispatcher.selected(None)
+        if self._is_proven:
+            self._dispatcher.selected(None)
+        else:
+            self._waiting.appendleft((None, True, encode_message(body=Declare())))
         self.may_send()
         target = attach.target
         return isinstance(target, Coordinator) and SEVERAL in (target.capabilities or ())
@@ -109,10 +127,30 @@ class CoordinatorEnd:
         """The outcome of what was sent under these numbers, if it was sent here."""
         for number in [known for known in self._asked if low <= known <= high]:
             work, is_begin = self._asked.pop(number)
-            if is_begin:
+            if work is None:
+                self._tried(is_begin, state)
+            elif is_begin:
                 self._begun(work, state)
             else:
                 self._ended(work, state)
+
+    def _tried(self, is_begin: bool, state: object) -> None:
+        if not is_begin:
+            self._is_proven = True
+            self._dispatcher.selected(None)
+            return
+        if isinstance(state, Declared):
+            end = encode_message(body=Discharge(state.txn_id, True))
+            self._waiting.appendleft((None, False, end))
+            self.may_send()
+            return
+        link = self._link
+        assert link is not None
+        link.context = None
+        link.detach()
+        error = state.error if isinstance(state, Rejected) else None
+        refused = error_of(LinkClosed, error, f"declare was answered with {state}")
+        self.detached(NotPossible(f"no transactions: {refused}", condition=refused.condition))
 
     def _begun(self, work: Work, state: object) -> None:
         if isinstance(state, Declared):
@@ -137,8 +175,9 @@ class CoordinatorEnd:
         was_attached = self._is_attached
         self._link = None
         self._is_attached = False
-        ending = [work for work, is_begin, _ in self._waiting if not is_begin]
-        ending += [work for work, is_begin in self._asked.values() if not is_begin]
+        known = [(work, is_begin) for work, is_begin, _ in self._waiting]
+        known += self._asked.values()
+        ending = [work for work, is_begin in known if work is not None and not is_begin]
         self._waiting.clear()
         self._asked.clear()
         for work in ending:
@@ -149,5 +188,5 @@ class CoordinatorEnd:
             else:
                 work.ended(caused(CommitUncertain(f"commit not answered: {error}"), error))
         self._dispatcher.transactions_lost(rolled_back(f"with their coordinator: {error}", error))
-        if not was_attached:
+        if not (was_attached and self._is_proven):
             self._dispatcher.selected(error)

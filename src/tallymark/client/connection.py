@@ -28,6 +28,7 @@ from tallymark.client.errors import (
     ConnectionLost,
     LinkClosed,
     NotPossible,
+    RequestRefused,
     SessionClosed,
     TimedOut,
 )
@@ -38,9 +39,11 @@ from tallymark.client.events import (
     Reporter,
 )
 from tallymark.client.gate import State
+from tallymark.client.management import Management
 from tallymark.client.options import ANSWER_S, ConnectionOptions, Sasl
 from tallymark.client.reconnect import Backoff, Reconnector
 from tallymark.client.session import Session, attach_consumer, attach_producer
+from tallymark.client.topology import DeclareQueue, QueueState, Request
 from tallymark.client.transport import Line
 from tallymark.client.turn import Turn
 from tallymark.client.uri import Endpoint, parse
@@ -52,6 +55,7 @@ Opener: TypeAlias = Callable[
 """How bytes get to a broker: makes a transport for the protocol that the function makes."""
 
 TRACE_VARIABLE: Final = "TALLYMARK_TRACE"
+RESOURCE_LOCKED: Final = "amqp:resource-locked"
 
 
 class Life(Enum):
@@ -87,6 +91,7 @@ class Connection:
         self._error: ClientError | None = None
         self._waiting: list[Waiter] = []
         self._reconnecting: asyncio.Task[None] | None = None
+        self._management = Management(self._turn)
 
     # Sessions
 
@@ -132,6 +137,17 @@ class Connection:
             raise
         finally:
             dispatcher.opening = None
+
+    async def ask(self, request: Request) -> QueueState | None:
+        """For sessions: have something declared, deleted, ... See `Session.declare_queue`."""
+        await self.ready(self._options.timeout_s)
+        return await self._ask(request)
+
+    async def _ask(self, request: Request) -> QueueState | None:
+        line = self._line
+        if line is None:
+            raise (self._error or ConnectionLost("the connection is not there")).again()
+        return await self._management.ask(line.adapter, request, self._options.timeout_s)
 
     async def ready(self, timeout: float | None = None) -> None:
         """Wait until the connection is there: after a break, until it is restored. Raises
@@ -255,6 +271,7 @@ class Connection:
         if line is not self._line:
             return  # of an attempt, which hears of it itself
         self._line = None
+        self._management.lost(error or ConnectionLost("closed", is_remote=True))
         if self._life is Life.CLOSING or self._life is Life.CLOSED:
             return
         error = error or ConnectionLost("closed", is_remote=True)
@@ -303,6 +320,7 @@ class Connection:
     def _drop(self, line: Line) -> None:
         if self._line is line:
             self._line = None
+            self._management.lost(ConnectionLost("dropped while it was restored"))
             line.abort()
 
     async def _restore_session(self, dispatcher: Dispatcher) -> None:
@@ -312,8 +330,22 @@ class Connection:
         except (SessionClosed, NotPossible) as error:
             dispatcher.closed(error, True)
             return
+        await self._declare_again(dispatcher)
         with suppress(SessionClosed):  # it went meanwhile, and all its links with it
             await self._restore_links(dispatcher)
+
+    async def _declare_again(self, dispatcher: Dispatcher) -> None:
+        """An exclusive queue is locked until the broker knows that the old connection is gone: then
+        this attempt has failed. What it refuses otherwise is told of, and forgotten."""
+        for declaration in dispatcher.topology:
+            try:
+                await self._ask(declaration)
+            except (RequestRefused, NotPossible) as error:
+                is_ours = isinstance(declaration, DeclareQueue) and declaration.exclusive
+                if is_ours and error.condition == RESOURCE_LOCKED:
+                    raise ConnectFailed(f"{declaration}: {error}") from error
+                dispatcher.topology.forget(declaration)
+                dispatcher.scoped_error(error)
 
     async def _restore_links(self, dispatcher: Dispatcher) -> None:
         timeout_s = self._options.timeout_s
@@ -350,6 +382,7 @@ class Connection:
             self._turn.finish()
             for dispatcher in self._dispatchers:
                 dispatcher.closed(_closed_by_us(), False)
+            self._management.lost(_closed_by_us())
             if line is not None:
                 line.adapter.close()
                 self._turn.finish()

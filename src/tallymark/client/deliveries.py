@@ -11,10 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from tallymark.client.errors import ClientError
+from tallymark.client.errors import ClientError, NotPossible
 from tallymark.client.events import CallbackFailed, Reporter
 from tallymark.client.gate import Gate, State
-from tallymark.client.outcomes import RELEASED, Outcome, Released
+from tallymark.client.outcomes import RELEASED, Modified, Outcome, Released, check_outcome
 from tallymark.client.received import (
     BUFFERED,
     HELD,
@@ -173,8 +173,9 @@ class Deliveries(ABC):
         if that is committed. A no-op on what is settled already, or ignored.
 
         Raises Closed where the link is gone, TransactionRolledBack where the transaction is or a
-        rollback has given the message back.
+        rollback has given the message back, and as `check`.
         """
+        self.check(outcome)
         state = message.state
         if state == HELD:
             work = self.work if transaction is None else self.work_of(transaction)
@@ -193,6 +194,17 @@ class Deliveries(ABC):
             error = message.outcome_or_error
             assert isinstance(error, ClientError)
             raise error.again()
+
+    def check(self, outcome: Outcome) -> None:
+        """Raise TypeError or ValueError for what is no outcome, NotPossible for one that the
+        protocol cannot say."""
+        check_outcome(outcome)
+        port = self.port
+        is_annotated = isinstance(outcome, Modified) and outcome.message_annotations
+        if is_annotated and port is not None and not port.can_annotate:
+            raise NotPossible(
+                "modify with annotations: AMQP 0-9-1 cannot change a message that it gives back"
+            )
 
     def release_buffered(self, message: ReceivedMessage) -> None:
         """Give back what nobody has read."""

@@ -49,6 +49,7 @@ from tallymark.client.events import Reporter
 from tallymark.client.gate import State
 from tallymark.client.options import ANSWER_S
 from tallymark.client.settlements import ranges_of
+from tallymark.client.topology import Topology
 from tallymark.client.turn import Turn
 from tallymark.client.waiting import Waiter, answer_to, resolve
 from tallymark.client.work import Stage, Work, rolled_back
@@ -81,6 +82,7 @@ class Dispatcher(Deliveries):
         "is_ending",
         "opening",
         "producers",
+        "topology",
         "transaction",
         "was_open",
     )
@@ -95,6 +97,8 @@ class Dispatcher(Deliveries):
         self.explicit = 0
         """Transactions that are named by what is done in them."""
         self.producers: list[Producer] = []
+        self.topology = Topology()
+        """Declared again after a reconnect."""
         self.opening: Waiter | None = None
         self.closing: list[Waiter] = []
         self.is_ending = False

@@ -17,6 +17,7 @@ machines; the text is for people.
       NotAccepted               a message was sent and its receiver did not accept it
         MessageRejected, MessageReleased, MessageModified
       BatchNotAccepted          some messages of a batch were not accepted
+      RequestRefused            the broker did not declare, bind, purge, delete, ... as it was asked
       SettlementRefused         the sender settled a message otherwise than it was asked to
       TransactionError          of a transaction, or of what was done in it
         TransactionRolledBack   nothing of it took effect; what was received comes again
@@ -69,6 +70,8 @@ NOTHING_KNOWN: Final[Mapping[object, object]] = {}
 class Scope(Enum):
     """What an error takes with it."""
 
+    REQUEST = "request"
+    """Nothing but the call."""
     MESSAGE = "message"
     LINK = "link"
     SESSION = "session"
@@ -212,6 +215,15 @@ class BatchNotAccepted(ClientError):
     def __init__(self, text: str, outcomes: Sequence[Outcome | ClientError | None]) -> None:
         super().__init__(text, is_remote=True)
         self.outcomes = outcomes
+
+
+class RequestRefused(ClientError):
+    """The broker refuses to declare, bind, purge, delete or describe a queue or an exchange.
+    Nothing was changed, and the session goes on. `condition` and `code` say why: 404 it is not
+    there, 406 it is there with other properties, 405 it is another connection's, 403 there is no
+    permission."""
+
+    scope = Scope.REQUEST
 
 
 class SettlementRefused(ClientError):

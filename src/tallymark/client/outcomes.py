@@ -26,6 +26,21 @@ DESCRIPTION_MAX: Final = 1_000
 """Characters of an exception's text that go into a rejection."""
 
 
+def check_outcome(outcome: Outcome) -> None:
+    """Raise TypeError or ValueError for what is no outcome, or cannot be said on the wire: here,
+    where it is given, and not at the end of the turn, where nobody would hear of it."""
+    if outcome is ACCEPTED or outcome is RELEASED or outcome is REJECTED:
+        return
+    if not isinstance(outcome, Accepted | Rejected | Released | Modified):
+        raise TypeError(
+            f"outcome {outcome!r:.80}, expected an Accepted, Rejected, Released or Modified, such "
+            "as ACCEPTED"
+        )
+    if isinstance(outcome, Rejected) and not isinstance(outcome.error, Error | None):
+        raise TypeError(f"error {outcome.error!r:.80} of a Rejected, expected an Error or None")
+    outcome.encode()
+
+
 def rejected(reason: Error | BaseException | str | None) -> Rejected:
     """A rejection that says why: an error of the standard's form, or one made of an exception or a
     text (condition amqp:internal-error)."""

@@ -196,7 +196,8 @@ class ReceivedMessage(Message):
     ) -> Outcome | None:
         """As release, but counted as failed, and with annotations for whoever gets it next (keys
         begin with `x-`). `undeliverable_here`: not to this receiver again; most brokers take it
-        for a rejection. See `accept`."""
+        for a rejection. See `accept`. Raises NotPossible for annotations over AMQP 0-9-1, which
+        has no way to say them."""
         outcome = modified(failed, undeliverable_here, annotations)
         self.consumer.dispatcher.settle(self, outcome, transaction)
         return await self._result()

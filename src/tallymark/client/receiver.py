@@ -149,8 +149,16 @@ class Receiver:
         In mode second this waits for the sender's answers. Messages that are settled already are
         left as they are. Raises what the first one raises that fails, when all have been tried. A
         cancelled call leaves all of them settled, or under way.
+
+        Raises TypeError, ValueError or NotPossible, and settles none, where one of `messages` is
+        no message that was received, or `outcome` is none or nothing that the protocol can say.
         """
         tried = list(messages)
+        for message in tried:
+            if not isinstance(message, ReceivedMessage):
+                raise TypeError(f"settle_many of {message!r:.80}, expected received messages")
+        for dispatcher in {message.consumer.dispatcher for message in tried}:
+            dispatcher.check(outcome)
         failure: ClientError | None = None
         for message in tried:
             try:

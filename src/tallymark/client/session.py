@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypeVar, final
 
 from tallymark.client.consumer import Consumer
+from tallymark.client.declaring import Declaring
 from tallymark.client.deliveries import ErrorCallback
 from tallymark.client.dispatcher import Dispatcher
 from tallymark.client.errors import Closed, LinkClosed, SessionClosed, TimedOut
@@ -41,9 +42,9 @@ HANDOVER_WARNING = (
 
 
 @final
-class Session:
+class Session(Declaring):
     """Made by `Connection.session`. Closed with `close`, or by `async with`; its senders and
-    receivers are closed with it."""
+    receivers are closed with it. What it declares outlives it, see `Declaring`."""
 
     def __init__(self, connection: Connection, dispatcher: Dispatcher, timeout_s: float) -> None:
         self.connection = connection
