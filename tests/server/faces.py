@@ -13,7 +13,7 @@ import itertools
 import json
 import socket
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 from urllib.parse import quote
 
 import pika
@@ -82,10 +82,15 @@ def throwaway(broker: BrokerProcess, kind: str, name: str) -> str:
 # -- AMQP 0-9-1
 
 
+def _expect(error: ChannelClosedByBroker, code: int, text: str) -> None:
+    assert error.reply_code == code, error
+    assert error.reply_text.startswith(text), error
+
+
 class Amqp091:
     """pika, one channel; a channel that is closed is opened again."""
 
-    NEEDS = {
+    NEEDS: ClassVar[dict[str, set[str]]] = {
         "declare queue": {CONFIGURE},
         "delete queue": {CONFIGURE},
         "declare exchange": {CONFIGURE},
@@ -121,8 +126,7 @@ class Amqp091:
         try:
             self._act(channel, operation, name)
         except ChannelClosedByBroker as error:
-            assert error.reply_code == 403, error
-            assert error.reply_text.startswith("ACCESS_REFUSED - access to "), error
+            _expect(error, 403, "ACCESS_REFUSED - access to ")
             return False
         return True
 
@@ -177,7 +181,7 @@ class Amqp091:
         try:
             channel.basic_publish(f"{name}.x", "k", b"m", properties)
         except ChannelClosedByBroker as error:
-            assert error.reply_code == 406, error
+            _expect(error, 406, "PRECONDITION_FAILED - user_id property set to ")
             return False
         return True
 
@@ -201,7 +205,7 @@ class Amqp091:
 class Amqp10:
     """Our own wire layer; links stay as long as they may."""
 
-    NEEDS = {
+    NEEDS: ClassVar[dict[str, set[str]]] = {
         "declare queue": {CONFIGURE},
         "delete queue": {CONFIGURE},
         "declare exchange": {CONFIGURE},
@@ -356,7 +360,7 @@ class Amqp10:
 class Http:
     """One kept connection: the management interface, and what Spark calls."""
 
-    NEEDS = {
+    NEEDS: ClassVar[dict[str, set[str]]] = {
         "declare queue": {CONFIGURE},
         "delete queue": {CONFIGURE},
         "declare exchange": {CONFIGURE},
