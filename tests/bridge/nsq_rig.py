@@ -44,13 +44,14 @@ class NsqRig(amqp.Rig):
         draw: Callable[[], int] = lambda: 0,
         on_finish: OnFinish | None = None,
         max_channel_consumers: int = 0,
+        adopts: bool = False,
     ) -> None:
         super().__init__()
         self.now_ms = 1_000_000
         self.broker.clock.tell(self.now_ms)
         self.broker.formats[AMQP] = Amqp091Format()
         self.broker.formats[NSQ] = NsqFormat()
-        self.topics = Topics(self.broker, "/", mem_queue_size)
+        self.topics = Topics(self.broker, "/", mem_queue_size, adopts)
         self.nsq = Settings(limits or Limits(), self.topics, draw, on_finish, max_channel_consumers)
         self.peers: list[NsqPeer] = []
 

@@ -86,7 +86,7 @@ def test_basic_get_from_an_nsq_channel_and_back_to_nsq() -> None:
 
 
 def test_an_nsq_producer_feeds_amqp_bindings() -> None:
-    rig = NsqRig()
+    rig = NsqRig(adopts=True)
     amqp = rig.connect()
     assert amqp.ask(
         ExchangeDeclare("t", "fanout", durable=True), QueueDeclare("mine", durable=True),

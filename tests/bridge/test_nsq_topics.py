@@ -12,9 +12,11 @@ from tallymark.wire.nsq.kernel import body_of, make_cells
 from tests.support.engine_rig import Rig
 
 
-def made(rig: Rig | None = None, mem_queue_size: int = 3) -> tuple[Rig, Topics]:
+def made(
+    rig: Rig | None = None, mem_queue_size: int = 3, adopts: bool = False
+) -> tuple[Rig, Topics]:
     rig = rig or Rig()
-    return rig, Topics(rig.broker, "/", mem_queue_size)
+    return rig, Topics(rig.broker, "/", mem_queue_size, adopts)
 
 
 def put(topics: Topics, topic: str, *bodies: bytes, delay_ms: int = 0) -> None:
@@ -294,8 +296,51 @@ def test_operators_are_told_of_what_is_not_there(command: object) -> None:
     assert [topic.name for topic in topics.topics()] == ["t"]
 
 
-def test_a_fanout_exchange_of_amqp_becomes_a_topic_and_keeps_its_bindings() -> None:
+def test_an_exchange_that_nsq_did_not_make_is_no_topic() -> None:
     rig, topics = made()
+    rig.exchange("t", "fanout")
+    for use in (lambda: topics.topic("t"), lambda: put(topics, "t", b"x")):
+        with pytest.raises(PreconditionFailed, match=r"'t'.* was not made by NSQ"):
+            use()
+    assert topics.topics() == []
+    assert rig.vhost.queues == {}
+
+
+def test_a_topic_is_marked_and_known_by_that_after_a_restart() -> None:
+    rig, topics = made()
+    topics.channel("t", "c")
+    topics.topic("lonely")
+    assert rig.vhost.exchanges["t"].arguments == {"x-nsq-topic": "t"}
+    rig.turn()
+    rig = rig.restart()
+    _, again = made(rig)
+    assert sorted(topic.name for topic in again.topics()) == ["lonely", "t"]
+    assert rig.vhost.exchanges["t"].arguments == {"x-nsq-topic": "t"}
+
+
+def test_a_topic_of_before_exchanges_were_marked_is_one_after_a_restart() -> None:
+    """Its own queue says so; an AMQP client that only declares a queue while the broker runs makes
+    no topic of somebody's exchange."""
+    rig, topics = made()
+    rig.exchange("old", "fanout")
+    rig.declare("old:", {"nsq-topic": "old"})
+    assert topics.topics() == []
+    rig.turn()
+    _, again = made(rig.restart())
+    assert [topic.name for topic in again.topics()] == ["old"]
+
+
+def test_an_exchange_in_the_place_of_a_deleted_topic_is_none() -> None:
+    rig, topics = made()
+    topics.topic("t")
+    rig.vhost.delete_exchange("t", False)
+    rig.exchange("t", "fanout")
+    with pytest.raises(PreconditionFailed, match="not made by NSQ"):
+        put(topics, "t", b"x")
+
+
+def test_by_the_setting_a_fanout_exchange_of_amqp_becomes_a_topic_and_keeps_its_bindings() -> None:
+    rig, topics = made(adopts=True)
     rig.queue("mine")
     rig.exchange("t", "fanout", ("mine", ""))
     queue = topics.channel("t", "c")

@@ -44,7 +44,7 @@ def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     server = Authority(tmp_path_factory.mktemp("certificates")).sign("localhost")
     with BrokerProcess(
         tmp_path_factory.mktemp("nsq-clients") / "data", nsq_tls_cert=str(server.cert),
-        nsq_tls_key=str(server.key), nsq_msg_timeout="2s",
+        nsq_tls_key=str(server.key), nsq_msg_timeout="2s", nsq_adopt_exchanges="true",
     ) as process:  # fmt: skip
         yield process
 

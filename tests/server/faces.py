@@ -26,7 +26,10 @@ from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.sections import Properties, Sections, Value, encode_message
 from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.types import Symbol
+from tallymark.wire.nsq import commands
+from tallymark.wire.nsq.frames import ERROR, MESSAGE, RESPONSE, decode_message
 from tests.server.management import call, done
+from tests.server.nsqd import Client as NsqClient
 from tests.support.amqp10_socket import Client
 from tests.support.process import BrokerProcess
 
@@ -59,6 +62,8 @@ def provide(broker: BrokerProcess) -> None:
         done(broker, "PUT", f"exchanges/%2F/{name}.x", {"type": "fanout"})
         done(broker, "PUT", f"exchanges/%2F/{name}.more", {"type": "fanout"})
         done(broker, "POST", f"bindings/%2F/e/{name}.x/q/{name}.q", {})
+        for path in (f"/topic/create?topic={name}.t", f"/channel/create?topic={name}.t&channel=c"):
+            assert nsq_http(broker, "POST", path, b"", "guest:guest")[0] == 200
 
 
 def put_message(broker: BrokerProcess, name: str) -> None:
@@ -469,13 +474,193 @@ class Http:
         self._connection.close()
 
 
+# -- NSQ
+
+
+class Nsq:
+    """AUTH with the user's password. A refusal ends a connection, so each operation on each topic
+    has one of its own."""
+
+    NEEDS: ClassVar[dict[str, set[str]]] = {
+        "PUB": {WRITE},
+        "MPUB": {WRITE},
+        "DPUB": {WRITE},
+        "PUB to a new topic": {CONFIGURE, WRITE},
+        "SUB": {READ},
+        "SUB to a new channel": {CONFIGURE, WRITE, READ},
+    }
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        self._broker = broker
+        self._clients: dict[tuple[str, str], NsqClient] = {}
+        self._last = self._connected()
+
+    def _connected(self) -> NsqClient:
+        client = NsqClient(self._broker.nsq_port)
+        client.send(commands.auth(f"{USER}:{PASSWORD}".encode()))
+        kind, data = client.next()
+        assert kind == RESPONSE, data
+        assert json.loads(data)["identity"] == USER
+        return client
+
+    def do(self, operation: str, name: str) -> bool:
+        client = self._clients.get((operation, name))
+        is_new = client is None
+        if client is None:
+            client = self._clients[operation, name] = self._last = self._connected()
+        topic, channel = f"{name}.t", "c"
+        body = b"m"
+        match operation:
+            case "PUB":
+                client.send(commands.pub(topic, body))
+            case "MPUB":
+                client.send(commands.mpub(topic, [body]))
+            case "DPUB":
+                client.send(commands.dpub(topic, 1, body))
+            case "PUB to a new topic":
+                client.send(commands.pub(f"{name}.t{next(_numbers)}", body))
+            case "SUB to a new channel":
+                # One SUB per connection: this one is of now, the rights of its log-in or not.
+                client.send(commands.sub(topic, f"c{next(_numbers)}"))
+                del self._clients[operation, name]
+                self._clients[operation, name] = self._connected()
+            case _:
+                return self._subscribed(client, name, is_new)
+        return self._is_ok(client, (operation, name), channel)
+
+    def _is_ok(self, client: NsqClient, key: tuple[str, str], channel: str) -> bool:
+        kind, data = client.next()
+        if kind == ERROR:
+            _expect_unauthorized(data)
+            if self._clients.get(key) is client:
+                del self._clients[key]
+            client.close()
+            return False
+        assert (kind, data) == (RESPONSE, b"OK")
+        return True
+
+    def _subscribed(self, client: NsqClient, name: str, is_new: bool) -> bool:
+        """The subscriber that is there already, if there is one, must get the next message."""
+        if is_new:
+            client.send(commands.sub(f"{name}.t", "c"))
+            if not self._is_ok(client, ("SUB", name), "c"):
+                return False
+            client.send(commands.rdy(100))
+        status, _ = nsq_http(self._broker, "POST", f"/pub?topic={name}.t", b"m", "guest:guest")
+        assert status == 200
+        kind, data = client.next()
+        if kind == ERROR:
+            _expect_unauthorized(data)
+            del self._clients["SUB", name]
+            client.close()
+            return False
+        assert kind == MESSAGE
+        client.send(commands.fin(int(decode_message(data)[2], 16)))
+        return True
+
+    def last_words(self) -> str:
+        while True:
+            try:
+                kind, data = self._last.next()
+            except AssertionError as error:
+                return str(error)
+            assert kind == RESPONSE, data
+
+    def close(self) -> None:
+        self._last.close()
+        for client in self._clients.values():
+            client.close()
+
+
+def _expect_unauthorized(data: bytes) -> None:
+    assert data.startswith(b"E_UNAUTHORIZED AUTH failed for "), data
+
+
+def nsq_http(
+    broker: BrokerProcess, method: str, path: str, body: bytes | None, user: str
+) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", broker.nsq_http_port, timeout=30)
+    headers = {}
+    if user:
+        headers["Authorization"] = "Basic " + base64.b64encode(user.encode()).decode()
+    try:
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+class NsqHttp:
+    """nsqd's HTTP interface."""
+
+    NEEDS: ClassVar[dict[str, set[str]]] = {
+        "/pub": {WRITE},
+        "/mpub": {WRITE},
+        "/pub to a new topic": {CONFIGURE, WRITE},
+        "/topic/create": {CONFIGURE},
+        "/topic/delete": {CONFIGURE},
+        "/topic/empty": {READ},
+        "/topic/unpause": {CONFIGURE},
+        "/channel/create": {CONFIGURE, WRITE, READ},
+        "/channel/delete": {CONFIGURE},
+        "/channel/empty": {READ},
+        "/channel/unpause": {CONFIGURE},
+    }
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        self._broker = broker
+
+    def do(self, operation: str, name: str) -> bool:
+        path, topic = operation, f"{name}.t"
+        channel = "c"
+        body: bytes | None = b"m"
+        match operation:
+            case "/pub to a new topic":
+                path, topic = "/pub", f"{name}.t{next(_numbers)}"
+            case "/topic/create":
+                topic = f"{name}.t{next(_numbers)}"
+            case "/topic/delete":
+                topic = f"{name}.t{next(_numbers)}"
+                self._provide(f"/channel/create?topic={topic}&channel=c", topic)
+            case "/channel/create":
+                channel = f"c{next(_numbers)}"
+            case "/channel/delete":
+                channel = f"c{next(_numbers)}"
+                self._provide(f"/channel/create?topic={topic}&channel={channel}", topic)
+        query = f"?topic={topic}"
+        if path.startswith("/channel"):
+            query += f"&channel={channel}"
+        status, raw = nsq_http(self._broker, "POST", path + query, body, CREDENTIALS)
+        if status == 403:
+            assert json.loads(raw) == {"message": "FORBIDDEN"}
+            return False
+        assert status == 200, (operation, status, raw)
+        return True
+
+    def _provide(self, path: str, topic: str) -> None:
+        for one in (f"/topic/create?topic={topic}", path):
+            assert nsq_http(self._broker, "POST", one, b"", "guest:guest")[0] == 200
+
+    def last_words(self) -> str:
+        status, raw = nsq_http(self._broker, "GET", "/stats", None, CREDENTIALS)
+        return f"{status} {json.loads(raw)['message']}"
+
+    def close(self) -> None:
+        """Each request is a connection of its own."""
+
+
 FACES: dict[str, Callable[[BrokerProcess], Face]] = {
     "AMQP 0-9-1": Amqp091,
     "AMQP 1.0": Amqp10,
     "HTTP": Http,
+    "NSQ": Nsq,
+    "NSQ over HTTP": NsqHttp,
 }
 NEEDS: dict[str, dict[str, set[str]]] = {
     "AMQP 0-9-1": Amqp091.NEEDS,
     "AMQP 1.0": Amqp10.NEEDS,
     "HTTP": Http.NEEDS,
+    "NSQ": Nsq.NEEDS,
+    "NSQ over HTTP": NsqHttp.NEEDS,
 }

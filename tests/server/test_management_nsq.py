@@ -15,7 +15,8 @@ from tests.support.process import BrokerProcess
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(Path(tmp_path_factory.mktemp("nsq-lists")) / "data") as running:
+    folder = Path(tmp_path_factory.mktemp("nsq-lists"))
+    with BrokerProcess(folder / "data", nsq_user="guest") as running:
         done(running, "PUT", "vhosts/shop")
         done(running, "PUT", "users/ann", {"password": "ann", "tags": ""})
         done(running, "PUT", "users/mo", {"password": "mo", "tags": "monitoring"})
@@ -40,7 +41,7 @@ def test_a_subscriber_is_a_connection_with_a_channel_and_a_consumer(
 ) -> None:
     (row,) = get(broker, "connections")
     assert (row["protocol"], row["state"], row["type"]) == ("NSQ V2", "running", "network")
-    assert (row["user"], row["vhost"], row["channels"], row["ssl"]) == ("", "/", 1, False)
+    assert (row["user"], row["vhost"], row["channels"], row["ssl"]) == ("guest", "/", 1, False)
     assert row["user_provided_name"] == "box-7"
     assert row["client_properties"] == {
         "client_id": "box-7", "hostname": "box", "user_agent": "test/1",
@@ -77,7 +78,7 @@ def test_a_producer_is_a_connection_without_channels(broker: BrokerProcess) -> N
         assert get(broker, "channels") == []
         (own,) = broker.http("GET", "/api/tallymark/connections")[1]["connections"]
         assert (own["protocol"], own["state"], own["vhost"]) == ("nsq", "running", "/")
-        assert (own["user"], own["channels"], own["peer"]) == ("", 0, row["name"])
+        assert (own["user"], own["channels"], own["peer"]) == ("guest", 0, row["name"])
 
 
 def test_they_are_listed_beside_others_by_virtual_host(

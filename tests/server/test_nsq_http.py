@@ -21,8 +21,9 @@ _numbers = count()
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     folder = Path(tmp_path_factory.mktemp("nsq-http")) / "data"
     with BrokerProcess(
-        folder, nsq_max_msg_size=str(MSG_MAX), nsq_max_body_size=str(BODY_MAX)
-    ) as running:
+        folder, nsq_max_msg_size=str(MSG_MAX), nsq_max_body_size=str(BODY_MAX),
+        nsq_http_config="true",
+    ) as running:  # fmt: skip
         yield running
 
 

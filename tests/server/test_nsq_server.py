@@ -266,8 +266,9 @@ def test_topics_are_registered_and_lookupds_can_be_changed(tmp_path: Path) -> No
     async def test() -> None:
         async with FakeLookupd() as one, FakeLookupd() as two:
             broker = BrokerProcess(
-                tmp_path / "data", lookupd=one.address, nsq_broadcast_address="box.example"
-            )
+                tmp_path / "data", lookupd=one.address, nsq_broadcast_address="box.example",
+                nsq_http_config="true",
+            )  # fmt: skip
             await asyncio.to_thread(broker.start)
             try:
                 await registered(broker, one, two)

@@ -47,13 +47,18 @@ def permit(broker: BrokerProcess, **changed: str) -> None:
     done(broker, "PUT", f"permissions/%2F/{USER}", {**FULL, **changed})
 
 
+def empty(broker: BrokerProcess) -> None:
+    for name in NAMES:
+        for queue in (f"{name}.q", f"{name}.t:c"):
+            done(broker, "DELETE", f"queues/%2F/{queue}/contents")
+
+
 @pytest.mark.parametrize(("face", "operation", "right"), CELLS)
 def test_a_right_that_is_taken_away_is_gone_at_once(
     broker: BrokerProcess, face: str, operation: str, right: str
 ) -> None:
     permit(broker)
-    for name in NAMES:
-        done(broker, "DELETE", f"queues/%2F/{name}.q/contents")
+    empty(broker)
     user = FACES[face](broker)
     try:
         assert user.do(operation, "mine")
@@ -72,6 +77,7 @@ def test_without_permissions_in_the_virtual_host_nothing_is_allowed(
     broker: BrokerProcess, face: str, operation: str
 ) -> None:
     permit(broker)
+    empty(broker)
     user = FACES[face](broker)
     try:
         assert user.do(operation, "mine")
@@ -88,6 +94,8 @@ LAST_WORDS = {
     "AMQP 1.0": "amqp:connection:forced broker forced connection closure with reason "
     "'user 'bob' is deleted'",
     "HTTP": "401 user name and password do not match",
+    "NSQ": "the broker hung up",
+    "NSQ over HTTP": "401 UNAUTHORIZED",
 }
 
 

@@ -46,9 +46,12 @@ class BrokerProcess:
         *,
         env: dict[str, str] | None = None,
         is_forked: bool = True,
+        has_nsq: bool = True,
         **flags: str,
     ) -> None:
+        """has_nsq: ask for NSQ's listeners; otherwise nothing is said of them."""
         self.is_forked = is_forked
+        self._has_nsq = has_nsq
         self.data_dir = data_dir
         self.flags = flags
         self.log_file = data_dir.parent / f"{data_dir.name}.log"
@@ -65,7 +68,9 @@ class BrokerProcess:
     def arguments(self) -> list[str]:
         """Of `tallymark`."""
         arguments = ["serve", "--data-dir", str(self.data_dir)]
-        free = ("amqp_port", "http_port", "nsq_port", "nsq_http_port", "nsq_https_port")
+        free = ["amqp_port", "http_port"]
+        if self._has_nsq:
+            free += ["nsq_port", "nsq_http_port", "nsq_https_port"]
         flags = {**dict.fromkeys(free, "0"), **self.flags}
         for name, value in flags.items():
             arguments += [f"--{name.replace('_', '-')}", value]

@@ -8,6 +8,7 @@ thing already there, since its record may still be on its way.
 from __future__ import annotations
 
 from tallymark.bridge.amqp091_channel import Channel, Client
+from tallymark.bridge.declarations import check_new_queue
 from tallymark.bridge.direct_reply import PREFIX, PSEUDO_QUEUE
 from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE
 from tallymark.engine.arguments import named
@@ -163,10 +164,8 @@ def _check_declaration(client: Client, name: str, method: QueueDeclare) -> None:
     # A name the broker will choose is as good as any other of its kind to the pattern.
     asked = name or f"amq.gen-{client.random_name()}"
     client.access.check(QUEUE, asked, CONFIGURE)
-    letters = method.arguments.get("x-dead-letter-exchange")
-    if isinstance(letters, str) and name not in client.vhost.queues:
-        client.access.check(QUEUE, asked, READ)
-        client.access.check(EXCHANGE, letters, WRITE)
+    if name not in client.vhost.queues:
+        check_new_queue(client.access, client.vhost, asked, method.arguments)
 
 
 def _declare_pseudo_queue(channel: Channel, method: QueueDeclare, name: str) -> None:

@@ -15,6 +15,7 @@ from tallymark.bridge.amqp10_management_paths import (
     arguments_hash,
     binding_location,
 )
+from tallymark.bridge.declarations import check_new_queue
 from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE, Access
 from tallymark.engine.arguments import is_routing_key, named
 from tallymark.engine.broker import Broker
@@ -94,10 +95,8 @@ class Topology:
         fields.end()
         self._access.check(QUEUE, asked, CONFIGURE)
         is_new = name not in self._vhost.queues
-        letters = arguments.get("x-dead-letter-exchange")
-        if is_new and isinstance(letters, str):
-            self._access.check(QUEUE, asked, READ)
-            self._access.check(EXCHANGE, letters, WRITE)
+        if is_new:
+            check_new_queue(self._access, self._vhost, asked, arguments)
         queue = self._broker.declare_queue(
             self._connection, name, durable, exclusive, auto_delete, arguments, False
         )

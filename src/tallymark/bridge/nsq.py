@@ -33,6 +33,7 @@ from tallymark.bridge.nsq_auth import AuthState
 from tallymark.bridge.nsq_in_flight import InFlightMessages, OnFinish
 from tallymark.bridge.nsq_output import MessageBuffer
 from tallymark.bridge.nsq_topics import Topics
+from tallymark.bridge.permissions import QUEUE, READ, Access, Permissions
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Cancelled, CloseSession, Deliver, Durable
 from tallymark.engine.errors import AccessRefused, BrokerError, PreconditionFailed
@@ -110,6 +111,7 @@ class Nsq(Bridge):
         "_over",
         "_secret",
         "_wall_ms",
+        "access",
         "broker",
         "consumer",
         "finish_count",
@@ -124,13 +126,16 @@ class Nsq(Bridge):
         "wire",
     )
 
-    def __init__(self, broker: Broker, settings: Settings, peer: str) -> None:
+    def __init__(
+        self, broker: Broker, settings: Settings, peer: str, limits: Limits | None = None
+    ) -> None:
+        """limits: None: those of the settings."""
         super().__init__()
         self.broker = broker
         self.settings = settings
         self.peer = peer
         """Names the connection in logs and lists."""
-        self.wire = WireConnection(settings.limits)
+        self.wire = WireConnection(settings.limits if limits is None else limits)
         self.consumer: Consumer | None = None
         """Once it has subscribed; `limit` is its RDY, `unacked` what it has in flight."""
         self.subscription = ("", "")
@@ -141,6 +146,8 @@ class Nsq(Bridge):
         self.requeue_count = 0
         self.published: dict[str, int] = {}
         """How many messages it published, by topic."""
+        self.access: Access | None = None
+        """The permissions of the user it acts as; None: nobody is asked."""
         self.pending_auth: bytes | None = None
         """A secret to be asked about."""
         self.upgrade: UpgradeDue | None = None
@@ -185,7 +192,7 @@ class Nsq(Bridge):
 
     @property
     def auth(self) -> AuthState | None:
-        """What the auth server said of it last."""
+        """What its secret was found to be worth last."""
         return self._auth
 
     def receive(self, data: bytes, now_ms: int, wall_ms: int) -> None:
@@ -237,10 +244,36 @@ class Nsq(Bridge):
         self.wire.upgraded()
         self._handle_events()
 
-    def auth_succeeded(self, state: AuthState) -> None:
-        """The auth server answered."""
+    @property
+    def user(self) -> str:
+        return "" if self.access is None else self.access.user
+
+    def act_as(self, permissions: Permissions) -> None:
+        """Do what this user may do, from now on."""
+        access = Access(permissions.user, self.settings.topics.vhost, ("", "", ""))
+        access.follow(permissions)
+        self.access = access
+
+    def rights_changed(self, permissions: Permissions) -> None:
+        """A subscriber that may not read its channel any longer is told so and closed."""
+        if self.access is None:
+            return
+        self.access.follow(permissions)
+        consumer = self.consumer
+        if consumer is None or not consumer.active or self._over:
+            return
+        topic, channel = self.subscription
+        if not self.access.allows(QUEUE, consumer.queue.name, READ):
+            self._fail(unauthorized("SUB", topic, channel))
+            self._leave(False)
+            self._handle_events()
+
+    def auth_succeeded(self, state: AuthState, permissions: Permissions | None = None) -> None:
+        """The secret is worth this. permissions: the user it is the password of."""
         if self.pending_auth is None:
             return
+        if permissions is not None:
+            self.act_as(permissions)
         self.pending_auth = None
         is_first = self._auth is None
         self._auth = state
@@ -388,6 +421,12 @@ class Nsq(Bridge):
         topic = event.topic
         if self._auth is not None and not self._may(event, event.verb, topic, ""):
             return
+        if self.access is not None:
+            try:
+                self.settings.topics.check_publish(self.access, topic)
+            except AccessRefused:
+                self._fail(unauthorized(event.verb, topic, ""))
+                return
         try:
             self.settings.topics.publish(
                 topic, event.raw, event.cuts, event.head, self._wall_ms, event.delay_ms
@@ -405,6 +444,12 @@ class Nsq(Bridge):
         if self._auth is not None and not self._may(event, "SUB", event.topic, event.channel):
             return
         topics = self.settings.topics
+        if self.access is not None:
+            try:
+                topics.check_subscribe(self.access, event.topic, event.channel)
+            except AccessRefused:
+                self._fail(unauthorized("SUB", event.topic, event.channel))
+                return
         try:
             queue = topics.channel(event.topic, event.channel)
         except BrokerError as error:
@@ -415,7 +460,7 @@ class Nsq(Bridge):
             self._fail(too_many_consumers(event.topic, event.channel, most))
             return
         broker = self.broker
-        connection = broker.open_connection(topics.vhost, "", self.peer)
+        connection = broker.open_connection(topics.vhost, self.user, self.peer)
         connection.handle = self
         connection.gated = True
         session = broker.open_session(connection)

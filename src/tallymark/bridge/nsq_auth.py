@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from typing import Final, final
 
+from tallymark.engine.deadlines import NEVER
 from tallymark.engine.patterns import Pattern, PatternRefused, compile_pattern
 
 SUBSCRIBE: Final = "subscribe"
@@ -81,6 +82,13 @@ class AuthState:
                 self._known.clear()
             self._known[key] = allowed
         return allowed
+
+
+def any_topic(identity: str) -> AuthState:
+    """For a secret that is a user's password: what may be done is the user's permissions'."""
+    everything = compile_pattern(".*")
+    both = Authorization(everything, [everything], [SUBSCRIBE, PUBLISH])
+    return AuthState(identity, "", [both], NEVER)
 
 
 def decode_answer(body: bytes, now_ms: int) -> AuthState:

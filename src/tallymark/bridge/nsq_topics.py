@@ -4,10 +4,11 @@
                  channel or is paused; what it holds moves to the channels afterwards [NQ-9]
     channel C    queue "T:C", bound to T unless the topic is paused
 
-Both are durable unless ephemeral. An ephemeral channel is an auto-delete queue that drops what
-comes while it is full; an ephemeral topic goes with its last channel [NQ-10]. AMQP clients publish
-to exchange T and consume from queue "T:C"; what else they bind to T gets its copies also while the
-topic is paused.
+An exchange that is a topic says so by its argument x-nsq-topic: one that NSQ did not make is none,
+unless the configuration lets it become one (`adopts`). Both are durable unless ephemeral. An
+ephemeral channel is an auto-delete queue that drops what comes while it is full; an ephemeral topic
+goes with its last channel [NQ-10]. AMQP clients publish to exchange T and consume from queue "T:C";
+what else they bind to T gets its copies also while the topic is paused.
 
 What there is, is read off the queues' arguments x-nsq-topic and x-nsq-channel and followed from
 then on (Broker.observers), whoever declares and deletes them: nothing is stored twice.
@@ -18,6 +19,8 @@ from __future__ import annotations
 from array import array
 from typing import Final, final
 
+from tallymark.bridge.declarations import CHANNEL, TOPIC
+from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE, Access
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.arguments import named
 from tallymark.engine.broker import Broker
@@ -37,8 +40,6 @@ from tallymark.engine.vhost import Targets, VirtualHost
 from tallymark.wire.nsq.kernel import FORMAT
 from tallymark.wire.nsq.names import is_ephemeral
 
-TOPIC: Final = "x-nsq-topic"
-CHANNEL: Final = "x-nsq-channel"
 ANYBODY: Final = 0
 """Id of a connection that owns nothing."""
 
@@ -104,6 +105,7 @@ class Topics:
         "_nobody",
         "_session",
         "_topics",
+        "adopts",
         "broker",
         "changed",
         "keeps_changes",
@@ -111,8 +113,12 @@ class Topics:
         "vhost",
     )
 
-    def __init__(self, broker: Broker, vhost: str, mem_queue_size: int) -> None:
+    def __init__(
+        self, broker: Broker, vhost: str, mem_queue_size: int, adopts: bool = False
+    ) -> None:
         self.broker = broker
+        self.adopts = adopts
+        """Whether a fanout exchange that AMQP clients made becomes a topic by being used as one."""
         self.vhost = vhost
         """Name of the virtual host."""
         self.mem_queue_size = mem_queue_size
@@ -149,7 +155,13 @@ class Topics:
         vhost = self.broker.vhost(self.vhost)
         if found is not None and vhost.exchanges.get(name) is found.exchange:
             return found
-        exchange = self._exchange(vhost, name)
+        exchange = self._exchange(vhost, name, self.adopts)
+        return self._made(name, vhost, found, exchange)
+
+    def _made(
+        self, name: str, vhost: VirtualHost, found: Topic | None, exchange: Exchange
+    ) -> Topic:
+        """The topic of this exchange, wired; `found`: as it was known."""
         if found is None:
             backlog = self._queue(name, "", is_ephemeral(name), False)
             channels = self._channels.setdefault(name, {})
@@ -170,6 +182,47 @@ class Topics:
             return found
         ephemeral = is_ephemeral(channel)
         return self._queue(topic, channel, ephemeral or made.ephemeral, ephemeral)
+
+    # -- who may
+
+    def check_publish(self, access: Access, name: str) -> None:
+        """Raises AccessRefused: to publish is to write to the exchange, and to make it if there is
+        none."""
+        if name not in self._topics:
+            access.check(EXCHANGE, name, CONFIGURE)
+        access.check(EXCHANGE, name, WRITE)
+
+    def check_make(self, access: Access, topic: str, channel: str) -> None:
+        """Raises AccessRefused: a topic is its exchange; a channel (empty: none) is its queue, and
+        bound."""
+        known = self._topics.get(topic)
+        if known is None:
+            access.check(EXCHANGE, topic, CONFIGURE)
+        if channel and (known is None or channel not in known.channels):
+            name = f"{topic}:{channel}"
+            access.check(QUEUE, name, CONFIGURE)
+            access.check(QUEUE, name, WRITE)
+            access.check(EXCHANGE, topic, READ)
+
+    def check_subscribe(self, access: Access, topic: str, channel: str) -> None:
+        """Raises AccessRefused: to subscribe is to read the queue, and to make it if there is
+        none."""
+        self.check_make(access, topic, channel)
+        access.check(QUEUE, f"{topic}:{channel}", READ)
+
+    def check_manage(self, access: Access, topic: str, channel: str, empties: bool) -> None:
+        """Raises AccessRefused: to empty is to read; to delete or to pause is to configure, of a
+        topic (channel empty) all that belongs to it."""
+        operation = READ if empties else CONFIGURE
+        if channel:
+            access.check(QUEUE, f"{topic}:{channel}", operation)
+            return
+        if not empties:
+            access.check(EXCHANGE, topic, CONFIGURE)
+            known = self._topics.get(topic)
+            for name in [] if known is None else known.channels:
+                access.check(QUEUE, f"{topic}:{name}", CONFIGURE)
+        access.check(QUEUE, f"{topic}:", operation)
 
     # -- publishing
 
@@ -269,18 +322,25 @@ class Topics:
 
     # -- making them
 
-    def _exchange(self, vhost: VirtualHost, name: str) -> Exchange:
-        """The topic's exchange; a fanout exchange that AMQP clients made will do."""
+    def _exchange(self, vhost: VirtualHost, name: str, adopts: bool) -> Exchange:
+        """The topic's exchange; adopts: a fanout exchange that is not marked as one will do."""
         if name.startswith("amq."):
             raise AccessRefused(f"topic '{name}': the prefix 'amq.' is reserved")
         found = vhost.exchanges.get(name)
         if found is None:
             durable = not is_ephemeral(name)
-            return vhost.declare_exchange(name, FANOUT, durable, False, False, {}, False)
+            mark: dict[str, object] = {TOPIC: name}
+            return vhost.declare_exchange(name, FANOUT, durable, False, False, mark, False)
         if found.type != FANOUT or found.internal:
             kind = "internal" if found.internal else f"of type '{found.type}'"
             what = named("exchange", name, vhost.name)
             raise PreconditionFailed(f"topic '{name}': {what} is {kind}, expected a fanout one")
+        if not adopts and found.arguments.get(TOPIC) != name:
+            what = named("exchange", name, vhost.name)
+            raise PreconditionFailed(
+                f"topic '{name}': {what} was not made by NSQ, expected its argument {TOPIC}, or "
+                "the setting nsq_adopt_exchanges"
+            )
         return found
 
     def _queue(self, topic: str, channel: str, transient: bool, auto_delete: bool) -> Queue:
@@ -344,13 +404,17 @@ class Topics:
                 if channel:
                     self._channels.setdefault(topic, {})[channel] = queue
         for name in names:
-            self._take_in(name)
+            # Topics of before exchanges were marked have a backlog that is. It takes the same
+            # permissions to declare one as to mark the exchange [declarations.py].
+            self._take_in(name, f"{name}:" in vhost.queues)
         self.changed.clear()
 
-    def _take_in(self, name: str) -> None:
+    def _take_in(self, name: str, adopts: bool) -> None:
         """A queue says that it is of this topic: then there is one, unless that cannot be."""
         try:
-            self.topic(name)
+            vhost = self.broker.vhost(self.vhost)
+            exchange = self._exchange(vhost, name, adopts or self.adopts)
+            self._made(name, vhost, self._topics.get(name), exchange)
         except BrokerError:
             return  # the exchange of that name is another's: to NSQ clients it is E_BAD_TOPIC
 
@@ -368,7 +432,7 @@ class Topics:
         if exists:
             channels[channel] = queue
             if topic is None:
-                self._take_in(name)
+                self._take_in(name, False)
             else:
                 self._note(name, channel, True)
                 self._enter(topic, queue)

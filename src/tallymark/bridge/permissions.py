@@ -86,6 +86,11 @@ class Access:
             return False
         return True
 
+    def check_entered(self) -> None:
+        """Raises AccessRefused: the user has no permissions in the virtual host."""
+        if not self._patterns:
+            raise AccessRefused(f"access to vhost '{self.vhost}' refused for user '{self.user}'")
+
     def may_claim(self, user_id: str) -> bool:
         """Return whether messages may name this user as theirs [rabbitmq validated user-id]."""
         return self.impersonates or user_id == self.user

@@ -297,6 +297,8 @@ def settings(given: Given) -> tuple[dict[str, str], list[str]]:
         if f"TALLYMARK_{name.upper()}" not in os.environ
     }
     notes = []
+    if "TALLYMARK_NSQ_HTTP_CONFIG" not in os.environ:
+        values["nsq_http_config"] = "true"  # nsqd's has no switch
     whole = {**{name: [value] for name, value in DEFAULTS.items()}, **given}
     if given.get("tls-cert") and "https-address" not in given:
         whole["https-address"] = [HTTPS]

@@ -29,6 +29,8 @@ MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
 DAY_MS: Final = 86_400_000
 ENV_PREFIX: Final = "TALLYMARK_"
+NSQ_PORTS: Final = ("nsq_port", "nsq_http_port", "nsq_https_port")
+"""Whoever names one wants NSQ."""
 
 
 class ConfigError(Exception):
@@ -62,6 +64,13 @@ class Config:
     amqp_port: int = setting(5672, integer(0, 65535), "Port for AMQP; 0 takes a free one.")
     http_port: int = setting(
         15672, integer(0, 65535), "Port for HTTP (management, metrics, Spark); 0 takes a free one."
+    )
+    http_names: tuple[str, ...] = setting(
+        (),
+        kinds.NO_OR_NAMES,
+        "Names by which requests over HTTP may ask for the broker (header Host), beside addresses, "
+        "names without a dot, this machine's and those it listens on: .example.org for all that "
+        "end so, * for any. See docs/operations.md.",
     )
     vhosts: tuple[str, ...] = setting(("/",), kinds.NAMES, "Virtual hosts that exist.")
     sync: str = setting(
@@ -196,16 +205,39 @@ class Config:
         "How long a transaction of AMQP 1.0 may stay open before it is rolled back and its "
         "connection closed; 0: without limit.",
     )
-    nsq: bool = setting(True, kinds.FLAG, "Whether NSQ clients are served; --no-nsq is false.")
+    nsq: bool = setting(
+        False,
+        kinds.FLAG,
+        "Whether NSQ clients are served; true as well where one of nsq_port, nsq_http_port and "
+        "nsq_https_port is named and this is not. --no-nsq is false.",
+    )
     nsq_host: tuple[str, ...] = setting(
         ("127.0.0.1",),
         kinds.NAMES,
-        "Addresses to listen on for NSQ clients. They need no password: open them to others only "
-        "where the network, TLS or an auth server keeps strangers out.",
+        "Addresses to listen on for NSQ clients. While there are no users they need no password: "
+        "open them to others only where the network, TLS or an auth server keeps strangers out.",
     )
     nsq_port: int = setting(4150, integer(0, 65535), "Port for NSQ clients; 0 takes a free one.")
     nsq_vhost: str = setting(
         "/", kinds.TEXT, "Virtual host in which NSQ's topics are exchanges and its channels queues."
+    )
+    nsq_user: str = setting(
+        "",
+        kinds.TEXT,
+        "User that NSQ clients and requests to nsqd's HTTP interface act as, whose permissions "
+        "hold; empty: once there are users, each has to be one (AUTH with NAME:PASSWORD).",
+    )
+    nsq_adopt_exchanges: bool = setting(
+        False,
+        kinds.FLAG,
+        "Whether a fanout exchange that AMQP clients made becomes a topic when an NSQ client uses "
+        "its name.",
+    )
+    nsq_http_config: bool = setting(
+        False,
+        kinds.FLAG,
+        "Whether PUT /config of nsqd's HTTP interface changes anything; with users, only an "
+        "administrator does.",
     )
     nsq_mem_queue_size: int = setting(
         10_000,
@@ -286,7 +318,8 @@ class Config:
     nsq_http_host: tuple[str, ...] = setting(
         ("127.0.0.1",),
         kinds.NAMES,
-        "Addresses to listen on with nsqd's HTTP interface, which asks nobody who he is.",
+        "Addresses to listen on with nsqd's HTTP interface, which asks nobody who he is while "
+        "there are no users.",
     )
     nsq_http_port: int = setting(
         4151, integer(0, 65535), "Port for nsqd's HTTP interface; 0 takes a free one."
@@ -314,8 +347,7 @@ class Config:
     auth_http_address: tuple[str, ...] = setting(
         (),
         kinds.LINKS,
-        "Auth servers that are asked what an NSQ client may do; without any, clients may do "
-        "everything.",
+        "Auth servers that are asked what an NSQ client may do.",
     )
     nsq_auth_connect_timeout: int = setting(
         2000, duration(1, DAY_MS), "Longest wait for a connection to an auth server."
@@ -419,6 +451,8 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str 
     for name, text in flags.items():
         if text is not None:
             values[name] = _parse(DECLARED[name], text, DECLARED[name].flag)
+    if "nsq" not in values:
+        values["nsq"] = any(name in values for name in NSQ_PORTS)
     config = Config(**values)  # type: ignore[arg-type]  # each was parsed by its kind
     if config.nsq and config.nsq_vhost not in config.vhosts:
         raise ConfigError(

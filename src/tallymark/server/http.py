@@ -7,8 +7,6 @@ answered as RabbitMQ does: `{"error": word for machines, "reason": text for huma
 
 from __future__ import annotations
 
-import base64
-import binascii
 import socket
 from collections.abc import Sequence
 from typing import Final, TypeVar
@@ -30,6 +28,13 @@ from tallymark.engine.errors import (
     Unreadable,
 )
 from tallymark.engine.queue import Queue
+from tallymark.server.http_guard import (
+    CHALLENGE,
+    FORBIDDEN,
+    Turned,
+    basic_credentials,
+    guard_of,
+)
 from tallymark.server.logs import log_of
 from tallymark.server.node import JournalFailed, Node
 from tallymark.server.users import User, UsersError, permission_in
@@ -142,6 +147,7 @@ class HttpServer:
         from tallymark.server.management import add_management
 
         self.node = node
+        self._guard = guard_of(node.config)
         self.amqp: list[tuple[str, int]] = []
         """Where AMQP clients connect, for lists."""
         self.amqps: list[tuple[str, int]] = []
@@ -216,9 +222,13 @@ class HttpServer:
     @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
+            self._guard.check(request)
             return await handler(request)
         except Refused as error:
             return self._refuse(request, error.status, error.error, str(error))
+        except Turned as error:
+            word = "forbidden" if error.status == FORBIDDEN else "misdirected_request"
+            return self._refuse(request, error.status, word, str(error))
         except BrokerError as error:
             status, word = STATUS.get(type(error), (400, "bad_request"))
             return self._refuse(request, status, word, str(error))
@@ -237,23 +247,25 @@ class HttpServer:
                  error=reason, peer=request.remote)  # fmt: skip
         refusal = answer({"error": error, "reason": reason}, status)
         if USER not in request:
-            refusal.headers["WWW-Authenticate"] = 'Basic realm="tallymark", charset="UTF-8"'
+            refusal.headers["WWW-Authenticate"] = CHALLENGE
         return refusal
 
     @web.middleware
     async def _authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path == "/healthz":
             return await handler(request)
-        name, password = _credentials(request.headers.get("Authorization", ""))
+        given = basic_credentials(request.headers.get("Authorization", ""))
+        if given is None:
+            raise Refused(401, "not_authorized", "expected Basic authentication (user:password)")
         try:
-            user = await self.node.users.check(name, password, request.remote or "")
+            user = await self.node.users.check(*given, request.remote or "")
         except UsersError as error:
             log.error("login.impossible", error=str(error))
             user = None
         if user is None:
             raise Refused(401, "not_authorized", "user name and password do not match")
         request[USER] = user
-        log.debug("request", method=request.method, path=request.path, user=name)
+        log.debug("request", method=request.method, path=request.path, user=user.name)
         return await handler(request)
 
     @web.middleware
@@ -261,16 +273,3 @@ class HttpServer:
         """Commands of a request are of now: a broker that is idle had its last turn long ago."""
         self.node.tell_time()
         return await handler(request)
-
-
-def _credentials(header: str) -> tuple[str, str]:
-    """Raises Refused 401 when the header is not Basic authentication."""
-    scheme, _, encoded = header.partition(" ")
-    try:
-        pair = base64.b64decode(encoded, validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
-        pair = ""
-    name, colon, password = pair.partition(":")
-    if scheme.lower() != "basic" or not colon:
-        raise Refused(401, "not_authorized", "expected Basic authentication (user:password)")
-    return name, password

@@ -25,7 +25,7 @@ from tallymark.server.http import (
 )
 from tallymark.server.logs import CATEGORIES, LEVELS
 from tallymark.server.places import place_of
-from tallymark.server.users import permission_in
+from tallymark.server.users import permission_in, sees
 
 
 class State:
@@ -202,7 +202,9 @@ class State:
     async def _metrics(self, request: web.Request) -> web.Response:
         from tallymark.server.metrics import CONTENT_TYPE, render
 
-        return web.Response(body=render(self._node), headers={"Content-Type": CONTENT_TYPE})
+        user = user_of(request)
+        body = render(self._node, lambda vhost: sees(user, vhost))
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
 
 def queue_row(queue: Queue, clock: Clock) -> dict[str, Any]:

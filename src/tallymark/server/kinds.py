@@ -222,6 +222,12 @@ ADDRESSES: Final = Kind(
     ",".join,
     many=True,
 )
+NO_OR_NAMES: Final = Kind(
+    "a name, or several separated by commas, or empty for none",
+    lambda value: () if value in ("", [], ()) else _names(value),
+    ",".join,
+    many=True,
+)
 LINKS: Final = Kind(
     "HOST:PORT or a URL, or several separated by commas, or empty for none",
     lambda value: () if value in ("", [], ()) else _names(value),

@@ -13,10 +13,11 @@ from tallymark.server.client import Client
 from tallymark.server.http import user_of
 from tallymark.server.logs import log_of
 from tallymark.server.management_nsq import nsq_channel_rows, nsq_connection_row
-from tallymark.server.management_requests import Routes, listed, sees_everything, shown
+from tallymark.server.management_requests import Routes, listed, shown
 from tallymark.server.management_rows import channel_rows, connection_row, consumer_row
 from tallymark.server.nsq import NsqClient
 from tallymark.server.places import place_of
+from tallymark.server.users import sees_everything
 
 ONE: Final = "/api/connections/{name}"
 REASON: Final = "Closed via management plugin"

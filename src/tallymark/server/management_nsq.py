@@ -1,8 +1,8 @@
 """NSQ's connections in the lists of the management interface, beside AMQP's.
 
 A subscriber is shown as a connection with one channel, which holds one consumer: its RDY is the
-prefetch count. A producer has none. NSQ knows no users: what an auth server calls a client is among
-its properties, and only who sees everything sees these connections.
+prefetch count. A producer has none. Where no user stands behind it, what an auth server calls a
+client is among its properties, and only who sees everything sees the connection.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def nsq_connection_row(client: NsqClient) -> dict[str, Any]:
         "type": "network",
         "protocol": PROTOCOL,
         "state": _state_of(client),
-        "user": "",
+        "user": bridge.user,
         "vhost": client.vhost,
         "channels": 0 if bridge.connection is None else len(bridge.connection.sessions),
         "client_properties": {name: value for name, value in properties.items() if value},
@@ -66,7 +66,7 @@ def nsq_channel_rows(client: NsqClient) -> list[dict[str, Any]]:
             "number": NUMBER,
             "connection_details": _ends(client),
             "node": node_name(),
-            "user": "",
+            "user": client.bridge.user,
             "vhost": client.vhost,
             "state": "running",
             "consumer_count": int(consumer.active),

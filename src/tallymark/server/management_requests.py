@@ -21,7 +21,7 @@ from tallymark.engine.vhost import VirtualHost
 from tallymark.server.http import HttpServer, Refused, answer, check_rights_stayed, user_of
 from tallymark.server.local import ChannelRefused, LocalChannel, Received
 from tallymark.server.node import Node
-from tallymark.server.users import User, permission_in
+from tallymark.server.users import permission_in, sees
 from tallymark.wire.amqp091.errors import (
     ACCESS_REFUSED,
     CONNECTION_FORCED,
@@ -30,7 +30,6 @@ from tallymark.wire.amqp091.errors import (
 )
 from tallymark.wire.amqp091.methods import Method
 
-MONITORING: Final = "monitoring"
 POLICYMAKER: Final = "policymaker"
 PAGE_SIZE: Final = 100
 MOST_ON_A_PAGE: Final = 500
@@ -41,15 +40,6 @@ ORDER: Final = ("vhost", "name", "source", "destination", "routing_key", "proper
 MISSING: Final = object()
 DIGITS: Final = 20
 """Of a number that comes as text, at most."""
-
-
-def sees_everything(user: User) -> bool:
-    return user.administrator or MONITORING in user.tags
-
-
-def sees(user: User, vhost: str) -> bool:
-    """Whether lists show the user what is in a virtual host."""
-    return sees_everything(user) or permission_in(user, vhost) is not None
 
 
 def require_policymaker(request: web.Request, vhost: str) -> None:

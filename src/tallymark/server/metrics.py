@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -11,6 +11,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from tallymark.engine.deadletters import AT_LEAST_ONCE, AT_MOST_ONCE, CONFIRMED, DISABLED
+from tallymark.engine.queue import Queue
 from tallymark.engine.records import DEATHS, DROP_REASONS
 from tallymark.engine.streams import first_offset, offset_of
 from tallymark.server.slow_consumers import STATES, used
@@ -31,17 +32,26 @@ _MEANING: Final = {
 """By reason of death."""
 
 
-def render(node: Node) -> bytes:
-    """All metrics in the text format."""
+def render(node: Node, sees: Callable[[str], bool]) -> bytes:
+    """All metrics in the text format. Queues are named only in virtual hosts that who asks `sees`;
+    what counts the whole broker counts all."""
     registry = CollectorRegistry()
-    registry.register(_NodeCollector(node))
+    registry.register(_NodeCollector(node, sees))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
 
 class _NodeCollector(Collector):
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, sees: Callable[[str], bool]) -> None:
         self._node = node
+        self._sees = sees
+        self._seen: dict[str, bool] = {}
+
+    def _is_seen(self, queue: Queue) -> bool:
+        seen = self._seen.get(queue.vhost)
+        if seen is None:
+            seen = self._seen[queue.vhost] = self._sees(queue.vhost)
+        return seen
 
     def collect(self) -> Iterator[Metric]:
         yield from self._broker()
@@ -121,7 +131,7 @@ class _NodeCollector(Collector):
             "near one or above one; 1 is all of it.", labels=["vhost", "queue", "limit"],
         )  # fmt: skip
         for one in watched:
-            if one.reading is not None:
+            if one.reading is not None and self._is_seen(one.queue):
                 for limit, share in used(one.reading).items():
                     ratio.add_metric([one.queue.vhost, one.queue.name, limit], share)
         yield ratio
@@ -184,6 +194,8 @@ class _NodeCollector(Collector):
             "tallymark_queue_dropped", "Messages dropped.", labels=[*labels, "reason"]
         )
         for queue in self._node.broker.queues.values():
+            if not self._is_seen(queue):
+                continue
             of = [queue.vhost, queue.name]
             gauges["ready"].add_metric(of, queue.ready)
             gauges["acquired"].add_metric(of, queue.acquired)
@@ -214,7 +226,7 @@ class _NodeCollector(Collector):
             )
         ]
         for queue in self._node.broker.queues.values():
-            if not queue.settings.is_stream:
+            if not queue.settings.is_stream or not self._is_seen(queue):
                 continue
             first, end = first_offset(queue), queue.end() - 1
             places = [max(first, offset_of(consumer)) for consumer in queue.consumers]

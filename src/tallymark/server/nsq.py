@@ -15,8 +15,10 @@ from tallymark.bridge.nsq import Nsq, Settings
 from tallymark.server.client import Client, address_text
 from tallymark.server.clock import now_ms
 from tallymark.server.layers import LayerError, Layers, TlsLayer, compression
-from tallymark.server.nsq_auth import Authorities, AuthUnavailable
+from tallymark.server.nsq_auth import AuthUnavailable
+from tallymark.server.nsq_doors import Doors
 from tallymark.wire.nsq.events import UpgradeDue
+from tallymark.wire.nsq.limits import Limits
 from tallymark.wire.nsq.upgrades import TLS
 
 if TYPE_CHECKING:
@@ -38,12 +40,15 @@ class NsqClient(Client):
         node: Node,
         settings: Settings,
         tls: ssl.SSLContext | None,
-        authorities: Authorities | None,
+        doors: Doors,
+        limits: Limits | None = None,
     ) -> None:
+        """limits: where they are others than those of the settings."""
         super().__init__(node)
         self._settings = settings
+        self._limits = limits
         self._context = tls
-        self._authorities = authorities
+        self._doors = doors
         self._asking: asyncio.Task[None] | None = None
         self._layers = Layers()
         self._handshake: TlsLayer | None = None
@@ -70,7 +75,10 @@ class NsqClient(Client):
         peer = transport.get_extra_info("peername")
         self.peer_host = peer[0] if peer else ""
         self.peer = address_text(peer)
-        self.bridge = Nsq(self._node.broker, self._settings, self.peer)
+        self.bridge = Nsq(self._node.broker, self._settings, self.peer, self._limits)
+        acting = self._doors.acting()
+        if acting is not None:
+            self.bridge.act_as(acting)
         self.bridge.tick(now_ms())
         self._node.opened(self)
 
@@ -282,11 +290,10 @@ class NsqClient(Client):
     # -- auth
 
     async def _ask(self, secret: bytes) -> None:
-        assert self._authorities is not None
         tls = self.tls
         name = "" if tls is None else tls.common_name()
         try:
-            state = await self._authorities.query(self.peer_host, tls is not None, name, secret)
+            state, user = await self._doors.check(secret, self.peer_host, tls is not None, name)
         except AuthUnavailable as error:
             self.log.error("auth.impossible", peer=self.peer, error=str(error))
             self._asking = None
@@ -295,5 +302,5 @@ class NsqClient(Client):
             self._asking = None
             if not state.permission_count:
                 self.log.warning("auth.refused", peer=self.peer)
-            self.bridge.auth_succeeded(state)
+            self.bridge.auth_succeeded(state, user)
         self._node.touch(self)

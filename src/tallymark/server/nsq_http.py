@@ -1,8 +1,8 @@
 """nsqd's HTTP interface: publish, topics and channels, statistics [NQ-20]. Same loop, aiohttp.
 
 Paths, parameters and answers are nsqd's: a text as it is, anything else as JSON, a refusal as
-`{"message": CODE}`. As with nsqd nobody is asked who he is: see docs/nsq.md for where it may
-listen. What changes something answers when it is on disk.
+`{"message": CODE}`. As with nsqd nobody is asked who he is, while there are no users and no
+nsq_user (nsq_doors.py). What changes something answers when it is on disk.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from aiohttp.typedefs import Handler
 
 from tallymark import __version__
 from tallymark.bridge.nsq_topics import Topic, Topics
-from tallymark.engine.errors import BrokerError, NotFound, ResourceExhausted
+from tallymark.bridge.permissions import Access
+from tallymark.engine.errors import AccessRefused, BrokerError, NotFound, ResourceExhausted
 from tallymark.server import logs
+from tallymark.server.http_guard import CHALLENGE, FORBIDDEN, Turned, basic_credentials, guard_of
 from tallymark.server.logs import log_of
 from tallymark.server.lookupd import Lookupd
 from tallymark.server.node import JournalFailed, Node
+from tallymark.server.nsq_doors import Doors
 from tallymark.server.nsq_options import LOG_LEVELS, options
 from tallymark.server.nsq_stats import (
     ClientRow,
@@ -39,6 +42,7 @@ from tallymark.server.nsq_stats import (
     topic_json,
     topic_text,
 )
+from tallymark.server.users import UsersError
 from tallymark.wire.nsq.errors import WireError
 from tallymark.wire.nsq.kernel import make_cells
 from tallymark.wire.nsq.limits import Limits
@@ -55,6 +59,8 @@ VERSION_HEADER: Final = {"X-NSQ-Content-Type": "nsq; version=1.0"}
 HTTP_WORDS: Final = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_BIG"}
 LOOKUPD_OPTION: Final = "nsqlookupd_tcp_addresses"
 LOG_OPTION: Final = "log_level"
+USER: Final = web.RequestKey("user", str)
+"""Who logged in."""
 
 _half_escape: Final = re.compile(r"%(?![0-9A-Fa-f]{2})").search
 log = log_of("nsq")
@@ -134,6 +140,7 @@ class NsqHttp:
         stats: Stats,
         lookupd: Lookupd,
         clients: Callable[[], list[ClientRow]],
+        doors: Doors,
     ) -> None:
         self._node = node
         self._topics = topics
@@ -141,6 +148,8 @@ class NsqHttp:
         self._stats = stats
         self._lookupd = lookupd
         self._clients = clients
+        self._doors = doors
+        self._guard = guard_of(node.config)
         self.tcp_port = 0
         """Where the NSQ protocol is spoken, for /info."""
         self.addresses: list[tuple[str, int]] = []
@@ -154,7 +163,7 @@ class NsqHttp:
         )  # fmt: skip
 
     def _app(self) -> web.Application:
-        app = web.Application(middlewares=[self._errors], client_max_size=0)
+        app = web.Application(middlewares=[self._errors, self._authenticate], client_max_size=0)
         router = app.router
         router.add_get("/ping", self._ping)
         router.add_get("/info", self._info)
@@ -201,11 +210,16 @@ class NsqHttp:
     @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
+            self._guard.check(request)
             if self.tls_required and not request.secure:
                 return self._tls_required()
             return await handler(request)
         except Refused as error:
             return self._refuse(request, error.status, str(error))
+        except Turned as error:
+            log.info("request.turned_away", path=request.path, reason=str(error))
+            word = "FORBIDDEN" if error.status == FORBIDDEN else "MISDIRECTED_REQUEST"
+            return self._refuse(request, error.status, word)
         except NotFound:  # it went between our look and our step
             return self._refuse(request, 404, "TOPIC_NOT_FOUND")
         except ResourceExhausted as error:
@@ -227,10 +241,48 @@ class NsqHttp:
             log.error("request.failed", method=request.method, path=request.path, trace=trace)
             return self._refuse(request, 500, "INTERNAL_ERROR")
 
+    @web.middleware
+    async def _authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Everybody may ask whether the broker lives."""
+        if request.path != "/ping" and self._doors.needs_login:
+            given = basic_credentials(request.headers.get("Authorization", ""))
+            try:
+                user = None
+                if given is not None:
+                    user = await self._node.users.check(*given, request.remote or "")
+            except UsersError as error:
+                log.error("login.impossible", error=str(error))
+            if user is None:
+                raise Refused(401, "UNAUTHORIZED")
+            request[USER] = user.name
+        return await handler(request)
+
+    def _access(self, request: web.Request) -> tuple[Access, bool] | None:
+        """What the request may do now, and whether an administrator sent it; None: nobody is asked.
+        Raises Refused."""
+        try:
+            return self._doors.access_of(request.get(USER, ""))
+        except KeyError:
+            raise Refused(401, "UNAUTHORIZED") from None
+
+    def _allow(self, request: web.Request, check: Callable[[Access], None]) -> None:
+        """Raises Refused 403 unless the check passes."""
+        found = self._access(request)
+        if found is None:
+            return
+        try:
+            check(found[0])
+        except AccessRefused as error:
+            log.info("request.refused", path=request.path, error=str(error))
+            raise Refused(403, "FORBIDDEN") from None
+
     def _refuse(self, request: web.Request, status: int, code: str) -> web.Response:
         log.debug("request.refused", method=request.method, path=request.path, status=status,
                   error=code, peer=request.remote)  # fmt: skip
-        return answer({"message": code}, status)
+        refusal = answer({"message": code}, status)
+        if status == 401:
+            refusal.headers["WWW-Authenticate"] = CHALLENGE
+        return refusal
 
     def _tls_required(self) -> web.Response:
         port = self.tls_addresses[0][1] if self.tls_addresses else 0
@@ -280,6 +332,7 @@ class NsqHttp:
         )
 
     async def _show_stats(self, request: web.Request) -> web.Response:
+        self._allow(request, Access.check_entered)
         parameters = Parameters(request)
         with_clients = parameters.flag("include_clients", True)
         is_json = parameters.get("format") == "json"
@@ -320,7 +373,7 @@ class NsqHttp:
         topic = parameters.topic()
         delay_ms = self._delay(parameters)
         raw, cuts = make_cells([body])
-        return await self._publish(topic, raw, cuts, delay_ms)
+        return await self._publish(request, topic, raw, cuts, delay_ms)
 
     def _delay(self, parameters: Parameters) -> int:
         text = parameters.get("defer")
@@ -347,17 +400,19 @@ class NsqHttp:
                 cuts = mpub_cuts(body, 0, len(body), self._limits)
             except WireError as error:
                 raise Refused(413, error.code.removeprefix("E_")) from None
-            return await self._publish(topic, body[4 : 4 + cuts[-1]], cuts, 0)
+            return await self._publish(request, topic, body[4 : 4 + cuts[-1]], cuts, 0)
         lines = [line for line in body.split(b"\n") if line]
         if any(len(line) > self._limits.max_msg_size for line in lines):
             raise Refused(413, "MSG_TOO_BIG")
         raw, cuts = make_cells(lines)
-        return await self._publish(topic, raw, cuts, 0)
+        return await self._publish(request, topic, raw, cuts, 0)
 
     async def _publish(
-        self, topic: str, raw: bytes, cuts: array[int], delay_ms: int
+        self, request: web.Request, topic: str, raw: bytes, cuts: array[int], delay_ms: int
     ) -> web.Response:
-        """OK when the disk has it. Raises Refused: publishers are held back."""
+        """OK when the disk has it. Raises Refused: publishers are held back, or this one may
+        not."""
+        self._allow(request, lambda access: self._topics.check_publish(access, topic))
         if self._node.housekeeping.alarms:
             alarms = ", ".join(sorted(self._node.housekeeping.alarms))
             log.info("publish.refused", topic=topic, alarms=alarms)
@@ -385,54 +440,63 @@ class NsqHttp:
         self._now()
         return topic, channel
 
-    def _found_channel(self, request: web.Request) -> tuple[str, str]:
+    def _managed_channel(self, request: web.Request, empties: bool = False) -> tuple[str, str]:
+        """Names of both, which exist, and which the request may change."""
         topic, channel = self._found(request)
         if channel not in self._found_topic(topic).channels:
             raise Refused(404, "CHANNEL_NOT_FOUND")
+        check = self._topics.check_manage
+        self._allow(request, lambda access: check(access, topic, channel, empties))
         return topic, channel
 
-    def _named_topic(self, request: web.Request) -> str:
-        """Name of the topic, which exists; what cannot be a name does not."""
+    def _managed_topic(self, request: web.Request, empties: bool = False) -> str:
+        """Name of the topic, which exists, and which the request may change; what cannot be a name
+        does not exist."""
         name = Parameters(request).need("topic")
         self._found_topic(name)
         self._now()
+        check = self._topics.check_manage
+        self._allow(request, lambda access: check(access, name, "", empties))
         return name
 
     async def _create_topic(self, request: web.Request) -> web.Response:
         name = Parameters(request).topic()
         self._now()
+        self._allow(request, lambda access: self._topics.check_make(access, name, ""))
         self._topics.topic(name)
         return await self._done()
 
     async def _delete_topic(self, request: web.Request) -> web.Response:
-        self._topics.delete_topic(self._named_topic(request))
+        self._topics.delete_topic(self._managed_topic(request))
         return await self._done()
 
     async def _empty_topic(self, request: web.Request) -> web.Response:
         Parameters(request).topic()
-        self._topics.empty_topic(self._named_topic(request))
+        self._topics.empty_topic(self._managed_topic(request, empties=True))
         return await self._done()
 
     async def _pause_topic(self, request: web.Request) -> web.Response:
         pauses = request.match_info["verb"] == "pause"
-        self._topics.pause_topic(self._named_topic(request), pauses)
+        self._topics.pause_topic(self._managed_topic(request), pauses)
         return await self._done()
 
     async def _create_channel(self, request: web.Request) -> web.Response:
-        self._topics.channel(*self._found(request))
+        topic, channel = self._found(request)
+        self._allow(request, lambda access: self._topics.check_make(access, topic, channel))
+        self._topics.channel(topic, channel)
         return await self._done()
 
     async def _delete_channel(self, request: web.Request) -> web.Response:
-        self._topics.delete_channel(*self._found_channel(request))
+        self._topics.delete_channel(*self._managed_channel(request))
         return await self._done()
 
     async def _empty_channel(self, request: web.Request) -> web.Response:
-        self._topics.empty_channel(*self._found_channel(request))
+        self._topics.empty_channel(*self._managed_channel(request, empties=True))
         return await self._done()
 
     async def _pause_channel(self, request: web.Request) -> web.Response:
         pauses = request.match_info["verb"] == "pause"
-        self._topics.pause_channel(*self._found_channel(request), pauses)
+        self._topics.pause_channel(*self._managed_channel(request), pauses)
         return await self._done()
 
     # -- options
@@ -454,9 +518,11 @@ class NsqHttp:
     async def _set_option(self, request: web.Request) -> web.Response:
         """Until the broker stops; the configuration is as it was."""
         name = request.match_info["option"]
+        self._allow_config(request)
         body = await _body(request, self._limits.max_msg_size, "INVALID_VALUE")
         if not body:
             raise Refused(413, "INVALID_VALUE")
+        self._allow_config(request)
         if name == LOOKUPD_OPTION:
             try:
                 self._lookupd.set_addresses(msgspec.json.decode(body, type=list[str]))
@@ -472,6 +538,13 @@ class NsqHttp:
         else:
             raise Refused(400, "INVALID_OPTION")
         return self._option(name)
+
+    def _allow_config(self, request: web.Request) -> None:
+        """Raises Refused 403."""
+        found = self._access(request)
+        is_allowed = found is None or found[1]
+        if not self._node.config.nsq_http_config or not is_allowed:
+            raise Refused(403, "FORBIDDEN")
 
     async def _go_only(self, request: web.Request) -> web.Response:
         """Profiles of Go's runtime: known here, and not to be had."""

@@ -10,6 +10,7 @@ import random
 import socket
 import ssl
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from tallymark.bridge.amqp10 import Amqp10
@@ -21,6 +22,7 @@ from tallymark.server.lookupd import Announced, Lookupd
 from tallymark.server.node import Node
 from tallymark.server.nsq import NsqClient
 from tallymark.server.nsq_auth import Authorities
+from tallymark.server.nsq_doors import Doors
 from tallymark.server.nsq_stats import (
     STATE_CLOSING,
     STATE_CONNECTED,
@@ -48,7 +50,10 @@ class NsqService:
         self._tls = tls
         self._listeners: list[asyncio.Server] = []
         self.limits = limits_of(config, tls is not None)
-        self.topics = Topics(node.broker, config.nsq_vhost, config.nsq_mem_queue_size)
+        self._limits_with_auth = replace(self.limits, auth_required=True)
+        self.topics = Topics(
+            node.broker, config.nsq_vhost, config.nsq_mem_queue_size, config.nsq_adopt_exchanges
+        )
         self.latencies = Latencies(
             config.e2e_processing_latency_percentile, config.e2e_processing_latency_window_time
         )
@@ -60,6 +65,8 @@ class NsqService:
                 config.nsq_auth_connect_timeout,
                 config.nsq_auth_request_timeout,
             )
+        self.doors = Doors(node, self.authorities)
+        node.users.observers.append(self._users_changed)
         self._settings = Settings(
             self.limits,
             self.topics,
@@ -87,7 +94,7 @@ class NsqService:
         lookupd = self._lookupd = Lookupd(self.topics, self._announced(http_port), node.loop)
         lookupd.set_addresses(config.lookupd)
         web = self._http = NsqHttp(
-            node, self.topics, self.limits, self.stats, lookupd, self.client_rows
+            node, self.topics, self.limits, self.stats, lookupd, self.client_rows, self.doors
         )
         web.tcp_port = self.addresses[0][1]
         web.tls_required = tls_required(config) == "true"
@@ -122,7 +129,17 @@ class NsqService:
             await self.authorities.close()
 
     def _client(self) -> NsqClient:
-        return NsqClient(self._node, self._settings, self._tls, self.authorities)
+        limits = self._limits_with_auth if self.doors.needs_auth else self.limits
+        return NsqClient(self._node, self._settings, self._tls, self.doors, limits)
+
+    def _users_changed(self) -> None:
+        """Whoever came in while there were no users, and is none, has to go."""
+        if self.authorities is not None or not self.doors.needs_login:
+            return
+        for client in list(self._node.clients.values()):
+            if isinstance(client, NsqClient) and not client.bridge.wire.limits.auth_required:
+                client.bridge.shutdown("users are configured: AUTH is needed")
+                self._node.touch(client)
 
     def _announced(self, http_port: int) -> Announced:
         config = self._node.config

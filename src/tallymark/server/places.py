@@ -9,12 +9,12 @@ from tallymark.wire.nsq.states import OVER, State
 
 
 def place_of(client: Client) -> tuple[str, str] | None:
-    """Virtual host and user; None: the client is not through its handshake, or it ends. NSQ knows
-    no users."""
+    """Virtual host and user; None: the client is not through its handshake, or it ends. An NSQ
+    client may act as nobody: ""."""
     if isinstance(client, AmqpClient):
         entered = client.bridge.entered
         return None if entered is None else (entered.vhost, entered.user)
     if isinstance(client, NsqClient):
         state = client.bridge.wire.state
-        return None if state is State.MAGIC or state in OVER else (client.vhost, "")
+        return None if state is State.MAGIC or state in OVER else (client.vhost, client.bridge.user)
     return None

@@ -40,6 +40,7 @@ GUEST: Final = "guest"
 ADMINISTRATOR: Final = "administrator"
 """The tag that makes one. Of the others, see `User.tags`."""
 IMPERSONATOR: Final = "impersonator"
+MONITORING: Final = "monitoring"
 SCRYPT: Final = "scrypt"
 NO_PASSWORD: Final = "none"
 """A user that cannot log in by password."""
@@ -321,6 +322,15 @@ def _tell_problems(users: dict[str, User]) -> None:
 def permission_in(user: User, vhost: str) -> Permission | None:
     """What the user may do in a vhost; None: may not enter it."""
     return user.vhosts.get(vhost) or user.vhosts.get("*")
+
+
+def sees_everything(user: User) -> bool:
+    return user.administrator or MONITORING in user.tags
+
+
+def sees(user: User, vhost: str) -> bool:
+    """Return whether lists and metrics show the user what is in a virtual host."""
+    return sees_everything(user) or permission_in(user, vhost) is not None
 
 
 def permissions_of(user: User) -> Permissions:

@@ -1,0 +1,37 @@
+"""What a new queue asks for beside its own name, by its arguments: the same for every face that
+declares queues.
+
+An argument that connects a queue with an exchange needs what connecting them by hand needs: dead
+letters are published there; a channel of an NSQ topic gets a copy of what is published, as if
+bound; and whoever declares the topic's own queue makes a topic of its exchange, for NSQ clients to
+publish to and to read.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE, Access
+from tallymark.engine.vhost import VirtualHost
+
+DEAD_LETTER_EXCHANGE: Final = "x-dead-letter-exchange"
+TOPIC: Final = "x-nsq-topic"
+"""Argument of an exchange that is a topic, and of the queues that belong to it: its name."""
+CHANNEL: Final = "x-nsq-channel"
+
+
+def check_new_queue(
+    access: Access, vhost: VirtualHost, name: str, arguments: dict[str, object]
+) -> None:
+    """Raises AccessRefused. `name`: what the patterns are asked about."""
+    letters = arguments.get(DEAD_LETTER_EXCHANGE)
+    if isinstance(letters, str):
+        access.check(QUEUE, name, READ)
+        access.check(EXCHANGE, letters, WRITE)
+    topic = arguments.get(TOPIC)
+    if isinstance(topic, str):
+        access.check(QUEUE, name, WRITE)
+        access.check(EXCHANGE, topic, READ)
+        if CHANNEL not in arguments or topic not in vhost.exchanges:
+            access.check(EXCHANGE, topic, CONFIGURE)
+            access.check(EXCHANGE, topic, WRITE)

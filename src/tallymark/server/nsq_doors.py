@@ -1,0 +1,106 @@
+"""Who an NSQ client is, on the protocol and over HTTP: NSQ itself knows no users.
+
+    auth_http_address   AUTH, and what the auth server says of the secret
+    nsq_user            everybody is this user, whose permissions hold; with an auth server both
+    users, neither      AUTH with the secret NAME:PASSWORD, over HTTP Basic authentication; the
+                        user's permissions hold
+    no users, neither   whoever can connect, as with nsqd
+
+So users, once there are some, have no way round them here. The permissions are those on the
+exchanges and queues that topics and channels are (Topics.check_...).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tallymark.bridge.nsq_auth import AuthState, any_topic
+from tallymark.bridge.permissions import Access, Permissions
+from tallymark.server.logs import log_of
+from tallymark.server.nsq_auth import Authorities, AuthUnavailable
+from tallymark.server.users import User, UsersError, permissions_of
+
+if TYPE_CHECKING:
+    from tallymark.server.node import Node
+
+NOTHING = AuthState("", "", [], 0)
+
+log = log_of("nsq")
+
+
+class Doors:
+    """One node's."""
+
+    def __init__(self, node: Node, authorities: Authorities | None) -> None:
+        config = node.config
+        self._users = node.users
+        self._vhost = config.nsq_vhost
+        self._acting = config.nsq_user
+        self._authorities = authorities
+        if self._acting and self.user(self._acting) is None:
+            log.warning("nsq.user_unknown", user=self._acting, effect="NSQ clients may do nothing")
+
+    def has_users(self) -> bool:
+        """True as well where the users cannot be read: then nobody gets in."""
+        try:
+            return bool(self._users.current())
+        except UsersError as error:
+            log.error("login.impossible", error=str(error))
+            return True
+
+    def user(self, name: str) -> User | None:
+        try:
+            return self._users.named(name)
+        except UsersError as error:
+            log.error("login.impossible", error=str(error))
+            return None
+
+    @property
+    def needs_auth(self) -> bool:
+        """Clients of the protocol have to send AUTH before they do anything."""
+        return self._authorities is not None or self.needs_login
+
+    @property
+    def needs_login(self) -> bool:
+        """Who sends a request over HTTP, or has no auth server to ask, has to be a user."""
+        return not self._acting and self.has_users()
+
+    def acting(self) -> Permissions | None:
+        """Of the user that every client is; None: there is no such user in the configuration."""
+        if not self._acting:
+            return None
+        user = self.user(self._acting)
+        return Permissions(self._acting, {}) if user is None else permissions_of(user)
+
+    def access_of(self, name: str) -> tuple[Access, bool] | None:
+        """What a user who logged in, or (empty) the one that everybody is, may do now, and whether
+        it is an administrator. None: nobody is asked. Raises KeyError: there is no such user."""
+        name = name or self._acting
+        if not name:
+            return None
+        user = self.user(name)
+        if user is None:
+            raise KeyError(name)
+        access = Access(name, self._vhost, ("", "", ""))
+        access.follow(permissions_of(user))
+        return access, user.administrator
+
+    async def check(
+        self, secret: bytes, peer_host: str, tls: bool, common_name: str
+    ) -> tuple[AuthState, Permissions | None]:
+        """What a secret is worth, and the user it is the password of, if it is one.
+
+        Raises AuthUnavailable.
+        """
+        if self._authorities is not None:
+            return await self._authorities.query(peer_host, tls, common_name, secret), None
+        name, _, password = secret.decode("utf-8", "replace").partition(":")
+        try:
+            user = await self._users.check(name, password, peer_host)
+        except UsersError as error:
+            raise AuthUnavailable(str(error)) from error
+        if user is not None:
+            user = self.user(name)  # it took a while: who is it now?
+        if user is None:
+            return NOTHING, None
+        return any_topic(name), permissions_of(user)
