@@ -48,6 +48,16 @@ def test_a_jump_is_counted_and_engine_time_does_not_follow_it(step_ms: int) -> N
     assert (clock.ahead_ms, clock.jumps, clock.jumped_ms) == (0, 2, -step_ms)
 
 
+def test_a_clock_that_is_nearly_right_again_is_slewed_to() -> None:
+    """So that nothing has to be converted from then on."""
+    clock = started()
+    clock.read(START_MS + DAY_MS, 500)
+    clock.read(START_MS + 3, 500)
+    assert (clock.ahead_ms, clock.jumps) == (0, 2)
+    clock.read(START_MS + 103, 600)
+    assert clock.wall_ms == START_MS + 103
+
+
 @pytest.mark.parametrize("step_ms", [-JUMP_MS, -1, 1, JUMP_MS])
 def test_what_is_no_jump_is_slewed_away(step_ms: int) -> None:
     clock = started()

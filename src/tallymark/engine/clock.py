@@ -59,6 +59,9 @@ class Clock:
             self.jumps += 1
             self.jumped_ms = off
             off = 0
+            if -JUMP_MS <= self.ahead_ms <= JUMP_MS:  # right again, or nearly: slewed to
+                off = self.ahead_ms
+                self.ahead_ms = 0
         if off == 0 or self._off == 0:
             self._room = 0
         else:
