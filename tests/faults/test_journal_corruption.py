@@ -107,8 +107,8 @@ def test_a_damaged_block_stops_the_start_and_accepting_costs_that_block_only(
 
 def test_two_damaged_places_are_both_got_around(tmp_path: Path) -> None:
     ends = written(tmp_path, [entering(number) for number in range(1, 11)], clean=True)
-    for victim in (0, 4, 5):
-        damaged(tmp_path, ((ends[victim] & 0xFFFFFFFF) - 5))
+    for start in (0, ends[3], ends[4]):
+        damaged(tmp_path, (start & 0xFFFFFFFF) + 90)
     disk = Disk(tmp_path, segment_bytes=1 << 16)
     assert firsts(disk.start(accept_loss=True)) == [2, 3, 4, 7, 8, 9, 10]
     assert len(disk.journal.problems) == 2

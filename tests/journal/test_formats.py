@@ -5,6 +5,8 @@ was written once, by that version, and is never made again: `state.json` says wh
 
     before_dead_letters   0.1 before it had dead letters: two checkpoints, ledgers, moved payloads,
                           leases, transient messages, every kind of record up to LIVE
+    before_checksums      0.1 before bodies had checksums of their own: dead letters, a stream, a
+                          lease, runs and single messages
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 
 from tallymark.engine.broker import Broker
+from tallymark.engine.formats import Format
 from tallymark.engine.queue import Queue
 from tallymark.engine.restore import Restorer
 from tallymark.engine.snapshot import live_payloads
@@ -82,6 +85,7 @@ def state_of(folder: Path) -> dict[str, Any]:
     journal = Journal.open(folder, lambda: None, fail, segment_bytes=4096)
     try:
         broker = Broker(journal.fetch)
+        broker.formats[1] = Format()
         broker.clock.tell(NOW)
         Restorer(broker).run(journal.recovered())
         for payload in live_payloads(broker):

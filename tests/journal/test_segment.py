@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from tallymark.journal import layout
-from tallymark.journal.layout import HEADER, SEALED, Packer, bare_block, crc32c
+from tallymark.journal.layout import HEADER, SEALED, Packer, bare_block, crc32c, header_at
 from tallymark.journal.segment import (
     BLANK,
     CORRUPT,
@@ -95,9 +95,19 @@ def test_every_flipped_header_bit_is_found(victim: int, data: bytes, kind: str) 
 @pytest.mark.parametrize(("data", "kind"), [(UNSYNCED, TORN), (SYNCED, CORRUPT)])
 @pytest.mark.parametrize("victim", range(5))
 def test_every_flipped_body_byte_is_found(victim: int, data: bytes, kind: str) -> None:
-    for at in range(STARTS[victim] + HEADER, STARTS[victim + 1]):
+    header = header_at(data, STARTS[victim])
+    assert header is not None
+    raw_at = STARTS[victim] + header.raw_at
+    for at in range(STARTS[victim] + HEADER, raw_at):
         headers, _, verdict = scan(flipped(data, at, 0x10), NUMBER, SALT)
         assert (len(headers), verdict.kind) == (victim, kind), at
+    for at in range(raw_at, raw_at + header.raw_bytes):
+        headers, _, verdict = scan(flipped(data, at, 0x10), NUMBER, SALT)
+        if kind == TORN:
+            assert (len(headers), verdict.kind) == (victim, TORN), at
+        else:  # everything of the block but these messages is known
+            assert (len(headers), verdict.kind) == (6, BLANK), at
+            assert [one.at for one in verdict.damaged] == [STARTS[victim]], at
 
 
 def test_damage_just_behind_what_was_synced_is_torn_and_just_before_is_corrupt() -> None:

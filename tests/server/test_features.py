@@ -12,6 +12,7 @@ from tallymark.server.features import FILE, FLAGS, Features, FeaturesError
 from tests.support.process import BrokerDied, BrokerProcess
 
 FIRST, SECOND = "message_containers", "message_containers_deaths_v2"
+THIRD = "payload_checksums"
 SEGMENT = "0000000001-0000abcd.segment"
 
 
@@ -23,9 +24,9 @@ def stored(folder: Path) -> list[str]:
 def test_dl_19_a_new_folder_has_all_flags_and_writes_the_newest_form(tmp_path: Path) -> None:
     (tmp_path / "users.json").write_text("[]")  # a user may be added before the first start
     features = Features.open(tmp_path)
-    assert features.enabled == {FIRST, SECOND} == set(FLAGS)
-    assert features.death_form == 3
-    assert stored(tmp_path) == [FIRST, SECOND]
+    assert features.enabled == {FIRST, SECOND, THIRD} == set(FLAGS)
+    assert (features.death_form, features.block_version) == (3, 2)
+    assert stored(tmp_path) == [FIRST, SECOND, THIRD]
     (tmp_path / SEGMENT).write_bytes(b"")
     assert Features.open(tmp_path).death_form == 3
 
@@ -35,6 +36,7 @@ def test_dl_19_a_folder_from_before_the_flags_has_none(tmp_path: Path, file: str
     (tmp_path / file).write_bytes(b"")
     features = Features.open(tmp_path)
     assert (features.enabled, features.death_form) == (frozenset(), 1)
+    assert features.block_version == 1
     assert not (tmp_path / FILE).exists()
 
 
@@ -91,8 +93,9 @@ def test_flags_over_http(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     with BrokerProcess(folder) as broker:
         rows = broker.http("GET", "/api/tallymark/features")[1]["features"]
-        assert [(row["name"], row["enabled"]) for row in rows] == [(FIRST, True), (SECOND, True)]
-    assert stored(folder) == [FIRST, SECOND]
+        assert [row["name"] for row in rows] == [FIRST, SECOND, THIRD]
+        assert all(row["enabled"] for row in rows)
+    assert stored(folder) == [FIRST, SECOND, THIRD]
     (folder / FILE).unlink()  # as a version without flags leaves it
     with BrokerProcess(folder) as broker:
         path = "/api/tallymark/features/"
@@ -114,7 +117,7 @@ def test_flags_over_http(tmp_path: Path) -> None:
         )
         assert broker.http("DELETE", path + FIRST)[0] == 405
         rows = broker.http("GET", "/api/tallymark/features")[1]["features"]
-        assert [row["enabled"] for row in rows] == [True, False]
+        assert [row["enabled"] for row in rows] == [True, False, False]
         assert "feature.enabled" in broker.log()
 
 

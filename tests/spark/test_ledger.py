@@ -116,7 +116,7 @@ def test_reasons_of_death_have_their_names(rows: list[dict[str, Any]]) -> None:
         "rejected", "purged", "queue_deleted", "transient_at_restart", "lost", "expired", "maxlen",
         "delivery_limit", "dead_letter_cycle", "dead_letter_unroutable", "dead_letter_hop_limit",
         "dead_letter_refused", "duplicate", "retention", "slow_consumer",
-        "archived",
+        "archived", "unreadable",
     ]  # fmt: skip
     assert [row["blob"] for row in of_kind(rows, "seen")] == ['["a"]']
 

@@ -4,9 +4,12 @@ who are sent the bytes from there.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
+from collections.abc import Callable
 from typing import Final, final
 
+from tallymark.engine.checksum import crc32c
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.records import DROPPED, LEASED, LIVE, PAYLOAD, Record
 
@@ -28,7 +31,9 @@ class Span:
 class Extents:
     """The rows of one answer and where the bytes they mean are. What rows say is a subclass's."""
 
-    def __init__(self, queue_id: int, most_bytes: int) -> None:
+    def __init__(self, queue_id: int, most_bytes: int, read: Callable[[Payload], bytes]) -> None:
+        """read: gives a payload's bytes, checked."""
+        self._read = read
         self.records: list[Record] = []
         self.spans: list[Span] = []
         self._queue_id = queue_id
@@ -41,7 +46,11 @@ class Extents:
 
     def put(self, piece: Slice) -> Slice:
         """Put a slice, or as much of it as there is room for, but one message at least where there
-        is none yet. Its bytes are in the journal. Returns what was put."""
+        is none yet. Its bytes are in the journal. Returns what was put.
+
+        Whoever is sent the bytes checks them: each payload of the answer has its checksum, or one
+        for each message. Of a part of a payload it is worked out here. Raises as `read`.
+        """
         payload, lo = piece.payload, piece.lo
         cuts = payload.cuts
         fitting = bisect_left(cuts, cuts[lo] + self._room + 1, lo, piece.hi + 1) - 1
@@ -52,12 +61,25 @@ class Extents:
             if hi == lo:
                 return piece
         part = payload.window(lo, hi)
+        self._sum(payload, part, lo)
         self.records.append(Record(PAYLOAD, 0, part.first_id, part.count, part.arrived_ms, part))
         self._add_rows(piece, part)
         self._add_spans(part)
         self._room -= part.size
         self._pieces += 1
         return piece
+
+    def _sum(self, payload: Payload, part: Payload, lo: int) -> None:
+        pack = part.pack
+        if pack is None:
+            if part.sum < 0:
+                begin = payload.cuts[lo]
+                part.sum = crc32c(self._read(payload)[begin : begin + part.size])
+        elif pack.sums is None:
+            sums = array("I")
+            for i in range(part.count):
+                sums.append(crc32c(self._read(part.single(i))))
+            pack.sums = sums
 
     def _add_rows(self, piece: Slice, part: Payload) -> None:
         """What the queue knows of the messages: one row, but where they died one by one."""
@@ -98,8 +120,10 @@ class Extents:
 class StreamExtents(Extents):
     """Messages of a stream, from one sequence number on."""
 
-    def __init__(self, queue_id: int, low: int, most_bytes: int) -> None:
-        super().__init__(queue_id, most_bytes)
+    def __init__(
+        self, queue_id: int, low: int, most_bytes: int, read: Callable[[Payload], bytes]
+    ) -> None:
+        super().__init__(queue_id, most_bytes, read)
         self.next = low
         """The sequence number that the answer ends before."""
 
@@ -129,8 +153,15 @@ class StreamExtents(Extents):
 class LeaseExtents(Extents):
     """Messages that are leased to one subscription."""
 
-    def __init__(self, queue_id: int, epoch: int, low: int, most_bytes: int) -> None:
-        super().__init__(queue_id, most_bytes)
+    def __init__(
+        self,
+        queue_id: int,
+        epoch: int,
+        low: int,
+        most_bytes: int,
+        read: Callable[[Payload], bytes],
+    ) -> None:
+        super().__init__(queue_id, most_bytes, read)
         self.next = low
         """The lease sequence that the answer ends before."""
         self._epoch = epoch

@@ -24,6 +24,8 @@ NOWHERE: Final = -1
 """Position of a payload that the journal was never asked to keep."""
 ON_ITS_WAY: Final = -2
 """Position of a payload whose record is emitted but not yet committed."""
+UNKNOWN: Final = -1
+"""Checksum of a payload that nobody worked out."""
 PACKED: Final = -3
 """Position of a packed payload: each of its messages has its own."""
 PART: Final = 64
@@ -55,9 +57,9 @@ class Route:
 
 @final
 class Pack:
-    """Where each message of a packed payload is, as columns: 24 bytes a message, and 4 of cuts."""
+    """Where each message of a packed payload is, as columns: 28 bytes a message, and 4 of cuts."""
 
-    __slots__ = ("annotations", "arrivals", "entered", "ids", "positions", "taken")
+    __slots__ = ("annotations", "arrivals", "entered", "ids", "positions", "sums", "taken")
 
     def __init__(
         self,
@@ -79,6 +81,8 @@ class Pack:
         self.entered = arrivals if entered is None else entered
         """array('Q'): when each entered its queue, as far as the slice does not say it of all: a
         column of its own where there are annotations, which may say so."""
+        self.sums: array[int] | None = None
+        """array('I'): CRC-32C of each message's bytes; None: not known of all of them."""
         self.taken = 0
         """How many, from the front, were taken out again: payloads of their own."""
 
@@ -128,6 +132,8 @@ class Payload:
         "position",
         "live",
         "size",
+        "sum",
+        "sums",
         "pack",
         "bodies",
     )
@@ -167,6 +173,11 @@ class Payload:
         """How many (queue, message) pairs still need these bytes; 0 releases them."""
         self.size = cuts[self.count]
         """Bytes of raw."""
+        self.sum = UNKNOWN
+        """CRC-32C of raw, by which bytes are known again that were read back. Set by the journal's
+        commit; UNKNOWN before that, of parts, and of what earlier versions stored."""
+        self.sums: array[int] | None = None
+        """array('I'): the same of each message, where they were stored one by one."""
         self.bodies: array[int] | None = None
         """array('Q'): count + 1 running totals of body bytes; made where a queue's limit asks."""
         self.pack: Pack | None = None
@@ -191,6 +202,8 @@ class Payload:
         else:
             part.position = PACKED
             part.pack = Pack(pack.positions[lo:hi], pack.ids[lo:hi], pack.arrivals[lo:hi], [])
+            if pack.sums is not None:
+                part.pack.sums = pack.sums[lo:hi]
         return part
 
     def single(self, i: int) -> Payload:
@@ -213,6 +226,11 @@ class Payload:
             self.largest_frame,
         )  # fmt: skip
         part.position = pack.positions[lo]
+        if pack.sums is not None:
+            if hi - lo == 1:
+                part.sum = pack.sums[lo]
+            else:
+                part.sums = pack.sums[lo:hi]
         return part
 
 

@@ -45,6 +45,7 @@ def pack(pieces: list[Slice]) -> Slice:
     """One slice for several packable ones that follow each other in one queue and one lane."""
     cuts = array("I", (0,))
     positions, ids, arrivals = array("Q"), array("Q"), array("Q")
+    sums = array("I")
     routes = []
     end = largest_frame = 0
     for piece in pieces:
@@ -53,6 +54,8 @@ def pack(pieces: list[Slice]) -> Slice:
         ids.append(payload.first_id)
         arrivals.append(payload.arrived_ms)
         routes.append(payload.route)
+        if payload.sum >= 0:
+            sums.append(payload.sum)
         end += payload.size
         cuts.append(end)
         largest_frame = max(largest_frame, payload.largest_frame)
@@ -74,6 +77,8 @@ def pack(pieces: list[Slice]) -> Slice:
             entered = array("Q", [one.entered_ms() for one in pieces])
             break
     whole.pack = Pack(positions, ids, arrivals, parts, entered)
+    if len(sums) == len(pieces):
+        whole.pack.sums = sums
     whole.position = PACKED
     whole.live = whole.count
     return Slice(whole, 0, whole.count, head.first, 0, 0, head.priority, known, head.shift)

@@ -585,6 +585,19 @@ def take_apart(broker: Broker, positions: set[int]) -> list[Payload]:
     return found
 
 
+def put_aside(broker: Broker, positions: set[int]) -> int:
+    """After a restore: the payloads at these positions were found damaged. Their messages, as far
+    as they are ready, are put aside at once, others when they are read; returns how many."""
+    count = 0
+    take_apart(broker, positions)
+    broker.store.trouble = "found damaged when the broker started"
+    for queue in broker.queues.values():
+        aside = [piece for piece in queue.slices() if piece.payload.position in positions]
+        count += sum(len(piece) for piece in aside)
+        broker.quarantine.put_ready(queue, aside)
+    return count
+
+
 def drop_lost(broker: Broker, lost: list[Payload]) -> int:
     """After a restore: these payloads' bytes are gone, and the operator has accepted it. Their
     messages end as DROPPED_LOST; returns how many. What a subscription had leased of them is

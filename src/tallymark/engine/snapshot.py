@@ -189,6 +189,7 @@ def _add_payload(
             payload.largest_frame,
         )
         copy.position = payload.position
+        copy.sum = payload.sum
         placed[id(payload)] = copy
         out.append(Record(records.PAYLOAD, 0, copy.first_id, copy.count, copy.arrived_ms, copy))
     return copy

@@ -101,6 +101,16 @@ class Store:
         self._residents.append(payload)
         return True
 
+    def read(self, payload: Payload) -> bytes:
+        """The bytes, which stay where they are. Raises Unreadable."""
+        raw = payload.raw
+        if raw is not None:
+            return raw
+        try:
+            return self._fetch(payload)
+        except (BytesLost, OSError) as error:
+            raise Unreadable(f"{payload.size} bytes cannot be read: {error}") from error
+
     def lent(self, payload: Payload) -> bool:
         """As tried, for a payload that only looks at bytes which another one answers for: they are
         nobody's, and gone with it."""

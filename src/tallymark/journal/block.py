@@ -7,8 +7,13 @@ from typing import Final, final
 
 from google_crc32c import extend as _extend
 
+from tallymark.engine.checksum import crc32c as crc32c
+
 MAGIC: Final = b"\xf5TMB"
-FORMAT: Final = 1
+FORMAT: Final = 2
+"""What is written where nobody says otherwise; every version up to it is read [DL-20]."""
+WHOLE: Final = 1
+"""The version whose checksum covers bodies too; see layout.py."""
 HEADER: Final = 64
 ROW: Final = 64
 ALIGN: Final = 8
@@ -24,19 +29,19 @@ APART: Final = 16
 _HEADER: Final = Struct("<4sHHIIIIIIIIqqI")
 _WHOLE_HEADER: Final = Struct("<4sHHIIIIIIIIqqII")
 _CRC: Final = Struct("<I")
+_SUM_AT: Final = 4
+_SIZE_AT: Final = 40
+_RAW_AT: Final = 56
+"""Of a PAYLOAD row: where its checksum, its bytes of raw and their offset stand."""
+CHECKED: Final = 32
+"""Flag of a PAYLOAD row: its `queue` is the CRC-32C of its raw."""
+_PAYLOAD: Final = 1
+_NUMBER: Final = Struct("<I")
+_LONG: Final = Struct("<q")
 
 
 class LayoutError(Exception):
     """Bytes that are not a block of a version this program reads."""
-
-
-def crc32c(data: bytes, crc: int = 0) -> int:
-    """CRC-32C of data, continued from `crc`.
-
-    google-crc32c: 28 GB/s on 64 MiB where crc32c 2.9 gave 8; alike (0.12 us) on 200 bytes.
-    """
-    result: int = _extend(crc, data)
-    return result
 
 
 @final
@@ -135,11 +140,11 @@ def header_at(data: bytes, at: int) -> Header | None:
     ) = _WHOLE_HEADER.unpack(head)  # fmt: skip
     if magic != MAGIC or _extend(0, head[:60]) != crc:
         return None
-    if version != FORMAT:
-        raise LayoutError(f"block of format version {version}, this program reads {FORMAT}")
+    if not 0 < version <= FORMAT:
+        raise LayoutError(f"block of format version {version}, this program reads 1 to {FORMAT}")
     header = Header(
         flags, salt, segment, block, length, rows, bounds, routes, raw_bytes, time_ms, synced,
-        body_crc, at,
+        body_crc, at, version,
     )  # fmt: skip
     if length % ALIGN or header.text_at + aligned(raw_bytes) > length:
         return None
@@ -147,14 +152,44 @@ def header_at(data: bytes, at: int) -> Header | None:
 
 
 def is_whole(data: bytes, header: Header) -> bool:
-    """Whether all of the header's block is there and has the checksum the header gives."""
+    """Whether all of the header's block is there and has the checksums the header and, of bodies,
+    the rows give."""
+    if not has_columns(data, header):
+        return False
+    return header.version == WHOLE or not damaged(data, header)
+
+
+def has_columns(data: bytes, header: Header) -> bool:
+    """Whether all of the header's block is there, and is what was written; of bodies that is said
+    in version 1 only."""
     end = header.at + header.length
     if end > len(data):
         return False
-    if header.flags & APART:
+    if header.version > WHOLE or header.flags & APART:
         end = header.at + header.raw_at
     crc: int = _extend(0, data[header.at + HEADER : end])
     return crc == header.body_crc
+
+
+def damaged(data: bytes, header: Header) -> list[tuple[int, int]]:
+    """Offset in the block and size of each payload whose bytes are not those that were written. Of
+    a block that has its columns; costs per payload, not per row."""
+    found: list[tuple[int, int]] = []
+    if header.flags & (STRIPPED | APART) or not header.raw_bytes:
+        return found
+    first = header.at + HEADER
+    kinds = data[first : first + ROW * header.rows : ROW]
+    row = kinds.find(_PAYLOAD)
+    while row >= 0:
+        at = first + ROW * row
+        raw_at = _NUMBER.unpack_from(data, at + _RAW_AT)[0]
+        if data[at + 1] & CHECKED and raw_at:
+            size = _LONG.unpack_from(data, at + _SIZE_AT)[0]
+            start = header.at + raw_at
+            if _extend(0, data[start : start + size]) != _NUMBER.unpack_from(data, at + _SUM_AT)[0]:
+                found.append((raw_at, size))
+        row = kinds.find(_PAYLOAD, row + 1)
+    return found
 
 
 def row_kinds(data: bytes, header: Header) -> dict[int, int]:
@@ -165,11 +200,19 @@ def row_kinds(data: bytes, header: Header) -> dict[int, int]:
 
 
 def bare_block(
-    segment: int, block: int, salt: int, time_ms: int, flags: int, size: int, synced: int = 0
+    segment: int,
+    block: int,
+    salt: int,
+    time_ms: int,
+    flags: int,
+    size: int,
+    synced: int = 0,
+    version: int = WHOLE,
 ) -> bytes:
     """A block without rows: the seal that ends a segment (size 64), or a LOST block."""
     body = bytes(size - HEADER)
     header = Header(
-        flags, salt, segment, block, size, 0, 0, 0, len(body), time_ms, synced, crc32c(body)
-    )
+        flags, salt, segment, block, size, 0, 0, 0, len(body), time_ms, synced, crc32c(body), 0,
+        version,
+    )  # fmt: skip
     return header.encoded() + body

@@ -8,6 +8,7 @@ does in the writer.
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Iterator
 from itertools import islice
@@ -19,6 +20,7 @@ from tallymark.engine.records import Record, expanded
 from tallymark.journal.files import Files
 from tallymark.journal.layout import (
     CHECKPOINT,
+    FORMAT,
     HEADER,
     REFERENCED,
     SEALED,
@@ -29,7 +31,8 @@ from tallymark.journal.layout import (
     bare_block,
     crc32c,
 )
-from tallymark.journal.segment import SEAL, checkpoint_name, ledger_name, scan, segment_name
+from tallymark.journal.reading import Columns
+from tallymark.journal.segment import checkpoint_name, ledger_name, segment_name
 from tallymark.journal.spares import Spares, is_full
 from tallymark.journal.writer import Writer
 
@@ -49,7 +52,9 @@ _STRIP_BLOCKS: Final = 256
 
 @final
 class Job:
-    __slots__ = ("ended", "kind", "names", "number", "position", "records", "salt", "time_ms")
+    __slots__ = (
+        "ended", "kind", "names", "number", "position", "records", "salt", "time_ms", "version",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -61,8 +66,11 @@ class Job:
         records: list[Record] | None = None,
         names: list[str] | None = None,
         ended: threading.Event | None = None,
+        version: int = FORMAT,
     ) -> None:
         self.kind = kind
+        self.version = version
+        """Of blocks that are written."""
         self.number = number
         self.salt = salt
         self.position = position
@@ -178,15 +186,17 @@ class Cleaner:
     def _strip(self, job: Job) -> Done:
         """Replace a sealed segment by its ledger. Either is whole at every moment."""
         old = self._folder / segment_name(job.number, job.salt)
-        data = old.read_bytes()
+        name = ledger_name(job.number, job.salt)
+        fd = os.open(old, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            headers, _, verdict = scan(data, job.number, job.salt)
+            problem = _unsound(Columns(self._files, fd), job)
+            if problem:
+                return Done(job, f"{old.name} is not stripped: {problem}", 0)
+            self._files.replace(self._folder, name, _stripped_chunks(Columns(self._files, fd)))
         except LayoutError as error:
             return Done(job, f"{old.name}: {error}", 0)
-        if verdict.kind != SEAL:
-            return Done(job, f"{old.name} is not stripped: {verdict.reason}", 0)
-        name = ledger_name(job.number, job.salt)
-        self._files.replace(self._folder, name, _stripped_chunks(data, headers))
+        finally:
+            os.close(fd)
         self._files.unlink(str(old))
         self._files.sync_folder(self._folder)
         return Done(job, "", (self._folder / name).stat().st_size)
@@ -200,7 +210,7 @@ class Cleaner:
 
 
 def _checkpoint_chunks(job: Job) -> Iterator[list[bytes]]:
-    packer = Packer()
+    packer = Packer(job.version)
     segment = job.position >> 32
     number = 0
     records = expanded(job.records)
@@ -208,13 +218,35 @@ def _checkpoint_chunks(job: Job) -> Iterator[list[bytes]]:
         packer.load(chunk, REFERENCED)
         yield packer.finish(segment, 0, number, 0, job.position, job.time_ms, CHECKPOINT)
         number += 1
-    yield [bare_block(segment, number, 0, job.time_ms, CHECKPOINT | SEALED, HEADER, job.position)]
+    yield [
+        bare_block(
+            segment, number, 0, job.time_ms, CHECKPOINT | SEALED, HEADER, job.position, job.version
+        )
+    ]
 
 
-def _stripped_chunks(data: bytes, headers: list[Header]) -> Iterator[list[bytes]]:
+def _unsound(columns: Columns, job: Job) -> str:
+    """Why a segment is not what was sealed, as far as its ledger needs it; empty: it is. Bodies
+    that have checksums of their own are not read."""
+    block = 0
+    while (found := columns.next()) is not None:
+        header = found[0]
+        if (header.segment, header.salt) != (job.number, job.salt) or header.block < block:
+            break
+        block = header.block + 1
+        if header.flags & SEALED:
+            return ""
+    return f"no sound block at offset {columns.at}"
+
+
+def _stripped_chunks(columns: Columns) -> Iterator[list[bytes]]:
+    """The blocks up to the seal, of a segment that was looked at."""
     chunk: list[bytes] = []
-    for header in headers:
+    while (found := columns.next()) is not None:
+        header, data = found
         chunk.append(stripped(data, header))
+        if header.flags & SEALED:
+            break
         if len(chunk) >= _STRIP_BLOCKS:
             yield chunk
             chunk = []
@@ -222,13 +254,14 @@ def _stripped_chunks(data: bytes, headers: list[Header]) -> Iterator[list[bytes]
 
 
 def stripped(data: bytes, header: Header) -> bytes:
-    """A block without its raw bytes, which remembers the position it had."""
-    body = data[header.at + HEADER : header.at + header.raw_at]
+    """A block without its raw bytes, which remembers the position it had. data: the block up to
+    there."""
+    body = data[HEADER : header.raw_at]
     return (
         Header(
             header.flags | STRIPPED, header.salt, header.segment, header.block,
             HEADER + len(body), header.rows, header.bounds, header.routes, 0, header.time_ms,
-            header.position, crc32c(body),
+            header.position, crc32c(body), 0, header.version,
         ).encoded()
         + body
     )  # fmt: skip

@@ -39,8 +39,17 @@ from tallymark.engine.walltime import in_wall_time
 from tallymark.journal import cleaner as cleaning
 from tallymark.journal.cleaner import Cleaner
 from tallymark.journal.files import Files
-from tallymark.journal.layout import HEADER, RELOCATED, SEALED, STORED, Packer, bare_block
+from tallymark.journal.layout import (
+    FORMAT,
+    HEADER,
+    RELOCATED,
+    SEALED,
+    STORED,
+    Packer,
+    bare_block,
+)
 from tallymark.journal.lock import FolderLock
+from tallymark.journal.reading import Blocks, check
 from tallymark.journal.recovery import Folder, JournalCorrupt, Recovery
 from tallymark.journal.segment import (
     checkpoint_name,
@@ -90,10 +99,10 @@ class Journal:
     """Open, use up `recovered`, `retain` what is live, `start`; then commit. One thread."""
 
     __slots__ = (
-        "_blocks", "_checkpoint_names", "_checkpointing", "_cleaner", "_files", "_folder",
-        "_handed_bytes", "_lock", "_offset", "_on_failure", "_open_files", "_packer", "_pending",
-        "_recovery", "_salt", "_segment", "_segment_bytes", "_spares", "_stock", "_stripping",
-        "_time_ms", "_writer", "end", "problems", "sync",
+        "_blocks", "_blocks_read", "_checkpoint_names", "_checkpointing", "_cleaner", "_files",
+        "_folder", "_handed_bytes", "_lock", "_offset", "_on_failure", "_open_files", "_packer",
+        "_pending", "_recovery", "_salt", "_segment", "_segment_bytes", "_spares", "_stock",
+        "_stripping", "_time_ms", "_writer", "end", "problems", "sync", "unreadable",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +116,7 @@ class Journal:
         accept_loss: bool,
         files: Files,
         lock: FolderLock,
+        version: int,
     ) -> None:
         """Use `open`."""
         self._lock = lock
@@ -119,7 +129,8 @@ class Journal:
         self._spares = Spares(folder, files, segment_bytes, found.spares)
         self._writer = Writer(folder, files, self._spares, sync, interval_ms, on_synced, on_failure)
         self._cleaner = Cleaner(folder, files, self._spares, self._writer)
-        self._packer = Packer()
+        self._packer = Packer(version)
+        self._blocks_read = Blocks(files)
         self._pending: deque[_Pending] = deque()
         self._open_files: dict[int, int] = {}
         self._checkpoint_names = [name for _, name in found.checkpoints]
@@ -135,6 +146,8 @@ class Journal:
         """The mode: "commit", "interval" or "never"."""
         self.end = 0
         """Position behind everything committed."""
+        self.unreadable: set[int] = set()
+        """Positions of payloads whose bytes could not be read, or were found damaged by a start."""
         self.problems: list[str] = []
         """What went wrong without ending the journal, for the log. The reader clears it."""
 
@@ -148,10 +161,12 @@ class Journal:
         segment_bytes: int = SEGMENT_BYTES,
         accept_loss: bool = False,
         files: Files | None = None,
+        version: int = FORMAT,
     ) -> Journal:
         """Take a data folder; make it if need be. Nothing in it is changed before `start`.
 
         on_synced, on_failure: called from worker threads; see `synced` and the module's text.
+        version: of the blocks that are written; see layout.py.
         Raises FolderInUse, ValueError for a setting out of range, OSError.
         """
         if sync not in SYNC_MODES:
@@ -172,6 +187,7 @@ class Journal:
                 accept_loss,
                 files if files is not None else Files(),
                 lock,
+                version,
             )
         except OSError:
             lock.release()
@@ -204,6 +220,11 @@ class Journal:
             self._recovery.missing(f"a message's bytes at position {position:#x} are gone")
         return gone
 
+    @property
+    def damaged(self) -> set[int]:
+        """After the replay: positions of payloads whose bytes are not those that were written."""
+        return self._recovery.unreadable
+
     def start(self) -> None:
         """Repair what a crash left, make a new segment, start the threads.
 
@@ -215,6 +236,7 @@ class Journal:
         if recovery.gone:
             raise JournalCorrupt(self._folder, recovery.gone)
         self.problems.extend(recovery.problems)
+        self.unreadable.update(recovery.unreadable)
         self._repair()
         newest = self._stock.newest
         if newest:
@@ -322,9 +344,18 @@ class Journal:
     def _seal(self) -> None:
         seal = bare_block(
             self._segment, self._blocks, self._salt, self._time_ms, SEALED, HEADER,
-            self._writer.durable,
+            self._writer.durable, self._packer.version,
         )  # fmt: skip
         self._hand_over([seal], HEADER)
+
+    @property
+    def version(self) -> int:
+        """Format version of the blocks that are written."""
+        return self._packer.version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._packer.version = version
 
     @property
     def synced(self) -> int:
@@ -382,9 +413,10 @@ class Journal:
     # -- bytes ------------------------------------------------------------------------------
 
     def fetch(self, payload: Payload) -> bytes:
-        """The bytes of a payload, from memory while they are not written, else from the file.
+        """The bytes of a payload, from memory while they are not written, else from the file, where
+        their checksum is looked at.
 
-        Raises BytesLost when they are not there, OSError.
+        Raises BytesLost when they are not there, or are not those that were written; OSError.
         """
         position = payload.position
         if position < 0:
@@ -395,12 +427,25 @@ class Journal:
                 if pending.start <= position < pending.end:
                     return pending.cut(position, size)
             raise BytesLost(f"position {position:#x} was never written, the journal failed")
-        data = b""
+        try:
+            data = self._read(payload, position, size)
+        except (BytesLost, OSError):
+            self.unreadable.add(position)
+            raise
+        self.unreadable.discard(position)
+        return data
+
+    def _read(self, payload: Payload, position: int, size: int) -> bytes:
+        """Checked bytes of the file."""
         fd = self._opened(position >> 32)
-        if fd >= 0:
-            data = self._files.read_exactly(fd, size, position & 0xFFFFFFFF)
+        if fd < 0:
+            raise BytesLost(f"segment {position >> 32} is gone, with {size} bytes of it")
+        if payload.sum < 0 and payload.sums is None:
+            return self._blocks_read.read(fd, position, size)
+        data = self._files.read_exactly(fd, size, position & 0xFFFFFFFF)
         if len(data) != size:
             raise BytesLost(f"{len(data)} of {size} bytes found at position {position:#x}")
+        check(payload, data)
         return data
 
     def _opened(self, number: int) -> int:
@@ -451,7 +496,8 @@ class Journal:
         Commits one block with a second copy of each and a MOVED row that names the first; every
         payload has its new position at once. A crash before the block is on disk brings back the
         old positions, whose bytes are still there: a release counts only once it is on disk. Does
-        nothing while a checkpoint is being written, since that must see one or the other.
+        nothing while a checkpoint is being written, since that must see one or the other. What
+        cannot be read stays where it is, and is not tried again before somebody else has read it.
         Reads the bytes here: give it a few MiB at a time. now_ms: engine time, which wall time is
         `ahead_ms` ahead of. Returns as `commit`.
         """
@@ -459,23 +505,34 @@ class Journal:
             return self.end
         copies: list[Payload] = []
         records: list[Record] = []
-        moving = list({id(p): p for p in payloads}.values())
-        for p in moving:
-            raw = p.raw if p.raw is not None else self.fetch(p)
+        moving: list[Payload] = []
+        for p in {id(p): p for p in payloads}.values():
+            if p.position in self.unreadable:
+                continue
+            try:
+                raw = p.raw if p.raw is not None else self.fetch(p)
+            except (BytesLost, OSError) as error:
+                self.problems.append(f"not moved out of its segment: {error}")
+                continue
+            moving.append(p)
             copy = Payload(
                 p.format, raw, p.cuts, p.route, p.routes, p.first_id, p.arrived_ms, p.persistent,
                 p.largest_frame,
             )  # fmt: skip
+            copy.sum = p.sum
             copies.append(copy)
             arrived_ms = p.arrived_ms
             records.append(
                 Record(PAYLOAD, 0, p.first_id, p.count, arrived_ms, copy, flags=RELOCATED)
             )
             records.append(Record(MOVED, 0, p.first_id, p.count, now_ms, copy, other=p.position))
+        if not moving:
+            return self.end
         self.commit(in_wall_time(records, ahead_ms), now_ms + ahead_ms)
         for p, copy in zip(moving, copies, strict=True):
             self._stock.release(p.position, p.size)
             p.position = copy.position
+            p.sum = copy.sum
         return self.end
 
     def sparse(self) -> list[int]:
@@ -498,7 +555,10 @@ class Journal:
         self._checkpointing = True
         name = checkpoint_name(self.end)
         superseded = [n for n in self._checkpoint_names if n != name][1:]
-        job = cleaning.Job(cleaning.CHECKPOINTED, 0, 0, self.end, now_ms, records, superseded)
+        job = cleaning.Job(
+            cleaning.CHECKPOINTED, 0, 0, self.end, now_ms, records, superseded,
+            version=self._packer.version,
+        )  # fmt: skip
         self._cleaner.put(job)
         return True
 

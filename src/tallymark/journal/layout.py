@@ -1,4 +1,4 @@
-"""The block: how the transitions of one turn lie on disk and in a READ answer. Format version 1.
+"""The block: how the transitions of one turn lie on disk and in a READ answer. Format version 2.
 
 All numbers are little-endian; a block begins at a multiple of 8 and is a multiple of 8 long.
 
@@ -21,16 +21,17 @@ All numbers are little-endian; a block begins at a multiple of 8 and is a multip
               48  8  journal position known to be on disk when the block was packed, i64.
                      STRIPPED: position of the block before it was stripped
                      CHECKPOINT: position whose state the checkpoint describes
-              56  4  CRC-32C of everything after the header, u32. APART: up to raw
+              56  4  CRC-32C of what lies between header and raw, u32: bodies have checksums of
+                     their own. Version 1: of everything after the header; APART: up to raw
               60  4  CRC-32C of header bytes 0..59, u32
 
     row       at size   (numpy: ROW_DTYPE below)
                0  1  kind              engine/records.py
                1  1  flags             as the record's | PAYLOAD: PERSISTENT 1, ROUTE_COLUMN 2,
-                                       ELSEWHERE 4, RELOCATED 8, COLUMNS 16
+                                       ELSEWHERE 4, RELOCATED 8, COLUMNS 16, CHECKED 32
                2  1  reason            as the record's | PAYLOAD: wire format of the messages
                3  1  0
-               4  4  queue, u32
+               4  4  queue, u32                        | PAYLOAD: CRC-32C of its raw, with CHECKED
                8  8  first, i64        sequence        | PAYLOAD: first message id
               16  8  time, i64         ms since 1970   | PAYLOAD: arrival
               24  4  count, u32
@@ -55,8 +56,8 @@ All numbers are little-endian; a block begins at a multiple of 8 and is a multip
               payload's own raw; the bounds of an undivided payload begin with 0.
               COLUMNS: messages that arrived one by one. Behind the bounds (and, with ROUTE_COLUMN,
               the route numbers) stand for each its message id and its arrival, and with ELSEWHERE
-              its position: count u64 each, the lower half of one first. In READ answers and
-              checkpoints.
+              its position: count u64 each, the lower half of one first; last, with CHECKED, the
+              CRC-32C of each, count u32. In READ answers and checkpoints.
     route ends  2 x routes + 1 u32, the first 0; absent when there is no route. With the text they
               are a string column: cell 2i is the exchange of route i, cell 2i + 1 its key (UTF-8,
               bytes that are not UTF-8 as they came). Offsets count from the start of the text.
@@ -72,6 +73,10 @@ a structured dtype (or a stride) still reads any column of a block without a loo
 
 An APART block is the beginning of an answer whose raw was not packed with it: it is sent from where
 it lies in the journal, and its bytes are not in the checksum.
+
+Version 1 has one checksum over columns and bodies, and rows without CHECKED. It is read as it was,
+and written into READ answers, where bodies travel with their block, and where the feature flag
+payload_checksums is off [DL-20].
 
 A STRIPPED block keeps rows, bounds, routes and text as they were; only raw is gone. A LOST block
 fills the place of blocks that were found corrupt, so that offsets behind it stay true.
@@ -90,6 +95,7 @@ from tallymark.engine.message import PACKED, Pack, Payload, Route
 from tallymark.engine.records import MOVED, PAYLOAD, Record
 from tallymark.journal.block import ALIGN as ALIGN
 from tallymark.journal.block import APART as APART
+from tallymark.journal.block import CHECKED as CHECKED
 from tallymark.journal.block import CHECKPOINT as CHECKPOINT
 from tallymark.journal.block import FORMAT as FORMAT
 from tallymark.journal.block import HEADER as HEADER
@@ -98,11 +104,14 @@ from tallymark.journal.block import MAGIC as MAGIC
 from tallymark.journal.block import ROW as ROW
 from tallymark.journal.block import SEALED as SEALED
 from tallymark.journal.block import STRIPPED as STRIPPED
+from tallymark.journal.block import WHOLE as WHOLE
 from tallymark.journal.block import Header as Header
 from tallymark.journal.block import LayoutError as LayoutError
 from tallymark.journal.block import aligned as aligned
 from tallymark.journal.block import bare_block as bare_block
 from tallymark.journal.block import crc32c as crc32c
+from tallymark.journal.block import damaged as damaged
+from tallymark.journal.block import has_columns as has_columns
 from tallymark.journal.block import header_at as header_at
 from tallymark.journal.block import is_whole as is_whole
 from tallymark.journal.block import row_kinds as row_kinds
@@ -155,10 +164,12 @@ class Packer:
 
     __slots__ = (
         "_blobs", "_bounds", "_mode", "_payloads", "_places", "_records", "_route_ends",
-        "_route_numbers", "_texts", "_text_bytes", "length", "raw_bytes",
+        "_route_numbers", "_texts", "_text_bytes", "length", "raw_bytes", "version",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, version: int = FORMAT) -> None:
+        self.version = version
+        """Of the blocks it makes; may be changed between two of them."""
         self.length = 0
         self.raw_bytes = 0
         self._mode = STORED
@@ -235,6 +246,8 @@ class Packer:
             self._add_column(pack.arrivals)
             if self._mode == REFERENCED:
                 self._add_column(pack.positions)
+            if pack.sums is not None:
+                self._bounds.extend(pack.sums)
 
     def _add_column(self, numbers: array[int]) -> None:
         """Numbers of 64 bits, each as two bounds."""
@@ -282,13 +295,19 @@ class Packer:
         tables_at = len(self._records)
         parts.insert(tables_at, _encoded_array(bounds))
         parts.insert(tables_at + 1, _encoded_array(ends))
-        buffers = _with_raws(parts, raw_at - HEADER, self._payloads, self._mode)
         crc = 0
-        for buffer in buffers:
-            crc = crc32c(buffer, crc)
+        if self.version > WHOLE:
+            tables = _padded(parts, raw_at - HEADER)
+            crc = crc32c(tables)
+            buffers = _with_raws([tables], raw_at - HEADER, self._payloads, self._mode)
+        else:
+            parts.append(_PAD[: raw_at - HEADER - sum([len(part) for part in parts])])
+            buffers = _with_raws(parts, raw_at - HEADER, self._payloads, self._mode)
+            for buffer in buffers:
+                crc = crc32c(buffer, crc)
         header = Header(
             flags, salt, segment, block, self.length, len(self._records), len(bounds),
-            len(self._route_numbers), self.raw_bytes, time_ms, synced, crc,
+            len(self._route_numbers), self.raw_bytes, time_ms, synced, crc, 0, self.version,
         )  # fmt: skip
         buffers.insert(0, header.encoded())
         self._records = []
@@ -348,6 +367,8 @@ class Packer:
             found += count
         if payload.pack is not None:
             found += 6 * count if self._mode == REFERENCED else 4 * count
+            if payload.pack.sums is not None:
+                found += count
         return found
 
     def _payload_row(self, r: Record, p: Payload, position: int, at: int, bound: int) -> bytes:
@@ -358,14 +379,25 @@ class Packer:
             flags |= ROUTE_COLUMN
             owner = bound + p.count + 1
         first, arrived = p.first_id, r.time_ms
+        if p.sum < 0 and self._mode == STORED and self.version > WHOLE:
+            raw = p.raw
+            assert raw is not None
+            p.sum = crc32c(raw)
+        summed = 0
+        if p.sum >= 0:
+            flags |= CHECKED
+            summed = p.sum
         if p.pack is not None:
             flags |= COLUMNS
             first, arrived = p.pack.ids[0], p.pack.arrivals[0]
+            if p.pack.sums is not None:
+                flags |= CHECKED
+                summed = p.pack.sums[0]
         if self._mode == REFERENCED:
             flags |= ELSEWHERE
             at = 0
         return _ROW.pack(
-            PAYLOAD, flags, p.format, 0, 0, first, arrived, p.count, bound, owner,
+            PAYLOAD, flags, p.format, 0, summed, first, arrived, p.count, bound, owner,
             p.size, position, at, p.largest_frame,
         )  # fmt: skip
 
@@ -377,12 +409,14 @@ def _encoded_array(numbers: array[int]) -> bytes:
     return numbers.tobytes()
 
 
+def _padded(parts: list[bytes], size: int) -> bytes:
+    """The parts end to end, and zeros up to `size`."""
+    joined = b"".join(parts)
+    return joined if len(joined) == size else joined + _PAD[: size - len(joined)]
+
+
 def _with_raws(parts: list[bytes], size: int, payloads: list[Payload], mode: int) -> list[bytes]:
-    """Rows and tables padded to `size`, then the payloads' bytes: small ones joined."""
-    have = 0
-    for part in parts:
-        have += len(part)
-    parts.append(_PAD[: size - have])
+    """Rows and tables of `size` bytes, then the payloads' bytes: small ones joined."""
     if mode in (REFERENCED, DETACHED):
         return [b"".join(parts)]
     buffers: list[bytes] = []
@@ -414,7 +448,7 @@ def pack(records: list[Record], time_ms: int = 0) -> bytes:
     Rows that mean a payload find it by `payload` when its PAYLOAD record is among `records`.
     Raises ValueError for a payload that is not in memory.
     """
-    packer = Packer()
+    packer = Packer(WHOLE)
     packer.load(records, STANDALONE)
     return b"".join(packer.finish(0, 0, 0, 0, 0, time_ms, 0))
 
@@ -425,7 +459,7 @@ def pack_apart(records: list[Record]) -> tuple[bytes, int]:
 
     Payloads with a `pack` become rows with COLUMNS.
     """
-    packer = Packer()
+    packer = Packer(WHOLE)
     packer.load(records, DETACHED)
     raw = packer.raw_bytes
     return b"".join(packer.finish(0, 0, 0, 0, 0, 0, APART)), aligned(raw) - raw
@@ -434,7 +468,7 @@ def pack_apart(records: list[Record]) -> tuple[bytes, int]:
 def pack_places(records: list[Record]) -> bytes:
     """One block outside any segment that says where in the journal the payloads' bytes are, for
     readers of its files: as in a checkpoint. Changes no payload."""
-    packer = Packer()
+    packer = Packer(WHOLE)
     packer.load(records, REFERENCED)
     return b"".join(packer.finish(0, 0, 0, 0, 0, 0, 0))
 
@@ -489,6 +523,8 @@ class Unpacker:
                 payload = self._payload(
                     data, header, flags, reason, first, time_ms, count, lo, owner, other, at, size
                 )
+                if flags & CHECKED and payload.pack is None:
+                    payload.sum = queue
                 payload.position = position if payload.pack is None else PACKED
                 payloads[position] = payload
                 if flags & RELOCATED:
@@ -573,6 +609,8 @@ class Unpacker:
             arrivals = self._column(data, header, at + 2 * count, count)
             positions = self._column(data, header, at + 4 * count, count)
             found.pack = Pack(positions, ids, arrivals, [])
+            if flags & CHECKED:
+                found.pack.sums = self._numbers(data, header, at + 6 * count, count)
             self.packed.append(found)
         return found
 

@@ -24,8 +24,10 @@ from tallymark.journal.layout import (
     Header,
     Unpacker,
     bare_block,
+    damaged,
     header_at,
 )
+from tallymark.journal.reading import read_file
 from tallymark.journal.segment import (
     CORRUPT,
     SEAL,
@@ -134,7 +136,7 @@ class Recovery:
     __slots__ = (
         "_accept_loss", "_old_data", "_old_headers", "_old_number", "_payloads", "_tail",
         "_unpacker", "checkpoint", "folder", "gone", "is_complete", "known_synced", "older",
-        "problems", "repairs",
+        "problems", "repairs", "unreadable",
     )  # fmt: skip
 
     def __init__(self, folder: Folder, accept_loss: bool) -> None:
@@ -149,6 +151,9 @@ class Recovery:
         """What was found wrong and got around, or accepted as lost."""
         self.gone: list[str] = []
         """Bytes of live messages that are not there, and not accepted as lost."""
+        self.unreadable: set[int] = set()
+        """Positions of payloads whose bytes are not those that were written; everything else of
+        their blocks is."""
         self.repairs: list[Repair] = []
         self.is_complete = False
         """All records were given; only then are the repairs known."""
@@ -188,7 +193,7 @@ class Recovery:
 
     def _checkpointed(self) -> Iterator[list[Record]]:
         for i, (position, name) in enumerate(self.folder.checkpoints):
-            data = (self.folder.path / name).read_bytes()
+            data = read_file(self.folder.path / name)
             if not is_sound_checkpoint(data):
                 self.problems.append(f"checkpoint {name} is damaged, going back to an older one")
                 continue
@@ -213,7 +218,7 @@ class Recovery:
             self._old_data = b""
             self._old_headers = []
             if segment is not None:
-                self._old_data = (self.folder.path / segment.name).read_bytes()
+                self._old_data = read_file(self.folder.path / segment.name)
                 self._old_headers = scan(self._old_data, number, segment.salt)[0]
         block: Header | None = None
         for header in self._old_headers:
@@ -251,7 +256,7 @@ class Recovery:
         return 0
 
     def _replayed(self, segment: SegmentFile) -> Iterator[list[Record]]:
-        data = (self.folder.path / segment.name).read_bytes()
+        data = read_file(self.folder.path / segment.name)
         repair = Repair(segment, False)
         start = block = 0
         while True:
@@ -262,6 +267,8 @@ class Recovery:
                 repair.blocks = headers[-1].block + 1
                 repair.stretches.append((start, end, repair.blocks))
                 repair.time_ms = headers[-1].time_ms
+            for header in verdict.damaged:
+                self._note_damage(segment, data, header)
             for header in headers:
                 self.known_synced = max(self.known_synced, header.known_synced)
                 if header.position >= self.checkpoint:
@@ -276,6 +283,16 @@ class Recovery:
         seal = headers[-1] if headers and verdict.kind == SEAL else None
         if seal is None or repair.corrupt or self._is_doubtful(seal):
             self._needs(repair, headers)
+
+    def _note_damage(self, segment: SegmentFile, data: bytes, header: Header) -> None:
+        """Bytes of messages were on disk and are not what they were. Their messages are known, and
+        nobody is given them."""
+        for at, size in damaged(data, header):
+            self.unreadable.add(header.position + at)
+            self.problems.append(
+                f"{segment.name}: {size} bytes of messages at offset {header.at + at} are not "
+                "those that were written"
+            )
 
     def _is_doubtful(self, seal: Header) -> bool:
         """Whether what the seal ends may not be on disk, though it reads back: a crash of the
@@ -300,7 +317,7 @@ class Recovery:
     def repaired(self, repair: Repair) -> list[bytes]:
         """The content that `repair` asks for. A LOST block keeps later offsets true."""
         segment = repair.segment
-        data = (self.folder.path / segment.name).read_bytes()
+        data = read_file(self.folder.path / segment.name)
         buffers: list[bytes] = []
         at = block = 0
         for start, end, after in repair.stretches:

@@ -26,8 +26,11 @@ from tallymark.journal.layout import (
     MAGIC,
     SEALED,
     STRIPPED,
+    WHOLE,
     Header,
     LayoutError,
+    damaged,
+    has_columns,
     header_at,
     is_whole,
 )
@@ -47,10 +50,13 @@ CORRUPT: Final = "corrupt"
 class Verdict:
     """What follows the sound blocks."""
 
-    __slots__ = ("kind", "reason", "resume")
+    __slots__ = ("damaged", "kind", "reason", "resume")
 
     def __init__(self, kind: str, reason: str = "", resume: int = -1) -> None:
         self.kind = kind
+        self.damaged: list[Header] = []
+        """Blocks among the sound ones in which bytes of messages, and nothing else, are not those
+        that were written."""
         self.reason = reason
         """For humans: where it ends, and why it was judged so."""
         self.resume = resume
@@ -70,20 +76,31 @@ def scan(
     segment, salt: as the file's name gives them; -1 takes those of the first sound header.
     known_synced: a position known from elsewhere (a checkpoint, a later segment) to be on disk.
     start, block: go on at this offset, where this block number or a later one is expected.
+    Damage to the bytes of messages that had been synced costs these messages only, in blocks that
+    have a checksum of their own for each (`Verdict.damaged`).
     Pure. Raises LayoutError for a sound header of an unknown format version.
     """
     found: list[Header] = []
+    hurt: list[Header] = []
+    proof = -1
     at = start
     size = len(data)
     gap = start > 0
     while at < size:
         header = header_at(data, at)
-        if header is None or not is_whole(data, header):
+        if header is None or not has_columns(data, header):
             break
         if not _belongs(header, segment, salt):
             break
         if header.block < block or (header.block > block and not gap):
             break
+        if header.version > WHOLE and damaged(data, header):
+            if proof < 0:
+                later = _later_headers(data, at, header.segment, header.salt, header.block)
+                proof = max([known_synced, *[one.known_synced for one in later]])
+            if proof <= header.segment << 32 | at:
+                break
+            hurt.append(header)
         segment = header.segment
         salt = header.salt
         gap = header.flags & LOST != 0
@@ -92,7 +109,9 @@ def scan(
         at += header.length
         if header.flags & SEALED:
             break
-    return found, at, _judge(data, at, segment, salt, known_synced, found, block)
+    verdict = _judge(data, at, segment, salt, known_synced, found, block)
+    verdict.damaged = hurt
+    return found, at, verdict
 
 
 def _belongs(header: Header, segment: int, salt: int) -> bool:

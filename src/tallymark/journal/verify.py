@@ -6,19 +6,25 @@ a running broker the newest segment is seen as a crash at that moment would leav
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, final
 
 from tallymark.engine import records
+from tallymark.engine.records import Record
 from tallymark.journal.layout import (
     HEADER,
     LOST,
     SEALED,
     Header,
     LayoutError,
+    Unpacker,
+    damaged,
     header_at,
     row_kinds,
 )
+from tallymark.journal.reading import read_file
 from tallymark.journal.recovery import Folder, SegmentFile
 from tallymark.journal.segment import BLANK, CORRUPT, is_sound_checkpoint, scan
 
@@ -143,8 +149,11 @@ def verify(folder: Path) -> Report:
     report = Report(folder)
     report.spares = len(found.spares)
     checkpoint = 0
+    names: dict[int, str] = {}
     for position, name in found.checkpoints:
-        if is_sound_checkpoint((folder / name).read_bytes()):
+        data = read_file(folder / name)
+        if is_sound_checkpoint(data):
+            _learn_names(data, scan(data, salt=0)[0], names)
             report.checkpoints.append(name)
             checkpoint = max(checkpoint, position)
         else:
@@ -154,7 +163,7 @@ def verify(folder: Path) -> Report:
     tail = _tail(folder, files)
     known = max(checkpoint, tail << 32)
     for file in files:
-        report.segments.append(_segment(report, file, known))
+        report.segments.append(_segment(report, file, known, names))
     return report
 
 
@@ -177,9 +186,47 @@ def _tail(folder: Path, files: list[SegmentFile]) -> int:
     return 0
 
 
-def _segment(report: Report, file: SegmentFile, known: int) -> SegmentReport:
+def _learn_names(data: bytes, headers: list[Header], names: dict[int, str]) -> None:
+    """What queues are called, by their ids."""
+    for header in headers:
+        if not row_kinds(data, header).get(records.DEFINITION):
+            continue
+        for record in Unpacker({}, False).records(data, header):
+            if record.kind == records.DEFINITION:
+                said = json.loads(record.blob)
+                if said.get("op") == "queue":
+                    names[said["id"]] = f"queue '{said['name']}' in vhost '{said['vhost']}'"
+
+
+def _described(file: str, data: bytes, header: Header, names: dict[int, str]) -> Iterator[str]:
+    """Which messages have bytes of a block that are not those that were written."""
+    inside = Unpacker({}, False).records(data, header)
+    for at, size in damaged(data, header):
+        position = header.position + at
+        meant = [
+            _sequences(record, names)
+            for record in inside
+            if record.payload is not None
+            and record.payload.position == position
+            and record.kind in (records.ENTERED, records.LEASED, records.PENDING)
+        ]
+        yield (
+            f"{file}: {size} bytes at offset {header.at + at} are not those that were written: "
+            + (", ".join(meant) or "messages that entered their queues later")
+        )
+
+
+def _sequences(record: Record, names: dict[int, str]) -> str:
+    last = record.first + record.count - 1
+    what = (
+        f"sequence {record.first}" if record.count == 1 else f"sequences {record.first} to {last}"
+    )
+    return f"{what} of {names.get(record.queue, f'queue {record.queue}')}"
+
+
+def _segment(report: Report, file: SegmentFile, known: int, names: dict[int, str]) -> SegmentReport:
     segment = SegmentReport(file)
-    data = (report.folder / file.name).read_bytes()
+    data = read_file(report.folder / file.name)
     start = block = 0
     while True:
         try:
@@ -188,10 +235,13 @@ def _segment(report: Report, file: SegmentFile, known: int) -> SegmentReport:
             segment.verdict = CORRUPT
             report.problems.append(f"{file.name}: {error}")
             return segment
+        _learn_names(data, headers, names)
         for header in headers:
             _count(segment, data, header)
             block = header.block + 1
         segment.bytes += end - start
+        for header in verdict.damaged:
+            report.problems += _described(file.name, data, header, names)
         if segment.verdict != CORRUPT:
             segment.verdict = OPEN if verdict.kind == BLANK else verdict.kind
         if verdict.kind != CORRUPT:

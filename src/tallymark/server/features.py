@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from tallymark.engine.errors import NotFound, PreconditionFailed
+from tallymark.journal.block import FORMAT, WHOLE
 from tallymark.journal.files import Files
 from tallymark.journal.segment import parsed_checkpoint, parsed_name
 
@@ -48,6 +49,11 @@ FLAGS: Final = {
             "message_containers_deaths_v2",
             "A dead-letter history is stored as a list, newest death first (form 3).",
             "message_containers",
+        ),
+        Flag(
+            "payload_checksums",
+            "Each body in the journal has a checksum of its own, beside that of its block's "
+            "columns (block format 2).",
         ),
     )
 }
@@ -93,6 +99,11 @@ class Features:
         if "message_containers_deaths_v2" in self.enabled:
             return 3
         return 2 if "message_containers" in self.enabled else 1
+
+    @property
+    def block_version(self) -> int:
+        """The format version of the journal's blocks."""
+        return FORMAT if "payload_checksums" in self.enabled else WHOLE
 
     def enable(self, name: str) -> bool:
         """Switch a flag on for good; it is on disk when this returns. False: it was on. May block.

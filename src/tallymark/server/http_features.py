@@ -52,6 +52,7 @@ class FeatureFlags:
                 log.error("feature.not_stored", feature=name, error=str(error))
                 raise Refused(500, "internal_error", reason) from error
             self._node.broker.dead_letters.death_form = features.death_form
+            self._node.journal.version = features.block_version
         if changed:
             log.info("feature.enabled", feature=name)
         return answer(self._row(name))

@@ -21,7 +21,7 @@ from aiohttp import web
 
 from tallymark.engine import stream_ranges
 from tallymark.engine.arguments import named
-from tallymark.engine.errors import Gone, NotFound
+from tallymark.engine.errors import Gone, NotFound, Unreadable
 from tallymark.engine.extents import StreamExtents
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
@@ -244,11 +244,15 @@ class Streams:
         most_bytes = min(most_bytes, MOST_ANSWER_BYTES)
         if queue.kept_from <= low < high:  # what else is in the range is not looked at
             high = min(high, stream_ranges.batch(queue, low, MOST, most_bytes).end)
-        extents = StreamExtents(queue.id, low, most_bytes)
         store = self._node.broker.store
+        extents = StreamExtents(queue.id, low, most_bytes, store.read)
         pieces: list[Slice] = []
         for piece in stream_ranges.between(queue, low, high, pin):
-            put = extents.add(piece)
+            try:
+                put = extents.add(piece)
+            except Unreadable:
+                self._node.broker.unpin(pieces)
+                raise
             if len(put):
                 store.use(put.payload, len(put))
                 pieces.append(put)

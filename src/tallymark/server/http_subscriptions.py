@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from tallymark.engine.arguments import named
-from tallymark.engine.errors import Gone, NotFound
+from tallymark.engine.errors import Gone, NotFound, Unreadable
 from tallymark.engine.extents import PIECES, LeaseExtents
 from tallymark.engine.message import Slice
 from tallymark.engine.records import LEASED, Record
@@ -209,11 +209,16 @@ class Subscriptions:
             found = subscription.part(low, high, PIECES)
         most_bytes = min(number_in(request, "max_bytes") or ANSWER_BYTES, MOST_ANSWER_BYTES)
         queue = subscription.queue
-        extents = LeaseExtents(queue.id, epoch, low, most_bytes)
         store = self._node.broker.store
+        extents = LeaseExtents(queue.id, epoch, low, most_bytes, store.read)
         pieces: list[Slice] = []
         for first, piece in found:
-            put = extents.add(first, piece)
+            try:
+                put = extents.add(first, piece)
+            except Unreadable as error:
+                self._node.broker.unpin(pieces)
+                store.trouble = str(error)
+                raise self._node.broker.quarantine.refuse_leased(subscription, piece) from error
             if len(put):
                 store.use(put.payload, len(put))
                 pieces.append(put)

@@ -34,7 +34,7 @@ from tallymark.bridge.amqp10_format import Amqp10Format
 from tallymark.bridge.amqp10_front import FORMAT as FORMAT_10
 from tallymark.bridge.nsq_format import NsqFormat
 from tallymark.engine.broker import Broker
-from tallymark.engine.restore import Restorer, drop_lost, take_apart
+from tallymark.engine.restore import Restorer, drop_lost, put_aside, take_apart
 from tallymark.engine.snapshot import live_payloads, packed_payloads
 from tallymark.journal.journal import Journal
 from tallymark.journal.lock import FolderInUse, FolderLock
@@ -370,6 +370,7 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
         interval_ms=config.sync_interval_ms,
         segment_bytes=config.segment_size,
         accept_loss=config.accept_loss,
+        version=features.block_version,
     )
     broker = Broker(journal.fetch)
     broker.formats[FORMAT] = Amqp091Format()
@@ -415,6 +416,8 @@ def _restore(broker: Broker, journal: Journal) -> None:
         lost += take_apart(broker, gone)
     if lost:
         log.error("messages.lost", count=drop_lost(broker, lost))
+    if journal.damaged:
+        log.error("messages.damaged", count=put_aside(broker, journal.damaged))
     broker.pack_all(1 << 62)
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from tallymark.engine.records import DROPPED, ENTERED, LEASED, LIVE, PAYLOAD
 from tallymark.journal import layout
-from tallymark.spark import extents, letters, schema
+from tallymark.spark import extents, letters, schema, sums
 from tallymark.spark.amqp10_cells import decode_amqp10_cells
 from tallymark.spark.blocks import Block, blocks, spread
 from tallymark.spark.cells import decode_cells
@@ -111,6 +111,8 @@ def _check_all_told(block: Block, sequence: int) -> int:
 def decode_block(block: Block, queue: str, names: Sequence[str]) -> Iterator[Messages]:
     """The messages of one block whose payloads are in it."""
     places, table = _find_messages(block)
+    if block.header.flags & layout.APART:  # its bytes come from the journal as they lie there
+        sums.check(block, pa.py_buffer(block.data))
     yield from _batches(block, pa.py_buffer(block.data), places, table, queue, names)
 
 
@@ -127,6 +129,7 @@ def _decode_places(
         raw = files.segment(int(segments[low]))
         part = places.part(slice(low, high))
         base = int(segments[low]) << 32
+        sums.check(block, raw, int(segments[low]))
         part = replace(part, starts=part.starts - base, ends=part.ends - base)
         if int(part.ends.max()) > raw.size:
             raise layout.LayoutError(f"a message lies outside its segment of {raw.size}")

@@ -264,7 +264,7 @@ def _journal_blocks(file: LedgerFile, upto: int) -> tuple[bytes, list[layout.Hea
     needed = upto & 0xFFFF_FFFF if upto >> 32 == file.number else 0
     for _ in range(READ_AGAIN):
         data = _read(file)
-        headers, valid, verdict = segment.scan(data, file.number, file.salt)
+        headers, valid, verdict = segment.scan(data, file.number, file.salt, upto)
         stripped = bool(headers) and headers[0].flags & layout.STRIPPED != 0
         # What lies behind `upto` may be in the middle of being written: it is not judged.
         sound = valid >= needed if needed and not stripped else verdict.kind != segment.CORRUPT
@@ -326,7 +326,7 @@ def _batch(
         pa.array(position.astype(np.int64)),
         pa.array(number.astype(np.int32)),
         _named(kinds, records.KINDS),
-        pa.array(rows["queue"].astype(np.int64)),
+        pa.array(np.where(kinds == records.PAYLOAD, 0, rows["queue"]).astype(np.int64)),
         pa.array(np.ascontiguousarray(rows["first"])),
         pa.array(rows["count"].astype(np.int64)),
         pa.array(rows["time"] * 1000, pa.timestamp("us", "UTC")),
