@@ -77,6 +77,7 @@ def _moved_pack(payload: Payload, ahead_ms: int) -> Payload:
         for part in pack.annotations
     ]
     copy.pack = Pack(pack.positions, pack.ids, arrivals, annotations)
+    copy.pack.sums = pack.sums
     return copy
 
 
