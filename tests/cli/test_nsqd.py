@@ -77,7 +77,7 @@ def test_the_defaults_are_those_of_nsqd() -> None:
     assert (found["nsq_http_host"], found["nsq_http_port"]) == (("0.0.0.0",), 4151)
     assert found["data_dir"] == Path("tallymark-data")
     assert (found["amqp_port"], found["http_port"]) == (0, 0)
-    assert found["host"] == ("127.0.0.1",)
+    assert found["host"] == ("localhost",)
     assert found["sync"] == "commit"
     assert found["nsq_mem_queue_size"] == 10_000
     assert found["nsq_msg_timeout"] == 60_000

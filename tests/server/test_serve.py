@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pika
@@ -17,7 +19,8 @@ import pika.exceptions
 import pytest
 
 from bench.lean import Link
-from tallymark.server import users
+from tallymark.server import run, users
+from tallymark.server.config import Config
 from tallymark.server.users import Permission, make_user
 from tests.server.counted import read_count
 from tests.support import forked
@@ -251,6 +254,34 @@ def test_it_listens_on_several_addresses(tmp_path: Path) -> None:
             parameters = pika.ConnectionParameters(host, port)
             pika.BlockingConnection(parameters).close()
         assert {host for host, _ in broker.ready["listeners"]["amqp"]} == {"127.0.0.1", "::1"}
+
+
+def test_by_default_it_listens_on_the_loopback_of_both_families(tmp_path: Path) -> None:
+    """Clients of localhost try either first; a free port is the same one for both."""
+    with BrokerProcess(tmp_path / "data", nsq="true") as broker:
+        listeners = broker.ready["listeners"]
+        assert set(listeners) == {"amqp", "http", "nsq", "nsq_http"}
+        for name, addresses in listeners.items():
+            assert [host for host, _ in addresses] == ["127.0.0.1", "::1"], name
+            assert len({port for _, port in addresses}) == 1, name
+        parameters = pika.ConnectionParameters("::1", broker.amqp_port)
+        pika.BlockingConnection(parameters).close()
+        with urllib.request.urlopen(f"http://[::1]:{broker.nsq_http_port}/ping") as answer:
+            assert answer.read() == b"OK"
+
+
+def test_localhost_is_the_families_that_the_machine_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = "2001:db8::1"  # documentation only [RFC 3849]: no machine has it
+    families = ((socket.AF_INET, ("127.0.0.1",)), (socket.AF_INET6, (nowhere,)))
+    monkeypatch.setattr(run, "LOOPBACKS", families)
+    with contextlib.ExitStack() as held:
+        config = Config(data_dir=tmp_path, amqp_port=0, http_port=0)
+        bound = run.Bound(config, run.Tls(None, None), held)
+        assert [one.getsockname()[0] for one in bound.amqp] == ["127.0.0.1"]
+        with pytest.raises(run.CannotServe, match=nowhere):
+            run.Bound(replace(config, host=(nowhere,)), run.Tls(None, None), held)
 
 
 def test_memory_stays_within_its_budget_under_a_backlog(tmp_path: Path) -> None:

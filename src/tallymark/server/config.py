@@ -49,6 +49,10 @@ def setting(default: T, kind: Kind[T], help: str, live: bool = False) -> T:
     return declared  # type: ignore[no-any-return]  # a dataclass field stands for its value
 
 
+LOCALHOST: Final = "localhost"
+"""Of listening addresses: the loopback of each address family that the machine has [RFC 6761]."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """What a broker is told at start. Sizes in bytes, times in the unit of the name."""
@@ -57,9 +61,10 @@ class Config:
         Path("tallymark-data"), kinds.PATH, "Folder of the journal, the users and the lock."
     )
     host: tuple[str, ...] = setting(
-        ("127.0.0.1",),
+        (LOCALHOST,),
         kinds.NAMES,
-        "Addresses to listen on. Others than loopback are refused while no users are configured.",
+        "Addresses to listen on; localhost: 127.0.0.1 and, where the machine has it, ::1. Others "
+        "than loopback are refused while no users are configured.",
     )
     amqp_port: int = setting(5672, integer(0, 65535), "Port for AMQP; 0 takes a free one.")
     http_port: int = setting(
@@ -212,7 +217,7 @@ class Config:
         "nsq_https_port is named and this is not. --no-nsq is false.",
     )
     nsq_host: tuple[str, ...] = setting(
-        ("127.0.0.1",),
+        (LOCALHOST,),
         kinds.NAMES,
         "Addresses to listen on for NSQ clients. While there are no users they need no password: "
         "open them to others only where the network, TLS or an auth server keeps strangers out.",
@@ -316,7 +321,7 @@ class Config:
     nsq_topology_region: str = setting("", kinds.TEXT, "Told to NSQ clients and nsqlookupd.")
     nsq_topology_zone: str = setting("", kinds.TEXT, "Told to NSQ clients and nsqlookupd.")
     nsq_http_host: tuple[str, ...] = setting(
-        ("127.0.0.1",),
+        (LOCALHOST,),
         kinds.NAMES,
         "Addresses to listen on with nsqd's HTTP interface, which asks nobody who he is while "
         "there are no users.",
@@ -325,7 +330,7 @@ class Config:
         4151, integer(0, 65535), "Port for nsqd's HTTP interface; 0 takes a free one."
     )
     nsq_https_host: tuple[str, ...] = setting(
-        ("127.0.0.1",), kinds.NAMES, "Addresses to listen on with the same interface inside TLS."
+        (LOCALHOST,), kinds.NAMES, "Addresses to listen on with the same interface inside TLS."
     )
     nsq_https_port: int = setting(
         4152, integer(0, 65535), "Port for it; only listened on where there is a certificate."
@@ -470,7 +475,7 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str 
 
 def is_loopback(host: str) -> bool:
     """Whether a listening address can be reached from this machine only."""
-    if host == "localhost":
+    if host == LOCALHOST:
         return True
     try:
         return ipaddress.ip_address(host).is_loopback

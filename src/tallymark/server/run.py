@@ -42,7 +42,7 @@ from tallymark.journal.recovery import JournalCorrupt
 from tallymark.server import amqp10, logs, users
 from tallymark.server.amqp import AmqpClient, Settings
 from tallymark.server.clock import both_ms
-from tallymark.server.config import Config, is_loopback
+from tallymark.server.config import LOCALHOST, Config, is_loopback
 from tallymark.server.consumer_ledger import ConsumerLedger
 from tallymark.server.features import Features, FeaturesError
 from tallymark.server.node import JournalFailed, Node, node_name
@@ -63,6 +63,9 @@ JOURNAL: Final = 4
 
 ABSENT: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 """A name such as localhost may stand for an address family that this machine has not got."""
+LOOPBACKS: Final = ((socket.AF_INET, ("127.0.0.1",)), (socket.AF_INET6, ("::1",)))
+"""Of the name localhost, whatever a resolver says of it: clients that try one family after the
+other are to find the same broker."""
 OTHER_FILES: Final = 1024
 """Open files beside AMQP connections: journal, HTTP, listeners."""
 
@@ -245,20 +248,17 @@ def _bind(
     """
     bound: dict[Any, socket.socket] = {}
     for host in hosts:
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        except OSError as error:
-            raise CannotServe(f"host {host!r}: {error.strerror or error}") from error
+        found = _addresses_of(host, port)
         absent: OSError | None = None
-        for family, kind, protocol, _, address in found:
+        for family, address in found:
             try:
                 if address not in bound:
-                    bound[address] = _bound(family, kind, protocol, address, held)
+                    bound[address] = _bound(family, address, held, _port_of(bound))
             except OSError as error:
                 if error.errno not in ABSENT:
-                    raise _no_port(config, port, host, flag, error) from error
+                    raise _no_port(config, port, address[0], flag, error) from error
                 absent = error
-        if absent is not None and not any(address in bound for *_, address in found):
+        if absent is not None and not any(address in bound for _, address in found):
             raise _no_port(config, port, host, flag, absent)
     return list(bound.values())
 
@@ -276,10 +276,28 @@ def _no_port(config: Config, port: int, host: str, flag: str, error: OSError) ->
     return CannotServe(f"port {port} on {host} is in use: choose another with {flag}")
 
 
-def _bound(
-    family: int, kind: int, protocol: int, address: Any, held: contextlib.ExitStack
-) -> socket.socket:
-    made = held.enter_context(socket.socket(family, kind, protocol))
+def _addresses_of(host: str, port: int) -> list[tuple[int, Any]]:
+    """Address families and addresses of a listening address. Raises CannotServe."""
+    if host == LOCALHOST:
+        return [(family, (*address, port)) for family, address in LOOPBACKS]
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise CannotServe(f"host {host!r}: {error.strerror or error}") from error
+    return [(family, address) for family, _, _, _, address in found]
+
+
+def _port_of(bound: dict[Any, socket.socket]) -> int:
+    """Which one the first address has; 0: there is none yet."""
+    return int(next(iter(bound.values())).getsockname()[1]) if bound else 0
+
+
+def _bound(family: int, address: Any, held: contextlib.ExitStack, wish: int = 0) -> socket.socket:
+    """Raises OSError. wish: the port to take where any free one will do, if it can be had."""
+    if address[1] == 0 and wish:
+        with contextlib.suppress(OSError):
+            return _bound(family, (address[0], wish, *address[2:]), held)
+    made = held.enter_context(socket.socket(family, socket.SOCK_STREAM))
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if family == socket.AF_INET6:
         made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
