@@ -2,16 +2,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS ?= 4
-# Layers that are compiled: their tests run twice, interpreted from src and as installed.
-COMPILED := $(wildcard tests/wire tests/engine tests/bridge tests/journal)
+# Tests wait now and then, so there is one worker more than cores.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+PYTEST := -m pytest -q --dist loadgroup
 SOURCES := $(shell find src -name '*.py' -o -name 'py.typed') pyproject.toml setup.py
 # bash for pipefail
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help setup install test test-pure test-installed check format bench build demo fuzz nightly \
-	constraints clean
+.PHONY: help setup install test test-pure test-installed test-long timings check format bench build \
+	demo fuzz constraints clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -41,15 +41,27 @@ install: $(VENV)/.installed  ## build and install tallymark into .venv (compiled
 demo: install  ## the play: publish, consume, crash, land through Spark, reconcile (INPUT=file)
 	$(BIN)/tallymark demo $(if $(INPUT),--input "$(INPUT)")
 
-test: setup  ## every check; hot layers interpreted; everything as installed
-	$(MAKE) --no-print-directory -j2 check install
-	$(MAKE) --no-print-directory test-pure test-installed
+test: setup  ## everything brief: checks, what can differ interpreted, all tests as installed
+	$(MAKE) --no-print-directory -j3 check test-pure install
+	$(MAKE) --no-print-directory test-installed
 
+# It needs nothing compiled: it runs while the compiler does.
 test-pure: $(VENV)/.dependencies
-	PYTHONPATH=src $(BIN)/python -m pytest -q -n $(WORKERS) --hypothesis-profile=brief $(COMPILED)
+	PYTHONPATH=src $(BIN)/python $(PYTEST) $$(sed 's/#.*//' tests/interpreted.txt)
 
 test-installed: install
-	$(BIN)/python -m pytest -q -n $(WORKERS) tests
+	$(BIN)/python $(PYTEST) -n $(WORKERS) tests
+
+# LONG=ci: what fits CI's frame. Two workers: a kill is more interesting on a machine with room.
+test-long: install  ## what is too long for `make test`, and more of its models, kills and fuzzing
+	TALLYMARK_LONG=$(or $(LONG),all) $(BIN)/python $(PYTEST) -n 2 \
+	--timeout $(if $(filter ci,$(LONG)),1200,36000) tests
+
+timings: install  ## where `make test` spends its CPU, file by file
+	rm -f $(VENV)/timings.jsonl
+	TALLYMARK_TIMINGS=$(VENV)/timings.jsonl $(BIN)/python $(PYTEST) -p tests.support.timings \
+	-n $(WORKERS) tests
+	$(BIN)/python -m tests.support.timings $(VENV)/timings.jsonl
 
 check: $(VENV)/.dependencies  ## format, lint, types, the arrows between layers
 	$(BIN)/ruff format --check .
@@ -69,10 +81,8 @@ build: $(VENV)/.dependencies  ## wheel and sdist in dist/
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist .
 
 fuzz: install  ## wire fuzzing, a million cases and more (CASES=n)
-	TALLYMARK_FUZZ_CASES=$(or $(CASES),1000000) $(BIN)/python -m pytest -q tests/wire -k fuzz
-
-nightly: install  ## the long versions: fuzzing, 100 kill -9 rounds, the Spark crash matrix
-	TALLYMARK_NIGHTLY=1 TALLYMARK_FUZZ_CASES=10000000 $(BIN)/python -m pytest -q --timeout 3600 tests
+	TALLYMARK_FUZZ_CASES=$(or $(CASES),1000000) $(BIN)/python $(PYTEST) --timeout 36000 \
+	tests/wire -k fuzz
 
 constraints:  ## renew constraints.txt from the newest versions that pass pip's resolver
 	rm -rf $(VENV)/renew && $(PYTHON) -m venv $(VENV)/renew

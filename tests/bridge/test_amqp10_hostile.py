@@ -1,7 +1,7 @@
 """AMQP 1.0 clients that say whatever a frame can, in any order, with a whole broker behind: no turn
 fails, the account of every queue balances, and readers of both versions are sent what is left.
 
-The default is quick, of nightly runs long; TALLYMARK_FUZZ_CASES=1000 runs as many histories,
+The default is quick, of `make test-long` long; TALLYMARK_FUZZ_CASES=1000 runs as many histories,
 TALLYMARK_FUZZ_SEED another selection.
 """
 
@@ -46,9 +46,9 @@ from tallymark.wire.amqp10.sasl import SaslInit, plain_response
 from tallymark.wire.amqp10.sections import Header, Properties, Value, encode_message
 from tallymark.wire.amqp10.types import Described, Symbol, ULong
 from tests.bridge.rig10 import Rig
-from tests.support.nightly import NIGHTLY
+from tests.support.long import longer, sized
 
-CASES = int(os.environ.get("TALLYMARK_FUZZ_CASES", "500" if NIGHTLY else "12"))
+CASES = int(os.environ.get("TALLYMARK_FUZZ_CASES", sized("12", "60", "500")))
 SEED = os.environ.get("TALLYMARK_FUZZ_SEED", "tallymark")
 STEPS = 120
 QUEUES = ("q", "full", "letters", "stream", "single", "prio", "brief")
@@ -332,6 +332,7 @@ def read(rig: Rig, name: str, is_stream: bool, by_amqp10: bool) -> None:
         rig.connect().ask(BasicConsume(name, "reader", no_ack=True))
 
 
+@longer
 def test_no_client_of_amqp_10_stops_the_broker() -> None:
     entered = 0
     for number in range(CASES):

@@ -1,7 +1,7 @@
 """Random work in transactions of AMQP 1.0 against a model that is a few lines of Python [TX-14 to
 TX-16, TX-INV 3 and 4]: what is ready, in which order, what is held, and what comes next.
 
-TX10_SEEDS: how many histories (60; 2,000 with TALLYMARK_NIGHTLY).
+TX10_SEEDS: how many histories (60; 2,000 in `make test-long`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from tests.bridge.tx10_rig import (
     ready,
     under,
 )
-from tests.support.nightly import NIGHTLY
+from tests.support.long import longer, sized
 
-SEEDS = int(os.environ.get("TX10_SEEDS", 2000 if NIGHTLY else 60))
+SEEDS = int(os.environ.get("TX10_SEEDS", sized(60, 300, 2000)))
 STEPS = 60
 OUTCOMES: list[DeliveryState] = [ACCEPTED, RELEASED, REJECTED, FAILED]
 
@@ -278,6 +278,7 @@ class History:
         self.controls[at] = self._control()
 
 
+@longer
 @pytest.mark.parametrize("part", range(4))
 def test_tx_14_to_16_agree_with_the_model(part: int) -> None:
     for seed in range(part, SEEDS, 4):

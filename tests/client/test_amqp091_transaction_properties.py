@@ -42,10 +42,10 @@ from tests.client.test_transaction_properties import (
 )
 from tests.support.amqp091_peer import Peer091, connected091
 from tests.support.amqp10_tx_broker import TxBroker
-from tests.support.nightly import NIGHTLY
+from tests.support.long import longer, sized
 from tests.support.virtual_loop import VirtualLoop, run
 
-SEEDS = 5_000 if NIGHTLY else 50
+SEEDS = sized(50, 500, 5_000)
 BLOCK = 25
 
 
@@ -203,6 +203,7 @@ class Story091(Story):
         assert len(set(done)) == len(done), done
 
 
+@longer
 @pytest.mark.parametrize("has_flow", [True, False])
 @pytest.mark.parametrize("block", range(SEEDS // BLOCK))
 def test_tx_a10_stop_rollback_commit_and_close_at_any_point(block: int, has_flow: bool) -> None:

@@ -36,10 +36,10 @@ from tallymark.wire.amqp091.methods import (
 )
 from tests.support.amqp091_peer import Peer091, connected091, session091
 from tests.support.amqp10_client import outcome_of
-from tests.support.nightly import NIGHTLY
+from tests.support.long import longer, sized
 from tests.support.virtual_loop import quiet, run, virtual
 
-SEEDS = 1000 if NIGHTLY else 10
+SEEDS = sized(10, 100, 1000)
 FLOW = pytest.mark.parametrize("has_flow", [True, False])
 
 
@@ -511,6 +511,7 @@ async def random_story(peer: Peer091, draw: random.Random) -> None:
     assert peer.depth() == (0, 0)
 
 
+@longer
 @FLOW
 def test_tx_inv_in_any_order(has_flow: bool) -> None:
     for seed in range(SEEDS):

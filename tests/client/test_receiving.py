@@ -33,7 +33,7 @@ from tests.support.amqp10_client import (
     session_of,
 )
 from tests.support.amqp10_peer import Peer, bytewise, whole
-from tests.support.nightly import NIGHTLY
+from tests.support.long import longer, sized
 from tests.support.virtual_loop import quiet, turns, virtual
 
 
@@ -576,10 +576,11 @@ async def test_fc_9_a_mode_that_was_asked_for_and_not_granted_fails_the_attach()
             assert receiver.settle_mode == "second"  # not asked: as the peer likes
 
 
+@longer
 @virtual
 async def test_fc_a8_few_session_flows_for_many_transfers() -> None:
     peer = Peer()
-    count = 1_000_000 if NIGHTLY else 20_000
+    count = sized(10_000, 20_000, 1_000_000)
     window = 500
     peer.put("q", *[b"x"] * count)
     async with session_of(peer, session_window=window) as session:

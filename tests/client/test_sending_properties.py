@@ -17,10 +17,10 @@ from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.performatives import Transfer
 from tests.support.amqp10_client import session_of
 from tests.support.amqp10_peer import Peer
-from tests.support.nightly import NIGHTLY
+from tests.support.long import longer, sized
 from tests.support.virtual_loop import run
 
-SEEDS = 2000 if NIGHTLY else 60
+SEEDS = sized(40, 200, 2000)
 
 
 class Stingy(Peer):
@@ -59,6 +59,7 @@ class Stingy(Peer):
         self.flush()
 
 
+@longer
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_whatever_is_cancelled_credit_and_order_hold(seed: int) -> None:
     chance = random.Random(seed)

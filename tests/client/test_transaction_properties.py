@@ -8,7 +8,7 @@ and the broker takes its time. After each TX-INV is looked at:
     (4) messages = committed + remaining; outputs = committed    every turn, and at the end
     (5) nothing is unsettled before the broker's first new delivery    TxBroker.check_fresh
 
-Nightly runs have 10,000 seeds (TALLYMARK_NIGHTLY).
+`make test-long` has 10,000 seeds.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from tallymark.client.received import HELD
 from tallymark.wire.amqp10.outcomes import Error
 from tests.support.amqp10_client import connected
 from tests.support.amqp10_tx_broker import TxBroker
-from tests.support.nightly import NIGHTLY
+from tests.support.long import longer, sized
 from tests.support.virtual_loop import VirtualLoop, run, turns
 
-SEEDS = 10_000 if NIGHTLY else 500
+SEEDS = sized(200, 1_000, 10_000)
 BLOCK = 25
 """Stories that one loop is made for."""
 COUNT = 12
@@ -228,6 +228,7 @@ async def quietly(call: Callable[[], Awaitable[object]]) -> None:
         await call()
 
 
+@longer
 @pytest.mark.parametrize("block", range(SEEDS // BLOCK))
 def test_tx_a10_stop_rollback_commit_and_close_at_any_point(block: int) -> None:
     async def main() -> None:

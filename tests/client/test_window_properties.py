@@ -3,7 +3,7 @@ it is cancelled, seen from both sides; and no message is lost [FC (a), FC-17, FC
 
 The application is a handful of tasks that read in all forms, settle in all ways and at any time,
 raise, forget, and are cancelled at random; the loop runs what is ready in random order. Nightly
-runs have more seeds (TALLYMARK_NIGHTLY).
+runs have more seeds (make test-long).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from tallymark.wire.amqp10.outcomes import Modified, Released
 from tallymark.wire.amqp10.sections import encode_message
 from tests.support.amqp10_client import Cancelled, Events, cancelled_at, connected, receiver_of
 from tests.support.amqp10_peer import Node, Peer, bytewise
-from tests.support.nightly import NIGHTLY
+from tests.support.long import longer, sized
 from tests.support.virtual_loop import VirtualLoop, quiet, run, virtual
 
-SEEDS = 4000 if NIGHTLY else 120
+SEEDS = sized(60, 400, 4000)
 COUNT = 60
 
 
@@ -219,6 +219,7 @@ class Application:
                     break
 
 
+@longer
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_the_window_holds_and_nothing_is_lost(seed: int) -> None:
     chance = random.Random(seed)

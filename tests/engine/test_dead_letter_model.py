@@ -20,7 +20,7 @@ from tests.engine import dead_letter_model as model
 from tests.engine import naive_queue as naive
 from tests.support.engine_rig import START_MS, Held, Rig, Said
 from tests.support.engine_steps import manual
-from tests.support.nightly import NIGHTLY
+from tests.support.long import longer, sized
 
 NAMES = ("a", "b", "c", "d")
 OUTCOMES = {
@@ -447,8 +447,9 @@ WAYS = {
 }
 
 
+@longer
 @settings(
-    max_examples=20_000 if NIGHTLY else 300,
+    max_examples=sized(200, 1000, 20_000),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -469,8 +470,9 @@ UNLIMITED = {"max-length", "max-length-bytes", "overflow", "message-deduplicatio
 """Settings under which what comes first decides what comes in."""
 
 
+@longer
 @settings(
-    max_examples=5_000 if NIGHTLY else 150,
+    max_examples=sized(100, 500, 5_000),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

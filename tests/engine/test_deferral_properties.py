@@ -24,10 +24,10 @@ from tallymark.engine.session import (
 )
 from tests.support.engine_rig import Rig, Said, numbers
 from tests.support.engine_steps import manual
-from tests.support.nightly import NIGHTLY
+from tests.support.long import longer, sized
 from tests.support.nsq_client import Client
 
-PLAYS = 100_000 if NIGHTLY else 600
+PLAYS = sized(400, 4_000, 100_000)
 PARTS = 6
 STEPS = 25
 NAMES = ("a", "b")
@@ -266,6 +266,7 @@ class Chaos:
             assert sum(n for _, n in released) == rig.log.stored_bytes
 
 
+@longer
 @pytest.mark.parametrize("part", range(PARTS))
 def test_lc_5_the_account_holds_with_deferral_beside_everything_else(part: int) -> None:
     many = PLAYS // PARTS

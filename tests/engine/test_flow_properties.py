@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tallymark.engine.session import ACCEPTED, Session
 from tests.support.engine_rig import Delivery, Rig
-from tests.support.nightly import NIGHTLY
+from tests.support.long import longer, sized
 
 steps = st.one_of(
     st.tuples(st.just("publish"), st.integers(1, 20)),
@@ -100,7 +100,8 @@ class Club:
         raise AssertionError(self.queue.counters())
 
 
-@settings(max_examples=3000 if NIGHTLY else 300, deadline=None)
+@longer
+@settings(max_examples=sized(200, 1000, 3000), deadline=None)
 @given(
     st.integers(1, 2), st.integers(1, 8), st.booleans(), st.lists(steps, min_size=10, max_size=80)
 )

@@ -10,13 +10,14 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.race_model import Race
-from tests.support.nightly import NIGHTLY
+from tests.support.long import longer, sized
 
-INTERLEAVINGS = 1_000_000 if NIGHTLY else 3_000
+INTERLEAVINGS = sized(2_000, 20_000, 1_000_000)
 PARTS = 10
 STEPS = 14
 
 
+@longer
 @pytest.mark.parametrize("part", range(PARTS))
 def test_nq_a7_a8_every_message_ends_in_exactly_one_place(part: int) -> None:
     many = INTERLEAVINGS // PARTS
@@ -29,6 +30,7 @@ def test_nq_a7_a8_every_message_ends_in_exactly_one_place(part: int) -> None:
             raise AssertionError(f"seed {seed}: {error}\n{told}") from error
 
 
+@longer
 @pytest.mark.parametrize("seed", range(20))
 def test_nq_a7_a8_long_plays(seed: int) -> None:
     race = Race(INTERLEAVINGS + seed)

@@ -18,7 +18,7 @@ from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, REJECTED, RETU
 from tallymark.engine.staging import Transaction
 from tests.engine import transaction_model as model
 from tests.support.engine_rig import Rig
-from tests.support.nightly import NIGHTLY
+from tests.support.long import longer, sized
 
 OUTCOMES = {
     "ack": ACCEPTED, "reject": REJECTED, "nack": DISCARDED, "return": RETURNED, "fail": FAILED,
@@ -266,8 +266,9 @@ def play(player: Player, history: list[tuple]) -> Player:
     return player
 
 
+@longer
 @settings(
-    max_examples=5000 if NIGHTLY else 400,
+    max_examples=sized(150, 1000, 5000),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -279,8 +280,9 @@ def test_what_is_seen_is_what_the_rules_say_whatever_the_batching(history: list[
         play(player, history).check_released()
 
 
+@longer
 @settings(
-    max_examples=2000 if NIGHTLY else 150,
+    max_examples=sized(80, 500, 2000),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -292,7 +294,8 @@ def test_tx_d1_a_crash_leaves_each_transaction_whole_or_not_at_all(
     play(player, history).check_every_cut()
 
 
-@settings(max_examples=1000 if NIGHTLY else 100, deadline=None)
+@longer
+@settings(max_examples=sized(60, 300, 1000), deadline=None)
 @given(histories, st.integers(0, 60))
 def test_a_restart_from_a_checkpoint_in_the_middle(history: list[tuple], at: int) -> None:
     """With transactions open: what they hold is neither lost nor in effect."""

@@ -4,7 +4,7 @@ Each round: several connections publish with confirms, consume and settle at ful
 is killed; often its recovery is killed as well; then every queue is read and compared with what the
 clients know. All rounds work on one folder, so recovery always stands on earlier recoveries.
 
-CRASH_ROUNDS sets the number of rounds (3; 100 with TALLYMARK_NIGHTLY), CRASH_SEED the seed.
+CRASH_ROUNDS sets the number of rounds (2; 100 in `make test-long`), CRASH_SEED the seed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tests.support.crash_history import (
     number_of,
 )
 from tests.support.crash_load import Client, read_all, run, set_up
-from tests.support.nightly import NIGHTLY
+from tests.support.long import longer, sized
 from tests.support.process import BrokerProcess
 
-ROUNDS = int(os.environ.get("CRASH_ROUNDS", 100 if NIGHTLY else 3))
+ROUNDS = int(os.environ.get("CRASH_ROUNDS", sized(2, 10, 100)))
 SEED = int(os.environ.get("CRASH_SEED", 20261120))
 CLIENTS = 4
 """More than queues: one only publishes, so that backlogs grow."""
@@ -96,6 +96,7 @@ class Field:
                 history.begin_empty()
 
 
+@longer
 @pytest.mark.timeout(120 + 20 * ROUNDS)
 def test_kill_9_under_full_load(tmp_path: Path) -> None:
     field = Field(tmp_path, SEED)

@@ -6,7 +6,7 @@ not there yet, round a retry loop) are published with confirms; the broker is ki
 the middle, sometimes twice, sometimes while it recovers; what is left is published, everything dies
 that can, and every queue is read. All rounds work on one folder.
 
-LETTER_ROUNDS sets the number of rounds (3; 20 with TALLYMARK_NIGHTLY), LETTER_DEATHS the deaths in
+LETTER_ROUNDS sets the number of rounds (2; 20 in `make test-long`), LETTER_DEATHS the deaths in
 each (20,000; 100,000), LETTER_SEED the seed.
 """
 
@@ -42,12 +42,12 @@ from tests.support.letter_history import (
     set_up,
 )
 from tests.support.letter_load import Consumers, Publisher, read_letters, run
-from tests.support.nightly import NIGHTLY
+from tests.support.long import longer, sized
 from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
-ROUNDS = int(os.environ.get("LETTER_ROUNDS", 20 if NIGHTLY else 3))
-DEATHS = int(os.environ.get("LETTER_DEATHS", 100_000 if NIGHTLY else 20_000))
+ROUNDS = int(os.environ.get("LETTER_ROUNDS", sized(2, 5, 20)))
+DEATHS = int(os.environ.get("LETTER_DEATHS", sized(10_000, 20_000, 100_000)))
 SEED = int(os.environ.get("LETTER_SEED", 20261121))
 SMALL = {"segment_size": "1MiB", "checkpoint_every": "1MiB", "max_memory": "16MiB"}
 """Many segments and checkpoints a second, bodies beyond memory: more places to be killed in."""
@@ -206,6 +206,7 @@ def check_equation(row: dict[str, Any]) -> None:
     assert row["entered"] == here + row["dead_letter_pending"] + gone, f"no balance: {row}"
 
 
+@longer
 @pytest.mark.timeout(120 + ROUNDS * (20 + DEATHS // 1000))
 def test_dl_22_kill_9_in_the_middle_of_dead_lettering(tmp_path: Path) -> None:
     field = Field(tmp_path, SEED)

@@ -7,7 +7,7 @@ and finished. All rounds work on one folder, and at the end both channels are em
 answered OK was received and finished, what was finished for certain never came again, nothing came
 before its time, and attempts count on.
 
-NSQ_ROUNDS sets the number of rounds (2; 20 with TALLYMARK_NIGHTLY), NSQ_SEED the seed.
+NSQ_ROUNDS sets the number of rounds (2; 20 in `make test-long`), NSQ_SEED the seed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import pytest
 
 from tests.support import forked
 from tests.support.crash_history import check_account
-from tests.support.nightly import NIGHTLY
+from tests.support.long import longer, sized
 from tests.support.nsq_history import ChannelHistory, Message, TopicHistory
 from tests.support.nsq_load import Client, run
 from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
-ROUNDS = int(os.environ.get("NSQ_ROUNDS", 20 if NIGHTLY else 2))
+ROUNDS = int(os.environ.get("NSQ_ROUNDS", sized(2, 5, 20)))
 SEED = int(os.environ.get("NSQ_SEED", 20261120))
 LOADS_S = ((0.02, 1.0), (1.5, 3.0))
 """In turn; the second is longer than the time-out of those who answer nothing."""
@@ -141,6 +141,7 @@ class Field:
         return [rows["crash:one"], rows["crash:two"]]
 
 
+@longer
 @pytest.mark.timeout(120 + 40 * ROUNDS)
 def test_nq_a11_an_ok_survives_kill_9(tmp_path: Path) -> None:
     field = Field(tmp_path, SEED)

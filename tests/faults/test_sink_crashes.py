@@ -3,7 +3,7 @@ does, while the broker is killed at random moments and the writer forgets what i
 
 At the end every message is in the outcome or among the dead letters, exactly once.
 
-SINK_ROUNDS sets the number of kills (4; 60 with TALLYMARK_NIGHTLY), SINK_SEED the seed.
+SINK_ROUNDS sets the number of kills (3; 60 in `make test-long`), SINK_SEED the seed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tallymark.wire.amqp091.frames import METHOD, content_frames, frame
 from tallymark.wire.amqp091.layouts import encode_method
 from tallymark.wire.amqp091.methods import BasicPublish
 from tallymark.wire.amqp091.properties import Properties, encode_properties
-from tests.support.nightly import NIGHTLY
+from tests.support.long import longer, sized
 from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
-ROUNDS = int(os.environ.get("SINK_ROUNDS", 60 if NIGHTLY else 4))
+ROUNDS = int(os.environ.get("SINK_ROUNDS", sized(3, 12, 60)))
 SEED = int(os.environ.get("SINK_SEED", random.randrange(1 << 30)))
 MESSAGES = 300
 """Published before each kill."""
@@ -191,6 +191,7 @@ def contents(broker: BrokerProcess, queue: str) -> list[int]:
     return found
 
 
+@longer
 @pytest.mark.timeout(1800)
 def test_a_batch_and_its_verdicts_are_in_effect_once_whatever_is_killed(tmp_path: Path) -> None:
     chance = random.Random(SEED)

@@ -3,7 +3,7 @@
 Offsets never change and never repeat, whoever has read them; each confirmed message is there once,
 or retention took it, from the beginning; what publishers send again is passed over.
 
-CRASH_ROUNDS sets the number of rounds (4; 60 with TALLYMARK_NIGHTLY), CRASH_SEED the seed.
+CRASH_ROUNDS sets the number of rounds (3; 60 in `make test-long`), CRASH_SEED the seed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.nightly import NIGHTLY
+from tests.support.long import longer, sized
 from tests.support.process import BrokerProcess
 from tests.support.stream_load import STREAM, Known, Message, Publisher, declare, follow, read_range
 
-ROUNDS = int(os.environ.get("CRASH_ROUNDS", 60 if NIGHTLY else 4))
+ROUNDS = int(os.environ.get("CRASH_ROUNDS", sized(3, 12, 60)))
 SEED = int(os.environ.get("CRASH_SEED", 20261120))
 BASE = f"/api/tallymark/streams/%2F/{STREAM}"
 SMALL = {"segment_size": "1MiB", "checkpoint_every": "1MiB", "max_memory": "16MiB"}
@@ -152,6 +152,7 @@ def _end_of(data: bytes) -> int:
     return rows[-1].first + rows[-1].count - 1
 
 
+@longer
 @pytest.mark.timeout(120 + 30 * ROUNDS)
 def test_kill_9_under_publish_and_retention(tmp_path: Path) -> None:
     field = Field(tmp_path, SEED)

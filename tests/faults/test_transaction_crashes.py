@@ -2,12 +2,12 @@
 
 [TX-D1] Each round: several clients work through five source queues; every transaction acknowledges
 a message of each (but one, which it rejects to a dead-letter queue) and publishes to five others.
-Half of the clients speak AMQP 0-9-1, the others AMQP 1.0; with TALLYMARK_NIGHTLY first all of them
+Half of the clients speak AMQP 0-9-1, the others AMQP 1.0; in `make test-long` first all of them
 the one, then all the other.
 The broker is killed somewhere in the middle, sometimes again while it recovers; then everything is
 read and compared. All rounds work on one folder.
 
-TRANSACTION_ROUNDS sets the number of rounds (3; 50 with TALLYMARK_NIGHTLY), TRANSACTION_SEED the
+TRANSACTION_ROUNDS sets the number of rounds (2; 50 in `make test-long`), TRANSACTION_SEED the
 seed.
 """
 
@@ -24,7 +24,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.faults.test_dead_letter_crashes import check_equation
 from tests.support import forked
-from tests.support.nightly import NIGHTLY
+from tests.support.long import longer, sized
 from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 from tests.support.transaction_load import (
@@ -39,7 +39,7 @@ from tests.support.transaction_load import (
     set_up,
 )
 
-ROUNDS = int(os.environ.get("TRANSACTION_ROUNDS", 50 if NIGHTLY else 3))
+ROUNDS = int(os.environ.get("TRANSACTION_ROUNDS", sized(2, 8, 50)))
 SEED = int(os.environ.get("TRANSACTION_SEED", 20261120))
 WORKERS = 4
 EACH = 250
@@ -141,8 +141,9 @@ class Field:
         return found
 
 
+@longer
 @pytest.mark.timeout(120 + ROUNDS * 60)
-@pytest.mark.parametrize("protocols", ["0-9-1", "1.0"] if NIGHTLY else ["both"])
+@pytest.mark.parametrize("protocols", sized(["both"], ["both"], ["0-9-1", "1.0"]))
 def test_tx_d1_kill_9_in_the_middle_of_commits(tmp_path: Path, protocols: str) -> None:
     field = Field(tmp_path, SEED, protocols)
     with field.broker:

@@ -18,7 +18,7 @@ from tallymark.spark.client import Endpoint
 from tallymark.spark.pipelines import archives
 from tallymark.spark.pipelines.folder import Archive, ArchiveDamaged, ArchiveInUse, Range
 from tests.spark.rig import python_path
-from tests.support.nightly import NIGHTLY, nightly
+from tests.support.long import long, longer, sized
 from tests.support.process import BrokerProcess
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def run(arguments: list[str]) -> tuple[int, list[dict[str, Any]], str]:
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
-@nightly
+@long
 def test_archived_by_the_command_killed_and_run_again_it_reads_as_before(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
@@ -125,6 +125,7 @@ def test_archived_by_the_command_killed_and_run_again_it_reads_as_before(
     assert outcome.balanced, outcome.faults
 
 
+@longer
 def test_killed_after_any_step_it_goes_on_from_there(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
@@ -132,7 +133,7 @@ def test_killed_after_any_step_it_goes_on_from_there(
     before = rows_of(read(spark, broker, "steps"))
     where, to = endpoint(broker), tmp_path / "lake"
     steps = [archives.WRITTEN, archives.COMPLETE, archives.RECORDED, archives.RELEASED]
-    for step in steps * 5 if NIGHTLY else steps[1:3]:
+    for step in sized(steps[1:2], steps, steps * 5):
         first = Archive.open(to).end() if to.exists() else 0
 
         def kill(what: str, one: Range, step: str = step, first: int = first) -> None:

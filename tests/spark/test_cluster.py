@@ -17,7 +17,7 @@ import pytest
 
 from tallymark.spark.session import LOOPBACK, check_master
 from tests.spark.rig import ROOT, lost_and_doubled, parquet_ids, python_path
-from tests.support.nightly import nightly
+from tests.support.long import long
 from tests.support.process import BrokerProcess
 
 pytestmark = pytest.mark.spark
@@ -59,7 +59,7 @@ def shell(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-@nightly
+@long
 @pytest.mark.timeout(2 * LONGEST_S)
 def test_what_the_documentation_prints_works_on_a_cluster_of_two_workers(
     shell: subprocess.Popen[str], tmp_path: Path

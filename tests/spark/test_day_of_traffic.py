@@ -15,11 +15,11 @@ from bench.day_of_traffic import Day, Plan, Told
 from bench.forge import Forged, forge
 from tallymark.spark import ledger
 from tallymark.spark.reconcile import Reconciliation, run
-from tests.support.nightly import NIGHTLY
+from tests.support.long import longer, sized
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, longer]
 
-TRANSITIONS = 11_500_000 if NIGHTLY else 100_000
+TRANSITIONS = sized(50_000, 300_000, 11_500_000)
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,12 @@ input queues, and something is killed while they are on their way; now and then 
 before all has recovered from this one. At the end every message is in its table, or in its queue,
 exactly once, and the account of every queue holds.
 
-EVERY_WAY_ROUNDS sets the number of rounds (1; 90 with TALLYMARK_NIGHTLY, which kill each kind of
-victim 30 times), EVERY_WAY_SEED the seed, EVERY_WAY_PATIENCE_S how long a step may take (240 s).
+EVERY_WAY_ROUNDS sets the number of rounds (1 in CI; 90 in `make test-long`, which kill each
+kind of victim 30 times), EVERY_WAY_SEED the seed, EVERY_WAY_PATIENCE_S how long a step may take.
+
+Its parts are tested alone in `make test`: a batch that is written once (test_sink.py), a killed
+broker under a query (test_crashes.py), kills of a sink's client and of its broker
+(faults/test_sink_crashes.py), a lease that is read again (server/test_subscriptions_http.py).
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ import pytest
 
 from tests.spark.every_way import SUBSCRIPTION, WAYS
 from tests.spark.rig import LOOK_S, lost_and_doubled, parquet_ids, python_path, stat
-from tests.support.nightly import NIGHTLY
+from tests.support.long import ALL, MODE, long, sized
 from tests.support.process import BrokerProcess
 
 pytestmark = [
@@ -41,7 +45,7 @@ pytestmark = [
 ]
 
 VICTIMS = ("executor", "driver", "broker")
-ROUNDS = int(os.environ.get("EVERY_WAY_ROUNDS", 30 * len(VICTIMS) if NIGHTLY else 1))
+ROUNDS = int(os.environ.get("EVERY_WAY_ROUNDS", sized(1, 1, 30 * len(VICTIMS))))
 SEED = int(os.environ.get("EVERY_WAY_SEED", random.randrange(1 << 30)))
 BEFORE, AFTER = 100, 50
 """Messages published to each way in a round, before and after the kill: more than two batches."""
@@ -213,6 +217,7 @@ def strike(victim: str, cluster: Cluster, broker: BrokerProcess, chance: random.
         until(cluster, lambda: cluster.kill_executor(chance), "an executor to kill")
 
 
+@long
 def test_every_way_is_exactly_once_whatever_is_killed(tmp_path: Path) -> None:
     chance = random.Random(SEED)
     print(f"EVERY_WAY_SEED={SEED}, {ROUNDS} rounds")
@@ -279,7 +284,7 @@ def check(traffic: Traffic, folder: Path) -> None:
     print(f"lost and doubled: {came}")
     assert came == dict.fromkeys(came, ([], []))
     assert dead == rejected, "in their order: they died in that of their leases"
-    if NIGHTLY:
+    if MODE == ALL:
         reconcile(traffic.broker)
 
 

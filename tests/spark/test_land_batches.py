@@ -18,7 +18,7 @@ from tallymark.spark.bodies import BEGUN, FOUND, NoSchema, Schema
 from tallymark.spark.land import CHECKPOINT, land_batches
 from tests.spark.rig import PATIENCE_S, SUBSCRIPTION, stream
 from tests.spark.test_sink import contents, declare, write
-from tests.support.nightly import nightly
+from tests.support.long import long
 from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
@@ -95,7 +95,7 @@ def test_dl_1_what_does_not_fit_is_quarantined_and_dead_lettered(
     assert [int(one.message_id) for one, _ in contents(broker, f"{queue}.dead")] == BAD[schema]
 
 
-@nightly
+@long
 @pytest.mark.parametrize(("format", "schema"), [(DELTA, GIVEN), (PARQUET, "infer")])
 def test_the_command_does_the_same_batch_by_batch(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path, format: str, schema: str
@@ -149,7 +149,7 @@ spark.stop()
 """
 
 
-@nightly
+@long
 def test_java_says_nothing_of_a_query_that_is_stopped_in_mid_batch(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", STOPPED, str(tmp_path)], capture_output=True, text=True, timeout=300,
@@ -158,7 +158,7 @@ def test_java_says_nothing_of_a_query_that_is_stopped_in_mid_batch(tmp_path: Pat
     assert "StackOverflowError" not in done.stderr
 
 
-@nightly
+@long
 def test_a_command_that_is_stopped_in_mid_batch_says_no_more_than_that(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:

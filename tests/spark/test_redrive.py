@@ -20,7 +20,7 @@ from tallymark.spark import pipelines, reconcile
 from tallymark.spark.client import BrokerRefused, Endpoint
 from tallymark.spark.pipelines import redrives
 from tests.spark.rig import python_path
-from tests.support.nightly import nightly
+from tests.support.long import long
 from tests.support.process import BrokerProcess
 
 pytestmark = pytest.mark.spark
@@ -81,7 +81,7 @@ def drained(channel: BlockingChannel, queue: str) -> list[tuple[int, dict[str, A
         out.append((int(properties.message_id), dict(properties.headers)))
 
 
-@nightly
+@long
 def test_the_command_killed_run_again_and_run_twice_moves_each_once(
     broker: BrokerProcess,
 ) -> None:

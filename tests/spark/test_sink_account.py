@@ -18,7 +18,7 @@ from tallymark.spark.client import BrokerRefused, Endpoint
 from tallymark.spark.reconcile import Account, Reconciliation
 from tallymark.spark.sink import BatchWriter
 from tallymark.spark.sink_options import SinkOptions
-from tests.support.nightly import nightly
+from tests.support.long import long
 from tests.support.process import BrokerProcess
 
 pytestmark = pytest.mark.spark
@@ -118,7 +118,7 @@ def second_half(broker: BrokerProcess) -> None:
     ask(broker, "settle", **mine, end=end)
 
 
-@nightly
+@long
 def test_lc_5_what_sinks_and_verdicts_did_balances_and_what_is_forged_is_named(
     spark: SparkSession, broker: BrokerProcess
 ) -> None:

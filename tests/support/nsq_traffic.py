@@ -22,10 +22,11 @@ from tallymark.wire.nsq.commands import (
     touch,
 )
 from tallymark.wire.nsq.limits import LINE_MAX, Limits
+from tests.support.long import sized
 
 BYTES = int(
     os.environ.get("TALLYMARK_FUZZ_BYTES")
-    or 10 * int(os.environ.get("TALLYMARK_FUZZ_CASES", "30000"))
+    or 10 * int(os.environ.get("TALLYMARK_FUZZ_CASES", sized("30000", "100000", "1000000")))
 )
 SEED = os.environ.get("TALLYMARK_FUZZ_SEED", "tallymark")
 LIMITS = Limits(max_msg_size=300, max_body_size=1000, max_rdy_count=50, tls_available=True)

@@ -45,8 +45,9 @@ from tests.support.amqp091 import (
     open_channels,
     publish,
 )
+from tests.support.long import longer, sized
 
-CASES = int(os.environ.get("TALLYMARK_FUZZ_CASES", "4000"))
+CASES = int(os.environ.get("TALLYMARK_FUZZ_CASES", sized("4000", "40000", "1000000")))
 SEED = os.environ.get("TALLYMARK_FUZZ_SEED", "tallymark")
 LIMITS = Limits(max_message_bytes=3000, max_unfinished_bytes=5000)
 
@@ -202,6 +203,7 @@ def run_case(raw: bytes, chunks: list[bytes]) -> None:
     assert b"".join(parts.connection.out) == b"".join(whole.connection.out)
 
 
+@longer
 def test_damaged_traffic() -> None:
     for number in range(CASES):
         rng = random.Random(f"{SEED}:{number}")

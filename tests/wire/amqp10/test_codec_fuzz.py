@@ -65,8 +65,9 @@ from tallymark.wire.amqp10.types import (
     ULong,
     UShort,
 )
+from tests.support.long import longer, sized
 
-CASES = int(os.environ.get("TALLYMARK_FUZZ_CASES", "8000"))
+CASES = int(os.environ.get("TALLYMARK_FUZZ_CASES", sized("8000", "80000", "1000000")))
 SEED = os.environ.get("TALLYMARK_FUZZ_SEED", "tallymark")
 
 VALUES: list[object] = [
@@ -248,6 +249,7 @@ def test_undamaged_cases_are_read() -> None:
     assert [any(check(raw)) for raw in ENCODED] == [True] * len(ENCODED)
 
 
+@longer
 def test_fuzz_damaged_values() -> None:
     read = [0, 0, 0]
     for number in range(CASES):

@@ -71,8 +71,9 @@ from tallymark.wire.amqp10.session import Session
 from tallymark.wire.amqp10.states import LinkState, SessionState, State
 from tallymark.wire.amqp10.transfers import Run
 from tests.support.amqp10_pair import BODY, End
+from tests.support.long import longer, sized
 
-CASES = int(os.environ.get("TALLYMARK_FUZZ_CASES", "800"))
+CASES = int(os.environ.get("TALLYMARK_FUZZ_CASES", sized("800", "8000", "1000000")))
 SEED = os.environ.get("TALLYMARK_FUZZ_SEED", "tallymark")
 WIDE = Limits(
     max_frame_size=2000,
@@ -492,6 +493,7 @@ def run_case(raw: bytes, chunks: list[bytes], is_server: bool) -> None:
             raise AssertionError(f"still there at the end of file: {owner.events[-1]}")
 
 
+@longer
 @pytest.mark.parametrize("opening", ["server", "server with SASL", "client"])
 def test_damaged_traffic(opening: str) -> None:
     first = {"server": TO_SERVER, "server with SASL": WITH_SASL, "client": TO_CLIENT}[opening]

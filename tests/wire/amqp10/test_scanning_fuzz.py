@@ -39,8 +39,9 @@ from tests.support.amqp10_layouts import (
     said_by_rhea,
     said_by_us,
 )
+from tests.support.long import longer, sized
 
-CASES = int(os.environ.get("TALLYMARK_FUZZ_CASES", "4000"))
+CASES = int(os.environ.get("TALLYMARK_FUZZ_CASES", sized("4000", "40000", "1000000")))
 SEED = os.environ.get("TALLYMARK_FUZZ_SEED", "tallymark")
 
 
@@ -174,6 +175,7 @@ def check(raw: bytes) -> tuple[int, int]:
     return taken, min(pos, len(raw))
 
 
+@longer
 def test_fuzz_frames() -> None:
     taken = 0
     total = 0

@@ -21,6 +21,7 @@ from tallymark.wire.nsq.events import PeerClosed, ProtocolFailure
 from tallymark.wire.nsq.frames import ERROR, RESPONSE, split_frames
 from tallymark.wire.nsq.limits import LINE_MAX, Limits
 from tallymark.wire.nsq.states import State
+from tests.support.long import longer
 from tests.support.nsq import Server, flatten
 from tests.support.nsq_traffic import (
     BYTES,
@@ -85,6 +86,7 @@ def run_case(limits: Limits, raw: bytes, chunks: list[bytes]) -> None:
         assert run(limits, [raw[i : i + 1] for i in range(len(raw))], eager=True) == whole
 
 
+@longer
 def test_nq_a4_damaged_traffic() -> None:
     number = 0
     done = 0
