@@ -118,7 +118,7 @@ def test_a_wrong_password_is_refused(broker: BrokerProcess, password: str) -> No
 
 def test_anonymous_is_who_the_configuration_says(broker: BrokerProcess) -> None:
     with plain(broker) as client:
-        assert client.mechanisms() == ("PLAIN", "ANONYMOUS")
+        assert client.mechanisms() == ("SCRAM-SHA-256", "PLAIN", "ANONYMOUS")
         assert client.authenticate("ANONYMOUS", b"") == 0
         client.open()
         _, rows = broker.http("GET", "/api/connections", user="root:secret")
@@ -127,7 +127,7 @@ def test_anonymous_is_who_the_configuration_says(broker: BrokerProcess) -> None:
 
 def test_amqp_10_inside_tls(broker: BrokerProcess, authority: Authority) -> None:
     with encrypted(broker, context_of(authority)) as client:
-        assert client.mechanisms() == ("PLAIN", "ANONYMOUS")
+        assert client.mechanisms() == ("SCRAM-SHA-256", "PLAIN", "ANONYMOUS")
         assert client.authenticate("PLAIN", plain_response("alice", "secret")) == 0
         client.open()
         _, rows = broker.http("GET", "/api/connections", user="root:secret")
@@ -154,7 +154,7 @@ def test_external_is_the_certificates_common_name(
     broker: BrokerProcess, authority: Authority
 ) -> None:
     with encrypted(broker, context_of(authority, authority.sign("alice"))) as client:
-        assert client.mechanisms() == ("EXTERNAL", "PLAIN", "ANONYMOUS")
+        assert client.mechanisms() == ("EXTERNAL", "SCRAM-SHA-256", "PLAIN", "ANONYMOUS")
         assert client.authenticate("EXTERNAL", b"") == 0
         client.open()
         _, rows = broker.http("GET", "/api/connections", user="root:secret")

@@ -10,6 +10,8 @@ from tallymark.bridge.bridge import Bridge
 from tallymark.bridge.permissions import Permissions
 from tallymark.engine.session import Connection
 
+SCRAM: Final = "SCRAM-SHA-256"
+"""[RFC 7677]"""
 UNDECIDED: Final = 0
 AMQP_091: Final = 1
 """Also whatever is not AMQP at all: the older protocol says what it expected."""
@@ -18,6 +20,11 @@ AMQP_10: Final = 2
 _NAME: Final = b"AMQP"
 _OF_10: Final = (b"AMQP\x00\x01", b"AMQP\x02\x01", b"AMQP\x03\x01")
 """How the headers of AMQP 1.0 begin, of its TLS layer and of its SASL layer [amqp-1.0 §2.2, §5]."""
+
+
+def default_mechanisms() -> tuple[str, ...]:
+    """By which clients log in where nobody says otherwise."""
+    return "EXTERNAL", "PLAIN", "AMQPLAIN"
 
 
 def protocol_of(start: bytes) -> int:
@@ -34,7 +41,7 @@ def protocol_of(start: bytes) -> int:
 class AmqpBridge(Bridge):
     """One AMQP client's."""
 
-    __slots__ = ("peer", "pending_login")
+    __slots__ = ("peer", "pending_login", "pending_sasl")
 
     def __init__(self, peer: str) -> None:
         super().__init__()
@@ -43,6 +50,8 @@ class AmqpBridge(Bridge):
         self.pending_login: tuple[str, str, str] | None = None
         """(mechanism, user, password) to be checked. With EXTERNAL the user is who TLS says and
         with ANONYMOUS who the configuration says: no password comes with them."""
+        self.pending_sasl: bytes | None = None
+        """A step of SCRAM-SHA-256 to be answered with `sasl_challenge` or as a login."""
 
     @property
     def entered(self) -> Connection | None:
@@ -54,12 +63,16 @@ class AmqpBridge(Bridge):
         """False: enough of what it sent waits for an answer of the owner; read no more for now."""
         return True
 
-    def login_succeeded(self, permissions: Permissions) -> None:
-        """The pending login is good."""
+    def sasl_challenge(self, challenge: bytes) -> None:
+        """The pending step is answered by this; the next one follows."""
+        raise NotImplementedError
+
+    def login_succeeded(self, permissions: Permissions, last_words: bytes = b"") -> None:
+        """The pending login, or step, is good. last_words: of the mechanism, to the client."""
         raise NotImplementedError
 
     def login_failed(self) -> None:
-        """The pending login is refused."""
+        """The pending login, or step, is refused."""
         raise NotImplementedError
 
     def describe(self) -> dict[str, object]:

@@ -20,7 +20,7 @@ from tallymark.bridge import amqp091_publish as publishing
 from tallymark.bridge import amqp091_sink as sink
 from tallymark.bridge import amqp091_topology as topology
 from tallymark.bridge import amqp091_tx as tx
-from tallymark.bridge.amqp import AmqpBridge
+from tallymark.bridge.amqp import SCRAM, AmqpBridge, default_mechanisms
 from tallymark.bridge.amqp091_channel import Channel, Client
 from tallymark.bridge.amqp091_content import Recipient
 from tallymark.bridge.amqp091_errors import wire_error
@@ -90,6 +90,8 @@ from tallymark.wire.amqp091.methods import (
     ConnectionCloseOk,
     ConnectionOpen,
     ConnectionOpenOk,
+    ConnectionSecure,
+    ConnectionSecureOk,
     ConnectionStartOk,
     ConnectionTuneOk,
     ConnectionUnblocked,
@@ -146,7 +148,7 @@ HANDLERS: Final[dict[type[Method], Handler]] = {
 class Settings:
     """What all connections of a broker share."""
 
-    __slots__ = ("limits", "platform", "random_name", "replies")
+    __slots__ = ("limits", "mechanisms", "platform", "random_name", "replies")
 
     def __init__(
         self,
@@ -154,6 +156,7 @@ class Settings:
         platform: str,
         random_name: Callable[[], str],
         replies: DirectReplies,
+        mechanisms: Callable[[], tuple[str, ...]] = default_mechanisms,
     ) -> None:
         self.limits = limits
         self.platform = platform
@@ -161,6 +164,8 @@ class Settings:
         self.random_name = random_name
         """Gives 22 characters of [A-Za-z0-9_-] that nobody can guess."""
         self.replies = replies
+        self.mechanisms = mechanisms
+        """Gives those by which clients may log in now, in the order they are offered."""
 
 
 @final
@@ -172,6 +177,7 @@ class Amqp091(AmqpBridge):
         "_gate",
         "_login_mechanism",
         "_now_ms",
+        "_offered",
         "_over",
         "_permissions",
         "broker",
@@ -198,6 +204,7 @@ class Amqp091(AmqpBridge):
         self.publishing = False
         """Whether it has published anything."""
         self._login_mechanism = ""
+        self._offered: tuple[str, ...] = ()
         self._permissions: Permissions | None = None
         self._capabilities: frozenset[str] = frozenset()
         self._gate = OutputGate(self.wire, self)
@@ -255,13 +262,24 @@ class Amqp091(AmqpBridge):
                 self.broker.wake(connection)
         return chunks
 
-    def login_succeeded(self, permissions: Permissions) -> None:
-        """The pending login is good."""
-        if self.pending_login is None:
+    def sasl_challenge(self, challenge: bytes) -> None:
+        if self.pending_sasl is None:
             return
-        self.pending_login = None
+        self.pending_sasl = None
+        self.wire.send_method(0, ConnectionSecure(challenge))
+        self._handle_events()
+
+    def login_succeeded(self, permissions: Permissions, last_words: bytes = b"") -> None:
+        """Last words are a challenge, since tune has no room for them; the answer to it is
+        empty [RFC 4422 §3.6]."""
+        if self.pending_login is None and self.pending_sasl is None:
+            return
+        self.pending_login = self.pending_sasl = None
         self._permissions = permissions
-        self.wire.send_tune()
+        if last_words:
+            self.wire.send_method(0, ConnectionSecure(last_words))
+        else:
+            self.wire.send_tune()
         self._handle_events()
 
     @property
@@ -286,9 +304,9 @@ class Amqp091(AmqpBridge):
 
     def login_failed(self) -> None:
         """The pending login is refused; only a client that understands it is told."""
-        if self.pending_login is None:
+        if self.pending_login is None and self.pending_sasl is None:
             return
-        self.pending_login = None
+        self.pending_login = self.pending_sasl = None
         self.reason = "login refused"
         if "authentication_failure_close" in self._capabilities:
             text = (
@@ -453,8 +471,9 @@ class Amqp091(AmqpBridge):
 
     def _other_event(self, event: Event) -> None:
         if isinstance(event, Opening):
-            offered = mechanisms(self.external_user)
-            self.wire.send_start(server_properties(self.settings.platform), offered)
+            self._offered = mechanisms(self.settings.mechanisms(), self.external_user)
+            listed = " ".join(self._offered).encode()
+            self.wire.send_start(server_properties(self.settings.platform), listed)
         elif isinstance(event, ProtocolFailure):
             self._fail(event.channel, event.error)
         elif isinstance(event, PeerClosed):
@@ -526,6 +545,11 @@ class Amqp091(AmqpBridge):
             self.wire.send_method(0, ConnectionCloseOk())
         elif isinstance(method, ConnectionUpdateSecret):
             self.wire.send_method(0, ConnectionUpdateSecretOk())
+        elif isinstance(method, ConnectionSecureOk):
+            if self._permissions is not None:
+                self.wire.send_tune()
+            else:
+                self.pending_sasl = method.response
         else:
             assert isinstance(method, (ConnectionTuneOk, ConnectionCloseOk)), method
 
@@ -533,7 +557,12 @@ class Amqp091(AmqpBridge):
         self.client_properties = method.client_properties
         self._capabilities = client_capabilities(method.client_properties)
         self._login_mechanism = method.mechanism
-        found = credentials(method.mechanism, method.response, self.external_user)
+        if method.mechanism == SCRAM and SCRAM in self._offered:
+            self.pending_sasl = method.response
+            return
+        found = None
+        if method.mechanism in self._offered:
+            found = credentials(method.mechanism, method.response, self.external_user)
         if found is None:
             # As RabbitMQ: somebody we do not know and cannot understand gets no answer.
             self.reason = f"no credentials in a response of mechanism {method.mechanism[:40]!r}"

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Final
 
 from tallymark import __version__
+from tallymark.bridge.amqp import SCRAM
 from tallymark.wire.amqp091.errors import WireError
 from tallymark.wire.amqp091.fields import decode_table
 
-MECHANISMS: Final = b"PLAIN AMQPLAIN"
 EXTERNAL: Final = "EXTERNAL"
 """Offered in front of them to a client whose certificate TLS has verified."""
 PLAIN: Final = "PLAIN"
@@ -45,9 +45,10 @@ def server_properties(platform: str) -> dict[str, object]:
     }
 
 
-def mechanisms(external_user: str) -> bytes:
+def mechanisms(allowed: tuple[str, ...], external_user: str) -> tuple[str, ...]:
     """What is offered. external_user: who TLS says the client is, or empty."""
-    return b"EXTERNAL " + MECHANISMS if external_user else MECHANISMS
+    known = (EXTERNAL, SCRAM, PLAIN, AMQPLAIN) if external_user else (SCRAM, PLAIN, AMQPLAIN)
+    return tuple([name for name in allowed if name in known])
 
 
 def credentials(mechanism: str, response: bytes, external_user: str = "") -> tuple[str, str] | None:

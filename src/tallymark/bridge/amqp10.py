@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import final
 
 from tallymark.bridge import amqp10_attach as attaching
-from tallymark.bridge.amqp import AmqpBridge
+from tallymark.bridge.amqp import SCRAM, AmqpBridge
 from tallymark.bridge.amqp10_client import Client, Delayed, LinkEnd, Session, Settings
 from tallymark.bridge.amqp10_consume import OutgoingLink
 from tallymark.bridge.amqp10_dispositions import is_final, settle, withdraw
@@ -107,7 +107,7 @@ class Amqp10(AmqpBridge):
             settings.limits,
             is_server=True,
             wants_tags=False,
-            mechanisms=mechanisms(external_user, settings.anonymous_user),
+            mechanisms=mechanisms(settings.mechanisms(), external_user, settings.anonymous_user),
             needs_sasl=not settings.anonymous_user,
         )
         self.client: Client | None = None
@@ -174,16 +174,22 @@ class Amqp10(AmqpBridge):
         """What to write now, in order."""
         return self.wire.take_output(self._now_ms)
 
-    def login_succeeded(self, permissions: Permissions) -> None:
-        """The pending login is good."""
-        if self.pending_login is None:
+    def sasl_challenge(self, challenge: bytes) -> None:
+        if self.pending_sasl is None:
             return
-        self.pending_login = None
+        self.pending_sasl = None
+        self.wire.sasl_challenge(challenge)
+        self._handle_events()
+
+    def login_succeeded(self, permissions: Permissions, last_words: bytes = b"") -> None:
+        if self.pending_login is None and self.pending_sasl is None:
+            return
+        self.pending_login = self.pending_sasl = None
         self._permissions = permissions
         if self._open is not None:
             self._enter(self._open, permissions)
         else:
-            self.wire.sasl_outcome(sasl.OK)
+            self.wire.sasl_outcome(sasl.OK, last_words or None)
         self._handle_events()
 
     @property
@@ -204,9 +210,9 @@ class Amqp10(AmqpBridge):
 
     def login_failed(self) -> None:
         """The pending login is refused."""
-        if self.pending_login is None:
+        if self.pending_login is None and self.pending_sasl is None:
             return
-        self.pending_login = None
+        self.pending_login = self.pending_sasl = None
         self._refuse_login("login refused")
         self._handle_events()
 
@@ -429,7 +435,7 @@ class Amqp10(AmqpBridge):
         elif isinstance(event, Ended):
             self.reason = self.reason or event.reason
             self._leave(not event.clean)
-            self.pending_login = None
+            self.pending_login = self.pending_sasl = None
             self._over = True
 
     def _begin(self, wire: WireSession) -> None:
@@ -447,13 +453,16 @@ class Amqp10(AmqpBridge):
         if isinstance(frame, SaslInit):
             self._mechanism = frame.mechanism
             response = frame.initial_response
-            if response is None and self._mechanism == PLAIN:
+            if response is None and self._mechanism in (PLAIN, SCRAM):
                 self.wire.sasl_challenge(b"")
                 return
         else:
             assert isinstance(frame, SaslResponse)
             response = frame.response
-        offered = self._mechanism in mechanisms(self.external_user, self.settings.anonymous_user)
+        offered = self._mechanism in self.wire.mechanisms
+        if offered and self._mechanism == SCRAM:
+            self.pending_sasl = response or b""
+            return
         found = None
         if offered:
             found = credentials(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, final
 
-from tallymark.bridge.amqp import AmqpBridge
+from tallymark.bridge.amqp import AmqpBridge, default_mechanisms
 from tallymark.bridge.amqp10_confirms import Confirms
 from tallymark.bridge.amqp10_watch import Watch
 from tallymark.bridge.bridge import Waiter
@@ -41,6 +41,7 @@ class Settings:
         "auto_create",
         "limits",
         "link_credit",
+        "mechanisms",
         "node_name",
         "platform",
         "random_name",
@@ -62,12 +63,15 @@ class Settings:
         anonymous_user: str = "",
         auto_create: str = "",
         transaction_timeout_ms: int = 0,
+        mechanisms: Callable[[], tuple[str, ...]] = default_mechanisms,
     ) -> None:
         self.limits = limits
         self.random_name = random_name
         """Gives 22 characters of [A-Za-z0-9_-] that nobody can guess."""
         self.replies = replies
         self.watch = watch
+        self.mechanisms = mechanisms
+        """Gives those by which clients may log in now, in the order they are offered."""
         self.node_name = node_name
         self.platform = platform
         """Shown to clients, such as "Python 3.11.2"."""

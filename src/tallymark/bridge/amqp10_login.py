@@ -1,5 +1,6 @@
 """How AMQP 1.0 clients say who they are, and what the broker says of itself.
 
+    SCRAM      user, and a proof of the password [RFC 7677]
     PLAIN      user and password [RFC 4616]
     EXTERNAL   who the client's certificate says, where TLS has verified one [RFC 4422]
     ANONYMOUS  nobody: who the configuration says, where it says somebody [RFC 4505]
@@ -13,6 +14,7 @@ from __future__ import annotations
 from typing import Final
 
 from tallymark import __version__
+from tallymark.bridge.amqp import SCRAM
 from tallymark.bridge.amqp10_client import Settings
 from tallymark.bridge.filters import CAPABILITIES
 from tallymark.wire.amqp10.performatives import Open
@@ -31,10 +33,12 @@ VHOST: Final = "vhost:"
 DEFAULT_VHOST: Final = "/"
 
 
-def mechanisms(external_user: str, anonymous_user: str) -> tuple[str, ...]:
+def mechanisms(
+    allowed: tuple[str, ...], external_user: str, anonymous_user: str
+) -> tuple[str, ...]:
     """What is offered, the strongest first."""
-    offered = [PLAIN]
-    if external_user:
+    offered = [name for name in allowed if name in (SCRAM, PLAIN)]
+    if external_user and EXTERNAL in allowed:
         offered.insert(0, EXTERNAL)
     if anonymous_user:
         offered.append(ANONYMOUS)

@@ -5,6 +5,7 @@ of the two versions a client speaks: its first bytes say that.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 import ssl
 from typing import TYPE_CHECKING, cast
@@ -17,6 +18,7 @@ from tallymark.bridge.amqp10_client import Settings as Settings10
 from tallymark.server.client import Client, address_text
 from tallymark.server.clock import now_ms
 from tallymark.server.logs import log_of
+from tallymark.server.scram import SCRAM, ScramError, ScramKeys, ScramServer
 from tallymark.server.tls import common_name
 from tallymark.server.users import User, UsersError, permissions_of
 
@@ -45,6 +47,8 @@ class AmqpClient(Client):
         super().__init__(node)
         self._settings = settings
         self._login: asyncio.Task[None] | None = None
+        self._scram: ScramServer | None = None
+        self._keys: ScramKeys | None = None
         self._start: bytes | None = None if settings is None else b""
         """What was read as long as it does not say yet what the client speaks; None: it did."""
         self._common_name = ""
@@ -115,6 +119,8 @@ class AmqpClient(Client):
             return
         if bridge.pending_login is not None and self._login is None:
             self._login = self._node.loop.create_task(self._check_login())
+        if bridge.pending_sasl is not None:
+            self._step(bridge.pending_sasl)
         self._read_or_not()
 
     def _read_or_not(self) -> None:
@@ -127,6 +133,37 @@ class AmqpClient(Client):
             self.transport.resume_reading()
         else:
             self.transport.pause_reading()
+
+    def _step(self, response: bytes) -> None:
+        """Answer a step of SCRAM: it takes no time worth a thread."""
+        users = self._node.users
+        last_words: bytes | None = None
+        user: User | None = None
+        reason = "wrong password, or no keys for it"
+        scram = self._scram
+        try:
+            if scram is None:
+                scram = self._scram = ScramServer(secrets.token_urlsafe(18))
+                scram.first(response)
+                self._keys = users.scram_of(scram.name, self.peer_host)
+                self.bridge.sasl_challenge(scram.challenge(self._keys))
+                self._node.touch(self)
+                return
+            assert self._keys is not None
+            last_words = scram.final(response, self._keys)
+            if last_words is not None:
+                user = users.named(scram.name)
+        except ScramError as error:
+            reason = str(error)
+        except UsersError as error:
+            log.error("login.impossible", error=str(error))
+        if user is None or last_words is None:
+            name = "" if scram is None else scram.name
+            log.warning("login.refused", peer=self.peer, user=name, mechanism=SCRAM, reason=reason)
+            self.bridge.login_failed()
+        else:
+            self.bridge.login_succeeded(permissions_of(user), last_words)
+        self._node.touch(self)
 
     async def _check_login(self) -> None:
         assert self.bridge.pending_login is not None

@@ -48,6 +48,7 @@ def settings_of(node: Node, node_name: str) -> Settings:
         anonymous_user=config.anonymous_user,
         auto_create=config.auto_create_queues,
         transaction_timeout_ms=config.transaction_timeout,
+        mechanisms=node.mechanisms,
     )
 
 

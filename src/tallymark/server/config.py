@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 from tallymark.server import kinds
 from tallymark.server.config_policies import POLICIES, ConfiguredPolicy
 from tallymark.server.config_slow import SLOW_CONSUMERS, SlowSettings
-from tallymark.server.kinds import Kind, choice, duration, integer, size
+from tallymark.server.kinds import Kind, choice, duration, integer, size, words
 from tallymark.server.logs import CATEGORIES, LEVELS
 from tallymark.server.tls import VERSIONS
 
@@ -29,6 +29,7 @@ MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
 DAY_MS: Final = 86_400_000
 ENV_PREFIX: Final = "TALLYMARK_"
+MECHANISMS: Final = ("EXTERNAL", "SCRAM-SHA-256", "PLAIN", "AMQPLAIN")
 NSQ_PORTS: Final = ("nsq_port", "nsq_http_port", "nsq_https_port")
 """Whoever names one wants NSQ."""
 
@@ -186,6 +187,13 @@ class Config:
     )
     amqps_min_version: str = setting(
         "tls1.2", choice(*VERSIONS), "Oldest version of TLS that is spoken."
+    )
+    sasl_mechanisms: tuple[str, ...] = setting(
+        MECHANISMS,
+        words(*MECHANISMS),
+        "By which AMQP clients may log in, in the order they are offered. EXTERNAL is offered to "
+        "clients with a verified certificate, SCRAM-SHA-256 while every user with a password has "
+        "keys for it.",
     )
     anonymous_user: str = setting(
         "",

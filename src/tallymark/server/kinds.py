@@ -63,6 +63,18 @@ def integer(low: int, high: int, unit: str = "") -> Kind[int]:
     return Kind(f"a whole number{' of ' + unit if unit else ''} from {low} to {high}", parse)
 
 
+def words(*valid: str) -> Kind[tuple[str, ...]]:
+    """Some of these, each once at most."""
+
+    def parse(value: object) -> tuple[str, ...]:
+        found = _names(value)
+        if len(set(found)) < len(found) or not set(found) <= set(valid):
+            raise ValueError
+        return found
+
+    return Kind(f"some of {', '.join(valid)}, separated by commas", parse, ",".join, many=True)
+
+
 def _quantity(value: object, units: dict[str, int], low: int, high: int) -> int:
     if isinstance(value, str):
         found = _QUANTITY.fullmatch(value)

@@ -59,6 +59,7 @@ from tallymark.server.logs import log_of
 from tallymark.server.reload import Reloading
 from tallymark.server.rights import Rights
 from tallymark.server.schedule import Schedule
+from tallymark.server.scram import SCRAM
 from tallymark.server.slow_consumers import SlowConsumerWatch
 from tallymark.server.users import Users
 
@@ -157,6 +158,13 @@ class Node:
         """Since the start, however the wall clock was set meanwhile."""
         self.tell_time()
         return self.broker.clock.now_ms - self.started_ms
+
+    def mechanisms(self) -> tuple[str, ...]:
+        """By which AMQP clients may log in now."""
+        allowed = self.config.sasl_mechanisms
+        if SCRAM in allowed and not self.users.offers_scram():
+            return tuple(name for name in allowed if name != SCRAM)
+        return allowed
 
     # -- clients
 

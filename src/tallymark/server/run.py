@@ -454,6 +454,7 @@ def _settings(node: Node) -> Settings:
             f"Python {platform.python_version()}",
             lambda: secrets.token_urlsafe(16),
             node.replies,
+            node.mechanisms,
         ),
         amqp10.settings_of(node, node_name()),
     )

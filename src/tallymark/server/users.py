@@ -6,7 +6,8 @@ guest/guest; a broker with users of its own has no guest unless one is added. gu
 from loopback only.
 
 Users that come from RabbitMQ keep RabbitMQ's hashes: SHA-256 or SHA-512 over a salt of 4 bytes and
-the password. These are weaker against whoever reads the file; a new password gets a scrypt hash.
+the password. These are weaker against whoever reads the file; a new password gets a scrypt hash,
+and keys for SCRAM beside it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import functools
 import hashlib
 import hmac
 import os
@@ -26,8 +28,10 @@ import msgspec
 
 from tallymark.bridge.permissions import Permissions
 from tallymark.engine.patterns import problem_of
+from tallymark.server import scram
 from tallymark.server.config import is_loopback
 from tallymark.server.logs import log_of
+from tallymark.server.scram import ScramKeys, make_keys
 
 log = log_of("server")
 
@@ -84,6 +88,9 @@ class User(msgspec.Struct, frozen=True):
     `policymaker` set policies, `impersonator` publish messages with another user's user-id; others
     are kept and mean nothing."""
 
+    scram: ScramKeys | None = None
+    """For SCRAM-SHA-256, made when the password was set here; None: it cannot log in so."""
+
     def accepts(self, password: str) -> bool:
         """Whether this is the password; an empty one never is, whatever the hash says. Takes the
         time of one scrypt; call it off the loop."""
@@ -109,6 +116,12 @@ class User(msgspec.Struct, frozen=True):
 
 
 GUEST_USER: Final = User(GUEST, b"", b"", administrator=True, vhosts={"*": Permission()})
+
+
+@functools.cache
+def guest_keys() -> ScramKeys:
+    return make_keys(GUEST, secrets.token_bytes(scram.SALT), 4096)
+
 
 _NOBODY: Final = User("", secrets.token_bytes(16), secrets.token_bytes(32))
 """Stands for a user that does not exist: refusing takes as long as for one that does."""
@@ -137,7 +150,8 @@ def make_user(name: str, password: str, administrator: bool, vhosts: dict[str, P
         check_permission(vhost, permission)
     salt = secrets.token_bytes(SCRYPT_SALT)
     hashed = _scrypt(password, salt, COST, BLOCK, PARALLEL)
-    return User(name, salt, hashed, administrator=administrator, vhosts=vhosts)
+    keys = make_keys(password, secrets.token_bytes(scram.SALT))
+    return User(name, salt, hashed, administrator=administrator, vhosts=vhosts, scram=keys)
 
 
 def check_permission(vhost: str, permission: Permission) -> None:
@@ -227,6 +241,7 @@ class Users:
         self._folder = folder
         self._stamp: tuple[int, int, int] | None = None
         self._users: dict[str, User] = {}
+        self._all_scram = True
         self._checks = asyncio.Semaphore(MAX_CHECKS)
         self._known: dict[tuple[str, bytes], bytes] = {}
         self._key = secrets.token_bytes(32)
@@ -244,11 +259,40 @@ class Users:
         if stamp != self._stamp:
             self._users = load(self._folder)
             self._stamp = stamp
+            self._all_scram = all(
+                user.scram is not None or user.algorithm == NO_PASSWORD
+                for user in self._users.values()
+            )
             self._known.clear()
             _tell_problems(self._users)
             for observer in self.observers:
                 observer()
         return self._users
+
+    def offers_scram(self) -> bool:
+        """Return whether everybody who has a password can log in by SCRAM: clients that choose the
+        strongest mechanism offered would keep the others out."""
+        try:
+            self.current()
+        except UsersError:
+            return False
+        return self._all_scram
+
+    def scram_of(self, name: str, peer: str) -> ScramKeys:
+        """The keys of a user; for one who has none, keys that nothing is the password of, always
+        the same, so that nobody learns who there is. Raises UsersError."""
+        users = self.current()
+        if not is_loopback(peer) and (not users or name == GUEST):
+            found = None
+        elif not users:
+            found = guest_keys() if name == GUEST else None
+        else:
+            user = users.get(name)
+            found = None if user is None else user.scram
+        if found is not None:
+            return found
+        salt = hmac.digest(self._key, name.encode("utf-8", "replace"), "sha256")[: scram.SALT]
+        return ScramKeys(salt, scram.ITERATIONS, secrets.token_bytes(32), secrets.token_bytes(32))
 
     def named(self, name: str) -> User | None:
         """The user who is known already to be it; guest where no users are configured.
