@@ -23,13 +23,16 @@ def verify(
     directory: Annotated[Path, typer.Argument(help="The data folder.")],
     json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
 ) -> None:
-    """Read every byte, check every checksum, describe what is there. Exit code 4 for damage."""
+    """Read every byte, check every checksum, rehearse a start, describe what is there. Exit code 4
+    for damage."""
     from tallymark.journal.verify import verify as examine
+    from tallymark.server.rehearsal import rehearse
 
     if not directory.is_dir():
         fail(f"no data folder {directory.absolute()}")
     try:
         report = examine(directory)
+        report.problems += rehearse(directory)
     except OSError as error:
         fail(reason_of(error))
     if not report.is_journal:

@@ -17,6 +17,8 @@ from queue import SimpleQueue
 from typing import Final, final
 
 from tallymark.engine.records import Record, expanded
+from tallymark.journal import anchor as anchors
+from tallymark.journal.anchor import Anchor
 from tallymark.journal.files import Files
 from tallymark.journal.layout import (
     CHECKPOINT,
@@ -41,6 +43,7 @@ CHECKPOINTED: Final = 1
 STRIP: Final = 2
 DROP: Final = 3
 TOP_UP: Final = 4
+ANCHOR: Final = 6
 _STOP: Final = 0
 _TELL: Final = 5
 
@@ -53,7 +56,8 @@ _STRIP_BLOCKS: Final = 256
 @final
 class Job:
     __slots__ = (
-        "ended", "kind", "names", "number", "position", "records", "salt", "time_ms", "version",
+        "anchor", "ended", "kind", "names", "number", "position", "records", "salt", "time_ms",
+        "version",
     )  # fmt: skip
 
     def __init__(
@@ -67,8 +71,10 @@ class Job:
         names: list[str] | None = None,
         ended: threading.Event | None = None,
         version: int = FORMAT,
+        anchor: Anchor | None = None,
     ) -> None:
         self.kind = kind
+        self.anchor = anchor
         self.version = version
         """Of blocks that are written."""
         self.number = number
@@ -166,6 +172,8 @@ class Cleaner:
             return self._checkpoint(job)
         if job.kind == STRIP:
             return self._strip(job)
+        if job.kind == ANCHOR:
+            return self._anchor(job)
         if job.kind == DROP:
             self._drop(job)
         else:
@@ -181,6 +189,14 @@ class Cleaner:
         for name in job.names:
             self._files.unlink(str(self._folder / name))
         job.records = []
+        return Done(job, "", 0)
+
+    def _anchor(self, job: Job) -> Done:
+        """Say outside of the journal how far it reaches, once it does."""
+        assert job.anchor is not None
+        if self._writer.durable < job.position and not self._writer.sync():
+            return Done(job, "the journal failed before its end was on disk", 0)
+        self._files.replace(self._folder, anchors.FILE, [[job.anchor.encoded()]])
         return Done(job, "", 0)
 
     def _strip(self, job: Job) -> Done:

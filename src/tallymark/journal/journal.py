@@ -36,7 +36,9 @@ from tallymark.engine.errors import BytesLost as BytesLost
 from tallymark.engine.message import Payload
 from tallymark.engine.records import MOVED, PAYLOAD, Record
 from tallymark.engine.walltime import in_wall_time
+from tallymark.journal import anchor as anchors
 from tallymark.journal import cleaner as cleaning
+from tallymark.journal.anchor import Anchor
 from tallymark.journal.cleaner import Cleaner
 from tallymark.journal.files import Files
 from tallymark.journal.layout import (
@@ -99,10 +101,11 @@ class Journal:
     """Open, use up `recovered`, `retain` what is live, `start`; then commit. One thread."""
 
     __slots__ = (
-        "_blocks", "_blocks_read", "_checkpoint_names", "_checkpointing", "_cleaner", "_files",
-        "_folder", "_handed_bytes", "_lock", "_offset", "_on_failure", "_open_files", "_packer",
-        "_pending", "_recovery", "_salt", "_segment", "_segment_bytes", "_spares", "_stock",
-        "_stripping", "_time_ms", "_writer", "end", "problems", "sync", "unreadable",
+        "_anchored", "_blocks", "_blocks_read", "_checkpoint_names", "_checkpointing", "_cleaner",
+        "_files", "_folder", "_gone", "_handed_bytes", "_lock", "_offset", "_on_failure",
+        "_open_files", "_packer", "_pending", "_recovery", "_salt", "_segment", "_segment_bytes",
+        "_spares", "_stock", "_stripping", "_time_ms", "_writer", "end", "problems", "sync",
+        "unreadable",
     )  # fmt: skip
 
     def __init__(
@@ -133,6 +136,9 @@ class Journal:
         self._blocks_read = Blocks(files)
         self._pending: deque[_Pending] = deque()
         self._open_files: dict[int, int] = {}
+        self._gone: dict[int, tuple[int, int, int]] = {}
+        """By segment, of payloads that are needed and not there: how many, bytes, the first."""
+        self._anchored = 0
         self._checkpoint_names = [name for _, name in found.checkpoints]
         self._checkpointing = False
         self._stripping = False
@@ -208,7 +214,7 @@ class Journal:
         """
         if self._stock.retain(position, size):
             return True
-        self._recovery.missing(f"{size} bytes at position {position:#x} are gone")
+        self._note_gone(position, size)
         return False
 
     def retain_packed(self, payload: Payload) -> list[int]:
@@ -217,8 +223,49 @@ class Journal:
         assert pack is not None
         gone = self._stock.retain_all(pack.positions, payload.cuts)
         for position in gone:
-            self._recovery.missing(f"a message's bytes at position {position:#x} are gone")
+            self._note_gone(position, 0)
         return gone
+
+    def _note_gone(self, position: int, size: int) -> None:
+        known = self._gone.get(position >> 32, (0, 0, position))
+        self._gone[position >> 32] = (known[0] + 1, known[1] + size, min(known[2], position))
+
+    def missing(self, problem: str) -> None:
+        """After the replay: something that should be there is not. `start` refuses, unless the loss
+        is accepted."""
+        self._recovery.missing(problem)
+
+    def unbalanced(self, problems: list[str]) -> None:
+        """The same of accounts that do not add up, which an earlier start may have accepted."""
+        if self._recovery.has_losses:
+            self.problems.extend(problems)
+            return
+        for problem in problems:
+            self._recovery.missing(problem)
+
+    @property
+    def anchor(self) -> Anchor | None:
+        """After the replay: what was on disk once, where less was found now."""
+        return self._recovery.anchor if self._recovery.is_behind else None
+
+    @property
+    def is_anchored(self) -> bool:
+        """Whether everything committed so far is below what the anchor was last asked to say."""
+        return self._anchored == self.end
+
+    def write_anchor(
+        self,
+        queues: list[tuple[int, str, str, int]],
+        subscriptions: list[tuple[int, str, int]],
+        now_ms: int,
+    ) -> None:
+        """Say outside of the journal that it reaches to `end`, and what that comes to, as soon as
+        it is on disk: see anchor.py. Call it between turns, with everything committed."""
+        if self._writer.failure is not None or self._anchored == self.end:
+            return
+        self._anchored = self.end
+        said = Anchor(self.end, now_ms, queues, subscriptions)
+        self._cleaner.put(cleaning.Job(cleaning.ANCHOR, position=self.end, anchor=said))
 
     @property
     def damaged(self) -> set[int]:
@@ -233,11 +280,20 @@ class Journal:
         """
         recovery = self._recovery
         assert recovery.is_complete, "use up `recovered` first: it finds what must be repaired"
+        for number, (count, size, first) in sorted(self._gone.items()):
+            name = self._stock.name_of(number)
+            recovery.missing(
+                f"segment {number} {'is short of' if name else 'is gone, with'} bytes of live "
+                f"messages: {count} payloads, {size} bytes, the first at position {first:#x}"
+            )
+        self._gone.clear()
         if recovery.gone:
             raise JournalCorrupt(self._folder, recovery.gone)
         self.problems.extend(recovery.problems)
         self.unreadable.update(recovery.unreadable)
         self._repair()
+        if recovery.is_behind:  # accepted: what it says is not so any more
+            self._files.unlink(str(self._folder / anchors.FILE))
         newest = self._stock.newest
         if newest:
             self._files.sync_file(self._folder / self._stock.name_of(newest))

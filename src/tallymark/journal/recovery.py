@@ -16,6 +16,7 @@ from typing import final
 
 from tallymark.engine.message import Payload
 from tallymark.engine.records import Record
+from tallymark.journal.anchor import read_anchor
 from tallymark.journal.layout import (
     HEADER,
     LOST,
@@ -134,9 +135,9 @@ class Recovery:
     """One pass over a folder. After `records` is used up: `known_synced`, `repairs`, `problems`."""
 
     __slots__ = (
-        "_accept_loss", "_old_data", "_old_headers", "_old_number", "_payloads", "_tail",
-        "_unpacker", "checkpoint", "folder", "gone", "is_complete", "known_synced", "older",
-        "problems", "repairs", "unreadable",
+        "_accept_loss", "_anchor_problem", "_old_data", "_old_headers", "_old_number", "_payloads",
+        "_tail", "_unpacker", "anchor", "checkpoint", "end", "folder", "gone", "has_losses",
+        "is_complete", "known_synced", "older", "problems", "repairs", "unreadable",
     )  # fmt: skip
 
     def __init__(self, folder: Folder, accept_loss: bool) -> None:
@@ -151,6 +152,12 @@ class Recovery:
         """What was found wrong and got around, or accepted as lost."""
         self.gone: list[str] = []
         """Bytes of live messages that are not there, and not accepted as lost."""
+        self.anchor, self._anchor_problem = read_anchor(folder.path)
+        """Up to where everything was on disk, as was said outside of the journal."""
+        self.end = 0
+        """Behind the last block that was found."""
+        self.has_losses = False
+        """An earlier start went on without blocks: a LOST one stands in their place."""
         self.unreadable: set[int] = set()
         """Positions of payloads whose bytes are not those that were written; everything else of
         their blocks is."""
@@ -177,14 +184,19 @@ class Recovery:
         Raises JournalCorrupt, possibly after records were given: they are then void. LayoutError
         for blocks of a later format version.
         """
+        if self._anchor_problem:
+            self.problems.append(self._anchor_problem)
         for found in self._checkpointed():
             yield from found
         later = self._later_segments()
         self._tail = self._newest_with_blocks(later)
-        self.known_synced = max(self.checkpoint, self._tail << 32)
+        self.end = self.checkpoint
+        self.known_synced = max(self.checkpoint, self._tail << 32, self.anchor.position)
         for segment in later:
             for found in self._replayed(segment):
                 yield from found
+        if self.is_behind:
+            self.missing(self.behind_text())
         self._unpacker.settle_moves()
         self._payloads.clear()
         self._old_data = b""
@@ -197,13 +209,38 @@ class Recovery:
             if not is_sound_checkpoint(data):
                 self.problems.append(f"checkpoint {name} is damaged, going back to an older one")
                 continue
+            headers, _, _ = scan(data, salt=0)
+            described = headers[0].synced
+            if described != position:
+                self.problems.append(
+                    f"checkpoint {name} describes position {described:#x}, not the one of its name:"
+                    " going back to an older one"
+                )
+                continue
             self.checkpoint = position
             if i + 1 < len(self.folder.checkpoints):
                 self.older = self.folder.checkpoints[i + 1][0]
-            headers, _, _ = scan(data, salt=0)
             for header in headers:
                 yield self._unpacker.records(data, header)
             return
+
+    @property
+    def is_behind(self) -> bool:
+        """After the replay: whether less was found than had been on disk."""
+        return self.end < self.anchor.position
+
+    def behind_text(self) -> str:
+        """What is missing at the end."""
+        last = self.anchor.position >> 32
+        what = f"segment {last}"
+        if last in self.folder.segments:
+            what = f"the end of segment {last}"
+        elif (self.end >> 32) + 1 < last:
+            what = f"segments {(self.end >> 32) + 1} to {last}"
+        return (
+            f"the journal ends at position {self.end:#x}, and everything up to "
+            f"{self.anchor.position:#x} was on disk at {self.anchor.time_ms} ms: {what} is gone"
+        )
 
     def _find_older(self, position: int) -> Payload | None:
         """A payload whose own row lies before the checkpoint and which the checkpoint does not
@@ -270,6 +307,8 @@ class Recovery:
             for header in verdict.damaged:
                 self._note_damage(segment, data, header)
             for header in headers:
+                self.end = max(self.end, header.segment << 32 | header.at + header.length)
+                self.has_losses = self.has_losses or header.flags & LOST != 0
                 self.known_synced = max(self.known_synced, header.known_synced)
                 if header.position >= self.checkpoint:
                     yield self._unpacker.records(data, header)

@@ -13,6 +13,7 @@ from typing import Final, final
 
 from tallymark.engine import records
 from tallymark.engine.records import Record
+from tallymark.journal.anchor import read_anchor
 from tallymark.journal.layout import (
     HEADER,
     LOST,
@@ -153,7 +154,13 @@ def verify(folder: Path) -> Report:
     for position, name in found.checkpoints:
         data = read_file(folder / name)
         if is_sound_checkpoint(data):
-            _learn_names(data, scan(data, salt=0)[0], names)
+            headers = scan(data, salt=0)[0]
+            _learn_names(data, headers, names)
+            if headers[0].synced != position:
+                report.problems.append(
+                    f"{name}: describes position {headers[0].synced:#x}, not the one of its name"
+                )
+                continue
             report.checkpoints.append(name)
             checkpoint = max(checkpoint, position)
         else:
@@ -161,7 +168,10 @@ def verify(folder: Path) -> Report:
     files = list(found.segments.values())
     _check_numbers(report, files, checkpoint)
     tail = _tail(folder, files)
-    known = max(checkpoint, tail << 32)
+    anchor, problem = read_anchor(folder)
+    if problem:
+        report.problems.append(problem)
+    known = max(checkpoint, tail << 32, anchor.position)
     for file in files:
         report.segments.append(_segment(report, file, known, names))
     return report

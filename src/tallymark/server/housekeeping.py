@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Final
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import LIVE_PACKED, Record
 from tallymark.engine.snapshot import live_payloads, packed_in, snapshot
+from tallymark.engine.tail import tail_of
 from tallymark.server.client import Client
+from tallymark.server.clock import wall_ms
 from tallymark.server.logs import log_of
 
 if TYPE_CHECKING:
@@ -24,6 +26,10 @@ DISK_CHECK_BYTES: Final = 1 * MIB
 """Free space is looked at whenever the journal has grown by so much."""
 CLEAN_BYTES: Final = 16 * MIB
 """The same for what can be cleaned."""
+ANCHOR_S: Final = 1.0
+"""How long the journal must not have grown before its end is told of outside of it."""
+ANCHOR_WAITS: Final = 10
+"""So often that is put off while it grows."""
 ALARM_CHECK_S: Final = 0.5
 SHORT_CHECK_S: Final = 0.02
 """While the next segment is being made: nothing else may happen on the loop meanwhile."""
@@ -63,6 +69,12 @@ class Housekeeping:
         self._checkpoint_begun = self._checkpoint_done = node.journal.checkpoint_position
         self.wants_checkpoint = False
         """At the next commit, however little the journal has grown."""
+        self._wants_anchor = False
+        self._anchor_timer: asyncio.TimerHandle | None = None
+        self._anchor_seen = 0
+        """Where the journal ended when that was looked at last."""
+        self._anchor_waits = 0
+        """How often the journal had grown since."""
         self._excess_bytes = 0
         """Read from publishers that were told to stop and are still read, since all were."""
         self._most_excess = min(EXCESS, node.config.segment_size // 4)
@@ -94,12 +106,41 @@ class Housekeeping:
         self._grown_clean += grown
         if self.wants_checkpoint or self._grown_checkpoint >= self._checkpoint_distance:
             self.checkpoint(now)
+        if self._wants_anchor:
+            self._anchor()
+        elif self._anchor_timer is None and not self._closed:
+            self._anchor_timer = self._node.loop.call_later(ANCHOR_S, self._look_at_tail)
         if self._grown_disk >= DISK_CHECK_BYTES:
             self._grown_disk = 0
             self._check_disk()
         if self._grown_clean >= CLEAN_BYTES:
             self._grown_clean = 0
             self._clean_soon()
+
+    @property
+    def wants_commit(self) -> bool:
+        """Whether `committed` is to be called though nothing was."""
+        return self.wants_checkpoint or self._wants_anchor
+
+    def _look_at_tail(self) -> None:
+        """Have the end of the journal told of outside of it, once nothing more comes, or where it
+        has not been for a while."""
+        self._anchor_timer = None
+        end = self._node.journal.end
+        if end != self._anchor_seen and self._anchor_waits < ANCHOR_WAITS:
+            self._anchor_seen = end
+            self._anchor_waits += 1
+            self._anchor_timer = self._node.loop.call_later(ANCHOR_S, self._look_at_tail)
+        elif not self._node.journal.is_anchored:
+            self._wants_anchor = True
+            self._node.schedule()
+
+    def _anchor(self) -> None:
+        """The engine's state is that of the journal."""
+        self._wants_anchor = False
+        self._anchor_waits = 0
+        queues, subscriptions = tail_of(self._node.broker)
+        self._node.journal.write_anchor(queues, subscriptions, wall_ms())
 
     def after_turn(self, now: int) -> None:
         """The turn's effects are carried out: give back what nothing needs any more."""
@@ -142,6 +183,7 @@ class Housekeeping:
             self._grown_checkpoint = 0
             self.checkpoints += 1
             self._checkpoint_begun = node.journal.end
+            self._anchor()
             log.info("checkpoint.begun", position=f"{node.journal.end:#x}")
             self._clean_soon()
         return written
@@ -166,6 +208,8 @@ class Housekeeping:
         """Nothing happens by itself from now on, whatever is still called."""
         self._closed = True
         self._clean_timer.cancel()
+        if self._anchor_timer is not None:
+            self._anchor_timer.cancel()
         if self._timer is not None:
             self._timer.cancel()
 

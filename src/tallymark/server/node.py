@@ -382,7 +382,7 @@ class Node:
         wall = broker.clock.to_wall(now)
         position = journal.commit(records, wall) if records else journal.end
         broker.committed(position)
-        if records or self.housekeeping.wants_checkpoint:
+        if records or self.housekeeping.wants_commit:
             self.housekeeping.committed(position, now)
         if self._at_commit:
             looks, self._at_commit = self._at_commit, []

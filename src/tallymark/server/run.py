@@ -36,6 +36,7 @@ from tallymark.bridge.nsq_format import NsqFormat
 from tallymark.engine.broker import Broker
 from tallymark.engine.restore import Restorer, drop_lost, put_aside, take_apart
 from tallymark.engine.snapshot import live_payloads, packed_payloads
+from tallymark.engine.tail import missing_since
 from tallymark.journal.journal import Journal
 from tallymark.journal.lock import FolderInUse, FolderLock
 from tallymark.journal.recovery import JournalCorrupt
@@ -424,7 +425,13 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
 def _restore(broker: Broker, journal: Journal) -> None:
     """Replay the journal. The collector rests meanwhile: everything made here stays."""
     gc.disable()
-    Restorer(broker).run(journal.recovered())
+    restorer = Restorer(broker)
+    restorer.run(journal.recovered())
+    if journal.anchor is not None:
+        said = journal.anchor
+        for problem in missing_since(broker, said.queues, said.subscriptions):
+            journal.missing(problem)
+    journal.unbalanced(restorer.unbalanced)
     gone: set[int] = set()
     packed = packed_payloads(broker)
     lost = [p for p in live_payloads(broker) if not journal.retain(p.position, p.size)]

@@ -1,0 +1,86 @@
+"""Where the journal was known to end, said outside of it: the file `tail.json`.
+
+A newest segment that vanishes, or is cut, looks like a crash before it was written. So a small file
+says, every so often, up to which position everything was on disk, and what that came to: how much
+had entered each queue, and how far each durable subscription was settled. A start that finds less
+says what is missing.
+
+    {"position": 17179871456, "time_ms": 1700000000000,
+     "queues": [[id, vhost, name, entered]], "subscriptions": [[epoch, text, floor]],
+     "crc": CRC-32C of the object without it}
+
+It never says more than the journal has: everything below its position is on disk before it is
+written.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final, final
+
+from tallymark.journal.block import crc32c
+
+FILE: Final = "tail.json"
+
+
+@final
+class Anchor:
+    """What was on disk at one moment."""
+
+    __slots__ = ("position", "queues", "subscriptions", "time_ms")
+
+    def __init__(
+        self,
+        position: int = 0,
+        time_ms: int = 0,
+        queues: list[tuple[int, str, str, int]] | None = None,
+        subscriptions: list[tuple[int, str, int]] | None = None,
+    ) -> None:
+        self.position = position
+        """Everything below it; 0: nobody ever said so."""
+        self.time_ms = time_ms
+        """Wall time at which that was so."""
+        self.queues: list[tuple[int, str, str, int]] = queues or []
+        """Id, virtual host, name, and how many messages had entered, of queues that are stored."""
+        self.subscriptions: list[tuple[int, str, int]] = subscriptions or []
+        """Epoch, what it is called, and floor."""
+
+    def encoded(self) -> bytes:
+        said = self._said()
+        crc = crc32c(_compact(said))
+        return _compact({**said, "crc": crc}) + b"\n"
+
+    def _said(self) -> dict[str, object]:
+        return {
+            "position": self.position,
+            "time_ms": self.time_ms,
+            "queues": [list(one) for one in self.queues],
+            "subscriptions": [list(one) for one in self.subscriptions],
+        }
+
+
+def read_anchor(folder: Path) -> tuple[Anchor, str]:
+    """The folder's anchor, and what is wrong with the file; an empty one where there is none, or
+    none that can be believed. Raises OSError for a file that cannot be read."""
+    try:
+        data = (folder / FILE).read_bytes()
+    except FileNotFoundError:
+        return Anchor(), ""
+    try:
+        said = json.loads(data)
+        crc = said.pop("crc")
+        if crc32c(_compact(said)) != crc:
+            return Anchor(), f"{FILE} is damaged: what it says does not have its checksum"
+        return Anchor(
+            int(said["position"]),
+            int(said["time_ms"]),
+            [(int(a), str(b), str(c), int(d)) for a, b, c, d in said["queues"]],
+            [(int(a), str(b), int(c)) for a, b, c in said["subscriptions"]],
+        ), ""
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return Anchor(), f"{FILE} is damaged: {error!r}"
+
+
+def _compact(said: dict[str, object]) -> bytes:
+    return json.dumps(said, separators=(",", ":")).encode()
