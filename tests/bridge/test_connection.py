@@ -45,7 +45,7 @@ def test_start_says_who_we_are_and_what_we_can_do() -> None:
     assert isinstance(start, ConnectionStart)
     assert (start.version_major, start.version_minor) == (0, 9)
     assert start.mechanisms == b"PLAIN AMQPLAIN"
-    assert start.server_properties["product"] == "Tallymark"
+    assert start.server_properties["broker_name"] == "Tallymark"
     capabilities = start.server_properties["capabilities"]
     assert isinstance(capabilities, dict)
     assert set(capabilities) == {

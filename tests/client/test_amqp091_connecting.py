@@ -65,7 +65,7 @@ async def test_both_sides_know_who_the_other_is() -> None:
         (tuned,) = peer.sent(ConnectionTuneOk)
         assert (tuned.frame_max, tuned.heartbeat) == (131_072, 8)
         assert peer.sent(ConnectionOpen) == [ConnectionOpen("/")]
-        assert connection.properties["product"] == "Tallymark"
+        assert connection.properties["broker_name"] == "Tallymark"
         assert connection.endpoint == "amqp091://peer:5672"
     assert len(peer.sent(ConnectionClose)) == len(peer.heard(ConnectionCloseOk)) == 1
 

@@ -181,7 +181,8 @@ def test_order_and_columns(broker: BrokerProcess) -> None:
 
 def test_the_broker_as_a_whole(broker: BrokerProcess) -> None:
     overview = get(broker, "overview")
-    assert overview["product_name"] == "Tallymark"
+    assert overview["product_name"] == "RabbitMQ"
+    assert overview["broker_name"] == "Tallymark"
     assert overview["object_totals"]["queues"] == 4
     ports = {(one["protocol"], one["port"]) for one in overview["listeners"]}
     assert ports == {

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tallymark import __version__
 from tallymark.bridge.amqp import SCRAM
+from tallymark.bridge.identity import server_identity
 from tallymark.wire.amqp091.errors import WireError
 from tallymark.wire.amqp091.fields import decode_table
 
@@ -33,16 +33,9 @@ CAPABILITIES: Final = (
 
 
 def server_properties(platform: str) -> dict[str, object]:
-    """`platform`: what the broker runs on, such as "Python 3.11.2"."""
+    """See identity.py."""
     capabilities: dict[str, object] = dict.fromkeys(CAPABILITIES, True)
-    return {
-        "capabilities": capabilities,
-        "product": "Tallymark",
-        "version": __version__,
-        "platform": platform,
-        "copyright": "Copyright the Tallymark authors",
-        "information": "Licensed under the Apache License 2.0",
-    }
+    return {"capabilities": capabilities, **server_identity(platform)}
 
 
 def mechanisms(allowed: tuple[str, ...], external_user: str) -> tuple[str, ...]:
@@ -75,8 +68,9 @@ def credentials(mechanism: str, response: bytes, external_user: str = "") -> tup
 
 def shares_prefetch(client_properties: dict[str, object]) -> bool:
     """Whether the client's `basic.qos` without `global` limits all consumers of the channel at
-    once, as the specification has it. py-amqp's users (kombu, Celery) rely on that at every broker
-    that does not call itself RabbitMQ, and raise the limit for tasks that are not due yet."""
+    once, as the specification has it. py-amqp's users (kombu from 5.7 on, Celery) take that for
+    granted where they are told of RabbitMQ 4, and raise the limit for tasks that are not due yet;
+    older ones say `global` there."""
     return client_properties.get("product") == "py-amqp"
 
 

@@ -5,18 +5,17 @@
     EXTERNAL   who the client's certificate says, where TLS has verified one [RFC 4422]
     ANONYMOUS  nobody: who the configuration says, where it says somebody [RFC 4505]
 
-Clients made for RabbitMQ 4 look at `product` and `version` of our open and go no further with
-anything else. So the broker says there what it behaves as, and its own name in `platform`.
+What the broker says it is: identity.py.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from tallymark import __version__
 from tallymark.bridge.amqp import SCRAM
 from tallymark.bridge.amqp10_client import Settings
 from tallymark.bridge.filters import CAPABILITIES
+from tallymark.bridge.identity import server_identity
 from tallymark.wire.amqp10.performatives import Open
 from tallymark.wire.amqp10.sasl import split_plain
 
@@ -24,9 +23,6 @@ PLAIN: Final = "PLAIN"
 EXTERNAL: Final = "EXTERNAL"
 ANONYMOUS: Final = "ANONYMOUS"
 
-PRODUCT: Final = "RabbitMQ"
-BEHAVES_AS: Final = "4.2.0"
-"""What clients may expect: SQL filters, management over AMQP, addresses of version 2."""
 OFFERED: Final = (*CAPABILITIES, "ANONYMOUS-RELAY", "LINK_PAIR_V1_0")
 VHOST: Final = "vhost:"
 """In a hostname: what follows is the name of a virtual host [rabbitmq]."""
@@ -70,16 +66,10 @@ def vhost_of(hostname: str | None) -> str:
 
 def server_open(settings: Settings) -> Open:
     """Limits are filled in by the wire."""
+    said: dict[object, object] = dict(server_identity(settings.platform).items())
+    said["node"] = said["cluster_name"] = settings.node_name
     return Open(
         container_id=settings.node_name,
         offered_capabilities=OFFERED,
-        properties={
-            "product": PRODUCT,
-            "version": BEHAVES_AS,
-            "platform": f"Tallymark {__version__}, {settings.platform}",
-            "node": settings.node_name,
-            "cluster_name": settings.node_name,
-            "copyright": "Copyright the Tallymark authors",
-            "information": "Licensed under the Apache License 2.0",
-        },
+        properties=said,
     )

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tallymark import __version__
+from tallymark.bridge.identity import BROKER, PRODUCT, VERSION
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.definitions_plan import OPERATOR_POLICY, OWN, Plan, plan_of
@@ -26,8 +26,6 @@ from tallymark.server.management_vhosts import make_vhost
 from tallymark.server.node import Node
 from tallymark.server.users import GUEST_USER, User, UsersError, make_user
 
-RABBITMQ_VERSION: Final = "3.10.8"
-"""The version whose management interface ours follows; some clients decide by it."""
 ADMINISTRATION: Final = "definitions"
 
 log = log_of("http")
@@ -85,10 +83,11 @@ def _vhost(vhost: VirtualHost) -> dict[str, Any]:
 
 def _about() -> dict[str, Any]:
     return {
-        "rabbit_version": RABBITMQ_VERSION,
-        "rabbitmq_version": RABBITMQ_VERSION,
-        "product_name": "Tallymark",
-        "product_version": __version__,
+        "rabbit_version": VERSION,
+        "rabbitmq_version": VERSION,
+        "product_name": PRODUCT,
+        "product_version": VERSION,
+        **BROKER,
     }
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from tallymark.bridge.identity import BROKER
 from tallymark.engine.arguments import (
     QUEUE_ARGUMENTS,
     QUEUE_TYPES,
@@ -52,7 +53,7 @@ from tallymark.wire.amqp091.fields import decode_table, encode_table
 SHA256: Final = "rabbit_password_hashing_sha256"
 OPERATOR_POLICY: Final = "operator_policy"
 ABOUT: Final = (
-    "rabbit_version", "rabbitmq_version", "product_name", "product_version",
+    "rabbit_version", "rabbitmq_version", "product_name", "product_version", *BROKER,
     "rabbitmq_definition_format", "original_cluster_name", "original_vhost_name", "explanation",
 )  # fmt: skip
 """What a file says of itself."""

@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from tallymark import __version__
+from tallymark.bridge.identity import BROKER, PRODUCT, VERSION
 from tallymark.engine.exchange import TYPES
-from tallymark.server.definitions import RABBITMQ_VERSION
 from tallymark.server.http import answer
 from tallymark.server.management_requests import Routes, listed, shown
 from tallymark.server.management_rows import counted, queue_counts
@@ -71,10 +70,11 @@ class Overview(Routes):
         return shown(
             request,
             {
-                "management_version": RABBITMQ_VERSION,
-                "rabbitmq_version": RABBITMQ_VERSION,
-                "product_name": "Tallymark",
-                "product_version": __version__,
+                "management_version": VERSION,
+                "rabbitmq_version": VERSION,
+                "product_name": PRODUCT,
+                "product_version": VERSION,
+                **BROKER,
                 "cluster_name": node_name(),
                 "node": node_name(),
                 "rates_mode": "none",
