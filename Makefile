@@ -10,36 +10,61 @@ SOURCES := $(shell find src -name '*.py' -o -name 'py.typed') pyproject.toml set
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help setup install test test-pure test-installed test-long timings check format bench build \
-	demo fuzz constraints clean
+.PHONY: help setup install test test-pure test-installed test-long test-timings timings check format \
+	bench build demo fuzz constraints clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
-$(VENV)/.dependencies: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-	print(*p['dependencies'], *(r for n, e in p['optional-dependencies'].items() for r in e \
-	if n != 'peers' and not r.startswith('tallymark')), sep='\n')" > $(VENV)/requirements.txt
-	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-	print(*p['optional-dependencies']['peers'], sep='\n')" > $(VENV)/peers.txt
-	$(BIN)/python -m pip install -qq -c constraints.txt setuptools wheel
-	$(BIN)/python -m pip install -qq -c constraints.txt -r $(VENV)/requirements.txt
-	$(BIN)/python -m pip install -qq -c constraints.txt -r $(VENV)/peers.txt || \
+# A step says what it does and how long it took; what it prints goes to build/steps/.
+STEP = $(PYTHON) .ci/step.py
+PIP = $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
+
+# Packages of the broker, Spark's and the demo's: all that `make demo` needs.
+$(VENV)/.demo: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(STEP) "demo 1/2" environment "A Python environment in $(VENV)" \
+	$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python .ci/requirements.py demo > $(VENV)/demo.txt
+	@$(STEP) "demo 2/2" packages "Packages of the broker, of Spark and of the demo's clients" \
+	$(PIP) -r $(VENV)/demo.txt
+	@touch $@
+
+# And those that build, check and test it.
+$(VENV)/.dependencies: $(VENV)/.demo
+	@$(BIN)/python .ci/requirements.py dev > $(VENV)/requirements.txt
+	@$(BIN)/python .ci/requirements.py peers > $(VENV)/peers.txt
+	@$(STEP) "tests 1/2" tools "The compiler mypyc, linters, test tools and clients to test with" \
+	$(PIP) setuptools wheel -r $(VENV)/requirements.txt
+	@$(STEP) "tests 2/2" peers "Clients to test with that are built from source" \
+	$(PIP) -r $(VENV)/peers.txt || \
 	echo "python-qpid-proton could not be built: the tests with it will be skipped"
-	touch $@
+	@touch $@
 
 $(VENV)/.installed: $(VENV)/.dependencies $(SOURCES)
-	rm -rf build/lib* build/bdist* src/tallymark.egg-info
-	$(BIN)/python -m pip install -q --no-deps --no-build-isolation --force-reinstall .
+	@rm -rf build/lib* build/bdist* src/tallymark.egg-info
+	@$(STEP) "build 1/1" build "Translate the listed modules to C, compile and install tallymark" \
+	$(BIN)/python -m pip -v install --no-deps --no-build-isolation --force-reinstall .
 	$(BIN)/tallymark --version
-	touch $@
+	@touch $@
 
 setup: $(VENV)/.dependencies  ## make .venv with all dependencies
 install: $(VENV)/.installed  ## build and install tallymark into .venv (compiled where possible)
 
-demo: install  ## the play: publish, consume, crash, land through Spark, reconcile (INPUT=file)
-	$(BIN)/tallymark demo $(if $(INPUT),--input "$(INPUT)")
+# As installed, where that is of these sources; otherwise from src at once, interpreted.
+demo: $(VENV)/.demo  ## the play: publish, consume, crash, land through Spark, reconcile (INPUT=file)
+	@if test -e $(VENV)/.installed && $(MAKE) -q $(VENV)/.installed; \
+	then run="$(BIN)/tallymark"; else run="env PYTHONPATH=src $(BIN)/python -m tallymark"; \
+	echo "tallymark runs interpreted, from src ('make install' compiles it)"; fi; \
+	$(STEP) --shown play $$run demo $(if $(INPUT),--input "$(INPUT)")
+
+timings:  ## how long set-up, build, demo and test take on a fresh clone (docs/contributing.md)
+	rm -rf build/fresh && git clone -q . build/fresh
+	$(STEP) --shown "make demo" $(MAKE) -C build/fresh demo
+	$(STEP) --shown "make install" $(MAKE) -C build/fresh install
+	echo "# changed" >> build/fresh/src/tallymark/engine/queue.py
+	$(STEP) --shown "make install after a change" $(MAKE) -C build/fresh install
+	$(STEP) --shown "make test" $(MAKE) -C build/fresh test
+	@cat build/fresh/build/timings.tsv >> build/timings.tsv; $(PYTHON) .ci/step.py --table
 
 test: setup  ## everything brief: checks, what can differ interpreted, all tests as installed
 	$(MAKE) --no-print-directory -j3 check test-pure install
@@ -57,7 +82,7 @@ test-long: install  ## what is too long for `make test`, and more of its models,
 	TALLYMARK_LONG=$(or $(LONG),all) $(BIN)/python $(PYTEST) -n 2 \
 	--timeout $(if $(filter ci,$(LONG)),1200,36000) tests
 
-timings: install  ## where `make test` spends its CPU, file by file
+test-timings: install  ## where `make test` spends its CPU, file by file
 	rm -f $(VENV)/timings.jsonl
 	TALLYMARK_TIMINGS=$(VENV)/timings.jsonl $(BIN)/python $(PYTEST) -p tests.support.timings \
 	-n $(WORKERS) tests

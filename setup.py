@@ -1,35 +1,112 @@
-"""Compiles the hot layers with mypyc: all or, where that fails, none (TALLYMARK_PURE=1: none)."""
+"""Compiles the modules listed in pyproject.toml with mypyc: all or, where that fails, none.
 
+TALLYMARK_PURE=1 leaves them interpreted. What is generated stays under build/: mypy's findings and
+the C text, and an object for each C file. An object is made again only when its C text, a header
+that it includes or the compiler's flags have changed, so that a build after a small change compiles
+what follows from it and no more. With ccache on the PATH the compiler is called through it.
+"""
+
+import hashlib
 import os
+import platform
+import shutil
 import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from setuptools import setup
+from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
+GENERATED = Path("build/c")
+FLAGS = ["-fcommon", "-fvisibility=hidden"]
+"""Every C file of a library names the tables of the libraries it calls, which are to be one; and
+nothing but the way in is called from outside, so that calls within go straight."""
 
-class AllOrNone(build_ext):
-    """All modules are one extension of many C files, so that they call each other directly; the
-    files are compiled side by side."""
 
-    def build_extension(self, ext: Any) -> None:
-        compile_one = self.compiler.compile
+class CannotCompile(Exception):
+    """There is no compiler, or a module has an error; the text says which."""
 
-        def compile_all(sources: list[str], *args: Any, **options: Any) -> list[str]:
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
-                made = pool.map(lambda source: compile_one([source], *args, **options), sources)
-                return [name for names in made for name in names]
 
-        self.compiler.compile = compile_all
-        try:
-            super().build_extension(ext)
-        finally:
-            self.compiler.compile = compile_one
+def modules_to_compile() -> dict[str, dict[str, Any]]:
+    """The groups of pyproject.toml by name. Each is one shared library."""
+    with open("pyproject.toml", "rb") as file:
+        return tomllib.load(file)["tool"]["tallymark"]["compiled"]
+
+
+def path_of(module: str) -> str:
+    return f"src/tallymark/{module.replace('.', '/')}.py"
+
+
+def generated_extensions() -> list[Extension]:
+    """Translate the listed modules to C. Raises CannotCompile on a type error."""
+    from mypyc.build import mypycify
+
+    groups = modules_to_compile()
+    libraries = [
+        ([path_of(module) for module in group["modules"]], f"tallymark_{name}")
+        for name, group in groups.items()
+    ]
+    paths = sorted(path for paths, _ in libraries for path in paths)
+    GENERATED.mkdir(parents=True, exist_ok=True)
+    try:
+        extensions = mypycify(
+            [f"--cache-dir={GENERATED.parent / 'mypy'}", *paths],
+            debug_level="0",
+            multi_file=True,
+            separate=libraries,
+            target_dir=str(GENERATED),
+        )
+    except SystemExit as error:  # mypyc leaves so on a type error
+        raise CannotCompile(f"mypyc: {error}") from None
+    _complete(extensions)
+    levels = {f"tallymark_{name}__mypyc": group["optimise"] for name, group in groups.items()}
+    for extension in extensions:
+        level = levels.get(extension.name, 1)
+        extension.extra_compile_args += FLAGS if os.name == "posix" else []
+        extension.extra_compile_args = [
+            f"-O{level}" if flag.startswith("-O") else flag for flag in extension.extra_compile_args
+        ]
+    return extensions
+
+
+def _complete(extensions: list[Extension]) -> None:
+    """Give every library the runtime's optional parts: mypycify names those only that modules
+    translated anew ask for, not those of modules whose C text it found still valid."""
+    from mypyc.build import include_dir
+
+    runtime = [folder for folder in Path(include_dir()).iterdir() if folder.is_dir()]
+    parts = sorted(
+        str(file)
+        for file in GENERATED.rglob("*.c")
+        if not file.name.startswith("__native") and GENERATED / "tallymark" not in file.parents
+    )
+    for extension in extensions:
+        if extension.name.endswith("__mypyc"):
+            extension.include_dirs += [str(folder) for folder in runtime]
+            extension.sources += [part for part in parts if part not in extension.sources]
+
+
+def in_parallel(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(work, items))
+
+
+class CompileListed(build_ext):
+    """mypyc gives one library for each group and one *shim* for each module: an extension of that
+    module's name, which calls the library. The shims are one C file for as many modules as have
+    different last names, compiled once and copied to the name of each."""
 
     def run(self) -> None:
         try:
+            self._find_compiler()
+            self.distribution.ext_modules = generated_extensions()
+            self.swig_opts = None  # or it would be split a second time
+            self.finalize_options()
             super().run()
         except Exception as error:  # whatever a missing or failing compiler raises
             print(f"tallymark: built without compiled modules: {error}", file=sys.stderr)
@@ -37,15 +114,96 @@ class AllOrNone(build_ext):
                 made.unlink()
             self.extensions.clear()
 
+    def _find_compiler(self) -> None:
+        """Fail before mypyc has worked for nothing."""
+        from distutils.ccompiler import new_compiler
+        from distutils.sysconfig import customize_compiler
 
-extensions = []
-if os.environ.get("TALLYMARK_PURE", "") in ("", "0"):
-    from mypyc.build import mypycify
+        compiler: Any = new_compiler()
+        customize_compiler(compiler)
+        if compiler.compiler_type == "unix" and shutil.which(compiler.compiler_so[0]) is None:
+            raise CannotCompile(f"no C compiler: {compiler.compiler_so[0]} not found")
 
-    roots = [Path("src/tallymark", name) for name in ("wire", "engine", "bridge", "journal")]
-    modules = [str(p) for root in roots for p in root.rglob("*.py") if p.stem != "__init__"]
-    try:
-        extensions = mypycify(sorted(modules), debug_level="0", multi_file=True)
-    except SystemExit as error:  # mypyc leaves so on a type error
-        print(f"tallymark: built without compiled modules: {error}", file=sys.stderr)
-setup(ext_modules=extensions, cmdclass={"build_ext": AllOrNone})
+    def build_extensions(self) -> None:
+        compiler: Any = self.compiler
+        if shutil.which("ccache") and "ccache" not in compiler.compiler_so[0]:
+            compiler.set_executable("compiler_so", ["ccache", *compiler.compiler_so])
+        libraries = [e for e in self.extensions if e.name.endswith("__mypyc")]
+        shims = [e for e in self.extensions if not e.name.endswith("__mypyc")]
+        jobs = {source: library for library in libraries for source in library.sources}
+        in_parallel(lambda job: self._object(*job), jobs.items())
+        in_parallel(self._link_library, libraries)
+        self._build_shims(shims)
+
+    def _object_path(self, source: str) -> Path:
+        return Path(self.build_temp, Path(source).with_suffix(".o"))
+
+    def _object(self, source: str, extension: Extension) -> str:
+        """Compile one C file, unless its object was made of the same text by the same command."""
+        compiler: Any = self.compiler
+        target = self._object_path(source)
+        flags = [*compiler.compiler_so, *extension.extra_compile_args]
+        digest = hashlib.sha256(repr((flags, sys.version, platform.machine())).encode())
+        digest.update(version("mypy").encode())
+        for part in [source, *extension.depends]:
+            digest.update(Path(part).read_bytes())
+        stamp, made_of = target.with_suffix(".made-of"), digest.hexdigest()
+        if target.exists() and stamp.exists() and stamp.read_text() == made_of:
+            return str(target)
+        stamp.unlink(missing_ok=True)
+        compiler.compile(
+            [source],
+            output_dir=self.build_temp,
+            include_dirs=extension.include_dirs,
+            extra_postargs=extension.extra_compile_args,
+        )
+        stamp.write_text(made_of)
+        return str(target)
+
+    def _link(self, objects: list[str], target: str, name: str) -> None:
+        compiler: Any = self.compiler
+        compiler.link_shared_object(
+            objects, target, export_symbols=[f"PyInit_{name}"], build_temp=self.build_temp
+        )
+
+    def _link_library(self, library: Extension) -> None:
+        objects = [str(self._object_path(source)) for source in library.sources]
+        self._link(objects, self.get_ext_fullpath(library.name), library.name)
+
+    def _build_shims(self, shims: list[Extension]) -> None:
+        """Python looks for PyInit_NAME by the last part of a module's name only."""
+        together: dict[int, list[Extension]] = defaultdict(list)
+        seen: dict[str, int] = defaultdict(int)
+        for shim in shims:
+            last = shim.name.rpartition(".")[2]
+            together[seen[last]].append(shim)
+            seen[last] += 1
+        for number, some in together.items():
+            name = f"shims_{number}"
+            source = GENERATED.parent / f"{name}.c"
+            source.write_text(
+                "".join(
+                    f"#define PyInit___init__ PyInit_init_of_{number}_{place}\n"
+                    f'#include "{os.path.relpath(shim.sources[0], source.parent)}"\n'
+                    "#undef PyInit___init__\n"
+                    for place, shim in enumerate(some)
+                )
+            )
+            whole = Extension(
+                name,
+                [str(source)],
+                depends=[shim.sources[0] for shim in some],
+                extra_compile_args=some[0].extra_compile_args,
+            )
+            built = str(Path(self.build_temp, f"{name}.so"))
+            self._link([self._object(str(source), whole)], built, name)
+            for shim in some:
+                target = Path(self.get_ext_fullpath(shim.name))
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(built, target)
+
+
+is_pure = os.environ.get("TALLYMARK_PURE", "") not in ("", "0")
+# A name to build; what it stands for is known only when it is built.
+placeholder = [] if is_pure else [Extension("tallymark._compiled", [])]
+setup(ext_modules=placeholder, cmdclass={"build_ext": CompileListed})

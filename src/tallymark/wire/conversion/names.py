@@ -42,7 +42,7 @@ DEATHS: Final = "x-opt-deaths"
 EXCHANGE: Final = "x-exchange"
 ROUTING_KEY: Final = "x-routing-key"
 LOCKED_UNTIL: Final = "x-opt-locked-until"
-OURS: Final = (DEATHS, EXCHANGE, ROUTING_KEY, LOCKED_UNTIL)
+OURS: Final[tuple[str, ...]] = (DEATHS, EXCHANGE, ROUTING_KEY, LOCKED_UNTIL)
 """Annotations that the broker makes: a client's own are not shown [DL-18]."""
 HEADERS: Final = "x-opt-headers"
 """Message annotation: a map of the headers that application properties have no room for."""
