@@ -52,7 +52,7 @@ install: $(VENV)/.installed  ## build and install tallymark into .venv (compiled
 
 # As installed, where that is of these sources; otherwise from src at once, interpreted.
 demo: $(VENV)/.demo  ## the play: publish, consume, crash, land through Spark, reconcile (INPUT=file)
-	@if test -e $(VENV)/.installed && $(MAKE) -q $(VENV)/.installed; \
+	@if test -e $(VENV)/.installed && test -z "$$(find $(SOURCES) -newer $(VENV)/.installed)"; \
 	then run="$(BIN)/tallymark"; else run="env PYTHONPATH=src $(BIN)/python -m tallymark"; \
 	echo "tallymark runs interpreted, from src ('make install' compiles it)"; fi; \
 	$(STEP) --shown play $$run demo $(if $(INPUT),--input "$(INPUT)")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Print what pyproject.toml asks for, one requirement a line.
 
-    requirements.py demo      what runs, and the extras spark and demo
-    requirements.py dev       what runs, and every extra but peers
-    requirements.py peers     the extra peers
+requirements.py demo      what runs, and the extras spark and demo
+requirements.py dev       what runs, and every extra but peers
+requirements.py peers     the extra peers
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
     step.py --shown NAME COMMAND [ARGUMENT ...]
 
 What the command prints goes to build/steps/NAME.log, and its end to the terminal when it fails;
-with --shown it goes to the terminal as it comes, and only the times are taken down. A line for each step is added to build/timings.tsv: when, name, wall and CPU seconds, exit code.
+with --shown it goes to the terminal as it comes, and only the times are taken down. A line for each
+step is added to build/timings.tsv: when, name, wall and CPU seconds, exit code.
 `step.py --table` prints the last line of each name.
 """
 

@@ -1,0 +1,75 @@
+"""The modules that pyproject.toml has compiled, and those that stay interpreted beside them."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "tallymark"
+LAYERS = ("wire", "engine", "bridge", "journal")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LISTED = [
+    module
+    for group in PROJECT["tool"]["tallymark"]["compiled"].values()
+    for module in group["modules"]
+]
+OPEN = "allow_interpreted_subclasses"
+
+
+def tree_of(module: str) -> ast.Module:
+    return ast.parse((PACKAGE / f"{module.replace('.', '/')}.py").read_text())
+
+
+def every_module() -> list[str]:
+    paths = (path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py"))
+    return [".".join(path.parts) for path in paths if path.name != "__init__"]
+
+
+def names_of(tree: ast.Module) -> dict[str, tuple[str, str]]:
+    """By the name in this module: which module of ours it is from, and its name there."""
+    return {
+        alias.asname or alias.name: (node.module.removeprefix("tallymark."), alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tallymark.")
+        for alias in node.names
+        if node.module is not None
+    }
+
+
+def test_each_listed_module_is_there_once_and_in_a_layer_that_may_be_compiled() -> None:
+    assert [module for module, count in Counter(LISTED).items() if count > 1] == []
+    found = set(every_module())
+    assert [module for module in LISTED if module not in found] == []
+    assert {module.partition(".")[0] for module in LISTED} == set(LAYERS)
+
+
+def test_no_interpreted_class_extends_a_compiled_one() -> None:
+    """mypyc lays a class out for good: a class of a compiled module raises TypeError when an
+    interpreted one extends it, unless it says that it allows that."""
+    compiled = set(LISTED)
+    closed = {
+        (module, node.name)
+        for module in compiled
+        for node in tree_of(module).body
+        if isinstance(node, ast.ClassDef)
+        and OPEN not in "".join(map(ast.unparse, node.decorator_list))
+    }
+    wrong = []
+    for module in every_module():
+        if module in compiled or module.partition(".")[0] not in LAYERS:
+            continue
+        tree = tree_of(module)
+        names = names_of(tree)
+        for node in tree.body:
+            for base in node.bases if isinstance(node, ast.ClassDef) else ():
+                text = ast.unparse(base)
+                first, _, rest = text.partition(".")
+                where = names.get(first)
+                if where is not None:
+                    full = where if not rest else (f"{where[0]}.{where[1]}", rest)
+                    if full in closed:
+                        wrong.append((module, text))
+    assert wrong == []
