@@ -19,13 +19,23 @@ if find_spec("pyspark") is None:  # the extra `spark` is not installed
     collect_ignore_glob = ["test_*.py"]
 
 
+SMALL = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+}
+"""For tables of some rows: Java that is made and compiled for a query is not worth it there, nor is
+a plan that is looked at again."""
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     from tallymark.spark.session import build_session
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", python_path())
-        session = build_session("local[2]", "tallymark tests", brief=True)
+        session = build_session("local[2]", "tallymark tests", brief=True, settings=SMALL)
         yield session
         session.stop()
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +20,7 @@ from tallymark.spark.reconcile import Beyond, Reconciliation
 from tallymark.spark.reconcile_table import show
 from tallymark.spark.session import SparkDidNotStart, check_master
 from tests.spark.rig import publish
+from tests.support import forked
 from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
@@ -29,12 +28,8 @@ NOBODY = "http://127.0.0.1:1"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "JAVA_HOME": "/nowhere", "PATH": "/nowhere"}
-    environment.pop("TALLYMARK_URL", None)
-    return subprocess.run(
-        [sys.executable, "-m", "tallymark", *arguments],
-        capture_output=True, text=True, timeout=60, env=environment,
-    )  # fmt: skip
+    nowhere = {"JAVA_HOME": "/nowhere", "PATH": "/nowhere", "TALLYMARK_URL": None}
+    return forked.run(*arguments, env=nowhere)
 
 
 def said(done: subprocess.CompletedProcess[str], code: int) -> str:

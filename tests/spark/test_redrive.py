@@ -20,6 +20,7 @@ from tallymark.spark import pipelines, reconcile
 from tallymark.spark.client import BrokerRefused, Endpoint
 from tallymark.spark.pipelines import redrives
 from tests.spark.rig import python_path
+from tests.support import forked
 from tests.support.long import long
 from tests.support.process import BrokerProcess
 
@@ -184,9 +185,10 @@ def test_mistakes_are_told_in_a_line(
     with connect(broker) as connection:
         connection.channel().queue_declare("m-parked", durable=True)
     queue = [] if "--queue" in more else ["--queue", "m-parked"]
-    found, lines, errors = run(broker, *queue, *more)
-    assert (found, lines, len(errors.splitlines())) == (code, [], 1), errors
-    assert text in errors
+    done = forked.run(*command(broker, *queue, *more)[3:])
+    assert (done.returncode, done.stdout) == (code, "")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert text in done.stderr
 
 
 def test_people_see_what_goes_where(capsys: pytest.CaptureFixture[str]) -> None:

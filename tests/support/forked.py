@@ -37,6 +37,8 @@ COMMAND: Final = [sys.executable, "-m", "tallymark"]
 AT_START: Final = ("PYTHON", "LD_", "VIRTUAL_ENV")
 """Variables that begin so are read when an interpreter starts."""
 LARGEST: Final = 1 << 20
+WITHOUT: Final = "without-spark"
+WITH_SPARK: Final = "with-spark"
 
 
 class Forked:
@@ -86,7 +88,8 @@ def popen(command: Sequence[str], env: Mapping[str, str], stderr: IO[Any]) -> Pr
     with open(os.devnull) as nothing:
         stdout = os.fdopen(reading, "r")
         try:
-            return _forker().start(command[3:], env, nothing.fileno(), writing, stderr.fileno(),
+            forker = _forker(command[3:4])
+            return forker.start(command[3:], env, nothing.fileno(), writing, stderr.fileno(),
                                    stdout)  # fmt: skip
         finally:
             os.close(writing)
@@ -101,23 +104,24 @@ def popen_fresh(command: Sequence[str], env: Mapping[str, str], stderr: IO[Any])
 
 def run(
     *arguments: str,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str | None] | None = None,
     stdin: str = "",
     timeout: float = PATIENCE_S,
 ) -> subprocess.CompletedProcess[str]:
-    """A command, to its end; env: variables beside those of this process."""
+    """A command, to its end; env: variables beside those of this process, or None in its place."""
     command = [*COMMAND, *arguments]
-    environ = {**os.environ, **(env or {})}
+    given = {**os.environ, **(env or {})}
+    environ = {name: value for name, value in given.items() if value is not None}
     if not _is_plain(command, environ):
         return subprocess.run(
             command, env=environ, input=stdin, capture_output=True, text=True, timeout=timeout
         )
     file = tempfile.TemporaryFile
-    with file("w+") as given, file("w+") as out, file("w+") as err:
-        given.write(stdin)
-        given.seek(0)
-        process = _forker().start(
-            arguments, environ, given.fileno(), out.fileno(), err.fileno(), None
+    with file("w+") as typed, file("w+") as out, file("w+") as err:
+        typed.write(stdin)
+        typed.seek(0)
+        process = _forker(arguments[:1]).start(
+            arguments, environ, typed.fileno(), out.fileno(), err.fileno(), None
         )
         try:
             code = process.wait(timeout)
@@ -143,11 +147,11 @@ _ENVIRONMENT: Final = _at_start(os.environ)
 class Forker:
     """The process that forks, from the side of the tests."""
 
-    def __init__(self) -> None:
+    def __init__(self, loads: str) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.forked", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.support.forked", loads, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
             )  # fmt: skip
@@ -178,15 +182,16 @@ class Forker:
         self._process.wait()
 
 
-_forkers: dict[int, Forker] = {}
+_forkers: dict[tuple[int, str], Forker] = {}
 
 
-def _forker() -> Forker:
-    """Of this process: a worker of pytest has its own."""
-    found = _forkers.get(os.getpid())
-    if found is None:
-        found = _forkers[os.getpid()] = Forker()
-    return found
+def _forker(command: Sequence[str]) -> Forker:
+    """Of this process, as a worker of pytest has its own, and with what the command needs."""
+    loads = WITH_SPARK if command and command[0] in ("pipeline", "demo") else WITHOUT
+    key = (os.getpid(), loads)
+    if key not in _forkers:
+        _forkers[key] = Forker(loads)
+    return _forkers[key]
 
 
 # -- the process that forks
@@ -246,12 +251,15 @@ def _reap(statuses: dict[int, int]) -> None:
         os.close(told)
 
 
-def load() -> None:
+def load(what: str) -> None:
     """Import what the commands and a broker import at one time or another."""
     import tallymark.cli
     import tallymark.server
 
-    for package in (tallymark.cli, tallymark.server):
+    packages = [tallymark.cli, tallymark.server]
+    if what == WITH_SPARK:
+        packages.append(importlib.import_module("tallymark.spark"))
+    for package in packages:
         for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             if not found.name.endswith("__main__"):
                 importlib.import_module(found.name)
@@ -262,8 +270,8 @@ def load() -> None:
 
 
 def main() -> None:
-    control = socket.socket(fileno=int(sys.argv[1]))
-    load()
+    control = socket.socket(fileno=int(sys.argv[2]))
+    load(sys.argv[1])
     asked = serve(control)
     if asked is None:
         return
