@@ -15,12 +15,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import until
+
 SHIM = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -36,9 +40,29 @@ static int broken(const char *name) {
     errno = EIO;
     return 1;
 }
+static void mark(char *path, size_t size) {
+    snprintf(path, size, "%s/syncing.%ld", getenv("SHIM_FOLDER"), (long)syscall(SYS_gettid));
+    close(open(path, O_CREAT | O_WRONLY, 0600));
+}
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
-int fdatasync(int fd) { return broken("sync") ? -1 : REAL(fdatasync)(fd); }
-int fsync(int fd) { return broken("sync") ? -1 : REAL(fsync)(fd); }
+static int synced(int (*real)(int), int fd) {
+    char path[4096];
+    mark(path, sizeof path);
+    while (there("hang")) {
+        unlink(path);
+        usleep(1000);
+        mark(path, sizeof path);
+        if (there("hang")) unlink(path);
+    }
+    int fails = there("sync");
+    int result = fails ? -1 : real(fd);
+    int error = fails ? EIO : errno;
+    unlink(path);
+    errno = error;
+    return result;
+}
+int fdatasync(int fd) { return synced(REAL(fdatasync), fd); }
+int fsync(int fd) { return synced(REAL(fsync), fd); }
 #define WRITE(name, off, ...) \
     ssize_t name(int fd, const struct iovec *v, int n, off at __VA_OPT__(, int flags)) { \
         return broken("write") ? -1 : REAL(name)(fd, v, n, at __VA_OPT__(, flags)); \
@@ -58,8 +82,9 @@ class Shim:
         self.env = {"LD_PRELOAD": str(library), "SHIM_FOLDER": str(folder)}
 
     def hang(self) -> None:
-        """Writes and syncs begun from now on do not return."""
+        """Writes and syncs begun from now on do not return; no sync begun before is under way."""
         (self._folder / "hang").touch()
+        until(lambda: not any(self._folder.glob("syncing.*")), what="syncs have ended or hang")
 
     def go_on(self) -> None:
         (self._folder / "hang").unlink(missing_ok=True)

@@ -4,7 +4,6 @@ nothing that was confirmed is lost, and all of it is delivered once the consumer
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from bench.lean import ACK, DELIVER, PERSISTENT, TRANSIENT, Link, settle
 from tests.faults.disks import Shim, fill_up, free_bytes, make_shim, small_disk
 from tests.faults.test_full_disk import check_sound
-from tests.server.peers import Bare, Publisher, alarms, declare, resident_mib
+from tests.server.peers import Bare, Publisher, alarms, all_confirmed, declare, resident_mib
 from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
@@ -104,15 +103,6 @@ def deliver_all(consumer: Stopped, crowd: list[Publisher]) -> None:
         assert not one.lost
 
 
-def quiet(crowd: list[Publisher]) -> None:
-    """Until nobody's confirms grow any more."""
-    before = -1
-    while before != (before := sum(one.confirmed for one in crowd)):
-        deadline = time.monotonic() + 0.5
-        while time.monotonic() < deadline:
-            all_work(crowd)()
-
-
 def test_a_flood_is_held_at_the_memory_limit_and_all_of_it_is_delivered_later(
     tmp_path: Path, shim: Shim
 ) -> None:
@@ -154,7 +144,7 @@ def test_a_flood_on_a_small_disk_is_held_and_goes_on_as_room_returns(tmp_path: P
             gauge = Gauge(broker)
             gauge.start()
             until(lambda: all(one.told for one in crowd), all_work(crowd))
-            quiet(crowd)
+            until(lambda: all_confirmed(broker, crowd), all_work(crowd))
             assert alarms(broker) == ["disk"]
             filler = fill_up(disk, leave=0)
             assert free_bytes(disk) == 0

@@ -133,6 +133,14 @@ class Publisher:
             self.confirmed = max(self.confirmed, tag)
 
 
+def all_confirmed(broker: BrokerProcess, publishers: list[Publisher]) -> bool:
+    """Whether an alarm holds everybody, and what the broker has taken in is confirmed to the last:
+    nothing moves any more."""
+    rows = broker.queues().values()
+    entered = sum(row["entered"] for row in rows)
+    return bool(alarms(broker)) and entered == sum(one.confirmed for one in publishers)
+
+
 class Reader:
     """Consumes one queue and remembers the numbers; acknowledges nothing by itself."""
 
