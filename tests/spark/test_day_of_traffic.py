@@ -19,7 +19,7 @@ from tests.support.long import longer, sized
 
 pytestmark = [pytest.mark.spark, longer]
 
-TRANSITIONS = sized(50_000, 300_000, 11_500_000)
+TRANSITIONS = sized(100_000, 300_000, 11_500_000)
 
 
 @pytest.fixture(scope="module")
