@@ -34,7 +34,7 @@ from tallymark.bridge.amqp091_login import (
 )
 from tallymark.bridge.amqp091_streams import StreamRecipient
 from tallymark.bridge.direct_reply import DirectReplies
-from tallymark.bridge.permissions import QUEUE, READ, Access, Permissions
+from tallymark.bridge.permissions import QUEUE, READ, Access, OnDenied, Permissions, refuse_entry
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import (
     Cancelled,
@@ -148,7 +148,7 @@ HANDLERS: Final[dict[type[Method], Handler]] = {
 class Settings:
     """What all connections of a broker share."""
 
-    __slots__ = ("limits", "mechanisms", "platform", "random_name", "replies")
+    __slots__ = ("limits", "mechanisms", "on_denied", "platform", "random_name", "replies")
 
     def __init__(
         self,
@@ -157,6 +157,7 @@ class Settings:
         random_name: Callable[[], str],
         replies: DirectReplies,
         mechanisms: Callable[[], tuple[str, ...]] = default_mechanisms,
+        on_denied: OnDenied | None = None,
     ) -> None:
         self.limits = limits
         self.platform = platform
@@ -166,6 +167,7 @@ class Settings:
         self.replies = replies
         self.mechanisms = mechanisms
         """Gives those by which clients may log in now, in the order they are offered."""
+        self.on_denied = on_denied
 
 
 @final
@@ -577,7 +579,7 @@ class Amqp091(AmqpBridge):
             raise NotAllowed(f"vhost {vhost} not found")
         patterns = permissions.patterns(vhost)
         if patterns is None:
-            raise NotAllowed(f"access to vhost '{vhost}' refused for user '{permissions.user}'")
+            raise NotAllowed(refuse_entry(permissions, vhost, self.settings.on_denied, self.peer))
         self.client = Client(
             self.broker,
             self.wire,
@@ -585,7 +587,14 @@ class Amqp091(AmqpBridge):
             self.settings.replies,
             self.settings.random_name,
             self.broker.open_connection(vhost, permissions.user, self.peer),
-            Access(permissions.user, vhost, patterns, permissions.impersonates),
+            Access(
+                permissions.user,
+                vhost,
+                patterns,
+                permissions.impersonates,
+                self.settings.on_denied,
+                self.peer,
+            ),
             "consumer_cancel_notify" in self._capabilities,
             shares_prefetch(self.client_properties),
             self,

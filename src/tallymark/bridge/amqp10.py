@@ -30,7 +30,7 @@ from tallymark.bridge.amqp10_login import (
 )
 from tallymark.bridge.amqp10_publish import IncomingLink
 from tallymark.bridge.amqp10_tx import retire
-from tallymark.bridge.permissions import Access, Permissions
+from tallymark.bridge.permissions import Access, Permissions, refuse_entry
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import (
     Activated,
@@ -499,12 +499,15 @@ class Amqp10(AmqpBridge):
             self._close(Error(errors.NOT_FOUND, f"vhost {vhost} not found"))
             return
         if patterns is None:
-            text = f"access to vhost '{vhost}' refused for user '{permissions.user}'"
+            text = refuse_entry(permissions, vhost, self.settings.on_denied, self.peer)
             self._close(Error(errors.NOT_ALLOWED, text))
             return
         connection = self.broker.open_connection(vhost, permissions.user, self.peer)
         connection.handle = self
-        access = Access(permissions.user, vhost, patterns, permissions.impersonates)
+        access = Access(
+            permissions.user, vhost, patterns, permissions.impersonates, self.settings.on_denied,
+            self.peer,
+        )  # fmt: skip
         self.client = Client(self.broker, self.settings, connection, access, self)
         self.client.wall_ms = self.broker.clock.now_ms
 

@@ -10,7 +10,7 @@ from tallymark.bridge.amqp10_confirms import Confirms
 from tallymark.bridge.amqp10_watch import Watch
 from tallymark.bridge.bridge import Waiter
 from tallymark.bridge.direct_reply import DirectReplies
-from tallymark.bridge.permissions import Access
+from tallymark.bridge.permissions import Access, OnDenied
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker
 from tallymark.engine.patterns import compile_pattern
@@ -43,6 +43,7 @@ class Settings:
         "link_credit",
         "mechanisms",
         "node_name",
+        "on_denied",
         "platform",
         "random_name",
         "replies",
@@ -64,6 +65,7 @@ class Settings:
         auto_create: str = "",
         transaction_timeout_ms: int = 0,
         mechanisms: Callable[[], tuple[str, ...]] = default_mechanisms,
+        on_denied: OnDenied | None = None,
     ) -> None:
         self.limits = limits
         self.random_name = random_name
@@ -72,6 +74,7 @@ class Settings:
         self.watch = watch
         self.mechanisms = mechanisms
         """Gives those by which clients may log in now, in the order they are offered."""
+        self.on_denied = on_denied
         self.node_name = node_name
         self.platform = platform
         """Shown to clients, such as "Python 3.11.2"."""

@@ -33,7 +33,7 @@ from tallymark.bridge.nsq_auth import AuthState
 from tallymark.bridge.nsq_in_flight import InFlightMessages, OnFinish
 from tallymark.bridge.nsq_output import MessageBuffer
 from tallymark.bridge.nsq_topics import Topics
-from tallymark.bridge.permissions import QUEUE, READ, Access, Permissions
+from tallymark.bridge.permissions import QUEUE, READ, Access, OnDenied, Permissions
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Cancelled, CloseSession, Deliver, Durable
 from tallymark.engine.errors import AccessRefused, BrokerError, PreconditionFailed
@@ -77,7 +77,7 @@ NS_PER_MS: Final = 1_000_000
 class Settings:
     """What all NSQ connections of a broker share."""
 
-    __slots__ = ("draw", "limits", "max_channel_consumers", "on_finish", "topics")
+    __slots__ = ("draw", "limits", "max_channel_consumers", "on_denied", "on_finish", "topics")
 
     def __init__(
         self,
@@ -86,6 +86,7 @@ class Settings:
         draw: Callable[[], int],
         on_finish: OnFinish | None = None,
         max_channel_consumers: int = 0,
+        on_denied: OnDenied | None = None,
     ) -> None:
         self.limits = limits
         self.topics = topics
@@ -94,6 +95,7 @@ class Settings:
         self.on_finish = on_finish
         self.max_channel_consumers = max_channel_consumers
         """How many clients may subscribe to a channel; 0: any number."""
+        self.on_denied = on_denied
 
 
 @final
@@ -250,7 +252,10 @@ class Nsq(Bridge):
 
     def act_as(self, permissions: Permissions) -> None:
         """Do what this user may do, from now on."""
-        access = Access(permissions.user, self.settings.topics.vhost, ("", "", ""))
+        access = Access(
+            permissions.user, self.settings.topics.vhost, ("", "", ""),
+            on_denied=self.settings.on_denied, peer=self.peer,
+        )  # fmt: skip
         access.follow(permissions)
         self.access = access
 

@@ -13,6 +13,7 @@ is refused (engine/patterns.py) matches nothing. The default exchange is known h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, final
 
 from tallymark.engine.errors import AccessRefused
@@ -25,6 +26,10 @@ READ: Final = 2
 EXCHANGE: Final = "exchange"
 QUEUE: Final = "queue"
 ANY_VHOST: Final = "*"
+ENTER: Final = 3
+"""Of a virtual host."""
+VHOST: Final = "vhost"
+OnDenied = Callable[["Access", str, str, int], None]
 REMEMBERED: Final = 4096
 """Answers kept per connection."""
 
@@ -59,14 +64,24 @@ class Permissions:
 class Access:
     """One user's permissions in one virtual host, with the answers already given."""
 
-    __slots__ = ("_known", "_patterns", "impersonates", "user", "vhost")
+    __slots__ = ("_known", "_patterns", "impersonates", "on_denied", "peer", "user", "vhost")
 
     def __init__(
-        self, user: str, vhost: str, patterns: tuple[str, str, str], impersonates: bool = False
+        self,
+        user: str,
+        vhost: str,
+        patterns: tuple[str, str, str],
+        impersonates: bool = False,
+        on_denied: OnDenied | None = None,
+        peer: str = "",
     ) -> None:
         self.user = user
         self.vhost = vhost
         self.impersonates = impersonates
+        self.on_denied = on_denied
+        """Is told of each refusal when it is decided: kind, name, operation."""
+        self.peer = peer
+        """Whose connection it is, for who is told."""
         self._patterns = [_compiled(pattern) for pattern in patterns]
         self._known: dict[tuple[int, str], bool] = {}
 
@@ -106,10 +121,21 @@ class Access:
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
             self._known[key] = allowed
+            if not allowed and self.on_denied is not None:
+                self.on_denied(self, kind, shown, operation)
         if not allowed:
             raise AccessRefused(
                 f"access to {kind} '{shown}' in vhost '{self.vhost}' refused for user '{self.user}'"
             )
+
+
+def refuse_entry(
+    permissions: Permissions, vhost: str, on_denied: OnDenied | None, peer: str
+) -> str:
+    """Tell that the user must not enter; returns the text for the client."""
+    if on_denied is not None:
+        on_denied(Access(permissions.user, vhost, ("", "", ""), peer=peer), VHOST, vhost, ENTER)
+    return f"access to vhost '{vhost}' refused for user '{permissions.user}'"
 
 
 def _compiled(pattern: str) -> Pattern | None:

@@ -15,6 +15,7 @@ from tallymark.bridge.amqp import AMQP_10, UNDECIDED, AmqpBridge, protocol_of
 from tallymark.bridge.amqp091 import Amqp091
 from tallymark.bridge.amqp10 import Amqp10
 from tallymark.bridge.amqp10_client import Settings as Settings10
+from tallymark.server import audit
 from tallymark.server.client import Client, address_text
 from tallymark.server.clock import now_ms
 from tallymark.server.logs import log_of
@@ -134,6 +135,10 @@ class AmqpClient(Client):
         else:
             self.transport.pause_reading()
 
+    @property
+    def protocol(self) -> str:
+        return "AMQP 1.0" if isinstance(self.bridge, Amqp10) else "AMQP 0-9-1"
+
     def _step(self, response: bytes) -> None:
         """Answer a step of SCRAM: it takes no time worth a thread."""
         users = self._node.users
@@ -159,7 +164,7 @@ class AmqpClient(Client):
             log.error("login.impossible", error=str(error))
         if user is None or last_words is None:
             name = "" if scram is None else scram.name
-            log.warning("login.refused", peer=self.peer, user=name, mechanism=SCRAM, reason=reason)
+            audit.login_refused(self.protocol, self.peer, name, SCRAM, reason)
             self.bridge.login_failed()
         else:
             self.bridge.login_succeeded(permissions_of(user), last_words)
@@ -180,7 +185,7 @@ class AmqpClient(Client):
             log.error("login.impossible", error=str(error))
         self._login = None
         if user is None:
-            log.warning("login.refused", peer=self.peer, user=name, mechanism=mechanism)
+            audit.login_refused(self.protocol, self.peer, name, mechanism)
             self.bridge.login_failed()
         else:
             self.bridge.login_succeeded(permissions_of(user))

@@ -8,6 +8,7 @@ import ssl
 from typing import TYPE_CHECKING, Final
 
 from tallymark.bridge.amqp10_client import Settings
+from tallymark.server import audit
 from tallymark.server.config import Config
 from tallymark.server.tls import server_context
 from tallymark.wire.amqp10.limits import Limits
@@ -49,6 +50,7 @@ def settings_of(node: Node, node_name: str) -> Settings:
         auto_create=config.auto_create_queues,
         transaction_timeout_ms=config.transaction_timeout,
         mechanisms=node.mechanisms,
+        on_denied=audit.access_refused,
     )
 
 

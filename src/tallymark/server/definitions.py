@@ -132,12 +132,12 @@ def _sections(vhost: VirtualHost) -> dict[str, list[dict[str, Any]]]:
 
 
 async def import_definitions(
-    node: Node, value: object, vhost: str | None = None, at_start: bool = False
+    node: Node, value: object, by: str, vhost: str | None = None, at_start: bool = False
 ) -> Imported:
     """Make definitions real; on disk when this returns, but at_start, when it soon will be.
 
-    vhost: they are about this one alone. Users of the same names are replaced, their permissions
-    and those of other users stay; policies of the same names are replaced.
+    by: who wants it. vhost: they are about this one alone. Users of the same names are replaced,
+    their permissions and those of other users stay; policies of the same names are replaced.
 
     Raises:
         DefinitionsRefused: something in them is wrong; nothing has changed.
@@ -155,7 +155,7 @@ async def import_definitions(
             plan.users[name] = msgspec.structs.replace(
                 made, administrator=plan.users[name].administrator, tags=plan.users[name].tags
             )
-        await node.users.change(lambda known: _set_users(known, plan), keep_guest=not at_start)
+        await node.users.change(lambda known: _set_users(known, plan), by, keep_guest=not at_start)
     imported = Imported(plan.counts(), plan.unsupported)
     imported.failed += _apply(node, plan)
     for text in imported.unsupported:
@@ -180,7 +180,7 @@ async def load_file(node: Node, file: Path) -> None:
     except (OSError, msgspec.MsgspecError) as error:
         raise DefinitionsRefused(f"definitions {file}: {error}") from error
     try:
-        imported = await import_definitions(node, value, at_start=True)
+        imported = await import_definitions(node, value, "definitions", at_start=True)
     except DefinitionsRefused as error:
         raise DefinitionsRefused(f"definitions {file}: {error}") from error
     if imported.failed:

@@ -28,6 +28,7 @@ from tallymark.engine.errors import (
     Unreadable,
 )
 from tallymark.engine.queue import Queue
+from tallymark.server import audit
 from tallymark.server.http_guard import (
     CHALLENGE,
     FORBIDDEN,
@@ -223,10 +224,20 @@ class HttpServer:
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             self._guard.check(request)
-            return await handler(request)
+            response = await handler(request)
+            if audit.is_change(request.method, request.path):
+                user = request[USER].name if USER in request else ""
+                audit.request_done(
+                    "HTTP", request.remote or "", user, request.method, request.path,
+                    response.status,
+                )  # fmt: skip
+            return response
         except Refused as error:
             return self._refuse(request, error.status, error.error, str(error))
         except Turned as error:
+            audit.request_turned_away(
+                "HTTP", request.remote or "", request.method, request.path, str(error)
+            )
             word = "forbidden" if error.status == FORBIDDEN else "misdirected_request"
             return self._refuse(request, error.status, word, str(error))
         except BrokerError as error:
@@ -245,6 +256,11 @@ class HttpServer:
             status, error = 401, "not_authorised"
         log.info("request.refused", method=request.method, path=request.path, status=status,
                  error=reason, peer=request.remote)  # fmt: skip
+        if status in (401, 403) and USER in request:
+            audit.request_refused(
+                "HTTP", request.remote or "", request[USER].name, request.method, request.path,
+                reason,
+            )  # fmt: skip
         refusal = answer({"error": error, "reason": reason}, status)
         if USER not in request:
             refusal.headers["WWW-Authenticate"] = CHALLENGE
@@ -263,6 +279,7 @@ class HttpServer:
             log.error("login.impossible", error=str(error))
             user = None
         if user is None:
+            audit.login_refused("HTTP", request.remote or "", given[0], "Basic")
             raise Refused(401, "not_authorized", "user name and password do not match")
         request[USER] = user
         log.debug("request", method=request.method, path=request.path, user=user.name)

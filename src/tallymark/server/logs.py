@@ -44,6 +44,8 @@ class Log:
 
 
 _logs: Final = {category: Log(category) for category in CATEGORIES}
+AUDIT: Final = Log("audit")
+"""Of audit.py. It is in no list of categories, so that nothing sets its level."""
 _processors: list[Any] = []
 _stream: TextIO = sys.stderr
 

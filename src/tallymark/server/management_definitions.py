@@ -16,7 +16,7 @@ from tallymark.server.definitions import (
     export_vhost,
     import_definitions,
 )
-from tallymark.server.http import HttpServer, Refused, answer, require_administrator
+from tallymark.server.http import HttpServer, Refused, answer, require_administrator, user_of
 from tallymark.server.management_requests import Routes, uploaded_fields
 from tallymark.server.users import UsersError
 
@@ -55,7 +55,7 @@ class Definitions(Routes):
         value = (await uploaded_fields(request)).value
         async with self._importing:
             try:
-                imported = await import_definitions(self.node, value, vhost)
+                imported = await import_definitions(self.node, value, user_of(request).name, vhost)
             except (DefinitionsRefused, UsersError) as error:
                 raise Refused(400, "bad_request", str(error)) from error
         found = {"imported": imported.counts, "unsupported": imported.unsupported}

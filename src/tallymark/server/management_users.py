@@ -110,7 +110,7 @@ class UsersAndPermissions(Routes):
             raise NotFound(f"no user '{request.match_info['user']}'")
         return found
 
-    async def _change(self, name: str, make: User | None) -> None:
+    async def _change(self, request: web.Request, name: str, make: User | None) -> None:
         """Keep a user under the name, or none. Raises Refused 400."""
 
         def change(users: dict[str, User]) -> None:
@@ -120,7 +120,7 @@ class UsersAndPermissions(Routes):
                 users[name] = make
 
         try:
-            await self.node.users.change(change)
+            await self.node.users.change(change, user_of(request).name)
         except UsersError as error:
             raise Refused(400, "bad_request", str(error)) from error
 
@@ -145,7 +145,9 @@ class UsersAndPermissions(Routes):
         except UsersError as error:
             raise Refused(400, "bad_request", str(error)) from error
         vhosts = {} if current is None else current.vhosts
-        await self._change(name, tagged(msgspec.structs.replace(made, vhosts=vhosts), tags))
+        await self._change(
+            request, name, tagged(msgspec.structs.replace(made, vhosts=vhosts), tags)
+        )
         return web.Response(status=201 if current is None else 204)
 
     async def _made(self, name: str, fields: Fields) -> User:
@@ -157,7 +159,7 @@ class UsersAndPermissions(Routes):
         return hashed_user(name, "", NO_PASSWORD)
 
     async def _delete(self, request: web.Request) -> web.Response:
-        await self._change(self._user(request).name, None)
+        await self._change(request, self._user(request).name, None)
         return web.Response(status=204)
 
     # -- permissions
@@ -192,17 +194,19 @@ class UsersAndPermissions(Routes):
         except UsersError as error:
             raise Refused(400, "bad_request", str(error)) from error
         is_new = vhost not in user.vhosts and "*" not in user.vhosts
-        await self._permit(user, vhost, permission)
+        await self._permit(request, user, vhost, permission)
         return web.Response(status=201 if is_new else 204)
 
     async def _delete_permission(self, request: web.Request) -> web.Response:
         user, vhost = self._user(request), self.vhost(request).name
         if vhost not in user.vhosts and "*" not in user.vhosts:
             raise NotFound(f"user '{user.name}' has no permissions in vhost '{vhost}'")
-        await self._permit(user, vhost, None)
+        await self._permit(request, user, vhost, None)
         return web.Response(status=204)
 
-    async def _permit(self, user: User, vhost: str, permission: Permission | None) -> None:
+    async def _permit(
+        self, request: web.Request, user: User, vhost: str, permission: Permission | None
+    ) -> None:
         """Give the permission for one virtual host, or take it away."""
 
         def change(users: dict[str, User]) -> None:
@@ -220,6 +224,6 @@ class UsersAndPermissions(Routes):
             users[user.name] = msgspec.structs.replace(current, vhosts=vhosts)
 
         try:
-            await self.node.users.change(change)
+            await self.node.users.change(change, user_of(request).name)
         except UsersError as error:
             raise Refused(400, "bad_request", str(error)) from error

@@ -126,7 +126,7 @@ class VirtualHosts(Routes):
                 users[user.name] = msgspec.structs.replace(current, vhosts=vhosts)
 
         try:
-            await self.node.users.change(change)
+            await self.node.users.change(change, user.name)
         except UsersError as error:
             raise Refused(400, "bad_request", str(error)) from error
 
@@ -137,7 +137,8 @@ class VirtualHosts(Routes):
         delete_vhost(self.node, name)
         try:
             if any(name in user.vhosts for user in self.node.users.current().values()):
-                await self.node.users.change(lambda users: _forget(users, name))
+                by = user_of(request).name
+                await self.node.users.change(lambda users: _forget(users, name), by)
         except UsersError as error:
             raise Refused(503, "users_unreadable", str(error)) from error
         await self.node.durable()

@@ -12,6 +12,7 @@ import ssl
 from typing import TYPE_CHECKING, Final, cast
 
 from tallymark.bridge.nsq import Nsq, Settings
+from tallymark.server import audit
 from tallymark.server.client import Client, address_text
 from tallymark.server.clock import now_ms
 from tallymark.server.layers import LayerError, Layers, TlsLayer, compression
@@ -301,6 +302,6 @@ class NsqClient(Client):
         else:
             self._asking = None
             if not state.permission_count:
-                self.log.warning("auth.refused", peer=self.peer)
+                audit.login_refused("NSQ", self.peer, self._doors.name_in(secret), "AUTH")
             self.bridge.auth_succeeded(state, user)
         self._node.touch(self)

@@ -85,6 +85,13 @@ class Doors:
         access.follow(permissions_of(user))
         return access, user.administrator
 
+    def name_in(self, secret: bytes) -> str:
+        """Who says to be there, where secrets are NAME:PASSWORD."""
+        if self._authorities is not None:
+            return ""
+        name, colon, _ = secret.decode("utf-8", "replace").partition(":")
+        return name if colon else ""
+
     async def check(
         self, secret: bytes, peer_host: str, tls: bool, common_name: str
     ) -> tuple[AuthState, Permissions | None]:

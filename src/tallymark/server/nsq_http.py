@@ -27,7 +27,7 @@ from tallymark import __version__
 from tallymark.bridge.nsq_topics import Topic, Topics
 from tallymark.bridge.permissions import Access
 from tallymark.engine.errors import AccessRefused, BrokerError, NotFound, ResourceExhausted
-from tallymark.server import logs
+from tallymark.server import audit, logs
 from tallymark.server.http_guard import CHALLENGE, FORBIDDEN, Turned, basic_credentials, guard_of
 from tallymark.server.logs import log_of
 from tallymark.server.lookupd import Lookupd
@@ -217,7 +217,9 @@ class NsqHttp:
         except Refused as error:
             return self._refuse(request, error.status, str(error))
         except Turned as error:
-            log.info("request.turned_away", path=request.path, reason=str(error))
+            audit.request_turned_away(
+                "NSQ", request.remote or "", request.method, request.path, str(error)
+            )
             word = "FORBIDDEN" if error.status == FORBIDDEN else "MISDIRECTED_REQUEST"
             return self._refuse(request, error.status, word)
         except NotFound:  # it went between our look and our step
@@ -253,6 +255,8 @@ class NsqHttp:
             except UsersError as error:
                 log.error("login.impossible", error=str(error))
             if user is None:
+                name = "" if given is None else given[0]
+                audit.login_refused("NSQ over HTTP", request.remote or "", name, "Basic")
                 raise Refused(401, "UNAUTHORIZED")
             request[USER] = user.name
         return await handler(request)
@@ -273,7 +277,10 @@ class NsqHttp:
         try:
             check(found[0])
         except AccessRefused as error:
-            log.info("request.refused", path=request.path, error=str(error))
+            audit.request_refused(
+                "NSQ", request.remote or "", found[0].user, request.method, request.path,
+                str(error),
+            )  # fmt: skip
             raise Refused(403, "FORBIDDEN") from None
 
     def _refuse(self, request: web.Request, status: int, code: str) -> web.Response:
@@ -537,6 +544,9 @@ class NsqHttp:
             log.info("log.level_set", to=level)
         else:
             raise Refused(400, "INVALID_OPTION")
+        found = self._access(request)
+        user = "" if found is None else found[0].user
+        audit.request_done("NSQ", request.remote or "", user, "PUT", request.path, 200)
         return self._option(name)
 
     def _allow_config(self, request: web.Request) -> None:

@@ -17,6 +17,7 @@ from tallymark.bridge.amqp10 import Amqp10
 from tallymark.bridge.bridge import Bridge
 from tallymark.bridge.nsq import Settings
 from tallymark.bridge.nsq_topics import Topics
+from tallymark.server import audit
 from tallymark.server.config import Config
 from tallymark.server.lookupd import Announced, Lookupd
 from tallymark.server.node import Node
@@ -73,6 +74,7 @@ class NsqService:
             _draw,
             self.latencies.on_finish if self.latencies.percentiles else None,
             config.nsq_max_channel_consumers,
+            audit.access_refused,
         )
         self._lookupd: Lookupd | None = None
         self._http: NsqHttp | None = None

@@ -18,7 +18,7 @@ from tallymark.engine.policies import without_effect
 from tallymark.server import logs
 from tallymark.server.config import DECLARED, Config, ConfigError
 from tallymark.server.config_policies import ConfiguredPolicy
-from tallymark.server.logs import log_of
+from tallymark.server.logs import AUDIT, log_of
 
 if TYPE_CHECKING:
     from tallymark.server.node import Node
@@ -90,6 +90,7 @@ class Reloading:
         node.schedule()
         waiting = [name for name in other if name not in changed]
         log.info("config.reloaded", changed=changed, at_next_start=waiting)
+        AUDIT.info("config.reloaded", changed=changed, at_next_start=waiting)
         return Reloaded(changed, waiting)
 
 
@@ -104,6 +105,7 @@ def set_policies(broker: Broker, policies: Iterable[ConfiguredPolicy]) -> None:
     """Those of the configuration, over what was set at run time under the same names."""
     for one in policies:
         broker.set_policy(one.vhost, one.policy, one.operator)
+        AUDIT.info("policy.set", vhost=one.vhost, policy=one.policy.name, by="configuration")
         idle = without_effect(one.policy)
         if idle:
             log.warning("policy.without_effect", vhost=one.vhost, policy=one.policy.name, keys=idle)

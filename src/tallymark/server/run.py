@@ -40,7 +40,7 @@ from tallymark.engine.tail import missing_since
 from tallymark.journal.journal import Journal
 from tallymark.journal.lock import FolderInUse, FolderLock
 from tallymark.journal.recovery import JournalCorrupt
-from tallymark.server import amqp10, logs, users
+from tallymark.server import amqp10, audit, logs, users
 from tallymark.server.amqp import AmqpClient, Settings
 from tallymark.server.clock import both_ms
 from tallymark.server.config import LOCALHOST, Config, is_loopback
@@ -462,6 +462,7 @@ def _settings(node: Node) -> Settings:
             lambda: secrets.token_urlsafe(16),
             node.replies,
             node.mechanisms,
+            audit.access_refused,
         ),
         amqp10.settings_of(node, node_name()),
     )

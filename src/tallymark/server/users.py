@@ -29,6 +29,7 @@ import msgspec
 from tallymark.bridge.permissions import Permissions
 from tallymark.engine.patterns import problem_of
 from tallymark.server import scram
+from tallymark.server.audit import BY_FILE, users_changed
 from tallymark.server.config import is_loopback
 from tallymark.server.logs import log_of
 from tallymark.server.scram import ScramKeys, make_keys
@@ -242,6 +243,9 @@ class Users:
         self._stamp: tuple[int, int, int] | None = None
         self._users: dict[str, User] = {}
         self._all_scram = True
+        self._has_looked = False
+        self._by = BY_FILE
+        """Who is changing the users."""
         self._checks = asyncio.Semaphore(MAX_CHECKS)
         self._known: dict[tuple[str, bytes], bytes] = {}
         self._key = secrets.token_bytes(32)
@@ -257,8 +261,10 @@ class Users:
         """
         stamp = _stamp(self._folder / FILE)
         if stamp != self._stamp:
-            self._users = load(self._folder)
+            before, self._users = self._users, load(self._folder)
             self._stamp = stamp
+            if self._has_looked:
+                users_changed(before, self._users, self._by)
             self._all_scram = all(
                 user.scram is not None or user.algorithm == NO_PASSWORD
                 for user in self._users.values()
@@ -267,6 +273,7 @@ class Users:
             _tell_problems(self._users)
             for observer in self.observers:
                 observer()
+        self._has_looked = True
         return self._users
 
     def offers_scram(self) -> bool:
@@ -329,9 +336,10 @@ class Users:
         return user
 
     async def change(
-        self, change: Callable[[dict[str, User]], None], keep_guest: bool = True
+        self, change: Callable[[dict[str, User]], None], by: str, keep_guest: bool = True
     ) -> None:
-        """Have `change` alter the users, and keep what comes of it; one change at a time.
+        """Have `change` alter the users, and keep what comes of it; one change at a time. by: who
+        wants it.
 
         keep_guest: the first change makes a user of the guest/guest there was, so that whoever
         asked for it is not locked out by it.
@@ -350,7 +358,11 @@ class Users:
             if not users:
                 raise UsersError("no user would be left, expected at least one")
             await asyncio.to_thread(save, self._folder, users)
-            self.current()
+            self._by = by
+            try:
+                self.current()
+            finally:
+                self._by = BY_FILE
 
 
 def _tell_problems(users: dict[str, User]) -> None:
