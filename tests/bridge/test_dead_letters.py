@@ -323,16 +323,19 @@ def test_further_keys_of_any_bytes_are_told_in_the_history() -> None:
 # -- counts
 
 
-def test_dl_5_a_reject_counts_as_a_failure_and_a_nack_does_not() -> None:
+@pytest.mark.parametrize("counts", ["returns", "failures"])
+def test_dl_5_a_reject_counts_as_a_failure_and_a_nack_as_the_queue_reads_it(counts: str) -> None:
     peer = Rig().connect()
-    declare(peer, "q", queue_type="quorum")
+    declare(peer, "q", queue_type="quorum", delivery_limit_counts=counts)
     peer.ask(peer.publish(b"x", "q"))
     assert headers(get(peer, "q", no_ack=False)) == {}
     peer.ask(BasicNack(1, requeue=True))
-    assert headers(get(peer, "q", no_ack=False)) == {"x-acquired-count": 1}
+    nacked = int(counts == "returns")
+    counted = {"x-delivery-count": nacked} if nacked else {}
+    assert headers(get(peer, "q", no_ack=False)) == counted | {"x-acquired-count": 1}
     peer.ask(BasicReject(2, True))
     got = get(peer, "q", no_ack=False)
-    assert headers(got) == {"x-delivery-count": 1, "x-acquired-count": 2}
+    assert headers(got) == {"x-delivery-count": 1 + nacked, "x-acquired-count": 2}
     assert got is not None
     assert got.method == BasicGetOk(3, True, "", "q", 0)
 

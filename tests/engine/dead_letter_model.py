@@ -370,6 +370,7 @@ class Model:
             self.delivered.append(
                 (who, tag, message.number, message.acquired > 0, message.failed, message.acquired)
             )
+            self.expire(queue, queue.looked_at)
         if not queue.is_looked_after():
             return
         queue.looked_at = queue.entered

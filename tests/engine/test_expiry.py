@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from tallymark.engine.annotations import Annotations
 from tallymark.engine.deadlines import NEVER
 from tallymark.engine.delivery import IN_A_TURN
+from tallymark.engine.filters import Filter
+from tallymark.engine.message import Payload
 from tallymark.engine.packing import Packing
 from tallymark.engine.session import ACCEPTED, RETURNED
-from tests.support.engine_rig import START_MS, Rig, Said
+from tests.support.engine_rig import START_MS, Rig, Said, numbers
 from tests.support.engine_steps import finish, manual, reject
 
 
@@ -76,6 +79,84 @@ def test_dl_4_what_lies_behind_messages_on_lease_expires_at_its_time() -> None:
     finish(rig)
     rig.advance(10)
     assert rig.ready("dead") == [2]
+
+
+def behind_long(**arguments: object) -> Rig:
+    """Messages 1 and 5 live on; 2, 3 and 4, between them, have had their time."""
+    rig = pair(**arguments)
+    for number, ttl in ((1, 100), (2, 10), (3, 10), (4, 10), (5, 100)):
+        rig.send("q", number, ttl=ttl)
+    rig.advance(10)
+    assert rig.ready("q") == [1, 2, 3, 4, 5]
+    return rig
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 5])
+@pytest.mark.parametrize("consumers", [1, 2])
+@pytest.mark.parametrize("no_ack", [False, True])
+@pytest.mark.parametrize("priorities", [False, True])
+def test_dl_4_consumers_are_not_given_what_had_its_time_behind_a_head_that_lives(
+    prefetch: int, consumers: int, no_ack: bool, priorities: bool
+) -> None:
+    rig = behind_long(**({"max_priority": 3} if priorities else {}))
+    sessions = [rig.session() for _ in range(consumers)]
+    for session in sessions:
+        rig.consume(session, "q", "c", prefetch, no_ack)
+    seen = []
+    while new := finish(rig):
+        seen += [delivery.number for delivery in new]
+        for session in sessions:
+            rig.broker.settle_up_to(session, 0, ACCEPTED)
+    assert seen == [1, 5]
+    assert [h.deaths for h in rig.holds("dead")] == [[("q", "expired", 1)]] * 3
+
+
+def test_dl_4_nor_are_consumers_with_credit_of_their_link_or_a_ready_count() -> None:
+    rig = behind_long()
+    consumer = rig.consume(rig.session(), "q", "c", no_ack=True)
+    rig.broker.grant(consumer, 5, drain=True)
+    assert [delivery.number for delivery in finish(rig)] == [1, 5]
+    assert rig.ready("dead") == [2, 3, 4]
+
+
+def test_dl_4_nor_are_consumers_with_a_filter() -> None:
+    class All(Filter):
+        def matches(self, payload: Payload, i: int, known: Annotations | None) -> bool:
+            return True
+
+    rig = behind_long()
+    session, queue = rig.session(), rig.vhost.queues["q"]
+    consumer = rig.broker.consume(session, queue, "f", False, False, 0, {}, All())
+    rig.broker.grant(consumer, 5, drain=False)
+    assert [delivery.number for delivery in finish(rig)] == [1, 5]
+    assert rig.ready("dead") == [2, 3, 4]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_dl_4_nor_are_durable_subscriptions(rows: int) -> None:
+    rig = behind_long()
+    leases = rig.broker.leases
+    subscription = leases.attach(rig.vhost.queues["q"], "s")
+    found: list[int] = []
+    while (end := leases.lease(subscription, len(found), rows, 0)) > len(found):
+        for _, piece in leases.read(subscription, len(found), end):
+            found += numbers(piece)
+    assert found == [1, 5]
+    finish(rig)
+    assert rig.ready("dead") == [2, 3, 4]
+
+
+def test_dl_4_more_of_it_than_fits_a_turn_is_gone_before_the_next_head_is_served() -> None:
+    rig = pair()
+    rig.send("q", 0)
+    for number in range(1, IN_A_TURN + 100):
+        rig.send("q", number, ttl=10)
+    rig.send("q", 10_000)
+    rig.advance(10)
+    rig.consume(rig.session(), "q", "c")
+    assert [delivery.number for delivery in rig.turn()] == []  # its mark is on its way to the disk
+    assert [delivery.number for delivery in finish(rig)] == [0, 10_000]
+    assert len(rig.ready("dead")) == IN_A_TURN + 99
 
 
 def test_dl_4_a_run_that_arrived_together_expires_together_and_late_ones_later() -> None:

@@ -148,6 +148,7 @@ GOOD: list[tuple[str, object]] = [
     ("dead-letter-strategy", "at-most-once"), ("dead-letter-strategy", "at-least-once"),
     ("dead-letter-hop-limit", 0), ("dead-letter-hop-limit", 255), ("dead-letter-hop-limit", True),
     ("dead-letter-hop-limit", False), ("delivery-limit", 0), ("delivery-limit", -1),
+    ("delivery-limit-counts", "returns"), ("delivery-limit-counts", "failures"),
     ("acquired-limit", 0), ("consumer-timeout", 0), ("message-deduplication", 1),
     ("ledger", "account"),
     ("alternate-exchange", ""), ("max-length", (1 << 63) - 1), ("delayed-retry-type", "disabled"),
@@ -190,6 +191,10 @@ def test_the_ends_of_every_range_are_accepted(key: str, value: object) -> None:
         ("dead-letter-hop-limit", 256, "256 is not a valid dead letter hop limit"),
         ("dead-letter-hop-limit", -1, "-1 is not a valid dead letter hop limit"),
         ("delivery-limit", True, "true is not a valid delivery limit"),
+        (
+            "delivery-limit-counts", "nacks",
+            '<<"nacks">> is not a valid reading of the delivery limit',
+        ),
         ("acquired-limit", -1, "-1 is not a valid acquired limit"),
         ("consumer-timeout", -1, "-1 is not a valid consumer timeout"),
         ("ledger", "some", '<<"some">> is not a valid extent of the ledger'),

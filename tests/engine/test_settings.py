@@ -217,6 +217,7 @@ EXAMPLES: dict[str, object] = {
     "overflow": "reject-publish", "dead-letter-exchange": "x", "dead-letter-routing-key": "k",
     "dead-letter-hop-limit": 5, "delivery-limit": 5, "acquired-limit": 5, "consumer-timeout": 5,
     "message-deduplication": 5, "delayed-retry-min": 5, "delayed-retry-max": 5,
+    "delivery-limit-counts": "failures",
 }  # fmt: skip
 
 
@@ -256,6 +257,7 @@ def test_what_is_said_of_streams_is_in_effect_for_streams_only() -> None:
         "max-age": "1h", "stream-max-segment-size-bytes": 5, "max-length-bytes": 7,
         "message-ttl": 1, "max-length": 1, "overflow": "reject-publish", "delivery-limit": 1,
         "dead-letter-exchange": "x", "expires": 1, "message-deduplication": 1,
+        "delivery-limit-counts": "failures",
     }  # fmt: skip
     stream = Settings({"x-queue-type": "stream"}, said)
     assert (stream.max_age_ms, stream.segment_bytes, stream.retain_bytes) == (3_600_000, 5, 7)

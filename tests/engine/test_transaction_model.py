@@ -144,6 +144,7 @@ class Player:
     def do_get(self, who: int, name: str) -> None:
         queue = self.model.queues[name]
         found = self.rig.take(self.sessions[who], name)
+        self.serve_first(queue)
         assert (found is None) == (not queue.ready)
         if found is not None:
             seen = (found[0].number, found[1], found[0].acquired > 0)
@@ -231,7 +232,16 @@ class Player:
         self.model.sessions[who].flow = active
 
     def do_purge(self, name: str) -> None:
-        assert self.rig.broker.purge(self.rig.vhost.queues[name]) == self.model.purge(name)
+        count = self.rig.broker.purge(self.rig.vhost.queues[name])
+        self.serve_first(self.model.queues[name])
+        assert count == self.model.purge(name)
+
+    def serve_first(self, queue: model.Queue) -> None:
+        """The queue was looked at: its consumer was sent what it could have before that."""
+        session = queue.consumer
+        expected = [] if session is None else self.model.serve(session, queue)
+        assert [(d.number, d.tag, d.redelivered) for d in self.rig.said] == expected
+        self.rig.said.clear()
 
     # -- the end
 

@@ -130,13 +130,17 @@ class Model:
         """Per session: what its consumer is sent."""
         out: list[list[tuple[int, int, bool]]] = []
         for session in self.sessions:
-            seen = []
-            queue = session.queue
-            while queue is not None and queue.ready and session.wants() > 0:
-                session.of_consumer.add(session.next_tag)
-                seen.append(self.take(session, queue))
-            out.append(seen)
+            out.append([] if session.queue is None else self.serve(session, session.queue))
         return out
+
+    def serve(self, session: Session, queue: Queue) -> list[tuple[int, int, bool]]:
+        """What a queue's consumer is sent: with the next turn, or as soon as somebody looks at the
+        queue."""
+        seen = []
+        while queue.ready and session.wants() > 0:
+            session.of_consumer.add(session.next_tag)
+            seen.append(self.take(session, queue))
+        return seen
 
     # -- settling
 

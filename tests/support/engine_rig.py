@@ -224,6 +224,9 @@ class Rig:
         self.broker = Broker(self.log.fetch)
         self.broker.formats.update({0: Format(), FORMAT: Amqp091Format()})
         self.tell_time()
+        self.broker.dispatcher.carry_out = self._carry_out_now
+        self.said: list[Delivery] = []
+        """Of commands, since the last turn: what consumers were given before them."""
         self.hold_disk = False
         """True: nothing more becomes synced until it is False again."""
         self.confirmed: dict[int, int] = {}
@@ -253,6 +256,7 @@ class Rig:
             Restorer(self.broker).run(self._records())
         self.vhost = self.broker.add_vhost("/")
         self.connection = self.broker.open_connection("/", "guest", "rig")
+        self.connection.holds_output = True
 
     def _records(self) -> list[Record]:
         """The log as a restart reads it: payloads anew, without bytes."""
@@ -459,7 +463,8 @@ class Rig:
         if not self.hold_disk:
             log.synced = log.end
         effects += broker.synced(log.synced)
-        out = self._carry_out(effects)
+        out = self.said + self._carry_out(effects)
+        self.said = []
         self.released += broker.store.released
         broker.store.released.clear()
         broker.spill(budget, 1 << 60)
@@ -476,9 +481,17 @@ class Rig:
             out += self.turn(budget)
         raise AssertionError("a thousand turns and still work to do")
 
+    def _carry_out_now(self, effect: Effect) -> None:
+        if isinstance(effect, Deliver) and effect.waits:
+            self.broker.await_durable(effect)
+        else:
+            self.said += self._carry_out([effect])
+
     def _carry_out(self, effects: list[Effect]) -> list[Delivery]:
         out = []
         for effect in effects:
+            if isinstance(effect, Durable) and isinstance(effect.waiter, Deliver):
+                effect = effect.waiter  # it waited for the disk, and may leave now
             if isinstance(effect, Deliver):
                 self.given += held(effect.slice)
                 for i, number in enumerate(numbers(effect.slice)):

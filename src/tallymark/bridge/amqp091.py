@@ -361,6 +361,8 @@ class Amqp091(AmqpBridge):
             self.wire.out.append(recipient.encode(effect.slice, effect.first_tag))
             return
         assert isinstance(recipient, Recipient)
+        if effect.waits:
+            self._gate.shut_for(self.broker)
         self.wire.out.append(
             recipient.encode(effect.slice, effect.first_tag, consumer.queue.shows_counts)
         )
@@ -600,6 +602,7 @@ class Amqp091(AmqpBridge):
             self,
         )
         self.client.connection.handle = self
+        self.client.connection.holds_output = True
         self.wire.send_method(0, ConnectionOpenOk())
 
     # -- endings

@@ -15,7 +15,7 @@ from tallymark.engine.arguments import (
     named,
 )
 from tallymark.engine.errors import InvalidCommand, NotAllowed, PreconditionFailed, Unsupported
-from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED
+from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, NACKED, REJECTED
 from tallymark.wire.amqp091.events import AckRange
 from tallymark.wire.amqp091.methods import (
     AccessRequest,
@@ -176,8 +176,8 @@ def ack(channel: Channel, method: BasicAck) -> None:
 
 
 def nack(channel: Channel, method: BasicNack) -> None:
-    """Neither way counts as a failed delivery [DL-5]."""
-    outcome = RETURNED if method.requeue else DISCARDED
+    """With requeue a failed delivery or not, as the queue reads it; without it none [DL-5]."""
+    outcome = NACKED if method.requeue else DISCARDED
     _settle(channel, method.delivery_tag, method.multiple, outcome)
 
 

@@ -302,6 +302,12 @@ def _dead_letter_strategy(value: object) -> str:
     return _text(value) or "invalid_dlx_strategy"
 
 
+def _limit_counts(value: object) -> str:
+    if value in ("returns", "failures"):
+        return ""
+    return _text(value) or "invalid_delivery_limit_counts"
+
+
 def _retry_type(value: object) -> str:
     if value in RETRY_TYPES:
         return ""
@@ -330,6 +336,7 @@ QUEUE_CHECKS: Final[dict[str, Callable[[object], str]]] = {
     "x-queue-version": _queue_version,
     "x-single-active-consumer": _boolean,
     "x-delivery-limit": _integer,
+    "x-delivery-limit-counts": _limit_counts,
     "x-acquired-limit": _not_negative,
     "x-consumer-timeout": _not_negative,
     "x-delayed-retry-type": _retry_type,

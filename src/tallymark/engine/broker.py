@@ -238,7 +238,12 @@ class Broker:
 
     def use(self, queue: Queue) -> None:
         """Somebody uses the queue: its expiry starts anew [x-expires]. What it holds is as of now:
-        what had its time or is too much is gone, or goes with the next turns where it is a lot."""
+        what consumers can be given is theirs, what had its time or is too much is gone, or goes
+        with the next turns where it is a lot."""
+        self.dispatcher.look(queue)
+        self._attend(queue)
+
+    def _attend(self, queue: Queue) -> None:
         queue.used_ms = self.clock.now_ms
         if queue.watched:
             self.upkeep.room = IN_A_TURN
@@ -247,6 +252,7 @@ class Broker:
 
     def _use_head(self, queue: Queue) -> None:
         """As use, for a command that takes what the queue holds: all that had its time is gone."""
+        self.dispatcher.look(queue)
         queue.used_ms = self.clock.now_ms
         if queue.watched:
             self.upkeep.attend(queue)
@@ -272,8 +278,11 @@ class Broker:
         Raises:
             NotFound, ResourceLocked, PreconditionFailed (in use, not empty).
         """
-        queue = self.vhost(connection.vhost).delete_queue(name, if_unused, if_empty, connection.id)
-        return self._bury(queue)
+        vhost = self.vhost(connection.vhost)
+        known = vhost.queues.get(name)
+        if known is not None:
+            self._use_head(known)
+        return self._bury(vhost.delete_queue(name, if_unused, if_empty, connection.id))
 
     def set_policy(self, vhost_name: str, policy: Policy, operator: bool = False) -> None:
         """Set a policy, or an operator policy, effective at once.
@@ -312,15 +321,20 @@ class Broker:
 
         Raises: Unsupported (a stream).
         """
-        if queue.settings.is_stream:
-            raise _not_of_streams("queue.purge", queue)
+        self._check_purge(queue)
         self._use_head(queue)
         return self._drop_ready(queue, records.DROPPED_PURGED)
 
+    def _check_purge(self, queue: Queue) -> None:
+        if queue.settings.is_stream:
+            raise _not_of_streams("queue.purge", queue)
+
     def empty(self, queue: Queue) -> None:
         """Drop everything, also what consumers hold and have not settled; leased messages stay
-        [NQ-15]."""
-        self.purge(queue)
+        [NQ-15]. What they were not sent yet they need not be."""
+        self._check_purge(queue)
+        self._attend(queue)
+        self._drop_ready(queue, records.DROPPED_PURGED)
         sessions = [s for c in self.connections.values() for s in c.sessions]
         self.settlement.empty_in_flight(sessions, queue, records.DROPPED_PURGED)
         if queue.staged:
@@ -756,7 +770,7 @@ class Broker:
     ) -> Consumer:
         if tag in session.consumers:
             raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
-        self.use(queue)
+        self._attend(queue)
         consumers = queue.consumers
         if (consumers and (exclusive or consumers[0].exclusive)) or (
             exclusive and queue.subscriptions
@@ -815,7 +829,11 @@ class Broker:
         if not consumer.active:
             return
         consumer.active = False
-        consumer.session.consumers.pop(consumer.tag, None)
+        session = consumer.session
+        session.consumers.pop(consumer.tag, None)
+        session.step_out(consumer)
+        session.give_share_back(consumer)
+        self.dispatcher.offer(session)
         queue = consumer.queue
         if consumer.progress:
             self.records.append(
@@ -834,7 +852,7 @@ class Broker:
                     if queue.settings.single_active:
                         self.effects.append(Activated(other))
                     break
-        self.use(queue)
+        self._attend(queue)
         if at < queue.next_turn:
             queue.next_turn -= 1
         if queue.ready and queue.consumers:
@@ -856,8 +874,7 @@ class Broker:
         """
         limit = count if count else UNLIMITED
         if shared:
-            session.limit = limit
-            self.dispatcher.mark_session(session)
+            self.dispatcher.share(session, limit)
         else:
             session.consumer_limit = limit
 
@@ -981,8 +998,7 @@ class Broker:
 
     def has_work(self) -> bool:
         """Whether a turn would do something that no later command announces."""
-        dispatcher = self.dispatcher
-        return bool(dispatcher.changed or dispatcher.again or self.records or self.store.is_behind)
+        return self.dispatcher.has_work() or bool(self.records) or self.store.is_behind
 
     def turn(self, now_ms: int) -> list[Effect]:
         """Deliver what can be delivered; returns the effects since the last turn, in order. now_ms:
@@ -1094,6 +1110,7 @@ class Broker:
         staged, staged_of = self.transactions.check()
         for connection in self.connections.values():
             for session in connection.sessions:
+                self._check_shares(session)
                 unacked = 0
                 for entry in session.inflight:
                     n = sum(b - a + 1 for a, b in entry.pieces(entry.first, entry.last))
@@ -1110,6 +1127,20 @@ class Broker:
             assert queue.acquired == held.get(queue.id, 0) + leased, (queue.name, queue.acquired)
             assert queue.staged == staged.get(queue.id, 0), (queue.name, queue.staged)
         self.sinks.check()
+
+    def _check_shares(self, session: Session) -> None:
+        """Assert that what a session's consumers share adds up, and that nothing of it is idle
+        while somebody waits for it."""
+        reserved = 0
+        assert 0 <= session.got <= session.unacked, (session.got, session.unacked)
+        for consumer in session.consumers.values():
+            reserved += consumer.share
+            assert not consumer.share or consumer.queue.is_marking(), consumer.tag
+            assert consumer.in_line == (consumer.id in session.line), consumer.tag
+        assert reserved == session.reserved, (reserved, session.reserved)
+        connection = session.connection
+        if session.flow and not connection.paused and not connection.gated and session.free() > 0:
+            assert session.is_offered or not session.line, list(session.line)
 
 
 def _consumes(connection: Connection, queue: Queue) -> bool:

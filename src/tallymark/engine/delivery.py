@@ -2,6 +2,8 @@
 
 Bounds, each checked per slice:
 - the consumer's credit, and its session's where that is shared [LC-3];
+- its turn, where others of its session share that and wait in line: see `share_out`;
+- time to live: what is at the head and had its time expires, at each new head [DL-4];
 - its connection's room for this turn: TURN_BYTES, and none while its socket is full [SC-D6];
 - a quota where several consumers share a queue, so that ten messages do not all go to one of two;
 - the queue's durable mark: nothing leaves before the disk says that it may have left, so that after
@@ -11,6 +13,7 @@ Bounds, each checked per slice:
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, final
 
 from tallymark.engine import records
@@ -61,13 +64,18 @@ class Dispatcher:
     """Pumps queues. Owns the per-turn room of connections and the list of queues to look at."""
 
     __slots__ = (
+        "_granted",
+        "_looked_at",
+        "_starved",
         "again",
         "appended",
+        "carry_out",
         "changed",
         "clock",
         "deadlines",
         "effects",
         "mark_waits",
+        "offers",
         "quarantine",
         "records",
         "seeking",
@@ -98,7 +106,17 @@ class Dispatcher:
         self.changed: list[Queue] = []
         """Queues to pump in the coming turn."""
         self.again: list[Queue] = []
-        """Queues that stopped for want of room only: due in the turn after."""
+        """Queues that stopped for want of room only: due in the turn after, behind all others."""
+        self._starved: list[Queue] = []
+        """The same, of which nothing at all was handed out for that: before all others."""
+        self.offers: list[Session] = []
+        """Sessions where some of a shared limit is free, and consumers wait in line for it."""
+        self._granted: list[Consumer] = []
+        """Consumers that have a share reserved."""
+        self._looked_at = False
+        """Whether a queue is served for a command that looks at it."""
+        self.carry_out: Callable[[Effect], None] | None = None
+        """The owner's: carries an effect out at once, see `look`; None: with the turn's others."""
         self.appended: list[Queue] = []
         """Streams that something entered in this turn: readers see it when it is on disk."""
         self.spent: list[Connection] = []
@@ -122,37 +140,170 @@ class Dispatcher:
         for consumer in session.consumers.values():
             if consumer.queue.ready:
                 self.mark(consumer.queue)
+        self.offer(session)
+
+    def offer(self, session: Session) -> None:
+        """Some of the limit that the session's consumers share may be free now. O(1): the queues
+        they wait for are looked at when it is shared out."""
+        if session.line and not session.is_offered:
+            session.is_offered = True
+            self.offers.append(session)
+
+    def share(self, session: Session, limit: int) -> None:
+        """The session's consumers share this limit from now on."""
+        session.limit = limit
+        for consumer in list(session.line.values()):
+            session.step_out(consumer)
+        self.mark_session(session)
+
+    def has_work(self) -> bool:
+        """Whether another `pump` would do something that nothing else announces."""
+        return bool(self.changed or self.again or self._starved or self.offers)
 
     def pump(self) -> None:
-        """Serve every changed queue once."""
+        """Serve every changed queue once. What is free of a limit that consumers share is shared
+        out then, when it is known who could have something."""
         for connection in self.spent:
             connection.room = connection.allowance
         self.spent.clear()
         changed = self.changed
-        if self.again:
+        if self.again or self._starved:
             for queue in self.again:
                 if not queue.dirty:
                     queue.dirty = True
                     changed.append(queue)
             self.again = []
+            for queue in self._starved:
+                queue.dirty = True
+            changed = self._starved + changed
+            self._starved = []
         self.changed = []
         self.upkeep.room = IN_A_TURN
         for queue in changed:
-            queue.dirty = False
-            if queue.deleted:
-                continue
-            if queue.watched and not self.upkeep.before(queue):
-                self.mark(queue)
-                continue
-            if queue.ready and queue.consumers and not (queue.paused or queue.rests):
-                if queue.seekers:
-                    self.seeking.serve(queue)
-                self._serve(queue)
-            if queue.draining:
-                self._end_drains(queue)
-            if queue.watched:
-                self.upkeep.attend(queue)
+            if queue.dirty:  # else it stood in both lists
+                queue.dirty = False
+                self._pump(queue)
+        if self.offers:
+            for queue in self._share_out():
+                self._pump(queue)
         self.upkeep.room = UNLIMITED
+        if self._granted:
+            self._end_shares()
+
+    def _pump(self, queue: Queue) -> None:
+        if queue.deleted:
+            return
+        if queue.watched and not self.upkeep.before(queue):
+            self.mark(queue)
+            return
+        if queue.ready and queue.consumers and not (queue.paused or queue.rests):
+            if queue.seekers:
+                self.seeking.serve(queue)
+            self._serve(queue)
+        if queue.draining:
+            self._end_drains(queue)
+        if queue.watched:
+            self.upkeep.attend(queue)
+
+    def look(self, queue: Queue) -> None:
+        """Somebody is about to look at what is ready in the queue, or to change it: what its
+        consumers can be given is theirs, though no turn came since it entered.
+
+        What that causes is carried out at once, so that it is said in the order in which it was
+        done. A message that the queue's mark does not cover yet is taken too where its consumer's
+        connection can hold it back until the disk says so.
+        """
+        if self.carry_out is None or not queue.ready or not queue.consumers:
+            return
+        if queue.paused or queue.rests:
+            return
+        if queue.watched and not self.upkeep.before(queue):
+            return
+        said = len(self.effects)
+        self._looked_at = True
+        try:
+            if queue.seekers:
+                self.seeking.serve(queue)
+            self._serve(queue)
+        finally:
+            self._looked_at = False
+            caused = self.effects[said:]
+            del self.effects[said:]
+        for effect in caused:
+            self.carry_out(effect)
+
+    def _share_out(self) -> list[Queue]:
+        """What is free of the limits that sessions' consumers share goes round, one message to
+        each in turn; whose turn it was stands behind the others then. Returns the queues that they
+        are to be served from.
+
+        O(consumers that get something), however many wait.
+        """
+        queues: dict[int, Queue] = {}
+        offers, self.offers = self.offers, []
+        for session in offers:
+            session.is_offered = False
+            connection = session.connection
+            if session.closed or not session.flow or connection.paused or connection.gated:
+                continue  # it is offered anew when that ends
+            line = session.line
+            free = session.free()
+            if free >= len(line):
+                for consumer in list(line.values()):
+                    if not consumer.is_waiting():
+                        session.step_out(consumer)
+                each = free // len(line) if line else 0
+                if each:
+                    for consumer in line.values():
+                        self._grant(session, consumer, each, queues)
+                        free -= each
+            while line and free > 0:
+                consumer = line[next(iter(line))]
+                if consumer.is_waiting():
+                    line.move_to_end(consumer.id)
+                    self._grant(session, consumer, 1, queues)
+                    free -= 1
+                else:
+                    session.step_out(consumer)
+        return list(queues.values())
+
+    def _grant(
+        self, session: Session, consumer: Consumer, n: int, queues: dict[int, Queue]
+    ) -> None:
+        if not consumer.share:
+            self._granted.append(consumer)
+        consumer.share += n
+        session.reserved += n
+        queues[consumer.queue.id] = consumer.queue
+
+    def _end_shares(self) -> None:
+        """What consumers left of their shares is free again for the others in line, who go on with
+        the next turn. Who waits for the disk's word keeps its share until then; who waits for room
+        in its connection keeps its place."""
+        granted, self._granted = self._granted, []
+        for consumer in granted:
+            if not consumer.share:
+                continue
+            session = consumer.session
+            if consumer.queue.is_marking() and consumer.is_waiting() and consumer.room() > 0:
+                self._granted.append(consumer)
+                continue
+            session.give_share_back(consumer)
+            if session.connection.room > 0:
+                session.step_out(consumer)
+            self.offer(session)
+
+    def _line_up(self, queue: Queue) -> None:
+        """Who could have more but for a limit shared with others waits in line for it."""
+        for consumer in queue.consumers:
+            if (
+                consumer.session.limit != UNLIMITED
+                and not consumer.in_line
+                and (not queue.settings.single_active or consumer is queue.active)
+                and consumer.is_waiting()
+                and consumer.session.left_for(consumer) <= 0
+            ):
+                consumer.session.step_in(consumer)
 
     def demand(self, queue: Queue) -> int:
         """How many more messages the queue's consumers want now. What only keeps them waiting for
@@ -168,6 +319,7 @@ class Dispatcher:
 
     def _serve(self, queue: Queue) -> None:
         consumers = queue.consumers
+        before = queue.acquired + queue.settled
         if len(consumers) == 1 or queue.settings.single_active:
             consumer = consumers[0] if queue.active is None else queue.active
             while queue.ready:
@@ -183,11 +335,21 @@ class Dispatcher:
                 self._serve_equals(queue, start, end)
                 start = end
         if queue.ready:
+            shared = False
             for consumer in consumers:
-                connection = consumer.session.connection
+                session = consumer.session
+                shared = shared or session.limit != UNLIMITED
+                connection = session.connection
                 if connection.room <= 0 and not (connection.paused or connection.gated):
-                    self.again.append(queue)
+                    if self._looked_at:
+                        self.mark(queue)
+                    elif queue.acquired + queue.settled > before:
+                        self.again.append(queue)
+                    else:
+                        self._starved.append(queue)
                     break
+            if shared:
+                self._line_up(queue)
 
     def _serve_equals(self, queue: Queue, start: int, end: int) -> None:
         """Consumers start..end-1, all of one priority, take turns."""
@@ -249,8 +411,9 @@ class Dispatcher:
 
     def _hand_over(self, queue: Queue, consumer: Consumer, most: int) -> int:
         """Give the consumer up to `most` messages of the head slice; returns how many."""
-        head = queue.head()
-        assert head is not None
+        head = self.upkeep.next_head(queue) if queue.watched else queue.head()
+        if head is None:
+            return 0
         if head.payload.raw is None and not self.quarantine.has_read(queue, head):
             self.mark(queue)  # what is behind it is looked at in the next turn
             return 0
@@ -261,13 +424,18 @@ class Dispatcher:
         if n > 1 and head.size() > room:
             cuts = head.payload.cuts
             n = min(n, bisect_left(cuts, cuts[head.lo] + room, head.lo + 1, head.hi) - head.lo)
+        waits = False
         if queue.stored:
-            n = self._within_mark(queue, head, n, min(most, queue.ready))
-            if n <= 0:
+            covered = self._within_mark(queue, head, n, min(most, queue.ready))
+            if covered > 0:
+                n = covered
+            elif self._looked_at and connection.holds_output:
+                waits = True
+            else:
                 return 0
         piece = queue.take(n)
         self.spend(connection, piece.size())
-        self.effects.append(Deliver(consumer, piece, session.next_tag))
+        self.effects.append(Deliver(consumer, piece, session.next_tag, waits))
         self.acquire(session, queue, piece, consumer, consumer.no_ack)
         consumer.sent(n, self.clock.now_ms)
         return n
@@ -288,6 +456,8 @@ class Dispatcher:
         session.unacked += n
         if consumer is not None:
             consumer.unacked += n
+        else:
+            session.got += n
         if queue.stored and queue.settings.records_deliveries:
             self.records.append(
                 Record(

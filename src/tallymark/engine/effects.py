@@ -28,12 +28,18 @@ class Deliver(Effect):
     """Send these messages to a consumer. Acquisition numbers (0.9.1: delivery tags) run from
     `first_tag`; redelivered when slice.acquired > 0. payload.raw is in memory."""
 
-    __slots__ = ("consumer", "first_tag", "slice")
+    __slots__ = ("consumer", "first_tag", "slice", "waits")
 
-    def __init__(self, consumer: Consumer, slice: Slice, first_tag: int) -> None:
+    def __init__(
+        self, consumer: Consumer, slice: Slice, first_tag: int, waits: bool = False
+    ) -> None:
         self.consumer = consumer
         self.slice = slice
         self.first_tag = first_tag
+        self.waits = waits
+        """Whether it may leave only when all records emitted so far are on disk
+        (`Broker.await_durable`), and with it what the connection is told from now on. Only where
+        `Connection.holds_output`."""
 
 
 @final

@@ -118,6 +118,7 @@ class Leases:
 
     def _extend(self, subscription: Subscription, max_rows: int, max_bytes: int) -> None:
         queue = subscription.queue
+        self.upkeep.dispatcher.look(queue)
         if queue.watched:
             self.upkeep.attend(queue)
         rows = min(max_rows, subscription.limit_rows - (subscription.next - subscription.floor))
@@ -133,7 +134,7 @@ class Leases:
         if queue.rests:
             return
         while rows > 0 and (room > 0 or not taken):
-            head = queue.head()
+            head = self.upkeep.next_head(queue) if queue.watched else queue.head()
             if head is None:
                 break
             n = min(rows, len(head))

@@ -36,7 +36,13 @@ from tallymark.engine.arguments import (
 )
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.patterns import PatternRefused, compile_pattern
-from tallymark.engine.settings import ACCOUNT, EVERYTHING, LEDGER, shorter_timeout
+from tallymark.engine.settings import (
+    ACCOUNT,
+    EVERYTHING,
+    LEDGER,
+    LIMIT_COUNTS,
+    shorter_timeout,
+)
 from tallymark.engine.slow_rules import AGE, COUNT, DEPTH, POLICY_PREFIX, RATE
 
 ALL: Final = "all"
@@ -93,6 +99,10 @@ def _overflow(value: object) -> bool:
 
 def _ledger(value: object) -> bool:
     return value in (EVERYTHING, ACCOUNT)
+
+
+def _limit_counts(value: object) -> bool:
+    return value in LIMIT_COUNTS
 
 
 def _retry_type(value: object) -> bool:
@@ -170,6 +180,9 @@ KEYS: Final[dict[str, Key]] = {
     ),
     "delivery-limit": Key(
         _integer, "delivery limit", "0 or more failures, or a negative number for none", True
+    ),
+    "delivery-limit-counts": Key(
+        _limit_counts, "reading of the delivery limit", " or ".join(LIMIT_COUNTS)
     ),
     "acquired-limit": Key(_not_negative, "acquired limit", "0 or more deliveries", True),
     "consumer-timeout": Key(_not_negative, "consumer timeout", "0 or more milliseconds", True),

@@ -512,6 +512,11 @@ class Queue(Timed):
         self.count_out(piece)
         self.settled += len(piece)
 
+    def is_marking(self) -> bool:
+        """Whether a mark is on its way to the disk: what lies behind the one that is there may be
+        handed out soon."""
+        return self.stored and not self.deleted and self.mark_durable < self.mark
+
     def count_out(self, piece: Slice) -> None:
         """Ready messages are ready no longer. The caller takes them out of their lane."""
         self.ready -= len(piece)

@@ -3,9 +3,9 @@ filter.
 
 Each goes through the ready messages once, lane by lane, from its *cursors*: everything before a
 lane's cursor it has seen. A browser is sent copies and takes nothing. One with a filter takes what
-matches; what returns to a place before its cursor moves the cursor back. A queue has few of them,
-and one turn looks at LOOKS messages for each filter, at fewer where they are large, so that a deep
-queue in which nothing matches holds nobody up.
+matches, and has not had its time; what returns to a place before its cursor moves the cursor back.
+A queue has few of them, and one turn looks at LOOKS messages for each filter, at fewer where they
+are large, so that a deep queue in which nothing matches holds nobody up.
 """
 
 from __future__ import annotations
@@ -86,6 +86,11 @@ class Seeking:
                     consumer.cursors[number] = place + end
                     continue
                 found = found.part(skipped, end)
+            if queue.watched and not consumer.browses:
+                gone = self._dispatcher.upkeep.expire_at(queue, lane, found)
+                if gone:
+                    consumer.cursors[number] = place + skipped + gone
+                    continue
             n = self._hand_over(queue, consumer, number, found, most)
             consumer.cursors[number] = place + skipped + n
             if n == 0:

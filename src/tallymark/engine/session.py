@@ -10,7 +10,7 @@ order finds its range by bisection and marks a lazily made bitmap.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Final, final
 
 from tallymark.engine.deadlines import Timed
@@ -31,11 +31,14 @@ ACCEPTED: Final = 1
 REJECTED: Final = 2
 """Outcome: refused for good, a failed delivery. [amqp-0.9.1 basic.reject, requeue=false]"""
 RETURNED: Final = 3
-"""Outcome: given back, not counted as a failure. [amqp-0.9.1 basic.nack, requeue=true]"""
+"""Outcome: given back, not counted as a failure. [amqp-1.0 §3.4.4 released]"""
 FAILED: Final = 4
 """Outcome: given back, counted as a failure. [amqp-0.9.1 basic.reject, requeue=true]"""
 DISCARDED: Final = 5
 """Outcome: refused for good, not counted as a failure [DL-5]. [basic.nack, requeue=false]"""
+NACKED: Final = 6
+"""Outcome: given back, counted as a failure where the queue reads it so [DL-5]. [amqp-0.9.1
+basic.nack, requeue=true]"""
 
 STOPS: Final = 0
 """A consumer that holds a message for too long is stopped [LC-4]."""
@@ -55,6 +58,7 @@ class Connection:
         "exclusive_queues",
         "gated",
         "handle",
+        "holds_output",
         "id",
         "name",
         "paused",
@@ -73,6 +77,9 @@ class Connection:
         """Its socket takes no more: nothing is taken from a queue for it [SC-D6]."""
         self.gated = False
         """Its output waits for the disk: as if it were paused."""
+        self.holds_output = False
+        """Whether its owner holds a delivery back, and what follows it, that `waits` for the
+        disk."""
         self.allowance = 0
         """Bytes that may be handed to it in a turn, above 0: the message that reaches it is the
         last. The owner changes it between turns, of those in Dispatcher.spent only."""
@@ -182,6 +189,7 @@ class Consumer:
         "filter",
         "handle",
         "id",
+        "in_line",
         "last_ms",
         "limit",
         "no_ack",
@@ -191,6 +199,7 @@ class Consumer:
         "priority",
         "queue",
         "session",
+        "share",
         "since_ms",
         "tag",
         "timeout_ms",
@@ -240,6 +249,11 @@ class Consumer:
         """Where it browses or filters: per lane, the place from which it has not looked yet. Empty:
         it takes what is at the head."""
         self.unacked = 0
+        self.in_line = False
+        """Whether it waits, in its session's line, for what its consumers share."""
+        self.share = 0
+        """What is reserved for it of the limit that its session's consumers share: for one turn, or
+        as long as it waits for the disk's word."""
         self.delivered = 0
         """Messages it was sent."""
         self.last_ms = 0
@@ -263,9 +277,7 @@ class Consumer:
             return 0
         if self.by_link:
             return 0 if self.overdue else self.limit
-        if self.no_ack:
-            return UNLIMITED
-        return max(0, min(self.limit - self.unacked, session.limit - session.unacked))
+        return max(0, self._left())
 
     @property
     def progress(self) -> int:
@@ -280,6 +292,10 @@ class Consumer:
             self.pace.add(n, now_ms)
         if self.by_link:
             self.limit -= n
+        elif self.share and not self.no_ack:
+            used = min(n, self.share)
+            self.share -= used
+            self.session.reserved -= used
 
     def credit(self) -> int:
         """How many messages from the queue's head may be sent now."""
@@ -293,11 +309,23 @@ class Consumer:
             return 0
         if self.by_link:
             return 0 if self.overdue else self.limit
-        if self.no_ack:
-            return UNLIMITED
-        own = self.limit - self.unacked
-        shared = session.limit - session.unacked
-        return own if own < shared else shared
+        return self._left()
+
+    def _left(self) -> int:
+        """What its own limit and the one it shares leave it. Without acknowledgements it uses up
+        neither, and gets nothing while the shared one is full [rabbitmq basic.qos global]."""
+        session = self.session
+        own = UNLIMITED if self.no_ack else self.limit - self.unacked
+        if session.limit == UNLIMITED:
+            return own
+        shared = session.left_for(self)
+        return own if own < shared or (self.no_ack and shared > 0) else shared
+
+    def is_waiting(self) -> bool:
+        """Whether its queue has something, and its own limit lets it have more [LC-3]."""
+        if not self.active or not self.queue.ready or self.by_link:
+            return False
+        return self.no_ack or self.limit > self.unacked
 
 
 def timeout_of(consumer: Consumer | None, queue: Queue) -> int:
@@ -320,12 +348,16 @@ class Session(Timed):
         "consumer_limit",
         "consumers",
         "flow",
+        "got",
         "handle",
         "id",
         "inflight",
+        "is_offered",
         "limit",
+        "line",
         "next_tag",
         "published",
+        "reserved",
         "unacked",
     )
 
@@ -348,9 +380,44 @@ class Session(Timed):
         """Unsettled messages all consumers together may hold. [basic.qos, global=true]"""
         self.consumer_limit = UNLIMITED
         """Limit that consumers made from now on get. [basic.qos, global=false]"""
+        self.line: OrderedDict[int, Consumer] = OrderedDict()
+        """By id, in the order of their turns: consumers for which nothing of that limit was left,
+        and whose queues have something, as far as was seen."""
+        self.reserved = 0
+        """How much of that limit is reserved for single consumers."""
+        self.is_offered = False
+        """Whether what is free of that limit is to be shared out in the coming turn."""
         self.next_tag = 1
         self.inflight: deque[InFlight] = deque()
         self.unacked = 0
+        self.got = 0
+        """Of the unacked: those that the client asked for itself, which no prefetch limits
+        [amqp-0.9.1 basic.get]."""
+
+    def free(self) -> int:
+        """How much of the limit that its consumers share is neither used nor reserved."""
+        return self.limit - self.unacked + self.got - self.reserved
+
+    def left_for(self, consumer: Consumer) -> int:
+        """How much of that limit one consumer may use now: while others wait in line, what is
+        reserved for it."""
+        return consumer.share if self.line else self.free() + consumer.share
+
+    def step_in(self, consumer: Consumer) -> None:
+        """The consumer waits in line, behind the others."""
+        consumer.in_line = True
+        self.line[consumer.id] = consumer
+
+    def step_out(self, consumer: Consumer) -> None:
+        """The consumer waits in line no longer."""
+        if consumer.in_line:
+            consumer.in_line = False
+            del self.line[consumer.id]
+
+    def give_share_back(self, consumer: Consumer) -> None:
+        """What was reserved for the consumer is free again."""
+        self.reserved -= consumer.share
+        consumer.share = 0
 
     def take_tag(self) -> int:
         """A tag for a message that comes from no queue: nothing is held under it."""

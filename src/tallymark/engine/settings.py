@@ -36,6 +36,11 @@ RETRY_DISABLED: Final = "disabled"
 RETRY_ALL: Final = "all"
 RETRY_FAILED: Final = "failed"
 RETRY_RETURNED: Final = "returned"
+RETURNS: Final = "returns"
+FAILURES: Final = "failures"
+LIMIT_COUNTS: Final = (RETURNS, FAILURES)
+"""Readings of a delivery limit: every delivery that a client of AMQP 0-9-1 gives back counts
+(RabbitMQ 3.8 to 4.2), or only those that it rejects, and not those of basic.nack (4.3)."""
 
 
 @final
@@ -47,6 +52,7 @@ class Settings:
         "at_least_once",
         "bounded",
         "consumer_timeout_ms",
+        "counts_nacks",
         "dead_letter_exchange",
         "dead_letter_key",
         "dedup_ms",
@@ -101,6 +107,9 @@ class Settings:
         """Hops a message may have left when it first dies here; OFF: cycles are cut by DL-15."""
         self.delivery_limit = _smaller(arguments, policy, "delivery-limit")
         """Failed deliveries a message survives [DL-5]."""
+        counts = _text(arguments, arguments, policy, "delivery-limit-counts")
+        self.counts_nacks = counts != FAILURES
+        """Whether basic.nack with requeue makes a delivery a failed one [DL-5]."""
         self.acquired_limit = _smaller(arguments, policy, "acquired-limit")
         """Deliveries of any kind after which a message is not given back [DL-D6]."""
         self.max_priority = max(0, _integer(arguments.get("x-max-priority")))
@@ -157,6 +166,7 @@ class Settings:
         self.at_least_once = self.single_active = False
         self.max_priority = 0
         self.delayed_retry = RETRY_DISABLED
+        self.counts_nacks = True
 
     def retry_delay_ms(self, failures: int, failed: bool) -> int:
         """How long a message waits that is given back [rabbitmq 4.3 delayed retry].
@@ -179,7 +189,7 @@ class Settings:
             self.consumer_timeout_ms, self.dedup_ms, self.is_quorum, self.delayed_retry,
             self.delayed_retry_min_ms, self.delayed_retry_max_ms, self.is_stream,
             self.retain_bytes, self.max_age_ms, self.segment_bytes, self.records_deliveries,
-            None if self.slow_rule is None else self.slow_rule.values(),
+            None if self.slow_rule is None else self.slow_rule.values(), self.counts_nacks,
         )  # fmt: skip
 
 

@@ -21,8 +21,10 @@ from tallymark.engine.session import (
     ACCEPTED,
     DISCARDED,
     FAILED,
+    NACKED,
     REJECTED,
     REQUEUES,
+    RETURNED,
     UNLIMITED,
     Consumer,
     InFlight,
@@ -103,7 +105,7 @@ class Settlement:
         if pieces:
             self.give_back(queue, pieces, consumer.id, reason, False)
         if session.limit != UNLIMITED:
-            self.dispatcher.mark_session(session)
+            self.dispatcher.offer(session)
 
     def settle_up_to(self, session: Session, last: int, outcome: int) -> None:
         """See Broker.settle_up_to."""
@@ -154,12 +156,14 @@ class Settlement:
         reason: int,
         failed: bool,
         to_tail: bool = False,
+        nacked: bool = False,
     ) -> None:
         """Acquired slices become ready again at their old positions, or die of it: where they have
         failed, or were handed out, more often than the queue allows [DL-5, DL-D6]. A queue with
         delayed retry keeps them deferred first.
 
-        failed: this delivery counts as a failed one. to_tail: they go to the tail [NQ-12].
+        failed: this delivery counts as a failed one. to_tail: they go to the tail [NQ-12]. nacked:
+        for delayed retry, which reads it so whatever it counts as, they were returned.
         """
         settings = queue.settings
         if settings.delivery_limit >= 0 or settings.acquired_limit >= 0:
@@ -167,7 +171,7 @@ class Settlement:
             if not pieces:
                 return
         if settings.delayed_retry != RETRY_DISABLED:
-            pieces = self._delay(queue, pieces, owner, reason, failed, to_tail)
+            pieces = self._delay(queue, pieces, owner, reason, failed, to_tail, nacked)
             if not pieces:
                 return
         if queue.stored:
@@ -215,12 +219,13 @@ class Settlement:
         reason: int,
         failed: bool,
         to_tail: bool,
+        nacked: bool,
     ) -> list[Slice]:
         """Defer what has to wait for its next try; returns the others."""
         left: list[Slice] = []
         for piece in pieces:
             failures = piece.failed + 1 if failed else piece.failed
-            delay = queue.settings.retry_delay_ms(failures, failed)
+            delay = queue.settings.retry_delay_ms(failures, failed and not nacked)
             if delay > 0:
                 due_ms = self.dispatcher.clock.now_ms + delay
                 self.defer_acquired(queue, piece, owner, due_ms, failed, to_tail, reason)
@@ -389,10 +394,14 @@ class Settlement:
             part.annotations = with_notes(part.annotations, notes)
         if outcome in (REJECTED, DISCARDED):
             self._bury(queue, part, records.DEAD_REJECTED, outcome == REJECTED)
-        elif due_ms > self.dispatcher.clock.now_ms:
-            self._put_off(queue, part, session.id, due_ms, outcome == FAILED)
+            return
+        failed = counts_as(queue, outcome) == FAILED
+        if due_ms > self.dispatcher.clock.now_ms:
+            self._put_off(queue, part, session.id, due_ms, failed)
         else:
-            self.give_back(queue, [part], session.id, records.RETURNED_BY_CLIENT, outcome == FAILED)
+            reason = records.RETURNED_BY_CLIENT
+            nacked = outcome == NACKED
+            self.give_back(queue, [part], session.id, reason, failed, nacked=nacked)
 
     def free_credit(self, session: Session, consumer: Consumer | None, n: int) -> None:
         """The session holds n messages less."""
@@ -401,8 +410,18 @@ class Settlement:
             consumer.unacked -= n
             if consumer.active and consumer.queue.ready and not consumer.by_link:
                 self.dispatcher.mark(consumer.queue)
-        if session.limit != UNLIMITED:
-            self.dispatcher.mark_session(session)
+            if session.limit != UNLIMITED:
+                self.dispatcher.offer(session)
+        else:
+            session.got -= n
+
+
+def counts_as(queue: Queue, outcome: int) -> int:
+    """The outcome as the queue reads it: a delivery that is given back without a word of why counts
+    as failed unless it was told otherwise [DL-5]."""
+    if outcome != NACKED:
+        return outcome
+    return FAILED if queue.settings.counts_nacks else RETURNED
 
 
 def _noted(piece: Slice) -> bytes:

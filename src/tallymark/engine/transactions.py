@@ -40,7 +40,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.routing import Targets
 from tallymark.engine.session import InFlight, Session
-from tallymark.engine.settlement import Settlement
+from tallymark.engine.settlement import Settlement, counts_as
 from tallymark.engine.staging import (
     AS_DUE,
     ENTRY_WEIGHT,
@@ -310,7 +310,8 @@ class Transactions:
                 continue
             for settlement in transaction.take_untold():
                 for entry in settlement.entries:
-                    self._record(records.STAGED, transaction, entry, settlement.outcome)
+                    outcome = counts_as(entry.queue, settlement.outcome)
+                    self._record(records.STAGED, transaction, entry, outcome)
         self.untold.clear()
 
     def press(self) -> None:

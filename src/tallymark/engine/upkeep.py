@@ -77,6 +77,55 @@ class Upkeep:
         queue.watch()
         self._arm(queue)
 
+    def next_head(self, queue: Queue) -> Slice | None:
+        """The slice that leaves next, once what lay before it and had its time is gone [DL-4];
+        None: there is none, or this turn has no room for more that goes.
+
+        O(1) where no time to live is said.
+        """
+        if not (queue.settings.ttl_ms >= 0 or queue.own_ttl):
+            return queue.head()
+        now = self.clock.now_ms
+        gone: list[Slice] = []
+        found: Slice | None = None
+        while queue.ready:
+            lane = queue.lane()
+            head = lane.head()
+            assert head is not None, queue.name
+            n = self._overdue(queue, head, queue.seen, now)
+            if n <= 0:
+                found = head
+                break
+            if self.room <= 0:
+                self.dispatcher.mark(queue)
+                break
+            self.room -= 1
+            gone.append(queue.remove(lane, n))
+        if gone:
+            self.letters.bury(queue, gone, records.DEAD_EXPIRED)
+        return found
+
+    def expire_at(self, queue: Queue, lane: Ready, found: Slice) -> int:
+        """What a consumer with a filter would take next, wherever it lies: what of it had its time
+        is gone [DL-4]. Returns how many messages that is, from the first on."""
+        if not (queue.settings.ttl_ms >= 0 or queue.own_ttl):
+            return 0
+        n = self._overdue(queue, found, queue.seen, self.clock.now_ms)
+        if n <= 0:
+            return 0
+        piece = lane.pick(found.first + found.shift, n)
+        queue.count_out(piece)
+        self.letters.bury(queue, [piece], records.DEAD_EXPIRED)
+        return n
+
+    def _overdue(self, queue: Queue, head: Slice, upto: int, now: int) -> int:
+        """How many messages at the front of a head have had their time; of those that were never
+        handed out, none behind place `upto` counts."""
+        if _expiry(queue, head) > now:
+            return 0
+        n = len(head)
+        return n if head.acquired else min(n, upto + 1 - head.first - head.shift)
+
     def next_due(self, queue: Queue) -> int:
         """When the queue must be looked after though nothing else happens to it."""
         due = NEVER
@@ -133,11 +182,7 @@ class Upkeep:
         for lane in queue.lanes:
             while True:
                 head = lane.head()
-                if head is None or _expiry(queue, head) > now:
-                    break
-                n = len(head)
-                if not head.acquired:
-                    n = min(n, upto + 1 - head.first - head.shift)
+                n = 0 if head is None else self._overdue(queue, head, upto, now)
                 if n <= 0:
                     break
                 if self.room <= 0:

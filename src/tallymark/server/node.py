@@ -111,6 +111,7 @@ class Node:
         self.replies = DirectReplies()
         self.watch = Watch()
         broker.observers.append(self.watch.observe)
+        broker.dispatcher.carry_out = self._carry_out_now
         self.failed: asyncio.Future[OSError | RuntimeError] = loop.create_future()
         """Resolved when the broker cannot go on; says why."""
         self.started_ms = broker.clock.now_ms
@@ -292,10 +293,7 @@ class Node:
             self._commit(now)
         effects += broker.synced(self.journal.synced)
         for effect in effects:
-            try:
-                self._carry_out(effect)
-            except Exception as error:
-                self._unsaid(effect, error)
+            self._carry_out_or_say(effect)
         for bridge in self.replies.take_written():
             assert isinstance(bridge, Bridge)
             self._flush_soon(bridge)
@@ -312,10 +310,8 @@ class Node:
             self._wake_readers()
         if self.appends.waiting:
             self.appends.wake()
-        dispatcher = broker.dispatcher
         if (
-            dispatcher.changed
-            or dispatcher.again
+            broker.dispatcher.has_work()
             or broker.store.is_behind
             or (broker.records and self._lingering is None)
         ):
@@ -455,6 +451,17 @@ class Node:
             tell(effect.name, **effect.values)
             return
         self._flush_soon(bridge)
+
+    def _carry_out_or_say(self, effect: Effect) -> None:
+        try:
+            self._carry_out(effect)
+        except Exception as error:
+            self._unsaid(effect, error)
+
+    def _carry_out_now(self, effect: Effect) -> None:
+        """Of a command, before its turn: what is said of it leaves with the turn."""
+        self._carry_out_or_say(effect)
+        self.schedule()
 
     def _unsaid(self, effect: Effect, error: Exception) -> None:
         """A client could not be told of an effect. The engine is through with it, so that this
