@@ -487,7 +487,7 @@ def test_no_more_consumers_than_allowed() -> None:
     first = rig.consumer()
     peer = rig.client()
     assert peer.error(b"SUB t c\n") == (
-        "E_SUB_FAILED SUB failed channel consumers for t:c exceeds limit of 1"
+        "E_SUB_FAILED SUB failed consumers for t:c exceeds limit of 1"
     )
     assert peer.bridge.closing
     first.leave()

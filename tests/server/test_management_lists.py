@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +46,31 @@ def client(broker: BrokerProcess) -> Iterator[pika.BlockingConnection]:
     yield connection
     if connection.is_open:
         connection.close()
+
+
+@pytest.mark.parametrize(
+    "path", ["queues", "queues/%2F", "queues/shop/alpha", "overview", "exchanges/shop?name=amq"]
+)
+def test_a_slash_at_the_end_of_a_path_says_nothing(broker: BrokerProcess, path: str) -> None:
+    name, mark, query = path.partition("?")
+    assert get(broker, f"{name}/{mark}{query}") == get(broker, path)
+
+
+def test_a_path_with_a_slash_takes_what_the_path_takes(broker: BrokerProcess) -> None:
+    done(broker, "PUT", "queues/shop/slash/", {"durable": True})
+    assert get(broker, "queues/shop/slash")["durable"] is True
+    done(broker, "DELETE", "queues/shop/slash/")
+    assert call(broker, "GET", "queues/shop/slash")[0] == 404
+    assert call(broker, "GET", "nothing/")[0] == 404
+    assert call(broker, "GET", "queues/", user="nobody:x")[0] == 401
+
+
+def test_a_refused_method_is_told_what_is_allowed(broker: BrokerProcess) -> None:
+    request = urllib.request.Request(f"{broker.url}/api/overview", b"", method="POST")
+    request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        urllib.request.urlopen(request)
+    assert (refusal.value.code, refusal.value.headers["Allow"]) == (405, "GET, HEAD, OPTIONS")
 
 
 def test_a_queue_shows_what_is_in_it_and_with_whom(

@@ -174,7 +174,7 @@ def test_with_users_the_protocol_needs_auth_and_http_a_login(tmp_path: Path) -> 
         for method, path in (
             ("POST", "/pub?topic=t"), ("GET", "/stats"), ("POST", "/topic/delete?topic=t"),
             ("GET", "/config/data_path"), ("PUT", "/config/log_level"), ("GET", "/info"),
-            ("PUT", "/debug/freememory"),
+            ("POST", "/debug/freememory"),
         ):  # fmt: skip
             for headers in ({}, {"Authorization": basic("ann:wrong")}, {"Authorization": "x"}):
                 found = http(port, method, path, b"debug" if method != "GET" else None, **headers)

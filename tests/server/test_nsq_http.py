@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 from collections.abc import Iterator
 from itertools import count
@@ -297,6 +298,109 @@ def test_nq_20_options_are_shown(url: str, broker: BrokerProcess) -> None:
     assert refused(url, "/config/nonsense", method="GET") == (400, "INVALID_OPTION")
 
 
+NSQD_OPTIONS = [
+    "id",
+    "log_level",
+    "log_prefix",
+    "tcp_address",
+    "http_address",
+    "https_address",
+    "broadcast_address",
+    "broadcast_tcp_port",
+    "broadcast_http_port",
+    "nsqlookupd_tcp_addresses",
+    "auth_http_addresses",
+    "auth_http_request_method",
+    "http_client_connect_timeout",
+    "http_client_request_timeout",
+    "topology_region",
+    "topology_zone",
+    "data_path",
+    "mem_queue_size",
+    "max_bytes_per_file",
+    "sync_every",
+    "sync_timeout",
+    "queue_scan_interval",
+    "queue_scan_refresh_interval",
+    "queue_scan_selection_count",
+    "queue_scan_worker_pool_max",
+    "queue_scan_dirty_percent",
+    "msg_timeout",
+    "max_msg_timeout",
+    "max_msg_size",
+    "max_body_size",
+    "max_req_timeout",
+    "max_heartbeat_interval",
+    "max_rdy_count",
+    "max_output_buffer_size",
+    "max_output_buffer_timeout",
+    "min_output_buffer_timeout",
+    "output_buffer_timeout",
+    "max_channel_consumers",
+    "statsd_address",
+    "statsd_prefix",
+    "statsd_interval",
+    "statsd_mem_stats",
+    "statsd_udp_packet_size",
+    "statsd_exclude_ephemeral",
+    "e2e_processing_latency_window_time",
+    "e2e_processing_latency_percentiles",
+    "tls_cert",
+    "tls_key",
+    "tls_client_auth_policy",
+    "tls_root_ca_file",
+    "tls_required",
+    "tls_min_version",
+    "deflate",
+    "max_deflate_level",
+    "snappy",
+    "enable_experiment",
+]
+"""All of nsqd 1.3: the fields of its Options that are flags."""
+
+
+@pytest.mark.parametrize("name", NSQD_OPTIONS)
+def test_nq_20_every_option_of_nsqd_is_there(url: str, name: str) -> None:
+    status, _, raw = call(url, "GET", f"/config/{name}")
+    assert status == 200, (name, raw)
+    if name == "tls_required":
+        assert raw == b"0"
+    elif name == "tls_min_version":
+        assert raw == b"771"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [("POST", "/stats", "GET, OPTIONS"), ("GET", "/pub?topic=x", "OPTIONS, POST"),
+     ("DELETE", "/config/log_level", "GET, OPTIONS, PUT"),
+     ("PUT", "/debug/freememory", "OPTIONS, POST")],
+)  # fmt: skip
+def test_nq_20_a_refused_method_is_told_what_is_allowed(
+    url: str, method: str, path: str, allowed: str
+) -> None:
+    """As nsqd's router does it."""
+    status, headers, raw = call(url, method, path, b"" if method != "GET" else None)
+    assert (status, headers["allow"], json.loads(raw)) == (
+        405, allowed, {"message": "METHOD_NOT_ALLOWED"},
+    )  # fmt: skip
+    status, headers, raw = call(url, "OPTIONS", path)
+    assert (status, headers["allow"], raw) == (200, allowed, b"")
+
+
+def test_nq_20_a_slash_at_the_end_is_redirected(url: str) -> None:
+    opened = http.client.HTTPConnection(url.removeprefix("http://"))
+    for method, path, status, location in (
+        ("GET", "/stats/?format=json", 301, "/stats?format=json"),
+        ("POST", "/pub/?topic=x", 308, "/pub?topic=x"),
+        ("GET", "/nothing/", 404, None),
+    ):
+        opened.request(method, path, b"x" if method == "POST" else None)
+        answer = opened.getresponse()
+        answer.read()
+        assert (answer.status, answer.headers["Location"]) == (status, location)
+    opened.close()
+
+
 def test_nq_20_the_log_level_can_be_set(url: str) -> None:
     for level, number in (("debug", b"1"), ("FATAL", b"5"), ("info", b"2")):
         status, _, raw = call(url, "PUT", "/config/log_level", level.encode())
@@ -323,7 +427,7 @@ def test_nq_20_refused_options(
 
 
 def test_memory_can_be_freed(url: str) -> None:
-    assert call(url, "PUT", "/debug/freememory")[0] == 200
+    assert call(url, "POST", "/debug/freememory", b"")[0] == 200
 
 
 # -- on disk

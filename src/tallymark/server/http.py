@@ -36,6 +36,7 @@ from tallymark.server.http_guard import (
     basic_credentials,
     guard_of,
 )
+from tallymark.server.http_paths import allowed_methods, answer_with_slash
 from tallymark.server.logs import log_of
 from tallymark.server.node import JournalFailed, Node
 from tallymark.server.users import User, UsersError, permission_in
@@ -158,7 +159,12 @@ class HttpServer:
         self.addresses: list[tuple[str, int]] = []
         """Where this listens."""
         app = web.Application(
-            middlewares=[self._errors, self._authenticate, self._tell_time],
+            middlewares=[
+                self._errors,
+                self._authenticate,
+                self._tell_time,
+                answer_with_slash,
+            ],
             client_max_size=MAX_REQUEST,
         )
         app[NODE] = node
@@ -247,9 +253,12 @@ class HttpServer:
             return self._refuse(request, 503, "stopping", str(error))
         except web.HTTPException as error:
             word = error.reason.lower().replace(" ", "_")
-            return self._refuse(
+            refusal = self._refuse(
                 request, error.status, word, f"{request.method} {request.path}: {error.reason}"
             )
+            if allowed := allowed_methods(error):
+                refusal.headers["Allow"] = allowed
+            return refusal
 
     def _refuse(self, request: web.Request, status: int, error: str, reason: str) -> web.Response:
         if error == "access_refused" and not request.path.startswith(OWN):

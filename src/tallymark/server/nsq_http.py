@@ -29,6 +29,7 @@ from tallymark.bridge.permissions import Access
 from tallymark.engine.errors import AccessRefused, BrokerError, NotFound, ResourceExhausted
 from tallymark.server import audit, logs
 from tallymark.server.http_guard import CHALLENGE, FORBIDDEN, Turned, basic_credentials, guard_of
+from tallymark.server.http_paths import NO_SUCH_PATH, allowed_methods, known_without_slash
 from tallymark.server.logs import log_of
 from tallymark.server.lookupd import Lookupd
 from tallymark.server.node import JournalFailed, Node
@@ -150,13 +151,15 @@ class NsqHttp:
         self._clients = clients
         self._doors = doors
         self._guard = guard_of(node.config)
-        self.tcp_port = 0
+        self.tcp_addresses: list[tuple[str, int]] = []
         """Where the NSQ protocol is spoken, for /info."""
         self.addresses: list[tuple[str, int]] = []
         """Where this listens without TLS."""
         self.tls_addresses: list[tuple[str, int]] = []
         self.tls_required = False
         """Requests without TLS are refused."""
+        self.tls_required_option = "false"
+        """nsq_tls_required, as it is in effect."""
         self._runner = web.AppRunner(
             self._app(), access_log=None, handle_signals=False, shutdown_timeout=STOP_S,
             keepalive_timeout=75,
@@ -180,7 +183,7 @@ class NsqHttp:
         router.add_post("/channel/{verb:pause|unpause}", self._pause_channel)
         router.add_get("/config/{option}", self._show_option)
         router.add_put("/config/{option}", self._set_option)
-        router.add_put("/debug/freememory", self._free_memory)
+        router.add_post("/debug/freememory", self._free_memory)
         router.add_put("/debug/setblockrate", self._go_only)
         router.add_get("/debug/pprof{profile:(/.*)?}", self._go_only)
         router.add_post("/debug/pprof{profile:(/.*)?}", self._go_only)
@@ -234,8 +237,7 @@ class NsqHttp:
         except JournalFailed:
             return self._refuse(request, 503, "EXITING")
         except web.HTTPException as error:
-            word = error.reason.upper().replace(" ", "_")
-            return self._refuse(request, error.status, HTTP_WORDS.get(error.status, word))
+            return await self._turn(request, error)
         except (ConnectionError, asyncio.CancelledError):
             raise  # the client went away
         except Exception as error:  # a bug of ours: logged, and told in nsqd's form
@@ -291,6 +293,22 @@ class NsqHttp:
             refusal.headers["WWW-Authenticate"] = CHALLENGE
         return refusal
 
+    async def _turn(self, request: web.Request, error: web.HTTPException) -> web.Response:
+        """A path that is none, or that the method does not go with, as nsqd's router says it: HEAD
+        is served, and not told of."""
+        allowed = allowed_methods(error, "HEAD")
+        if allowed and request.method == "OPTIONS":
+            return web.Response(headers={"Allow": allowed})
+        shorter = await known_without_slash(request) if error.status == NO_SUCH_PATH else ""
+        if shorter:
+            status = 301 if request.method == "GET" else 308
+            return web.Response(status=status, headers={"Location": shorter})
+        word = error.reason.upper().replace(" ", "_")
+        refusal = self._refuse(request, error.status, HTTP_WORDS.get(error.status, word))
+        if allowed:
+            refusal.headers["Allow"] = allowed
+        return refusal
+
     def _tls_required(self) -> web.Response:
         port = self.tls_addresses[0][1] if self.tls_addresses else 0
         body = f'{{"message": "TLS_REQUIRED", "https_port": {port}}}'
@@ -329,7 +347,7 @@ class NsqHttp:
                 "broadcast_address": about.broadcast_address,
                 "hostname": about.hostname,
                 "http_port": self.addresses[0][1] if self.addresses else 0,
-                "tcp_port": self.tcp_port,
+                "tcp_port": self.tcp_addresses[0][1],
                 "start_time": self._node.started_ms // 1000,
                 "max_heartbeat_interval": limits.max_heartbeat_interval_ms * 1_000_000,
                 "max_output_buffer_size": limits.max_output_buffer_size,
@@ -512,10 +530,10 @@ class NsqHttp:
         return self._option(request.match_info["option"])
 
     def _option(self, name: str) -> web.Response:
-        found = options(self._node.config, self._limits, self._lookupd)
-        found["tcp_address"] = f"{self._node.config.nsq_host[0]}:{self.tcp_port}"
+        found = options(self._node.config, self._limits, self._lookupd, self.tls_required_option)
         for key, addresses in (
-            ("http_address", self.addresses), ("https_address", self.tls_addresses),
+            ("tcp_address", self.tcp_addresses), ("http_address", self.addresses),
+            ("https_address", self.tls_addresses),
         ):  # fmt: skip
             found[key] = ":".join(map(str, addresses[0])) if addresses else ""
         if name not in found:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import socket
+import zlib
 from typing import Any, Final
 
 from tallymark.server import logs
@@ -18,6 +21,29 @@ LOG_LEVELS: Final = {
     "fatal": "off",
 }
 """Ours by nsqd's."""
+_TLS_REQUIRED: Final = {"false": 0, "tcp-https": 1, "true": 2}
+_TLS_VERSIONS: Final = {"tls1.0": 0x301, "tls1.1": 0x302, "tls1.2": 0x303, "tls1.3": 0x304}
+"""As nsqd numbers them."""
+WITHOUT_EFFECT: Final[dict[str, Any]] = {
+    "log_prefix": "[nsqd] ",
+    "auth_http_request_method": "get",
+    "max_bytes_per_file": 100 * 1024 * 1024,
+    "sync_every": 2500,
+    "sync_timeout": 2000 * NS_PER_MS,
+    "queue_scan_interval": 100 * NS_PER_MS,
+    "queue_scan_refresh_interval": 5000 * NS_PER_MS,
+    "queue_scan_selection_count": 20,
+    "queue_scan_worker_pool_max": 4,
+    "queue_scan_dirty_percent": 0.25,
+    "statsd_address": "",
+    "statsd_prefix": "nsq.%s",
+    "statsd_interval": 60_000 * NS_PER_MS,
+    "statsd_mem_stats": True,
+    "statsd_udp_packet_size": 508,
+    "statsd_exclude_ephemeral": False,
+    "enable_experiment": [],
+}
+"""Options of nsqd that mean nothing here, with its defaults: tools that ask for them go on."""
 _NUMBERS: Final = {"debug": 1, "info": 2, "warning": 3, "error": 4, "off": 5}
 
 
@@ -26,10 +52,20 @@ def shown_level(level: str) -> int:
     return _NUMBERS[level]
 
 
-def options(config: Config, limits: Limits, lookupd: Lookupd) -> dict[str, Any]:
-    """What is in effect now, but for the addresses that are listened on."""
+def _node_id() -> int:
+    """The default of -node-id, which nothing depends on here."""
+    return zlib.crc32(hashlib.md5(socket.gethostname().encode()).digest()) % 1024
+
+
+def options(config: Config, limits: Limits, lookupd: Lookupd, tls_required: str) -> dict[str, Any]:
+    """What is in effect now, but for the addresses that are listened on. tls_required: as it is in
+    effect."""
     about = lookupd.announced
     return {
+        **WITHOUT_EFFECT,
+        "id": _node_id(),
+        "tls_required": _TLS_REQUIRED[tls_required],
+        "tls_min_version": _TLS_VERSIONS[config.nsq_tls_min_version],
         "nsqlookupd_tcp_addresses": lookupd.addresses,
         "log_level": shown_level(logs.levels()["nsq"]),
         "broadcast_address": about.broadcast_address,

@@ -98,8 +98,9 @@ class NsqService:
         web = self._http = NsqHttp(
             node, self.topics, self.limits, self.stats, lookupd, self.client_rows, self.doors
         )
-        web.tcp_port = self.addresses[0][1]
-        web.tls_required = tls_required(config) == "true"
+        web.tcp_addresses = self.addresses
+        web.tls_required_option = tls_required(config)
+        web.tls_required = web.tls_required_option == "true"
         for bound in tcp:
             self._listeners.append(
                 await node.loop.create_server(self._client, sock=bound, backlog=1024)
@@ -223,8 +224,13 @@ def _client_row(client: NsqClient) -> ClientRow:
         topology_zone=identify.topology_zone,
         tls="tls" in layers,
         tls_cipher_suite="" if tls is None else tls.cipher(),
-        tls_version="" if tls is None else tls.version(),
+        tls_version="" if tls is None else go_version(tls.version()),
     )
+
+
+def go_version(version: str) -> str:
+    """A version of TLS as nsqd's /stats shows it: TLS1.3 for TLSv1.3."""
+    return {"TLSv1": "TLS1.0"}.get(version, version.replace("TLSv", "TLS"))
 
 
 def limits_of(config: Config, tls_available: bool) -> Limits:

@@ -103,7 +103,7 @@ class ClientRow:
         row["tls_cipher_suite"] = self.tls_cipher_suite
         row["tls_version"] = self.tls_version
         row["tls_negotiated_protocol"] = ""
-        row["tls_negotiated_protocol_is_mutual"] = False
+        row["tls_negotiated_protocol_is_mutual"] = self.tls  # as Go has it: always of TLS
         return row
 
     def as_line(self, now_ms: int) -> str:

@@ -280,7 +280,7 @@ def test_nq_5_texts_of_what_only_the_owner_knows() -> None:
     )
     assert str(sub_raced()) == "E_SUB_FAILED SUB failed to deleted topic/channel"
     assert str(too_many_consumers("t", "c", 1)) == (
-        "E_SUB_FAILED SUB failed channel consumers for t:c exceeds limit of 1"
+        "E_SUB_FAILED SUB failed consumers for t:c exceeds limit of 1"
     )
     assert str(auth_failed()) == "E_AUTH_FAILED AUTH failed"
     assert str(no_authorizations()) == "E_UNAUTHORIZED AUTH no authorizations found"

@@ -96,7 +96,7 @@ def sub_raced() -> WireError:
 
 
 def too_many_consumers(topic: str, channel: str, most: int) -> WireError:
-    return sub_failed(f"channel consumers for {topic}:{channel} exceeds limit of {most}")
+    return sub_failed(f"consumers for {topic}:{channel} exceeds limit of {most}")
 
 
 def auth_failed() -> WireError:
