@@ -124,6 +124,16 @@ def test_dl_5_acquisitions_are_shown_where_the_queue_counts_them() -> None:
     assert same(annotated(counted)[Symbol("x-acquired-count")], 2)
 
 
+def test_acquisitions_are_shown_under_the_name_they_have_in_rabbitmq_4_0_to_4_2() -> None:
+    """Its clients look for x-delivery-count, which a first delivery has not."""
+    forged = annotation_section({Symbol("x-delivery-count"): 99})
+    stored = payload(3, message(front=forged))
+    [counted] = shown(stored, acquired=2, failed=1, shows_counts=True)
+    assert same(annotated(counted)[Symbol("x-delivery-count")], 2)
+    [first] = shown(payload(3, message()), shows_counts=True)
+    assert Symbol("x-delivery-count") not in annotated(first)
+
+
 # -- annotations
 
 

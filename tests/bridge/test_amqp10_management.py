@@ -670,3 +670,21 @@ def test_any_bytes_are_answered_or_refused(name: str, data: st.DataObject) -> No
         return
     assert Sections(answer.data, 0, len(answer.data)).properties is not None
     node.broker.check()
+
+
+def test_booleans_of_an_answer_have_their_long_form() -> None:
+    """As RabbitMQ writes them: 0x56 and the value [amqp-1.0 §1.6.2]."""
+    node = Node()
+    arguments = {"x-single-active-consumer": True, "x-nested": {"a": False, "b": [True]}}
+    answer = node.management.answer(
+        request("PUT", "/queues/q", {"durable": True, "arguments": arguments})
+    )
+    for name, value in (("durable", True), ("exclusive", False), ("auto_delete", False)):
+        field = b"\xa1" + bytes([len(name)]) + name.encode()
+        assert field + (b"\x56\x01" if value else b"\x56\x00") in answer.data, name
+    assert b"x-single-active-consumer\x56\x01" in answer.data
+    assert b"\x01a\x56\x00" in answer.data
+    assert b"\x01b\xc0\x03\x01\x56\x01" in answer.data
+    _, body = shown(answer)
+    assert isinstance(body, dict)
+    assert body["arguments"] == arguments

@@ -6,9 +6,10 @@ from __future__ import annotations
 import pytest
 
 from tallymark.wire.amqp10.events import LinkDetached
+from tallymark.wire.amqp10.frames import frame_head
 from tallymark.wire.amqp10.link import ReceiverLink, SenderLink
 from tallymark.wire.amqp10.outcomes import Accepted
-from tallymark.wire.amqp10.performatives import Attach, Source, Target
+from tallymark.wire.amqp10.performatives import Attach, Source, Target, decode_performative
 from tallymark.wire.amqp10.sections import Properties, Value, encode_message
 from tallymark.wire.amqp10.session import Session
 from tallymark.wire.amqp10.types import Symbol
@@ -190,3 +191,94 @@ def test_numbers_stay_in_step_with_deliveries_from_queues() -> None:
         if not got.settled:
             peer.settle(got, Accepted())
     assert rig.queue("q").settled == 3
+
+
+def written(peer: Peer) -> list[str]:
+    """What the broker has written since, frame by frame: answers and detaches."""
+    data = b"".join(peer.sent_bytes)
+    peer.sent_bytes.clear()
+    found = []
+    pos = 0
+    while pos < len(data):
+        size, offset, _, _ = frame_head(data, pos)
+        if size > offset:
+            body, _ = decode_performative(data, pos + offset, pos + size)
+            found.append(type(body).__name__)
+        pos += size
+    return [name for name in found if name in ("Transfer", "Detach")]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("same_session", [True, False])
+def test_links_of_a_deleted_queue_are_detached_behind_the_answer(
+    durable: bool, same_session: bool
+) -> None:
+    """A client that waits for the answer stumbles over a detach in front of it [rabbitmq]. Links of
+    other connections need not wait."""
+    rig = Rig()
+    rig.declare("q", durable=durable)
+    peer, other = rig.connect10(), rig.connect10()
+    session = peer.session()
+    sender, receiver = pair(peer, session)
+    receiver.flow(10)
+    links = session if same_session else peer.session()
+    publisher, consumer = peer.sender(links, "/queues/q"), peer.receiver(links, "/queues/q")
+    stranger = other.receiver(other.session(), "/queues/q")
+    peer.pump()
+    peer.sent_bytes.clear()
+    rig.hold_disk = True
+    sender.send(request("delete", "DELETE", "/queues/q"), settled=True)
+    peer.pump()
+    assert written(peer) == ([] if durable else ["Transfer", "Detach", "Detach"])
+    if durable:  # in between they are links of no queue
+        publisher.send(encode_message(body=b"for nobody"))
+        consumer.flow(5)
+        peer.pump()
+        assert written(peer) == []
+    rig.hold_disk = False
+    peer.pump()
+    if durable:
+        assert written(peer) == ["Transfer", "Detach", "Detach"]
+    assert answers(peer) == [("delete", "200")]
+    gone = [event for event in peer.events if isinstance(event, LinkDetached)]
+    assert {event.link for event in gone} == {publisher, consumer}
+    assert {event.error.condition for event in gone if event.error} == {"amqp:resource-deleted"}
+    other.pump()
+    assert other.take(LinkDetached).link is stranger
+
+
+def test_a_link_that_is_closed_before_the_answer_is_not_detached_again() -> None:
+    rig = Rig()
+    rig.declare("q")
+    peer = rig.connect10()
+    session = peer.session()
+    sender, receiver = pair(peer, session)
+    receiver.flow(10)
+    publisher, consumer = peer.sender(session, "/queues/q"), peer.receiver(session, "/queues/q")
+    peer.pump()
+    rig.hold_disk = True
+    sender.send(request("delete", "DELETE", "/queues/q"), settled=True)
+    peer.pump()
+    publisher.detach()
+    consumer.detach()
+    peer.pump()
+    peer.sent_bytes.clear()
+    rig.hold_disk = False
+    peer.pump()
+    assert written(peer) == ["Transfer"]
+
+
+def test_links_are_detached_though_nobody_takes_the_answer() -> None:
+    rig = Rig()
+    rig.declare("q")
+    peer = rig.connect10()
+    session = peer.session()
+    sender, receiver = pair(peer, session)
+    peer.receiver(session, "/queues/q")
+    peer.sent_bytes.clear()
+    sender.send(request("delete", "DELETE", "/queues/q"), settled=True)
+    peer.pump()
+    assert written(peer) == ["Detach"]
+    receiver.flow(1)
+    peer.pump()
+    assert answers(peer) == [("delete", "200")]

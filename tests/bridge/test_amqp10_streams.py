@@ -291,3 +291,78 @@ def test_however_messages_come_together_offsets_count_on(
         receiver.flow(credit)
         peer.pump()
     assert seen(peer) == [(i, b"%d" % i) for i in range(start, number)]
+
+
+VALUE = "x-stream-filter-value"
+
+
+def chosen(*values: object, unfiltered: object = None) -> dict[object, object]:
+    """As RabbitMQ's clients ask: for values, and whether messages without any come."""
+    asked: dict[object, object] = dict(beginning("first"))
+    for name, value in (
+        ("rabbitmq:stream-filter", list(values) if len(values) != 1 else values[0]),
+        ("rabbitmq:stream-match-unfiltered", unfiltered),
+    ):
+        if value is not None and value != []:
+            asked[Symbol(name)] = Described(Symbol(name), value)
+    return asked
+
+
+def valued(*values: str | None) -> Rig:
+    """A stream with a message for each value, by publishers of both protocols in turn."""
+    rig = stream()
+    peer, other = rig.connect10(), rig.connect()
+    link = peer.sender(peer.session(), "/queues/s")
+    for i, value in enumerate(values):
+        if i % 2:
+            headers = {} if value is None else {VALUE: value}
+            other.send(other.publish(b"%d" % i, "s", headers=headers))
+            rig.settle_down()
+        else:
+            annotations = None if value is None else {VALUE: value}
+            peer.send(link, b"%d" % i, message_annotations=annotations)
+    return rig
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (chosen("eu"), [0, 1]),
+        (chosen("eu", "us"), [0, 1, 2, 3]),
+        (chosen("eu", unfiltered=True), [0, 1, 4, 5]),
+        (chosen("eu", unfiltered=False), [0, 1]),
+        (chosen("asia", unfiltered=True), [4, 5]),
+        (chosen("asia"), []),
+        (chosen(unfiltered=True), [0, 1, 2, 3, 4, 5]),  # nothing is filtered then
+    ],
+)
+def test_a_stream_filter_compares_the_value_that_messages_have(
+    asked: dict[object, object], expected: list[int]
+) -> None:
+    rig = valued("eu", "eu", "us", "us", None, None)
+    peer = rig.connect10()
+    link = read(peer, source=Source(address="/queues/s", filter=asked))
+    assert offsets(peer) == expected
+    assert link.remote_attach is not None
+    assert link.remote_attach.source is not None
+    assert link.remote_attach.source.filter == asked  # they are in effect
+
+
+@pytest.mark.parametrize("asked", [chosen(5), chosen("a", 5), chosen("a", unfiltered="yes")])
+def test_a_stream_filter_without_a_meaning_refuses_the_link(asked: dict[object, object]) -> None:
+    rig = stream(1)
+    peer = rig.connect10()
+    wrong = Attach(name="r", source=Source(address="/queues/s", filter=asked), target=Target())
+    error = peer.refused(peer.session(), wrong, False)
+    assert error.condition == "amqp:invalid-field"
+    assert "rabbitmq:stream-" in (error.description or "")
+
+
+def test_on_a_queue_a_stream_filter_is_left_out_of_the_answer() -> None:
+    rig = Rig()
+    rig.declare("q")
+    peer = rig.connect10()
+    link = read(peer, source=Source(address="/queues/q", filter=chosen("eu", unfiltered=True)))
+    assert link.remote_attach is not None
+    assert link.remote_attach.source is not None
+    assert link.remote_attach.source.filter is None

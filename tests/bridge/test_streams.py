@@ -342,3 +342,32 @@ def test_a_declaration_without_a_type_follows_the_virtual_host() -> None:
     assert peer.ask(QueueDeclare("s", durable=True)) == [(1, QueueDeclareOk("s", 0, 0))]
     rig.broker.set_default_queue_type(rig.broker.vhost("/"), "")
     assert closed(peer.ask(QueueDeclare("s", durable=True)))[1] == 406
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"x-stream-filter": "eu"}, [0]),
+        ({"x-stream-filter": ["eu", "us"]}, [0, 1]),
+        ({"x-stream-filter": "eu", "x-stream-match-unfiltered": True}, [0, 2]),
+        ({"x-stream-match-unfiltered": True}, [0, 1, 2]),
+    ],
+)
+def test_a_stream_filter_compares_the_value_that_messages_have(
+    arguments: dict[str, object], expected: list[int]
+) -> None:
+    _, peer = stream()
+    for headers in ({"x-stream-filter-value": "eu"}, {"x-stream-filter-value": "us"}, {"a": 1}):
+        peer.ask(peer.publish(b"m", "s", headers=headers))
+    peer.ask(BasicQos(0, 10))
+    heard = peer.ask(BasicConsume("s", "r", arguments={**FIRST, **arguments}))
+    assert offsets(heard[1:]) == expected
+
+
+def test_a_stream_filter_without_a_meaning_closes_the_channel() -> None:
+    _, peer = stream(b"1")
+    peer.ask(BasicQos(0, 10))
+    ((_, close),) = peer.ask(BasicConsume("s", "r", arguments={"x-stream-filter": 5}))
+    assert isinstance(close, ChannelClose)
+    assert close.reply_code == 406
+    assert "5 found, expected a string or 1 to 64 of them" in close.reply_text

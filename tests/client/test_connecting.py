@@ -117,6 +117,21 @@ async def test_a_close_instead_of_an_open_says_why() -> None:
 
 
 @virtual
+async def test_who_hangs_up_on_an_open_may_mean_the_virtual_host() -> None:
+    """RabbitMQ and Tallymark say nothing where it is not there."""
+    peer = Peer()
+
+    def hang_up(event: object) -> bool:
+        if isinstance(event, OpenReceived):
+            peer.transport.cut()
+        return isinstance(event, OpenReceived)
+
+    peer.answers = hang_up
+    with pytest.raises(ConnectFailed, match="is there a virtual host 'x', and may"):
+        await connect("amqp://peer/x", opener=peer.open)
+
+
+@virtual
 async def test_nobody_there() -> None:
     peer = Peer()
     peer.refusing = ConnectionRefusedError("nobody listens")

@@ -131,7 +131,7 @@ def test_unknown_type() -> None:
 )
 def test_weights_are_positive_integers(key: str, text: str) -> None:
     with pytest.raises(PreconditionFailed) as refused:
-        exchange_of("x-consistent-hash").check_binding(key, {})
+        exchange_of("x-consistent-hash").check_binding(key, {}, True)
     assert str(refused.value) == text
 
 
@@ -210,7 +210,7 @@ def test_a_delayed_hash_has_the_arguments_of_a_hash() -> None:
     exchange = delayed("x-consistent-hash", hash_header="h")
     assert exchange.reads_headers
     with pytest.raises(PreconditionFailed, match="The binding key must be an integer"):
-        exchange.check_binding("a", {})
+        exchange.check_binding("a", {}, True)
     both = {"x-delayed-type": "x-consistent-hash", "hash-header": "h", "hash-property": "type"}
     with pytest.raises(PreconditionFailed, match="mutually exclusive"):
         check_exchange_arguments("exchange 'x'", "x-delayed-message", both)

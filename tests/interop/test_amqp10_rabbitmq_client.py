@@ -7,6 +7,8 @@ Its errors derive from BaseException, and a handler stops `run` by raising.
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -483,3 +485,81 @@ def test_a_stream_from_an_offset(
     options = client.StreamConsumerOptions(offset_specification=2, filter_options=odd)
     assert consumed(connection, name, 1, options=options).bodies() == [b"3"]
     management.delete_queue(name)
+
+
+@pytest.mark.parametrize(("unfiltered", "expected"), [(True, [b"0", b"2"]), (False, [b"0"])])
+def test_a_stream_by_the_value_of_its_messages(
+    connection: Any, management: Any, name: str, unfiltered: bool, expected: list[bytes]
+) -> None:
+    management.declare_queue(client.StreamSpecification(name=name))
+    value = "x-stream-filter-value"
+    publish(
+        connection,
+        ADDRESS.queue_address(name),
+        message(b"0", annotations={client.symbol(value): "eu"}),
+        message(b"1", annotations={client.symbol(value): "us"}),
+        message(b"2"),
+    )
+    options = client.StreamConsumerOptions(
+        offset_specification=client.OffsetSpecification.first,
+        filter_options=client.StreamFilterOptions(values=["eu"], match_unfiltered=unfiltered),
+    )
+    got = consumed(connection, name, len(expected), options=options)
+    assert got.bodies() == expected
+
+
+DIAL = """
+import sys
+import rabbitmq_amqp_python_client as client
+try:
+    client.Environment(uri=sys.argv[1]).connection().dial()
+except BaseException as error:
+    print(type(error).__name__)
+"""
+
+
+def test_an_unknown_virtual_host_ends_the_attempt(port: int) -> None:
+    """Told by a close it connects again and again, without an end, from within its own handler."""
+    url = f"amqp://guest:guest@127.0.0.1:{port}/nowhere"
+    command = [sys.executable, "-c", DIAL, url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.stdout == "ConnectionException\n", done.stderr[-2000:]
+
+
+class Counting(Collector):
+    """Returns the first delivery, and takes down what each one says of deliveries."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.counts: list[Any] = []
+
+    def on_amqp_message(self, event: Any) -> None:
+        annotations = event.message.annotations or {}
+        self.counts.append(annotations.get(client.symbol("x-delivery-count")))
+        if len(self.counts) == 1:
+            self.delivery_context.requeue(event)
+            return
+        self.delivery_context.accept(event)
+        raise Enough
+
+
+def test_a_quorum_queue_says_how_often_a_message_was_delivered(connection: Any, queue: str) -> None:
+    publish(connection, ADDRESS.queue_address(queue), message(b"m"))
+    assert consumed(connection, queue, 2, handler=Counting()).counts == [None, 1]
+
+
+def test_an_exchange_that_gives_each_message_to_one_queue(
+    connection: Any, management: Any, name: str
+) -> None:
+    management.declare_exchange(
+        client.ExchangeCustomSpecification(name=name, exchange_type="x-local-random")
+    )
+    queues = [f"{name}-{i}" for i in range(3)]
+    for one in queues:
+        management.declare_queue(client.ClassicQueueSpecification(name=one))
+        management.bind(client.ExchangeToQueueBindingSpecification(name, one, ""))
+    publish(connection, ADDRESS.exchange_address(name), *[message(b"m") for _ in range(9)])
+    assert [management.queue_info(one).message_count for one in queues] == [3, 3, 3]
+    for one in queues:
+        management.delete_queue(one)
+    management.delete_exchange(name)

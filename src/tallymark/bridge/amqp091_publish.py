@@ -258,7 +258,7 @@ def _route_by_headers(
     """Messages lo..hi-1 of one publish frame, each by its own properties unless all are equal."""
     route = known.route
     vhost = client.vhost
-    if event.uniform:
+    if event.uniform and not vhost.routes_singly(route.exchange):
         headers = headers_of(event.properties)
         stretch.add(known, vhost.route(route.exchange, [route.key], headers), hi)
         return
@@ -281,14 +281,17 @@ def _route_special(
             known = _known(client, method)
             if special is None:
                 special = examine(channel, event.properties)
+            end = starts[k + 1] if k + 1 < len(starts) else len(event)
+            found = known.targets
+            if found is not None and not special.more_keys:
+                stretch.add(known, found, end)
+                continue
             route = known.route
-            if special.more_keys or known.targets is None:
-                found = client.vhost.route(
-                    route.exchange, [route.key, *special.more_keys], special.headers
-                )
-            else:
-                found = known.targets
-            stretch.add(known, found, starts[k + 1] if k + 1 < len(starts) else len(event))
+            keys = [route.key, *special.more_keys]
+            singly = client.vhost.routes_singly(route.exchange)
+            for upto in range(starts[k] + 1, end + 1) if singly else (end,):
+                to = client.vhost.route(route.exchange, keys, special.headers)
+                stretch.add(known, to, upto)
     finally:
         if special is not None and special.section is not None and stretch.publishes:
             sizes = [known.size for known in stretch.publishes]

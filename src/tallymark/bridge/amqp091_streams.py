@@ -11,7 +11,7 @@ to message of a run are eight bytes behind the same front.
 
 from __future__ import annotations
 
-from typing import final
+from typing import Final, final
 
 from tallymark.bridge.amqp091_annotated import STREAM_OFFSET, Additions, additions_to
 from tallymark.bridge.amqp091_channel import Channel
@@ -23,14 +23,23 @@ from tallymark.bridge.amqp091_content import (
     shown_route,
 )
 from tallymark.bridge.convert_amqp10_to_amqp091 import Converter
+from tallymark.bridge.filters import FilterError, filters_of
+from tallymark.bridge.filters.attach import MATCH_UNFILTERED, STREAM_FILTER
 from tallymark.engine.arguments import named
+from tallymark.engine.clock import Clock
 from tallymark.engine.errors import PreconditionFailed, Unsupported
+from tallymark.engine.filters import Filter
 from tallymark.engine.message import Route, Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.streams import TIME, Start, start_of
 from tallymark.wire.amqp091.fields import Timestamp
 from tallymark.wire.amqp091.kernel import rechannel, reframe
 from tallymark.wire.amqp091.methods import BasicConsume, BasicConsumeOk
+
+FILTER_ARGUMENTS: Final[dict[str, str]] = {
+    "x-stream-filter": STREAM_FILTER,
+    "x-stream-match-unfiltered": MATCH_UNFILTERED,
+}
 
 
 def read_stream(channel: Channel, method: BasicConsume, queue: Queue, tag: str) -> None:
@@ -51,7 +60,9 @@ def read_stream(channel: Channel, method: BasicConsume, queue: Queue, tag: str) 
     if shared and not client.shares_prefetch:
         raise Unsupported(f"{what} does not support global qos")
     start = _start(method.arguments.get(STREAM_OFFSET), what)
-    consumer = client.broker.read(channel.session, queue, tag, start, False)
+    broker = client.broker
+    filter = _filter(method.arguments, broker.clock, what)
+    consumer = broker.read(channel.session, queue, tag, start, False, filter)
     consumer.handle = StreamRecipient(channel, tag)
     if not method.no_wait:
         channel.send(BasicConsumeOk(tag))
@@ -61,6 +72,20 @@ def _start(value: object, what: str) -> Start:
     if isinstance(value, Timestamp):
         return Start(TIME, int(value) * 1000)
     return start_of(value, what)
+
+
+def _filter(arguments: dict[str, object], clock: Clock, what: str) -> Filter | None:
+    """The filter by a value that messages have [rabbitmq stream filtering]."""
+    asked: dict[object, object] = {
+        name: arguments[argument]
+        for argument, name in FILTER_ARGUMENTS.items()
+        if argument in arguments
+    }
+    try:
+        filter, _ = filters_of(asked, clock, True)
+    except FilterError as error:
+        raise PreconditionFailed(f"{error.text} for '{what}'") from None
+    return filter
 
 
 @final

@@ -490,18 +490,21 @@ class Amqp10(AmqpBridge):
             self.pending_login = (ANONYMOUS, self.settings.anonymous_user, "")
 
     def _enter(self, open: Open, permissions: Permissions) -> None:
-        """The client names a virtual host: let it in, or say why not."""
+        """The client names a virtual host: let it in, or hang up.
+
+        Without an open and a close, as RabbitMQ does: its Python client, told by a close, goes on
+        to connect until its stack is full. Why is in the log.
+        """
         self._open = None
-        self.wire.open(server_open(self.settings))  # also in front of a close
         vhost = vhost_of(open.hostname)
         patterns = permissions.patterns(vhost)
         if vhost not in self.broker.vhosts:
-            self._close(Error(errors.NOT_FOUND, f"vhost {vhost} not found"))
+            self.wire.drop(f"vhost {vhost} not found")
             return
         if patterns is None:
-            text = refuse_entry(permissions, vhost, self.settings.on_denied, self.peer)
-            self._close(Error(errors.NOT_ALLOWED, text))
+            self.wire.drop(refuse_entry(permissions, vhost, self.settings.on_denied, self.peer))
             return
+        self.wire.open(server_open(self.settings))
         connection = self.broker.open_connection(vhost, permissions.user, self.peer)
         connection.handle = self
         access = Access(

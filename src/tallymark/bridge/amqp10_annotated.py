@@ -8,16 +8,22 @@ message stays as its sender encoded it [amqp-1.0 §3.2].
     message annotations  the publisher's, but for those that are ours; what consumers noted by
                          `modified` [FC-20]; x-exchange, x-routing-key; x-opt-deaths and
                          x-first-death-*, x-last-death-* of dead letters [DL-14, DL-16];
-                         x-acquired-count [DL-5]; and last, since they change, x-opt-locked-until
-                         from turn to turn or, of what is read from a stream, x-stream-offset from
-                         message to message
+                         x-acquired-count [DL-5] and, the same number, x-delivery-count, which is
+                         what RabbitMQ 4.0 to 4.2 call it; and last, since they change,
+                         x-opt-locked-until from turn to turn or, of what is read from a stream,
+                         x-stream-offset from message to message
 """
 
 from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.bridge.amqp091_annotated import ACQUIRED_COUNT, DEATH_HEADERS, STREAM_OFFSET
+from tallymark.bridge.amqp091_annotated import (
+    ACQUIRED_COUNT,
+    DEATH_HEADERS,
+    DELIVERY_COUNT,
+    STREAM_OFFSET,
+)
 from tallymark.bridge.amqp10_front import Entry, Front
 from tallymark.engine.annotations import Annotations, Death, death_headers
 from tallymark.engine.message import Route
@@ -78,6 +84,7 @@ class Shown:
                 self._add(name, shown(text))
         if acquired:
             self._add(ACQUIRED_COUNT, acquired)
+            self._add(DELIVERY_COUNT, acquired)
         self._said: Front | None = None
         self._last = b""
         self._start = b""

@@ -230,8 +230,8 @@ def _attach_queue(
 ) -> None:
     client = session.client
     broker = client.broker
-    filter, supported = filters_of(source.filter, broker.clock)
     is_stream = queue.settings.is_stream
+    filter, supported = filters_of(source.filter, broker.clock, is_stream)
     arguments: dict[str, object] = {}
     for name, argument in ARGUMENTS.items():
         if attach.properties and name in attach.properties:

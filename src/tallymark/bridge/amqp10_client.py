@@ -96,8 +96,10 @@ class Client:
         "access",
         "annotations",
         "broker",
+        "answering",
         "closed",
         "connection",
+        "deleted",
         "is_held",
         "owner",
         "sessions",
@@ -133,6 +135,27 @@ class Client:
         """Milliseconds since 1970 of what was received last."""
         self.annotations: Annotations | None = None
         """Of what it published last with a time or further routing keys, to be shared."""
+        self.answering = 0
+        """Requests to `/management` that are being done, or whose answer waits for the disk."""
+        self.deleted: list[LinkEnd] = []
+        """Ends whose queue is gone, to be detached behind those answers."""
+
+    def lose(self, end: LinkEnd) -> None:
+        """The queue of a link is gone. Whoever has deleted it through `/management` is answered
+        first, as by RabbitMQ: clients that wait for the answer stumble over a detach before it."""
+        if self.answering:
+            self.deleted.append(end)
+        else:
+            end.detach_deleted()
+
+    def answered(self) -> None:
+        """An answer of `/management` is out, or as far as it can be: nobody gives it credit."""
+        self.answering -= 1
+        if not self.answering and self.deleted:
+            deleted = self.deleted
+            self.deleted = []
+            for end in deleted:
+                end.detach_deleted()
 
     def known_as(self, ttl_ms: int, more_keys: tuple[str, ...], due_ms: int) -> Annotations | None:
         """What the broker keeps beside messages that say this. The last ones as long as they say
@@ -234,6 +257,9 @@ class LinkEnd:
 
     def rights_changed(self) -> None:
         """The user's permissions are others now."""
+
+    def detach_deleted(self) -> None:
+        """The queue that the link is about is gone. Nothing where the link is, too."""
 
     def gone(self, with_session: bool) -> None:
         """The link is no more: end the engine's side. Called once. with_session: the engine's

@@ -206,6 +206,11 @@ class OutgoingLink(LinkEnd):
 
     def queue_deleted(self) -> None:
         """The engine stopped the consumer: its queue is gone."""
+        self.session.client.lose(self)
+
+    def detach_deleted(self) -> None:
+        if self not in self.session.ends:
+            return
         queue = self.consumer.queue
         text = f"queue '{queue.name}' in vhost '{queue.vhost}' was deleted"
         self.close(Error(errors.RESOURCE_DELETED, text))

@@ -38,6 +38,7 @@ class Response(Delayed):
     def say(self) -> None:
         self.is_ready = True
         self.pair.flush()
+        self.pair.session.client.answered()
 
 
 @final
@@ -59,12 +60,20 @@ class LinkPair:
 
     def request(self, message: bytes) -> None:
         """Raises NotAnswerable."""
-        answer = self.management.answer(message)
+        client = self.session.client
+        client.answering += 1
+        try:
+            answer = self.management.answer(message)
+        except NotAnswerable:
+            client.answered()
+            raise
         response = Response(self, answer.data, not answer.stored)
         self.responses.append(response)
         if answer.stored:
-            self.session.client.broker.await_durable(response)
+            client.broker.await_durable(response)
         self._send()
+        if not answer.stored:
+            client.answered()
 
     def flush(self) -> None:
         """Send what may be sent, and let the client ask on."""

@@ -183,8 +183,12 @@ class IncomingLink(LinkEnd):
 
     def queue_deleted(self) -> None:
         """The queue that the link's address names is gone."""
+        self.session.client.lose(self)
+
+    def detach_deleted(self) -> None:
         queue = self._queue
-        assert queue is not None
+        if queue is None or not self.is_open:
+            return
         self._queue = None
         text = f"queue '{queue.name}' in vhost '{queue.vhost}' was deleted"
         self.close(Error(errors.RESOURCE_DELETED, text))

@@ -23,6 +23,7 @@ from tallymark.cli import (
     policy,
     quarantine,
     serve,
+    topology,
     user,
 )
 from tallymark.cli.output import reason_of
@@ -38,6 +39,8 @@ serve.add_to(app)
 nsqd.add_to(app)
 inspect.add_to(app)
 app.add_typer(inspect.subscriptions, name="subscription")
+app.add_typer(topology.queue, name="queue")
+app.add_typer(topology.exchange, name="exchange")
 app.add_typer(config.app, name="config")
 app.add_typer(policy.app, name="policy")
 app.add_typer(quarantine.app, name="quarantine")

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+USAGE: Final = 2
+"""Exit code of a command that was called wrongly."""
 UNBOUNDED: Final = 100_000
 """Columns of a terminal that there is none of."""
 
@@ -26,6 +28,17 @@ def fail(text: str, code: int = 1) -> NoReturn:
 def show_json(value: Any) -> None:
     """One JSON document on stdout."""
     print(json.dumps(value, indent=2, sort_keys=False))
+
+
+def json_object(what: str, text: str) -> dict[str, Any]:
+    """The JSON object that an argument of the command is, or exit code 2."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        fail(f"{what} is {text!r}, expected a JSON object: {error}", USAGE)
+    if not isinstance(found, dict):
+        fail(f"{what} is {text!r}, expected a JSON object", USAGE)
+    return found
 
 
 def reason_of(error: OSError) -> str:

@@ -10,10 +10,8 @@ from urllib.parse import quote
 import typer
 
 from tallymark.cli.inspect import LOGIN, URL, Json, Login, Url, ask, ask_list
-from tallymark.cli.output import fail, show_json, show_table
+from tallymark.cli.output import json_object, show_json, show_table
 from tallymark.engine.policies import APPLY_TO, idle_keys
-
-USAGE = 2
 
 app = typer.Typer(
     help="Settings for queues and exchanges by pattern of their names.", no_args_is_help=True
@@ -37,7 +35,7 @@ def set_policy(
     user: Login = LOGIN,
 ) -> None:
     """Set a policy, or replace the one of this name. Effective at once."""
-    keys = _object(definition)
+    keys = json_object("DEFINITION", definition)
     body = {"pattern": pattern, "definition": keys, "priority": priority, "apply-to": apply_to}
     ask(url, user, "PUT", _path(operator, vhost, name), body)
     print(f"{_kind(operator)} '{name}' set in vhost '{vhost}'")
@@ -78,16 +76,6 @@ def delete_policy(
     """Delete a policy. Effective at once."""
     ask(url, user, "DELETE", _path(operator, vhost, name))
     print(f"{_kind(operator)} '{name}' deleted from vhost '{vhost}'")
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        found = jsons.loads(text)
-    except ValueError as error:
-        fail(f"DEFINITION is {text!r}, expected a JSON object: {error}", USAGE)
-    if not isinstance(found, dict):
-        fail(f"DEFINITION is {text!r}, expected a JSON object", USAGE)
-    return found
 
 
 def _kind(operator: bool) -> str:

@@ -75,6 +75,8 @@ from tallymark.wire.amqp10.serial import diff, walk
 if TYPE_CHECKING:
     from tallymark.client.dispatcher import Dispatcher
 
+HUNG_UP: Final = ", in answer to our open: is there a virtual host '{}', and may the user enter it?"
+"""RabbitMQ and Tallymark say nothing where that is not so."""
 TAKEN_BACK: Final = "the server does not begin sessions or links with this client"
 NO_TRACE: Final[Callable[[str], None] | None] = None
 
@@ -104,6 +106,7 @@ class Amqp10(Adapter):
         self._endpoint = endpoint
         self._wall_ms = wall_ms
         self._is_open = False
+        self._has_asked = False  # to be let in: open is sent
         self._is_closing = False
         self._error: ClientError | None = None
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
@@ -231,6 +234,7 @@ class Amqp10(Adapter):
 
     def _send_open(self) -> None:
         options = self._options
+        self._has_asked = True
         self._wire.open(
             Open(
                 container_id=options.container_id,
@@ -261,8 +265,11 @@ class Amqp10(Adapter):
     def _ended(self, event: Ended) -> None:
         error = self._error
         if error is None and not self._is_closing:
-            kind = ConnectionLost if self._is_open else ConnectFailed
-            error = kind(event.reason, is_remote=True)
+            if self._is_open:
+                error = ConnectionLost(event.reason, is_remote=True)
+            else:
+                hint = HUNG_UP.format(self._endpoint.vhost or "/") if self._has_asked else ""
+                error = ConnectFailed(event.reason + hint, is_remote=True)
         self._peer.closed(error)
 
     # Sessions

@@ -89,7 +89,7 @@ class Declaring:
         """Make an exchange, or see that it is there as described.
 
         type: "direct", "fanout", "topic", "headers", or another one that the broker has.
-        auto_delete: deleted when its last binding goes.
+        auto_delete: deleted when the last thing that is bound to it goes.
         internal: only other exchanges publish to it.
         """
         request = DeclareExchange(

@@ -8,6 +8,7 @@ exchanges, and the alternate exchange, is the virtual host's part.
     topic               binding key is a pattern, see topics.py
     headers             binding arguments are a pattern, see headers.py
     x-consistent-hash   one binding, by a hash; the binding key is its weight, see hashring.py
+    x-local-random      one binding, in turn: the next message takes the next queue
     x-delayed-message   as the kind its argument `x-delayed-type` names, see DelayedExchange
     "" (default)        every queue under its own name, without stored bindings
 
@@ -45,8 +46,9 @@ FANOUT: Final = "fanout"
 TOPIC: Final = "topic"
 HEADERS: Final = "headers"
 CONSISTENT_HASH: Final = "x-consistent-hash"
+LOCAL_RANDOM: Final = "x-local-random"
 DELAYED: Final = "x-delayed-message"
-TYPES: Final = (DIRECT, FANOUT, TOPIC, HEADERS, CONSISTENT_HASH, DELAYED)
+TYPES: Final = (DIRECT, FANOUT, TOPIC, HEADERS, CONSISTENT_HASH, LOCAL_RANDOM, DELAYED)
 """Every kind there is."""
 ALTERNATE: Final = "alternate-exchange"
 DELAYED_TYPE: Final = "x-delayed-type"
@@ -141,6 +143,7 @@ class Exchange:
         "internal",
         "name",
         "reads_headers",
+        "routes_singly",
         "type",
     )
 
@@ -166,6 +169,8 @@ class Exchange:
         """Where messages go that match none of its bindings."""
         self.reads_headers = type == HEADERS
         """Whether routing needs a message's headers (and properties)."""
+        self.routes_singly = False
+        """Whether each message is routed by itself, though others may be equal."""
         self.bindings: dict[tuple[str, str, str, str], Binding] = {}
         """By identity; this exchange is their source."""
         self.inbound: dict[Binding, None] = {}
@@ -176,7 +181,7 @@ class Exchange:
         """The type it behaves as."""
         return self.type
 
-    def check_binding(self, key: str, arguments: dict[str, object]) -> None:
+    def check_binding(self, key: str, arguments: dict[str, object], to_queue: bool) -> None:
         """Raises PreconditionFailed when such a binding makes no sense for this kind."""
 
     def add(self, binding: Binding) -> None:
@@ -305,7 +310,7 @@ class HeadersExchange(Exchange):
         super().__init__(name, HEADERS, durable, auto_delete, internal, arguments)
         self.table: HeaderTable[Binding] = HeaderTable()
 
-    def check_binding(self, key: str, arguments: dict[str, object]) -> None:
+    def check_binding(self, key: str, arguments: dict[str, object], to_queue: bool) -> None:
         check_match(arguments)
 
     def index(self, binding: Binding) -> None:
@@ -345,7 +350,7 @@ class HashExchange(Exchange):
         self.reads_headers = self.hashed != ""
         self.ring: HashRing[Binding] = HashRing()
 
-    def check_binding(self, key: str, arguments: dict[str, object]) -> None:
+    def check_binding(self, key: str, arguments: dict[str, object], to_queue: bool) -> None:
         weight_of(key)
 
     def index(self, binding: Binding) -> None:
@@ -363,6 +368,48 @@ class HashExchange(Exchange):
         )
         if binding is not None:
             into.add(binding)
+
+
+@final
+class LocalRandomExchange(Exchange):
+    """One queue of all that are bound, in turn. RabbitMQ draws one at random of those on the node
+    the publisher is connected to; all are here, and in turn is as even as can be. Keys play no
+    part."""
+
+    __slots__ = ("_next", "_ring")
+
+    def __init__(
+        self,
+        name: str,
+        durable: bool,
+        auto_delete: bool,
+        internal: bool,
+        arguments: dict[str, object],
+    ) -> None:
+        super().__init__(name, LOCAL_RANDOM, durable, auto_delete, internal, arguments)
+        self.routes_singly = True
+        self._ring: list[Binding] = []
+        self._next = 0
+
+    def check_binding(self, key: str, arguments: dict[str, object], to_queue: bool) -> None:
+        if key:
+            raise PreconditionFailed(f"Non empty binding '{key}' key not permitted")
+        if not to_queue:
+            raise PreconditionFailed(
+                f"an exchange of type '{LOCAL_RANDOM}' is bound to queues, expected a queue"
+            )
+
+    def index(self, binding: Binding) -> None:
+        self._ring.append(binding)
+
+    def unindex(self, binding: Binding) -> None:
+        self._ring.remove(binding)
+
+    def collect(self, keys: list[str], headers: dict[str, object] | None, into: Matches) -> None:
+        ring = self._ring
+        if ring:
+            self._next = (self._next + 1) % len(ring)
+            into.add(ring[self._next])
 
 
 @final
@@ -389,13 +436,14 @@ class DelayedExchange(Exchange):
         """The exchange it behaves as. Its bindings are this one's."""
         self.kind.bindings = self.bindings
         self.reads_headers = self.kind.reads_headers
+        self.routes_singly = self.kind.routes_singly
 
     @property
     def routes_as(self) -> str:
         return self.kind.type
 
-    def check_binding(self, key: str, arguments: dict[str, object]) -> None:
-        self.kind.check_binding(key, arguments)
+    def check_binding(self, key: str, arguments: dict[str, object], to_queue: bool) -> None:
+        self.kind.check_binding(key, arguments, to_queue)
 
     def index(self, binding: Binding) -> None:
         self.kind.index(binding)
@@ -514,4 +562,6 @@ def make_exchange(
         return HeadersExchange(name, durable, auto_delete, internal, arguments)
     if type == DELAYED:
         return DelayedExchange(name, durable, auto_delete, internal, arguments)
+    if type == LOCAL_RANDOM:
+        return LocalRandomExchange(name, durable, auto_delete, internal, arguments)
     return HashExchange(name, durable, auto_delete, internal, arguments)

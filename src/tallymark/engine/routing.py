@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MAX_TARGETS: Final = 16_384
 """Sets of queues remembered per generation."""
+HEADERS: Final = 1
+SINGLY: Final = 2
 
 
 @final
@@ -63,7 +65,7 @@ class Router:
     `changed` must be called after every change of those tables.
     """
 
-    __slots__ = ("_by_id", "_by_set", "_exchanges", "_needs_headers", "_nowhere", "_queues")
+    __slots__ = ("_by_id", "_by_set", "_exchanges", "_needs", "_nowhere", "_queues")
 
     def __init__(self, exchanges: dict[str, Exchange], queues: dict[str, Queue]) -> None:
         self._exchanges = exchanges
@@ -71,13 +73,14 @@ class Router:
         self._nowhere = Targets([])
         self._by_id: dict[int, Targets] = {}
         self._by_set: dict[frozenset[int], Targets] = {}
-        self._needs_headers: dict[str, bool] = {}
+        self._needs: dict[str, int] = {}
+        """By name of an exchange: HEADERS, SINGLY."""
 
     def changed(self) -> None:
         """Forget what was remembered."""
         self._by_id.clear()
         self._by_set.clear()
-        self._needs_headers.clear()
+        self._needs.clear()
 
     def route(
         self, source: Exchange, keys: list[str], headers: dict[str, object] | None
@@ -95,11 +98,19 @@ class Router:
         return self._targets(matches.queues)
 
     def needs_headers(self, source: Exchange) -> bool:
-        """Whether routing from this exchange may come to one that looks at headers."""
-        known = self._needs_headers.get(source.name)
+        """Whether routing from this exchange may come to one that looks at headers, or that takes
+        each message by itself."""
+        return self._needed(source) != 0
+
+    def routes_singly(self, source: Exchange) -> bool:
+        """Whether routing from this exchange may come to one that takes each message by itself."""
+        return self._needed(source) & SINGLY != 0
+
+    def _needed(self, source: Exchange) -> int:
+        known = self._needs.get(source.name)
         if known is None:
-            known = self._reaches_headers(source)
-            self._needs_headers[source.name] = known
+            known = self._reached(source)
+            self._needs[source.name] = known
         return known
 
     def _collect(
@@ -141,13 +152,17 @@ class Router:
             self._by_id[queue.id] = targets
         return targets
 
-    def _reaches_headers(self, source: Exchange) -> bool:
+    def _reached(self, source: Exchange) -> int:
+        """What the exchanges that messages may come to from this one need."""
+        needed = 0
         seen = {source.name}
         waiting = [source]
         while waiting:
             exchange = waiting.pop()
             if exchange.reads_headers:
-                return True
+                needed |= HEADERS
+            if exchange.routes_singly:
+                needed |= SINGLY
             following = [binding.exchange for binding in exchange.bindings.values()]
             if exchange.alternate is not None:
                 following.append(self._exchanges.get(exchange.alternate))
@@ -155,4 +170,4 @@ class Router:
                 if reached is not None and reached.name not in seen:
                     seen.add(reached.name)
                     waiting.append(reached)
-        return False
+        return needed

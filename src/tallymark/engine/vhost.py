@@ -150,6 +150,14 @@ class VirtualHost:
         """
         return self._router.needs_headers(self.exchange(exchange))
 
+    def routes_singly(self, exchange: str) -> bool:
+        """Whether each message published to this exchange has to be routed by itself, though others
+        may be equal. needs_headers says yes, too.
+
+        Raises: NotFound.
+        """
+        return self._router.routes_singly(self.exchange(exchange))
+
     def routes_changed(self) -> None:
         """Something about a queue changed that routes to it carry along."""
         self._changed()
@@ -398,7 +406,7 @@ class VirtualHost:
         found = self.queues.get(queue)
         if found is None:
             raise NotFound(f"no {self._queue_text(queue)}")
-        source.check_binding(key, arguments)
+        source.check_binding(key, arguments, True)
         self._check_owner(found, owner)
         self._bind(Binding(source, found, None, key, arguments))
 
@@ -427,7 +435,7 @@ class VirtualHost:
         self._refuse_default(source)
         origin = self.exchange(source)
         target = self.exchange(destination)
-        origin.check_binding(key, arguments)
+        origin.check_binding(key, arguments, False)
         self._bind(Binding(origin, None, target, key, arguments))
 
     def unbind_exchange(

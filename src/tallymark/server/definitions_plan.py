@@ -374,7 +374,7 @@ class _Reader:
             raise Wrong(f"no {named('exchange', source, vhost)}")
         if not self._has(kind, vhost, destination):
             raise Wrong(f"no {named(kind, destination, vhost)}")
-        origin.check_binding(binding.key, binding.arguments)
+        origin.check_binding(binding.key, binding.arguments, binding.to_queue)
         self.plan.bindings.append(binding)
 
     # -- what there is

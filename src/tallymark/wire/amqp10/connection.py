@@ -157,6 +157,10 @@ class Connection(Lifecycle):
         """The transport failed: Ended comes behind the events found so far."""
         self._end(reason, False)
 
+    def drop(self, reason: str) -> None:
+        """End without another word, but for what is to be written already; Ended follows."""
+        self._end(reason, False)
+
     def next_event(self) -> Event | None:
         """The next event, or None: it takes more bytes, an answer, or more time. Never raises."""
         events = self._events

@@ -174,6 +174,23 @@ class Encodable:
 
 
 @final
+class Boolean(Encodable):
+    """A boolean that is written in two bytes, code and value. A plain bool is one byte; some
+    clients know only the longer form as a typed value."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: bool) -> None:
+        self.value = value
+
+    def encode_at(self, depth: int) -> bytes:
+        return b"\x56\x01" if self.value else b"\x56\x00"
+
+    def __repr__(self) -> str:
+        return f"Boolean({self.value})"
+
+
+@final
 class Described:
     """A value with a descriptor: ULong or Symbol in practice, any value by the standard. Not
     hashable, so no key of a map."""
