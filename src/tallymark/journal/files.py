@@ -94,7 +94,7 @@ class Files:
         failed."""
         temporary = str(folder / (name + ".tmp"))
         try:
-            fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o640)
+            fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             try:
                 size = 0
                 for buffers in chunks:

@@ -180,7 +180,7 @@ class Journal:
         if not MIN_SEGMENT_BYTES <= segment_bytes < _LIMIT:
             raise ValueError(f"segment of {segment_bytes} bytes, expected {MIN_SEGMENT_BYTES} or "
                              f"more and less than {_LIMIT}")  # fmt: skip
-        folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = FolderLock(folder)
         try:
             return Journal(
@@ -333,7 +333,7 @@ class Journal:
     def _quarantine(self, name: str) -> None:
         """Keep a damaged file as it was found."""
         place = self._folder / "quarantine"
-        place.mkdir(mode=0o750, exist_ok=True)
+        place.mkdir(mode=0o700, exist_ok=True)
         kept = place / name
         if not kept.exists():
             os.link(self._folder / name, kept)

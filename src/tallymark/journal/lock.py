@@ -25,7 +25,7 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         """Raises FolderInUse when another opener, of this process too, holds the folder."""
-        fd = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o640)
+        fd = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

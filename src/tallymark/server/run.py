@@ -19,6 +19,7 @@ import secrets
 import signal
 import socket
 import ssl
+import stat
 import sys
 import time
 import traceback
@@ -67,6 +68,13 @@ ABSENT: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 LOOPBACKS: Final = ((socket.AF_INET, ("127.0.0.1",)), (socket.AF_INET6, ("::1",)))
 """Of the name localhost, whatever a resolver says of it: clients that try one family after the
 other are to find the same broker."""
+OTHERS: Final = 0o077
+"""Of a file's mode: what group and others may."""
+OUR_FILES: Final = (
+    "*.segment", "*.ledger", "*.checkpoint", "lock", "users.json*", "features.json*", "tail.json*",
+    "quarantine",
+)  # fmt: skip
+"""In a data folder, as patterns."""
 OTHER_FILES: Final = 1024
 """Open files beside AMQP connections: journal, HTTP, listeners."""
 
@@ -95,6 +103,7 @@ def run(config: Config, read: Callable[[], Config] | None = None) -> int:
     read: gives the configuration as it is when it is to be read again, or raises ConfigError.
     """
     logs.configure(config.log_level, config.log_levels, config.log_format)
+    os.umask(OTHERS)
     try:
         _check(config)
         _allow_files(config.max_connections + OTHER_FILES)
@@ -307,11 +316,30 @@ def _bound(family: int, address: Any, held: contextlib.ExitStack, wish: int = 0)
 
 
 def _make_folder(folder: Path) -> None:
+    """Nobody but the broker's user reads what is in it: messages, and the users' hashes."""
+    is_data_folder = next(folder.glob("*.segment"), None) is not None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         reason = error.strerror or error
         raise CannotServe(f"data folder {folder} cannot be made: {reason}") from error
+    if is_data_folder:
+        _close_to_others(folder)
+    elif folder.stat().st_mode & OTHERS:
+        log.warning("folder.open_to_others", folder=str(folder), mode=f"{folder.stat().st_mode:o}")
+
+
+def _close_to_others(folder: Path) -> None:
+    """What earlier versions made could be read by the group, and the folder by all."""
+    closed = 0
+    for path in [folder, *(path for name in OUR_FILES for path in folder.glob(name))]:
+        found = path.lstat()
+        is_ours = found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode)
+        if is_ours and found.st_mode & OTHERS:
+            path.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS)
+            closed += 1
+    if closed:
+        log.warning("folder.closed_to_others", folder=str(folder), files=closed)
 
 
 async def _run(node: Node, stop: asyncio.Future[int], bound: Bound, tls: Tls) -> int:

@@ -219,7 +219,7 @@ def load(folder: Path) -> dict[str, User]:
 
 def save(folder: Path, users: dict[str, User]) -> None:
     """Replace the file: written aside with mode 600, synced, renamed, the folder synced."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     aside = folder / f"{FILE}.{os.getpid()}.new"
     data = msgspec.json.format(msgspec.json.encode(list(users.values())), indent=1)
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

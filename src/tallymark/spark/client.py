@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -54,6 +54,12 @@ class BrokerUnreachable(ConnectionError):
     """No answer within the time allowed for retries."""
 
 
+def shown_url(url: str) -> str:
+    """An URL for a text that people read: without who asks, and with which password."""
+    scheme, slashes, rest = url.rpartition("//")
+    return repr(scheme + slashes + rest.rpartition("@")[2])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """Where a broker's HTTP interface is, and who asks. Picklable, without any connection."""
@@ -62,7 +68,7 @@ class Endpoint:
     port: int = DEFAULT_PORT
     tls: bool = False
     user: str = "guest"
-    password: str = "guest"
+    password: str = field(default="guest", repr=False)
     retry_ms: int = 60_000
     """How long a call is tried again while the broker cannot be reached."""
     timeout_ms: int = 30_000
@@ -73,9 +79,11 @@ class Endpoint:
         """`http[s]://[user:password@]host[:port]`. Raises ValueError for anything else."""
         parts = urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"url {url!r}: expected http://host:port or https://host:port")
+            raise ValueError(
+                f"url {shown_url(url)}: expected http://host:port or https://host:port"
+            )
         if parts.path not in ("", "/") or parts.query:
-            raise ValueError(f"url {url!r}: expected no path after host and port")
+            raise ValueError(f"url {shown_url(url)}: expected no path after host and port")
         values: dict[str, Any] = {
             "host": parts.hostname,
             "port": parts.port or DEFAULT_PORT,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tallymark.spark import schema
-from tallymark.spark.client import DEFAULT_PORT, Endpoint
+from tallymark.spark.client import DEFAULT_PORT, Endpoint, shown_url
 
 DEFAULT_MAX_ROWS: Final = 50_000
 """Half of what a subscription may hold unsettled by default."""
@@ -243,7 +243,7 @@ def _endpoint(options: Mapping[str, str]) -> Endpoint:
     retry_ms = number(options, "retryMs", 60_000, 0)
     if url := options.get("url"):
         if "host" in options or "port" in options:
-            raise ValueError(f"url {url!r} says host and port: leave these options out")
+            raise ValueError(f"url {shown_url(url)} says host and port: leave these options out")
         user, password = options.get("user"), options.get("password")
         return Endpoint.from_url(url, retry_ms=retry_ms, user=user, password=password)
     port = number(options, "port", DEFAULT_PORT, 1)
