@@ -1,13 +1,15 @@
 """The property that guards the run: what clients see does not depend on how input is batched.
 
-The same commands go to four brokers: everything published in one run per command; message by
+The same commands go to five brokers: everything published in one run per command; message by
 message; in one run but with no memory for bodies, so that each is read back from the journal;
-message by message with the backlog packed as soon as there is any. A naive model with one entry
-per message says what a single consumer must see.
+message by message with the backlog packed as soon as there is any; in one run, and with a turn
+between a publish and the look at its queue that comes with it. A naive model with one entry per
+message says what a single consumer must see.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -15,20 +17,28 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tallymark.engine.delivery import LARGEST_RESERVE
-from tallymark.engine.errors import BrokerError
+from tallymark.engine.errors import BrokerError, PreconditionFailed
 from tallymark.engine.packing import Packing
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED, Consumer, Session
-from tests.support.engine_rig import Delivery, Rig
+from tests.support.engine_rig import Delivery, Rig, numbers
+from tests.support.engine_steps import manual
 
 QUEUES = ("a", "b")
 OUTCOMES = (ACCEPTED, REJECTED, RETURNED, FAILED)
 
-publishes = st.tuples(
-    st.just("publish"), st.sampled_from(QUEUES), st.integers(1, 40), st.booleans()
-)
+
+def publishes(*ttls: int) -> st.SearchStrategy[tuple]:
+    """Of times to live; -1: none."""
+    return st.tuples(
+        st.just("publish"), st.sampled_from(QUEUES), st.integers(1, 40), st.booleans(),
+        st.sampled_from(ttls),
+    )  # fmt: skip
+
+
+lasting = publishes(-1)
 commands = st.one_of(
-    publishes,
-    publishes,
+    lasting,
+    lasting,
     st.tuples(
         st.just("publish_parts"),
         st.lists(st.tuples(st.sampled_from(["a", "b", "ab"]), st.integers(1, 3)), min_size=1),
@@ -43,6 +53,16 @@ commands = st.one_of(
     st.tuples(st.just("reopen"), st.booleans()),
     st.tuples(st.just("flow"), st.booleans()),
     st.tuples(st.just("purge"), st.sampled_from(QUEUES)),
+    st.tuples(st.just("share"), st.integers(0, 5)),
+)
+dying = publishes(-1, 0, 20, 200)
+looks = st.sampled_from(["get", "purge", "declare", "delete", "lease"])
+all_commands = st.one_of(
+    commands,
+    commands,
+    dying,
+    st.tuples(st.just("look"), dying, looks),
+    st.tuples(st.just("wait"), st.sampled_from([20, 100, 200])),
 )
 
 
@@ -53,7 +73,9 @@ class Player:
     split: bool
     budget: int = 1 << 40
     packs: bool = False
-    rig: Rig = field(default_factory=Rig)
+    pauses: bool = False
+    """Whether it has a turn between a publish and a look."""
+    rig: Rig = field(default_factory=manual)
     seen: list[Delivery | str] = field(default_factory=list)
     next_number: int = 1
     consumers: list[Consumer] = field(default_factory=list)
@@ -63,19 +85,21 @@ class Player:
     def __post_init__(self) -> None:
         if self.packs:
             self.rig.broker.backlogs.packing = Packing(after=2, group=3, fresh=1)
+        self.rig.exchange("x", "direct")
         for name in QUEUES:
-            queue = self.rig.queue(name, durable=name == "a")
-            # A mark that is renewed in mid-run lets another queue's deliveries go first; where that
-            # happens depends on the stretches, so here one mark is far enough ahead for all.
-            queue.reserve = LARGEST_RESERVE
-        vhost = self.rig.vhost
-        vhost.declare_exchange("x", "direct", True, False, False, {}, False)
-        for queue, key in (("a", "a"), ("a", "ab"), ("b", "b"), ("b", "ab")):
-            vhost.bind_queue(queue, "x", key, {}, self.rig.connection.id)
+            self.declare(name)
         self.session = self.rig.session()
         self.publisher = self.rig.session()
         self.publisher.confirming = True
         self.rig.turn()
+
+    def declare(self, name: str) -> None:
+        queue = self.rig.queue(name, durable=name == "a")
+        # A mark that is renewed in mid-run lets another queue's deliveries go first; where that
+        # happens depends on the stretches, so here one mark is far enough ahead for all.
+        queue.reserve = LARGEST_RESERVE
+        for key in (name, "ab"):
+            self.rig.bind(name, "x", key)
 
     def play(self, command: tuple) -> None:
         try:
@@ -85,11 +109,48 @@ class Player:
         self.seen += self.rig.settle_down(self.budget)
         self.rig.broker.check()
 
-    def do_publish(self, queue: str, n: int, persistent: bool) -> None:
+    def do_publish(self, queue: str, n: int, persistent: bool, ttl: int) -> None:
         messages = list(range(self.next_number, self.next_number + n))
         self.next_number += n
         for run in [[m] for m in messages] if self.split else [messages]:
-            self.rig.publish(self.publisher, queue, run, persistent)
+            self.rig.send(queue, *run, session=self.publisher, ttl=ttl, persistent=persistent)
+
+    def do_look(self, publish: tuple, look: str) -> None:
+        """A publish, and a look at its queue in the same segment. What a consumer is given before
+        it is told is written down first, however it was."""
+        self.do_publish(*publish[1:])
+        if self.pauses:
+            self.seen += self.rig.settle_down(self.budget)
+        name = publish[1]
+        broker, queue = self.rig.broker, self.rig.vhost.queues[name]
+        leases = broker.leases
+        told: object = None
+        if look == "get":
+            told = self.rig.get(self.publisher, queue, True)
+        elif look == "purge":
+            told = broker.purge(queue)
+        elif look == "declare":
+            broker.declare_queue(self.rig.connection, name, True, False, False, {}, True)
+            told = queue.ready
+        elif look == "delete":
+            with suppress(PreconditionFailed):
+                told = broker.delete_queue(self.rig.connection, name, False, True)
+                self.declare(name)
+        elif queue.stored:
+            subscription = leases.attach(queue, "s")
+            start = subscription.next
+            end = leases.lease(subscription, start, 3, 0)
+            found = leases.read(subscription, start, end) if end > start else []
+            told = [number for _, piece in found for number in numbers(piece)]
+            leases.settle(subscription, end)
+        self.seen += self.rig.settle_down(self.budget)
+        self.seen.append(f"{look} {told}")
+
+    def do_share(self, limit: int) -> None:
+        self.rig.broker.set_prefetch(self.session, limit, shared=True)
+
+    def do_wait(self, ms: int) -> None:
+        self.seen += self.rig.advance(ms)
 
     def do_publish_parts(self, wanted: list[tuple[str, int]], persistent: bool) -> None:
         parts = []
@@ -137,22 +198,22 @@ class Player:
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(commands, max_size=40))
-@example([("consume", "a", 0, False), ("consume", "a", 0, False), ("publish", "a", 24, False)])
+@given(st.lists(all_commands, max_size=40))
+@example([("consume", "a", 0, False), ("consume", "a", 0, False), ("publish", "a", 24, False, -1)])
 def test_observations_do_not_depend_on_batching(history: list[tuple]) -> None:
     whole, split, spilled = Player(split=False), Player(split=True), Player(False, budget=0)
-    packed = Player(split=True, packs=True)
+    packed, paused = Player(split=True, packs=True), Player(split=False, pauses=True)
+    players = (whole, split, spilled, packed, paused)
     for command in history:
-        for player in (whole, split, spilled, packed):
+        for player in players:
             player.play(command)
-        assert whole.seen == split.seen
-        assert whole.seen == spilled.seen
-        assert whole.seen == packed.seen
+        for player in players:
+            assert whole.seen == player.seen
     for name in QUEUES:
         assert whole.rig.ready(name) == split.rig.ready(name)
         assert whole.rig.vhost.queues[name].counters() == split.rig.vhost.queues[name].counters()
     assert whole.rig.confirmed == split.rig.confirmed
-    for player in (whole, split, spilled, packed):
+    for player in players:
         check_released(player)
 
 
@@ -225,13 +286,20 @@ class Model:
         self.unacked: dict[int, int] = {}
         self.prefetch = prefetch
         self.next_tag = 1
+        self.expires_ms: dict[int, int] = {}
 
-    def publish(self, messages: list[int]) -> None:
+    def publish(self, messages: list[int], expires_ms: int) -> None:
         self.ready += [(m, False) for m in messages]
+        self.expires_ms |= dict.fromkeys(messages, expires_ms)
 
-    def deliver(self) -> list[tuple[int, int, bool]]:
+    def deliver(self, now_ms: int) -> list[tuple[int, int, bool]]:
         out = []
-        while self.ready and len(self.unacked) < self.prefetch:
+        while self.ready:
+            if self.expires_ms[self.ready[0][0]] <= now_ms:
+                self.ready.pop(0)
+                continue
+            if len(self.unacked) >= self.prefetch:
+                break
             number, again = self.ready.pop(0)
             self.unacked[self.next_tag] = number
             out.append((self.next_tag, number, again))
@@ -249,7 +317,8 @@ class Model:
     st.integers(1, 12),
     st.lists(
         st.one_of(
-            st.tuples(st.just("publish"), st.integers(1, 30), st.just(0)),
+            st.tuples(st.just("publish"), st.integers(1, 30), st.sampled_from([-1, -1, 20, 50])),
+            st.tuples(st.just("wait"), st.sampled_from([10, 20, 50]), st.just(0)),
             st.tuples(st.just("settle"), st.integers(0, 30), st.sampled_from(OUTCOMES)),
             st.tuples(st.just("many"), st.integers(0, 30), st.sampled_from(OUTCOMES)),
         ),
@@ -259,7 +328,7 @@ class Model:
 def test_a_single_consumer_sees_what_the_naive_model_says(
     prefetch: int, history: list[tuple[str, int, int]]
 ) -> None:
-    rig, model = Rig(), Model(prefetch)
+    rig, model = manual(), Model(prefetch)
     queue, session = rig.queue("q"), rig.session()
     rig.broker.set_prefetch(session, prefetch, shared=False)
     rig.broker.consume(session, queue, "c", False, False, 0, {})
@@ -268,8 +337,10 @@ def test_a_single_consumer_sees_what_the_naive_model_says(
         if what == "publish":
             messages = list(range(number, number + n))
             number += n
-            rig.publish(session, "q", messages)
-            model.publish(messages)
+            rig.send("q", *messages, session=session, ttl=outcome)
+            model.publish(messages, rig.now_ms + outcome if outcome >= 0 else 1 << 60)
+        elif what == "wait":
+            assert rig.advance(n) == []
         elif model.unacked:
             tags = sorted(model.unacked)
             tag = tags[n % len(tags)]
@@ -281,5 +352,6 @@ def test_a_single_consumer_sees_what_the_naive_model_says(
                 for each in tags[: tags.index(tag) + 1]:
                     model.settle(each, outcome)
         seen = [(d.tag, d.number, d.redelivered) for d in rig.settle_down()]
-        assert seen == model.deliver()
+        assert seen == model.deliver(rig.now_ms)
+        assert rig.ready("q") == [number for number, _ in model.ready]
         rig.broker.check()

@@ -309,6 +309,8 @@ class Consumer:
             return 0
         if self.by_link:
             return 0 if self.overdue else self.limit
+        if session.limit == UNLIMITED:
+            return UNLIMITED if self.no_ack else self.limit - self.unacked
         return self._left()
 
     def _left(self) -> int:
