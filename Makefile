@@ -9,6 +9,9 @@ SOURCES := $(shell find src -name '*.py' -o -name 'py.typed') pyproject.toml set
 # bash for pipefail
 SHELL := /bin/bash
 
+# Thousands of files are imported again and again: compiled once, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup install test test-pure test-installed test-long test-timings timings check format \
 	bench build demo fuzz constraints clean
