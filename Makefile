@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Tests wait now and then, so there is one worker more than cores.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
-PYTEST := -m pytest -q --dist loadgroup
+PYTEST := -m pytest -q
 SOURCES := $(shell find src -name '*.py' -o -name 'py.typed') pyproject.toml setup.py
 # bash for pipefail
 SHELL := /bin/bash
