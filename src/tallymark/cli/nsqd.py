@@ -138,6 +138,15 @@ def address(value: str) -> str:
     return f"{host.removeprefix('[').removesuffix(']') or '0.0.0.0'} {port}"
 
 
+def address_or_path(value: str) -> str:
+    """Also the path of a socket in the file system."""
+    if "/" not in value:
+        return address(value)
+    if "," in value:
+        raise ValueError("a path without a comma")
+    return f"{value} 0"
+
+
 # -- the flags
 
 ALWAYS_ON_DISK: Final = "every OK is on disk already"
@@ -155,8 +164,8 @@ FLAGS: Final = (
     Flag("verbose", boolean, is_bool=True, note="as in nsqd; use -log-level"),
     Flag("node-id", integer, note=OWN_IDS, key="id"),
     Flag("worker-id", boolean, is_bool=True, note="as in nsqd; " + OWN_IDS),
-    Flag("tcp-address", address, "nsq_host nsq_port"),
-    Flag("http-address", address, "nsq_http_host nsq_http_port"),
+    Flag("tcp-address", address_or_path, "nsq_host nsq_port"),
+    Flag("http-address", address_or_path, "nsq_http_host nsq_http_port"),
     Flag("https-address", address, "nsq_https_host nsq_https_port"),
     Flag("broadcast-address", text, "nsq_broadcast_address"),
     Flag("broadcast-tcp-port", integer, "nsq_broadcast_tcp_port"),
@@ -310,7 +319,7 @@ def settings(given: Given) -> tuple[dict[str, str], list[str]]:
             continue
         read = ",".join(flag.read(value) for value in written)
         names = flag.setting.split()
-        parts = read.split(" ") if len(names) > 1 else [read]
+        parts = read.rsplit(" ", 1) if len(names) > 1 else [read]
         values.update(zip(names, parts, strict=True))
     values["data_dir"] = str(Path(values["data_dir"]) / DATA)
     return values, notes

@@ -227,8 +227,9 @@ class Config:
     nsq_host: tuple[str, ...] = setting(
         (LOCALHOST,),
         kinds.NAMES,
-        "Addresses to listen on for NSQ clients. While there are no users they need no password: "
-        "open them to others only where the network, TLS or an auth server keeps strangers out.",
+        "Addresses to listen on for NSQ clients; with a slash, a socket in the file system. While "
+        "there are no users they need no password: open them to others only where the network, TLS "
+        "or an auth server keeps strangers out.",
     )
     nsq_port: int = setting(4150, integer(0, 65535), "Port for NSQ clients; 0 takes a free one.")
     nsq_vhost: str = setting(
@@ -331,8 +332,8 @@ class Config:
     nsq_http_host: tuple[str, ...] = setting(
         (LOCALHOST,),
         kinds.NAMES,
-        "Addresses to listen on with nsqd's HTTP interface, which asks nobody who he is while "
-        "there are no users.",
+        "Addresses to listen on with nsqd's HTTP interface, or a socket in the file system; it "
+        "asks nobody who he is while there are no users.",
     )
     nsq_http_port: int = setting(
         4151, integer(0, 65535), "Port for nsqd's HTTP interface; 0 takes a free one."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from itertools import count
 from typing import TYPE_CHECKING, Final, cast
 
 from tallymark.bridge.nsq import Nsq, Settings
@@ -16,6 +17,7 @@ from tallymark.server import audit
 from tallymark.server.client import Client, address_text
 from tallymark.server.clock import now_ms
 from tallymark.server.layers import LayerError, Layers, TlsLayer, compression
+from tallymark.server.listening import host_of
 from tallymark.server.nsq_auth import AuthUnavailable
 from tallymark.server.nsq_doors import Doors
 from tallymark.wire.nsq.events import UpgradeDue
@@ -25,6 +27,8 @@ from tallymark.wire.nsq.upgrades import TLS
 if TYPE_CHECKING:
     from tallymark.server.node import Node
 
+_numbers: Final = count(1)
+"""Of clients that came through the file system: they have no address to be told apart by."""
 CLOGGED: Final = 8
 """High water marks of bytes waiting in a subscriber's socket buffer above which it is not read
 either."""
@@ -71,11 +75,12 @@ class NsqClient(Client):
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
         transport = self.transport
         raw: socket.socket = transport.get_extra_info("socket")
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if raw.family != socket.AF_UNIX:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.limit_output(transport)
         peer = transport.get_extra_info("peername")
-        self.peer_host = peer[0] if peer else ""
-        self.peer = address_text(peer)
+        self.peer_host = host_of(peer)
+        self.peer = address_text(peer) if peer else f"unix:{next(_numbers)}"
         self.bridge = Nsq(self._node.broker, self._settings, self.peer, self._limits)
         acting = self._doors.acting()
         if acting is not None:

@@ -28,8 +28,10 @@ from tallymark.bridge.nsq_topics import Topic, Topics
 from tallymark.bridge.permissions import Access
 from tallymark.engine.errors import AccessRefused, BrokerError, NotFound, ResourceExhausted
 from tallymark.server import audit, logs
+from tallymark.server.config import LOCALHOST
 from tallymark.server.http_guard import CHALLENGE, FORBIDDEN, Turned, basic_credentials, guard_of
 from tallymark.server.http_paths import NO_SUCH_PATH, allowed_methods, known_without_slash
+from tallymark.server.listening import PathSite, address_of, shown
 from tallymark.server.logs import log_of
 from tallymark.server.lookupd import Lookupd
 from tallymark.server.node import JournalFailed, Node
@@ -198,11 +200,12 @@ class NsqHttp:
         """Listen on sockets that are bound; on `tls_bound` inside TLS."""
         await self._runner.setup()
         for one in bound:
-            await web.SockSite(self._runner, one).start()
-            self.addresses.append(one.getsockname()[:2])
+            site = PathSite if one.family == socket.AF_UNIX else web.SockSite
+            await site(self._runner, one).start()
+            self.addresses.append(address_of(one))
         for one in tls_bound:
             await web.SockSite(self._runner, one, ssl_context=tls).start()
-            self.tls_addresses.append(one.getsockname()[:2])
+            self.tls_addresses.append(address_of(one))
 
     async def stop(self) -> None:
         """Answer what is being answered, for at most STOP_S, and close."""
@@ -253,7 +256,7 @@ class NsqHttp:
             try:
                 user = None
                 if given is not None:
-                    user = await self._node.users.check(*given, request.remote or "")
+                    user = await self._node.users.check(*given, request.remote or LOCALHOST)
             except UsersError as error:
                 log.error("login.impossible", error=str(error))
             if user is None:
@@ -535,7 +538,7 @@ class NsqHttp:
             ("tcp_address", self.tcp_addresses), ("http_address", self.addresses),
             ("https_address", self.tls_addresses),
         ):  # fmt: skip
-            found[key] = ":".join(map(str, addresses[0])) if addresses else ""
+            found[key] = shown(addresses[0]) if addresses else ""
         if name not in found:
             raise Refused(400, "INVALID_OPTION")
         return answer(found[name])

@@ -19,6 +19,7 @@ from tallymark.bridge.nsq import Settings
 from tallymark.bridge.nsq_topics import Topics
 from tallymark.server import audit
 from tallymark.server.config import Config
+from tallymark.server.listening import address_of, listen
 from tallymark.server.lookupd import Announced, Lookupd
 from tallymark.server.node import Node
 from tallymark.server.nsq import NsqClient
@@ -91,8 +92,8 @@ class NsqService:
         from tallymark.server.nsq_http import NsqHttp
 
         node, config = self._node, self._node.config
-        self.addresses = [one.getsockname()[:2] for one in tcp]
-        http_port = http[0].getsockname()[1] if http else 0
+        self.addresses = [address_of(one) for one in tcp]
+        http_port = address_of(http[0])[1] if http else 0
         lookupd = self._lookupd = Lookupd(self.topics, self._announced(http_port), node.loop)
         lookupd.set_addresses(config.lookupd)
         web = self._http = NsqHttp(
@@ -102,9 +103,7 @@ class NsqService:
         web.tls_required_option = tls_required(config)
         web.tls_required = web.tls_required_option == "true"
         for bound in tcp:
-            self._listeners.append(
-                await node.loop.create_server(self._client, sock=bound, backlog=1024)
-            )
+            self._listeners.append(await listen(node.loop, self._client, bound))
         await web.start(http, https, self._tls)
         self.http_addresses = web.addresses
         self.https_addresses = web.tls_addresses

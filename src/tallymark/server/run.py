@@ -47,6 +47,7 @@ from tallymark.server.clock import both_ms
 from tallymark.server.config import LOCALHOST, Config, is_loopback
 from tallymark.server.consumer_ledger import ConsumerLedger
 from tallymark.server.features import Features, FeaturesError
+from tallymark.server.listening import address_of, bind_path, is_path
 from tallymark.server.node import JournalFailed, Node, node_name
 from tallymark.server.nsq_service import NsqService, limits_of, tls_context
 from tallymark.server.reload import set_policies
@@ -237,9 +238,9 @@ class Bound:
         self.nsq_http: list[socket.socket] = []
         self.nsq_https: list[socket.socket] = []
         if config.nsq:
-            self.nsq = _bind(config, config.nsq_host, config.nsq_port, "--nsq-port", held)
+            self.nsq = _bind(config, config.nsq_host, config.nsq_port, "--nsq-port", held, True)
             port = config.nsq_http_port
-            self.nsq_http = _bind(config, config.nsq_http_host, port, "--nsq-http-port", held)
+            self.nsq_http = _bind(config, config.nsq_http_host, port, "--nsq-http-port", held, True)
             if tls.nsq is not None:
                 port = config.nsq_https_port
                 self.nsq_https = _bind(
@@ -248,9 +249,15 @@ class Bound:
 
 
 def _bind(
-    config: Config, hosts: tuple[str, ...], port: int, flag: str, held: contextlib.ExitStack
+    config: Config,
+    hosts: tuple[str, ...],
+    port: int,
+    flag: str,
+    held: contextlib.ExitStack,
+    paths: bool = False,
 ) -> list[socket.socket]:
-    """Take a port on every one of the addresses, without listening yet.
+    """Take a port on every one of the addresses, without listening yet. paths: an address may be a
+    socket in the file system.
 
     Raises:
         CannotServe: one cannot be had.
@@ -258,6 +265,12 @@ def _bind(
     """
     bound: dict[Any, socket.socket] = {}
     for host in hosts:
+        if paths and is_path(host):
+            try:
+                bound[host] = bind_path(host, held)
+            except OSError as error:
+                raise CannotServe(f"socket {host}: {error.strerror or error}") from error
+            continue
         found = _addresses_of(host, port)
         absent: OSError | None = None
         for family, address in found:
@@ -299,7 +312,7 @@ def _addresses_of(host: str, port: int) -> list[tuple[int, Any]]:
 
 def _port_of(bound: dict[Any, socket.socket]) -> int:
     """Which one the first address has; 0: there is none yet."""
-    return int(next(iter(bound.values())).getsockname()[1]) if bound else 0
+    return address_of(next(iter(bound.values())))[1] if bound else 0
 
 
 def _bound(family: int, address: Any, held: contextlib.ExitStack, wish: int = 0) -> socket.socket:
@@ -542,7 +555,7 @@ def _announce(
 
 
 def _addresses(listeners: list[asyncio.Server]) -> list[tuple[str, int]]:
-    return [one.getsockname()[:2] for server in listeners for one in server.sockets]
+    return [address_of(one) for server in listeners for one in server.sockets]
 
 
 async def _close(node: Node) -> int:

@@ -1,0 +1,104 @@
+"""Sockets that are bound, of the internet or of the file system: their addresses, and listening."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import stat
+from collections.abc import Callable
+from typing import Final
+
+from aiohttp import web
+
+from tallymark.server.config import LOCALHOST
+
+BACKLOG: Final = 1024
+Address = tuple[str, int]
+"""Host and port, or a path and 0."""
+
+
+def is_path(host: str) -> bool:
+    """Whether a listening address is a socket in the file system: no name has a slash."""
+    return "/" in host
+
+
+def bind_path(path: str, held: contextlib.ExitStack) -> socket.socket:
+    """A socket at a path, which goes with `held`. What a process that is gone has left there makes
+    room. Raises OSError: somebody listens there, something else is there, or it cannot be made."""
+    made = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    try:
+        made.bind(path)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE or not _is_left_over(path):
+            raise
+        os.unlink(path)
+        made.bind(path)
+    held.callback(_remove, path)
+    return made
+
+
+def _is_left_over(path: str) -> bool:
+    """Whether a socket is there that nobody listens on."""
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(path) == errno.ECONNREFUSED
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def address_of(bound: socket.socket) -> Address:
+    name = bound.getsockname()
+    return (name, 0) if bound.family == socket.AF_UNIX else (name[0], name[1])
+
+
+def shown(address: Address) -> str:
+    """HOST:PORT, or the path."""
+    host, port = address
+    return host if is_path(host) else f"{host}:{port}"
+
+
+def host_of(peername: object) -> str:
+    """Where a client is: its address, or localhost for one that came through the file system."""
+    match peername:
+        case (str() as host, *_):
+            return host
+        case _:
+            return LOCALHOST
+
+
+async def listen(
+    loop: asyncio.AbstractEventLoop, client: Callable[[], asyncio.BaseProtocol],
+    bound: socket.socket,
+) -> asyncio.Server:  # fmt: skip
+    """Accept clients at a socket that is bound."""
+    if bound.family == socket.AF_UNIX:
+        return await loop.create_unix_server(client, sock=bound, backlog=BACKLOG)
+    return await loop.create_server(client, sock=bound, backlog=BACKLOG)
+
+
+class PathSite(web.BaseSite):
+    """As web.SockSite, for a socket in the file system."""
+
+    def __init__(self, runner: web.BaseRunner, bound: socket.socket) -> None:
+        super().__init__(runner, backlog=BACKLOG)
+        self._bound = bound
+
+    @property
+    def name(self) -> str:
+        return f"http://unix:{self._bound.getsockname()}:"
+
+    async def start(self) -> None:
+        await super().start()
+        server = self._runner.server
+        assert server is not None
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(
+            server, sock=self._bound, backlog=self._backlog
+        )
