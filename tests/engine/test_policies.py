@@ -150,7 +150,7 @@ GOOD: list[tuple[str, object]] = [
     ("dead-letter-hop-limit", False), ("delivery-limit", 0), ("delivery-limit", -1),
     ("delivery-limit-counts", "returns"), ("delivery-limit-counts", "failures"),
     ("acquired-limit", 0), ("consumer-timeout", 0), ("message-deduplication", 1),
-    ("ledger", "account"),
+    ("ledger", "account"), ("deliver-after", "written"), ("deliver-after", "synced"),
     ("alternate-exchange", ""), ("max-length", (1 << 63) - 1), ("delayed-retry-type", "disabled"),
     ("delayed-retry-min", 1), ("delayed-retry-max", 1), ("delayed-retry-max", 315_360_000_000),
     ("max-age", "1s"), ("max-age", "99999999Y"), ("stream-max-segment-size-bytes", 0),

@@ -248,7 +248,7 @@ def test_every_key_of_a_policy_is_an_argument_too() -> None:
     queue_keys = {"x-" + key for key in KEYS} - of_others
     assert queue_keys <= set(QUEUE_CHECKS)
     of_streams = {"x-max-age", "x-stream-max-segment-size-bytes"}
-    others = {"x-dead-letter-strategy", "x-delayed-retry-type"} | of_streams
+    others = {"x-dead-letter-strategy", "x-delayed-retry-type", "x-deliver-after"} | of_streams
     assert {"x-" + key for key in EXAMPLES} | others == queue_keys
 
 

@@ -7,13 +7,13 @@ in AMQP 0-9-1 tables.
 Acted upon: x-message-ttl, x-expires, x-max-length, x-max-length-bytes, x-overflow, x-dead-letter-
 exchange, x-dead-letter-routing-key, x-dead-letter-strategy, x-dead-letter-hop-limit, x-delivery-
 limit, x-acquired-limit, x-consumer-timeout, x-delayed-retry-type, x-delayed-retry-min, x-delayed-
-retry-max, x-message-deduplication, x-max-priority, x-single-active-consumer (see settings.py), on
-queues of both types; x-queue-type classic and quorum, which are one kind of queue with other
-defaults; of consumers x-priority and x-consumer-timeout; of streams (x-queue-type stream) x-max-
-length-bytes, x-max-age and x-stream-max-segment-size-bytes. Accepted, compared, and without meaning
-here, on one node: x-queue-mode, x-queue-version, x-max-in-memory-length, x-max-in-memory-bytes,
-x-quorum-initial-group-size, x-queue-leader-locator, x-queue-master-locator, x-stream-filter-size-
-bytes, x-initial-cluster-size. Unknown arguments are kept and not compared.
+retry-max, x-message-deduplication, x-deliver-after, x-max-priority, x-single-active-consumer (see
+settings.py), on queues of both types; x-queue-type classic and quorum, which are one kind of queue
+with other defaults; of consumers x-priority and x-consumer-timeout; of streams (x-queue-type
+stream) x-max-length-bytes, x-max-age and x-stream-max-segment-size-bytes. Accepted, compared, and
+without meaning here, on one node: x-queue-mode, x-queue-version, x-max-in-memory-length, x-max-in-
+memory-bytes, x-quorum-initial-group-size, x-queue-leader-locator, x-queue-master-locator, x-stream-
+filter-size-bytes, x-initial-cluster-size. Unknown arguments are kept and not compared.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ MOST_DIGITS: Final = 18
 """Of the number in an age."""
 LARGEST_SEGMENT: Final = 3_000_000_000
 """Bytes a stream may be told to let go of at a time [rabbitmq]."""
+DELIVER_AFTER: Final = ("written", "synced")
+"""When persistent messages may be handed out: as soon as they are on their way to the disk, or once
+they are there."""
 RETRY_TYPES: Final = ("all", "failed", "returned", "disabled")
 """Which messages wait that are given back: all, those whose delivery failed, the others, none."""
 INTEGER_TYPES: Final = {
@@ -318,6 +321,12 @@ def _delay(value: object) -> str:
     return _milliseconds(value) or _positive(value)
 
 
+def _deliver_after(value: object) -> str:
+    if value in DELIVER_AFTER:
+        return ""
+    return _text(value) or "invalid_deliver_after"
+
+
 QUEUE_CHECKS: Final[dict[str, Callable[[object], str]]] = {
     "x-queue-type": _queue_type,
     "x-expires": _expiry,
@@ -343,6 +352,7 @@ QUEUE_CHECKS: Final[dict[str, Callable[[object], str]]] = {
     "x-delayed-retry-min": _delay,
     "x-delayed-retry-max": _delay,
     "x-message-deduplication": _positive,
+    "x-deliver-after": _deliver_after,
     "x-max-age": _age,
     "x-stream-max-segment-size-bytes": _not_negative,
     "x-stream-filter-size-bytes": _not_negative,

@@ -347,6 +347,11 @@ class Broker:
             self.vhost(queue.vhost).pause_queue(queue, paused)
             self.dispatcher.mark(queue)
 
+    def deliver_after_sync(self, is_so: bool) -> None:
+        """Whether persistent messages that enter from now on are handed out only when they are on
+        disk, where neither arguments nor policies of their queue say when."""
+        self.dispatcher.syncs_first = is_so
+
     def pause_unreadable(self, pauses: bool) -> None:
         """Whether queues rest from now on while something of theirs cannot be read."""
         self.quarantine.pauses = pauses
@@ -526,6 +531,7 @@ class Broker:
             if queue.stored:
                 if kept:
                     out.append(Record(records.ENTERED, queue.id, first, count, now_ms, payload))
+                    self.dispatcher.entered(queue, first, True, False)
                 else:
                     out.append(
                         Record(
@@ -612,6 +618,8 @@ class Broker:
                     self.dispatcher.mark(queue)
                 if not queue.stored:
                     continue
+                if kept:
+                    self.dispatcher.entered(queue, first, True, False)
                 last = entered.get(queue.id)
                 if last is not None and (not kept or last.lo + last.count == part.lo):
                     last.count += n
@@ -888,7 +896,7 @@ class Broker:
         """Take one message; returns it with its tag, or None when none is ready.
 
         It may leave for the client only when `await_durable` says so if `get_must_wait` is true:
-        the queue's mark does not yet cover it.
+        the queue's mark does not yet cover it, or it is handed out once the disk has it.
 
         Raises: Unsupported (a stream).
         """
@@ -902,6 +910,8 @@ class Broker:
         if head is None or queue.rests:
             return None
         self.get_must_wait = queue.stored and not self.dispatcher.cover(queue, head.first + 1)
+        if head.first >= queue.shown:
+            self.get_must_wait = True
         piece = queue.take(1)
         if queue.watched:
             self.dispatcher.mark(queue)  # what was behind it has a time of its own

@@ -45,18 +45,20 @@ IN_A_TURN: Final = 4096
 """Slices that expire, or are too many, in one turn: others are served meanwhile."""
 LARGEST_QUOTA: Final = 32
 LARGEST_RESERVE: Final = 8192
-SMALLEST_RESERVE: Final = 8
+SMALLEST_RESERVE: Final = 32
 
 
 @final
 class MarkWait:
     """A queue whose mark is on its way to the disk."""
 
-    __slots__ = ("mark", "queue")
+    __slots__ = ("mark", "queue", "reached")
 
-    def __init__(self, queue: Queue, mark: int) -> None:
+    def __init__(self, queue: Queue, mark: int, reached: int) -> None:
         self.queue = queue
         self.mark = mark
+        self.reached = reached
+        """Up to where its messages had been handed out."""
 
 
 @final
@@ -72,8 +74,10 @@ class Dispatcher:
         "carry_out",
         "changed",
         "clock",
+        "commits",
         "deadlines",
         "effects",
+        "held",
         "mark_waits",
         "offers",
         "quarantine",
@@ -81,6 +85,7 @@ class Dispatcher:
         "seeking",
         "spent",
         "store",
+        "syncs_first",
         "upkeep",
     )
 
@@ -119,6 +124,13 @@ class Dispatcher:
         """The owner's: carries an effect out at once, see `look`; None: with the turn's others."""
         self.appended: list[Queue] = []
         """Streams that something entered in this turn: readers see it when it is on disk."""
+        self.held: list[Queue] = []
+        """Queues that messages entered in this turn which are handed out once the disk has them."""
+        self.commits = False
+        """Whether what enters now is part of something that happens as a whole: a transaction, a
+        batch of a sink."""
+        self.syncs_first = False
+        """Whether the same goes for all persistent messages, where their queue says nothing."""
         self.spent: list[Connection] = []
         self.mark_waits: list[MarkWait] = []
 
@@ -134,6 +146,26 @@ class Dispatcher:
         if not queue.appended:
             queue.appended = True
             self.appended.append(queue)
+
+    def entered(self, queue: Queue, first: int, kept: bool, is_moved: bool) -> None:
+        """Messages from sequence `first` on entered just now. Those that came by a commit, or from
+        another queue, are handed out only when the disk has them: after a crash they would be where
+        they came from, or never have been. Other persistent ones as their queue was told.
+
+        kept: the journal keeps them. is_moved: they come from another queue.
+        """
+        after = queue.settings.after_sync
+        if self.commits or is_moved or (kept and (after > 0 or (after < 0 and self.syncs_first))):
+            self.hold(queue, first)
+
+    def hold(self, queue: Queue, first: int) -> None:
+        """Sequences from `first` on are handed out when what this turn does is on disk."""
+        if first < queue.shown:
+            queue.shown = first
+        if not queue.is_held:
+            queue.is_held = True
+            queue.holds += 1
+            self.held.append(queue)
 
     def mark_session(self, session: Session) -> None:
         """The session's consumers may have credit now."""
@@ -433,6 +465,10 @@ class Dispatcher:
                 waits = True
             else:
                 return 0
+        if head.first + n > queue.shown:
+            n = queue.shown - head.first
+            if n <= 0:
+                return 0
         piece = queue.take(n)
         self.spend(connection, piece.size())
         self.effects.append(Deliver(consumer, piece, session.next_tag, waits))
@@ -510,14 +546,34 @@ class Dispatcher:
         """Ask the journal to mark sequences below `upto` as possibly delivered.
 
         Returns whether the disk is already known to say so. The mark is set ahead and renewed at
-        half way, each time twice as far, so that steady delivery never waits.
+        half way, so that steady delivery does not wait; how far ahead is worked out each time the
+        disk has a mark (`covered`), since what lies between is redelivered after a crash though
+        nobody was ever given it.
         """
+        if upto > queue.reached:
+            queue.reached = upto
         if upto + queue.reserve // 2 > queue.mark:
-            queue.reserve = min(max(queue.reserve * 2, SMALLEST_RESERVE), LARGEST_RESERVE)
-            queue.mark = upto + queue.reserve
+            queue.mark = upto + max(queue.reserve, SMALLEST_RESERVE)
             self.records.append(Record(records.MARK, queue.id, queue.mark, 0, self.clock.now_ms))
-            self.mark_waits.append(MarkWait(queue, queue.mark))
-        return upto <= queue.mark_durable
+            self.mark_waits.append(MarkWait(queue, queue.mark, queue.reached))
+        if upto <= queue.mark_durable:
+            return True
+        queue.stalled = True
+        return False
+
+    def covered(self, queue: Queue, mark: int, reached: int) -> None:
+        """The disk says that sequences below `mark` may have been delivered; reached: up to where
+        they had been when it was asked to.
+
+        The next mark is set as far ahead as four times what was delivered meanwhile; twice as far
+        as the last one where delivery had to wait for it.
+        """
+        queue.mark_durable = max(queue.mark_durable, mark)
+        ahead = 4 * (queue.reached - reached)
+        if queue.stalled:
+            queue.stalled = False
+            ahead = max(ahead, 2 * queue.reserve)
+        queue.reserve = min(max(ahead, SMALLEST_RESERVE), LARGEST_RESERVE)
 
     def _within_mark(self, queue: Queue, head: Slice, n: int, wanted: int) -> int:
         """How many of n messages may leave now. The mark is asked for as if `wanted` messages left

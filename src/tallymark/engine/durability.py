@@ -8,12 +8,15 @@ confirms, multiple].
 from __future__ import annotations
 
 from collections import deque
-from typing import final
+from typing import Final, final
 
-from tallymark.engine.delivery import Dispatcher
+from tallymark.engine.delivery import Dispatcher, MarkWait
 from tallymark.engine.effects import Confirm, Durable, Effect
 from tallymark.engine.queue import Queue
-from tallymark.engine.session import Session
+from tallymark.engine.session import UNLIMITED, Session
+
+HELD: Final = "held"
+"""Stands for the waiter of messages that are shown once they are on disk."""
 
 
 @final
@@ -69,7 +72,7 @@ class Durability:
         dispatcher = self._dispatcher
         if self._confirming or self._asked or dispatcher.mark_waits:
             return True
-        return any(queue.consumers for queue in dispatcher.appended)
+        return any(queue.consumers for queue in [*dispatcher.appended, *dispatcher.held])
 
     def committed(self, position: int) -> None:
         """This turn's block ends at `position`."""
@@ -80,13 +83,18 @@ class Durability:
         self._confirming.clear()
         mark_waits = self._dispatcher.mark_waits
         for wait in mark_waits:
-            waits.append(Wait(position, None, wait.queue, wait.mark, None))
+            waits.append(Wait(position, None, wait.queue, wait.mark, wait))
         mark_waits.clear()
         appended = self._dispatcher.appended
         for queue in appended:
             queue.appended = False
             waits.append(Wait(position, None, queue, queue.entered + 1, None))
         appended.clear()
+        held = self._dispatcher.held
+        for queue in held:
+            queue.is_held = False
+            waits.append(Wait(position, None, queue, queue.entered + 1, HELD))
+        held.clear()
         for waiter in self._asked:
             waits.append(Wait(position, None, None, 0, waiter))
         self._asked.clear()
@@ -107,8 +115,16 @@ class Durability:
                 elif not session.closed:
                     confirms[session.id] = confirm = Confirm(session, wait.number)
                     out.append(confirm)
+            elif queue is not None and wait.waiter is HELD:
+                queue.holds -= 1
+                queue.shown = wait.number if queue.holds else UNLIMITED
+                if queue.ready and queue.consumers:
+                    self._dispatcher.mark(queue)
             elif queue is not None:
-                queue.mark_durable = max(queue.mark_durable, wait.number)
+                if isinstance(wait.waiter, MarkWait):
+                    self._dispatcher.covered(queue, wait.number, wait.waiter.reached)
+                else:
+                    queue.mark_durable = max(queue.mark_durable, wait.number)
                 if queue.ready and queue.consumers:
                     self._dispatcher.mark(queue)
             else:

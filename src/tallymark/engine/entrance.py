@@ -94,6 +94,7 @@ class Entrance:
         if queue.settings.is_stream:
             self._append(queue, payload, lo, hi, annotations, source, source_first)
             return
+        self.dispatcher.entered(queue, queue.entered + 1, kept, source > 0)
         if queue.body_bytes >= 0:
             self.weigh(payload)
         if annotations is not None and annotations.due_ms > self.clock.now_ms:

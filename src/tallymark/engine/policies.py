@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, final
 
 from tallymark.engine.arguments import (
+    DELIVER_AFTER,
     LARGEST_SEGMENT,
     LONGEST_MS,
     MAX_HOPS,
@@ -95,6 +96,10 @@ def _truth(value: object) -> bool:
 
 def _overflow(value: object) -> bool:
     return value in ("drop-head", "reject-publish", "reject-publish-dlx")
+
+
+def _moment(value: object) -> bool:
+    return value in DELIVER_AFTER
 
 
 def _ledger(value: object) -> bool:
@@ -203,6 +208,7 @@ KEYS: Final[dict[str, Key]] = {
     "message-deduplication": Key(
         _positive, "deduplication window", "1 or more milliseconds"
     ),
+    "deliver-after": Key(_moment, "deliver-after", "one of: " + ", ".join(DELIVER_AFTER)),
     LEDGER: Key(_ledger, "extent of the ledger", f"{EVERYTHING} or {ACCOUNT}"),
     AUTO_CREATE: Key(_truth, "auto-create", "true or false"),
     POLICY_PREFIX + DEPTH: Key(_not_negative, "slow consumer depth", "0 or more bytes"),

@@ -20,7 +20,7 @@ from tallymark.engine.annotations import Annotations, ready_since
 from tallymark.engine.deadlines import Timed
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.ready import Ready
-from tallymark.engine.settings import OFF, Settings
+from tallymark.engine.settings import OFF, UNLIMITED, Settings
 
 if TYPE_CHECKING:
     from tallymark.engine.archives import Archived
@@ -103,8 +103,10 @@ class Queue(Timed):
         "entered",
         "exclusive_owner",
         "had_consumer",
+        "holds",
         "holds_publishers",
         "id",
+        "is_held",
         "kept_from",
         "lanes",
         "leased",
@@ -124,6 +126,7 @@ class Queue(Timed):
         "quarantine",
         "quarantined",
         "ready",
+        "reached",
         "ready_bytes",
         "requeued",
         "reserve",
@@ -139,9 +142,11 @@ class Queue(Timed):
         "settled",
         "settled_ranges",
         "shift",
+        "shown",
         "shows_counts",
         "staged",
         "staged_bytes",
+        "stalled",
         "stored",
         "subscriptions",
         "timed_out",
@@ -287,8 +292,18 @@ class Queue(Timed):
         self.mark_durable = 1 if self.settings.is_stream else 0
         """The same, as far as the disk is known to say so. Nothing at or above it is handed out. Of
         a stream: what lies below it is on disk, and shown to readers."""
+        self.shown = UNLIMITED
+        """Sequences from it on are not handed out before the disk has them; UNLIMITED: all are."""
+        self.holds = 0
+        """How many turns' messages are waited for so, the present one's included."""
+        self.is_held = False
+        """Whether some of these entered in the present turn."""
         self.reserve = 0
-        """How far ahead the present mark was set."""
+        """How far ahead the next mark is set."""
+        self.reached = 0
+        """Sequences below it were handed out, or asked to be, since the broker started."""
+        self.stalled = False
+        """Whether something waited for the present mark."""
         self.follow(self.settings)
 
     def follow(self, settings: Settings) -> None:

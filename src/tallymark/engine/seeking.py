@@ -72,6 +72,10 @@ class Seeking:
                 found = lane.at(consumer.cursors[number])
             if found is None:
                 return looks
+            if found.first + len(found) > queue.shown:
+                if found.first >= queue.shown:
+                    return looks
+                found = found.part(0, queue.shown - found.first)
             place = found.first + found.shift
             if not (store.tried if found.payload.live else store.lent)(found.payload):
                 self._put_aside(queue, found, lane)

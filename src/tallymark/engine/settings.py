@@ -20,6 +20,9 @@ DEFAULT_HOPS: Final = 32
 OFF: Final = -1
 """Of a time, length or limit: there is none."""
 
+UNLIMITED: Final = 1 << 62
+"""More than any sequence number."""
+UNSAID: Final = -1
 DROP_HEAD: Final = "drop-head"
 REJECT_PUBLISH: Final = "reject-publish"
 REJECT_PUBLISH_DLX: Final = "reject-publish-dlx"
@@ -49,6 +52,7 @@ class Settings:
 
     __slots__ = (
         "acquired_limit",
+        "after_sync",
         "at_least_once",
         "bounded",
         "consumer_timeout_ms",
@@ -132,6 +136,10 @@ class Settings:
         not; a limit of deliveries does, since that is how they are counted across a crash."""
         self.dedup_ms = _smaller(arguments, policy, "message-deduplication")
         """Window in which a publisher-given id is taken once; OFF: any number of times."""
+        after = _text(arguments, arguments, policy, "deliver-after")
+        self.after_sync = UNSAID if after is None else int(after == "synced")
+        """Whether persistent messages are handed out only once they are on disk: 1 or 0; UNSAID: as
+        the broker was told."""
         self.slow_rule = rule_of_definition(policy)
         """What the queue, as a subscription to topics, may leave lying; None: nothing is said."""
         self.is_stream = arguments.get("x-queue-type") == STREAM
@@ -189,6 +197,7 @@ class Settings:
             self.consumer_timeout_ms, self.dedup_ms, self.is_quorum, self.delayed_retry,
             self.delayed_retry_min_ms, self.delayed_retry_max_ms, self.is_stream,
             self.retain_bytes, self.max_age_ms, self.segment_bytes, self.records_deliveries,
+            self.after_sync,
             None if self.slow_rule is None else self.slow_rule.values(), self.counts_nacks,
         )  # fmt: skip
 

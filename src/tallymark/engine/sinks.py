@@ -286,6 +286,8 @@ class Sinks:
             if not stretch.targets.queues:
                 done.unroutable += _unroutable(stretch)
         self._check_room(stretches)
+        dispatcher = self._entrance.dispatcher
+        dispatcher.commits = True
         try:
             self._publish(stretches)
             for staging in stagings:
@@ -296,6 +298,8 @@ class Sinks:
         except Exception:
             self.torn = True
             raise
+        finally:
+            dispatcher.commits = False
         return done
 
     def _is_repeated(self, sink: Sink, identity: str, batch: int) -> bool:

@@ -11,6 +11,9 @@ A rollback changes nothing but that the transaction is over: messages published 
 forgotten, staged deliveries are in their session's hands again under the same tags, and nothing is
 redelivered [TX-6].
 
+What a commit publishes, with the dead letters that it causes, is handed out when the disk has it
+(`Dispatcher.hold`): nobody is given half of a transaction that a crash undoes.
+
 Bodies beyond AHEAD_BYTES are written to the journal before the commit, which then only names them;
 they may leave memory like any others. Recovery finds nothing that names those of a transaction that
 was not committed.
@@ -362,11 +365,15 @@ class Transactions:
         self._end(transaction)
         if not transaction.is_empty:
             self.committed += 1
+        dispatcher = self._settlement.dispatcher
+        dispatcher.commits = True
         try:
             self._carry_out(transaction)
         except Exception:
             self.torn = True
             raise
+        finally:
+            dispatcher.commits = False
         return [run for run in transaction.runs if run.handle is not None]
 
     def _obstacle(self, transaction: Transaction) -> str:

@@ -100,6 +100,14 @@ class Config:
         "How long the columns of the ledger are kept after the bodies were released.",
         live=True,
     )
+    deliver_after: str = setting(
+        "written",
+        choice("written", "synced"),
+        "When persistent messages are handed out, where their queue does not say: as soon as they "
+        "are on their way to the disk (written), or once a confirm could be sent (synced). What a "
+        "commit publishes, dead letters and moves always wait for that.",
+        live=True,
+    )
     unreadable: str = setting(
         "skip",
         choice("skip", "pause"),

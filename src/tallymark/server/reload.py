@@ -85,6 +85,7 @@ class Reloading:
                 if not client.transport.is_closing():
                     client.limit_output(client.transport)
         node.tasks.replan()
+        node.broker.deliver_after_sync(node.config.deliver_after == "synced")
         node.broker.pause_unreadable(node.config.unreadable == "pause")
         node.housekeeping.limits_changed()
         node.schedule()

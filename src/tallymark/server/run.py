@@ -437,6 +437,7 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
     broker.formats[nsq.FORMAT] = NsqFormat()
     broker.formats[FORMAT_10] = Amqp10Format()
     broker.dead_letters.death_form = features.death_form
+    broker.deliver_after_sync(config.deliver_after == "synced")
     broker.pause_unreadable(config.unreadable == "pause")
     broker.clock.read(*both_ms())
     _restore(broker, journal)
