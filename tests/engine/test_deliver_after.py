@@ -198,3 +198,14 @@ def test_another_word_is_refused(value: object) -> None:
         rig.declare("q", {"deliver-after": value})
     with pytest.raises(PreconditionFailed, match="deliver-after"):
         rig.broker.set_policy("/", Policy("p", ".*", {"deliver-after": value}, 0, "all"))
+
+
+def test_what_is_held_is_its_consumer_s_when_somebody_looks() -> None:
+    """It is taken at once, and its connection holds it back until the disk has it."""
+    rig = manual()
+    queue = rig.declare("q", {"deliver-after": "synced"})
+    rig.consume(rig.session(), "q", "c")
+    rig.settle_down()
+    rig.publish(rig.session(), "q", [1])
+    assert rig.get(rig.session(), queue) is None
+    assert numbers(rig) == [1]

@@ -466,9 +466,12 @@ class Dispatcher:
             else:
                 return 0
         if head.first + n > queue.shown:
-            n = queue.shown - head.first
-            if n <= 0:
-                return 0
+            if self._looked_at and connection.holds_output:
+                waits = True
+            else:
+                n = queue.shown - head.first
+                if n <= 0:
+                    return 0
         piece = queue.take(n)
         self.spend(connection, piece.size())
         self.effects.append(Deliver(consumer, piece, session.next_tag, waits))
