@@ -1,10 +1,11 @@
 """The property that guards the run: what clients see does not depend on how input is batched.
 
-The same commands go to five brokers: everything published in one run per command; message by
+The same commands go to six brokers: everything published in one run per command; message by
 message; in one run but with no memory for bodies, so that each is read back from the journal;
 message by message with the backlog packed as soon as there is any; in one run, and with a turn
-between a publish and the look at its queue that comes with it. A naive model with one entry per
-message says what a single consumer must see.
+between a publish and the look at its queue that comes with it; in one run, on a machine whose wall
+clock is set now and then [NQ-D8]. A naive model with one entry per message says what a single
+consumer must see.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ all_commands = st.one_of(
     dying,
     st.tuples(st.just("look"), dying, looks),
     st.tuples(st.just("wait"), st.sampled_from([20, 100, 200])),
+    st.tuples(st.just("set_clock"), st.sampled_from([-86_400_000, -2_500, 2_500, 3_600_000])),
 )
 
 
@@ -75,6 +77,8 @@ class Player:
     packs: bool = False
     pauses: bool = False
     """Whether it has a turn between a publish and a look."""
+    is_set: bool = False
+    """Whether its machine's wall clock is set."""
     rig: Rig = field(default_factory=manual)
     seen: list[Delivery | str] = field(default_factory=list)
     next_number: int = 1
@@ -152,6 +156,10 @@ class Player:
     def do_wait(self, ms: int) -> None:
         self.seen += self.rig.advance(ms)
 
+    def do_set_clock(self, ms: int) -> None:
+        if self.is_set:
+            self.rig.set_wall_clock(ms)
+
     def do_publish_parts(self, wanted: list[tuple[str, int]], persistent: bool) -> None:
         parts = []
         for key, n in wanted:
@@ -200,10 +208,11 @@ class Player:
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(all_commands, max_size=40))
 @example([("consume", "a", 0, False), ("consume", "a", 0, False), ("publish", "a", 24, False, -1)])
+@example([("set_clock", -86_400_000), ("publish", "a", 1, True, 20), ("wait", 20)])
 def test_observations_do_not_depend_on_batching(history: list[tuple]) -> None:
     whole, split, spilled = Player(split=False), Player(split=True), Player(False, budget=0)
     packed, paused = Player(split=True, packs=True), Player(split=False, pauses=True)
-    players = (whole, split, spilled, packed, paused)
+    players = (whole, split, spilled, packed, paused, Player(split=False, is_set=True))
     for command in history:
         for player in players:
             player.play(command)
