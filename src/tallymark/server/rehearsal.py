@@ -20,7 +20,7 @@ from tallymark.engine.tail import missing_since
 from tallymark.journal.layout import LayoutError
 from tallymark.journal.recovery import Folder, Recovery
 from tallymark.journal.stock import Stock
-from tallymark.server.clock import wall_ms
+from tallymark.server.clock import both_ms
 
 ATTEMPTS: Final = 5
 """While a broker beside it replaces files that were listed."""
@@ -48,7 +48,7 @@ def _rehearse(folder: Path) -> list[str]:
     recovery = Recovery(found, True)
     stock = Stock(found)
     broker = Broker(_nothing_is_read)
-    broker.clock.tell(wall_ms())
+    broker.clock.read(*both_ms())
     restorer = Restorer(broker)
     try:
         restorer.run(recovery.records())
