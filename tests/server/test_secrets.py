@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pika
@@ -99,7 +100,8 @@ def test_no_file_has_a_secret(broker: BrokerProcess) -> None:
     files = [path for path in broker.data_dir.rglob("*") if path.is_file()]
     assert len(files) >= 4
     for path in files:
-        assert found_in(path.read_bytes()) == [], path
+        with suppress(FileNotFoundError):  # a file that was written aside is in its place now
+            assert found_in(path.read_bytes()) == [], path
 
 
 def test_no_answer_has_a_secret(broker: BrokerProcess) -> None:

@@ -45,6 +45,7 @@ from tallymark.engine.effects import (
     TimedOut,
     TransactionExpired,
 )
+from tallymark.engine.errors import BrokerError
 from tallymark.engine.session import Connection as EngineConnection
 from tallymark.engine.session import Session as EngineSession
 from tallymark.wire.amqp10 import errors, sasl
@@ -442,7 +443,12 @@ class Amqp10(AmqpBridge):
         client = self.client
         assert client is not None  # nothing comes before our open
         wire.begin()
-        client.sessions.append(Session(client, wire, self.broker.open_session(client.connection)))
+        try:
+            engine = self.broker.open_session(client.connection)
+        except BrokerError as error:
+            wire.end(error_of(error))
+            return
+        client.sessions.append(Session(client, wire, engine))
         if client.is_held:
             wire.hold_window(True)
 
@@ -505,7 +511,11 @@ class Amqp10(AmqpBridge):
             self.wire.drop(refuse_entry(permissions, vhost, self.settings.on_denied, self.peer))
             return
         self.wire.open(server_open(self.settings))
-        connection = self.broker.open_connection(vhost, permissions.user, self.peer)
+        try:
+            connection = self.broker.open_connection(vhost, permissions.user, self.peer)
+        except BrokerError as error:
+            self._close(error_of(error))
+            return
         connection.handle = self
         access = Access(
             permissions.user, vhost, patterns, permissions.impersonates, self.settings.on_denied,

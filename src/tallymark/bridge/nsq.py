@@ -465,11 +465,15 @@ class Nsq(Bridge):
             self._fail(too_many_consumers(event.topic, event.channel, most))
             return
         broker = self.broker
-        connection = broker.open_connection(topics.vhost, self.user, self.peer)
+        try:
+            connection = broker.open_connection(topics.vhost, self.user, self.peer)
+        except BrokerError as error:
+            self._fail(sub_failed(str(error)))
+            return
         connection.handle = self
         connection.gated = True
-        session = broker.open_session(connection)
         try:
+            session = broker.open_session(connection)
             consumer = broker.consume(session, queue, self.peer, False, False, 0, {})
         except BrokerError as refused:  # an AMQP client has it for itself
             broker.close_connection(connection, False)

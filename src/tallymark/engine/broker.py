@@ -38,6 +38,7 @@ from tallymark.engine.message import ON_ITS_WAY, Payload, Slice
 from tallymark.engine.policies import Policy
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
+from tallymark.engine.quotas import Quotas
 from tallymark.engine.records import Record
 from tallymark.engine.redrive import Redrives
 from tallymark.engine.seeking import Seeking
@@ -161,6 +162,7 @@ class Broker:
         self.held: dict[int, dict[int, Connection]] = {}
         """Publishing connections that are held back, by queue for whose sake and by their id."""
         self.published = 0
+        self.quotas = Quotas()
         self.observers: list[Callable[[Queue, bool], None]] = []
         """Each is told at once of every queue that is made (True) or gone (False)."""
         self.policy_checks: list[Callable[[Policy], None]] = []
@@ -218,12 +220,15 @@ class Broker:
 
         Raises:
             NotFound: passive, and there is none.
-            PreconditionFailed: it exists with other properties, or an argument is out of range.
+            PreconditionFailed: it exists with other properties, an argument is out of range, or
+                there are as many queues as there may be.
             ResourceLocked: it belongs to another connection.
             AccessRefused: the name is reserved.
             InvalidCommand: the name is no UTF-8, or longer than 255 bytes.
         """
         vhost = self.vhost(connection.vhost)
+        if not passive and (not name or name not in vhost.queues):
+            self.quotas.check_queue(vhost.name, name, len(vhost.queues))
         queue = vhost.declare_queue(
             name, durable, exclusive, auto_delete, arguments, connection.id, passive
         )
@@ -436,8 +441,9 @@ class Broker:
     # -- connections and sessions
 
     def open_connection(self, vhost: str, user: str, name: str) -> Connection:
-        """Raises NotFound when the virtual host does not exist."""
+        """Raises NotFound when the virtual host does not exist, NotAllowed above a limit."""
         self.vhost(vhost)
+        self.quotas.enter(vhost, user)
         connection = Connection(self.owner_ids(), vhost, user, name)
         connection.allowance = connection.room = TURN_BYTES
         self.connections[connection.id] = connection
@@ -449,11 +455,14 @@ class Broker:
             self.close_session(session, lost)
         for queue in list(connection.exclusive_queues):
             self.delete_queue(connection, queue.name, False, False)
-        self.connections.pop(connection.id, None)
+        if self.connections.pop(connection.id, None) is not None:
+            self.quotas.leave(connection.vhost, connection.user)
         for held in self.held.values():
             held.pop(connection.id, None)
 
     def open_session(self, connection: Connection) -> Session:
+        """Raises NotAllowed above a limit."""
+        self.quotas.begin(connection.user)
         session = Session(self.owner_ids(), connection)
         connection.sessions.append(session)
         return session
@@ -467,6 +476,7 @@ class Broker:
         if session.closed:
             return
         session.closed = True
+        self.quotas.end(session.connection.user)
         self.deadlines.forget(session)
         session.connection.sessions.remove(session)
         consumers = list(session.consumers.values())

@@ -3,6 +3,7 @@
     management_overview      the broker as a whole, health
     management_vhosts        virtual hosts
     management_users         users, permissions
+    management_limits        limits of users and virtual hosts
     management_topology      queues, exchanges, bindings
     management_messages      publish, get, purge
     management_connections   connections, channels, consumers
@@ -19,6 +20,7 @@ from aiohttp import web
 from tallymark.server.http import HttpServer
 from tallymark.server.management_connections import Connections
 from tallymark.server.management_definitions import Definitions
+from tallymark.server.management_limits import LimitRoutes
 from tallymark.server.management_messages import Messages
 from tallymark.server.management_overview import Overview
 from tallymark.server.management_policies import Policies
@@ -31,6 +33,7 @@ def add_management(http: HttpServer, app: web.Application) -> None:
     Overview(http).add_to(app)
     VirtualHosts(http).add_to(app)
     UsersAndPermissions(http).add_to(app)
+    LimitRoutes(http).add_to(app)
     Topology(http).add_to(app)
     Messages(http).add_to(app)
     Connections(http).add_to(app)

@@ -18,7 +18,7 @@ from tallymark.server.places import place_of
 
 EMPTY: Final = (
     "topic-permissions", "parameters", "parameters/{component}", "parameters/{component}/{vhost}",
-    "global-parameters", "vhost-limits", "user-limits", "federation-links", "shovels",
+    "global-parameters", "federation-links", "shovels",
 )  # fmt: skip
 """What RabbitMQ has and this broker has not: lists without rows."""
 SINGLE: Final = ("virtual-hosts", "node-is-mirror-sync-critical", "node-is-quorum-critical")

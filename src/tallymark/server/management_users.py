@@ -110,6 +110,9 @@ class UsersAndPermissions(Routes):
             raise NotFound(f"no user '{request.match_info['user']}'")
         return found
 
+    def _row(self, user: User) -> dict[str, Any]:
+        return {**user_row(user), "limits": self.node.broker.quotas.users.get(user.name, {})}
+
     async def _change(self, request: web.Request, name: str, make: User | None) -> None:
         """Keep a user under the name, or none. Raises Refused 400."""
 
@@ -128,10 +131,10 @@ class UsersAndPermissions(Routes):
 
     async def _list(self, request: web.Request) -> web.Response:
         require_administrator(request)
-        return listed(request, (user_row(user) for user in self._users().values()))
+        return listed(request, (self._row(user) for user in self._users().values()))
 
     async def _get(self, request: web.Request) -> web.Response:
-        return shown(request, user_row(self._user(request)))
+        return shown(request, self._row(self._user(request)))
 
     async def _put(self, request: web.Request) -> web.Response:
         """Password, or hash, or neither: then nobody logs in by a password, also not by the one

@@ -16,6 +16,7 @@ from tallymark.engine.arguments import check_default_type
 from tallymark.engine.records import Record
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.http import Refused, require_administrator, user_of
+from tallymark.server.limits import forget_limits
 from tallymark.server.management_requests import Routes, fields_of, listed, shown
 from tallymark.server.management_rows import counted, queue_counts
 from tallymark.server.node import Node, node_name
@@ -57,6 +58,8 @@ def delete_vhost(node: Node, name: str) -> None:
     blob = definitions.vhost_deletion(name)
     broker.records.append(Record(records.DEFINITION, 0, 0, 0, broker.clock.now_ms, blob=blob))
     del broker.vhosts[name]
+    users = set(broker.quotas.users)
+    forget_limits(node.config.data_dir, broker.quotas, broker.vhosts, users)
 
 
 def vhost_row(vhost: VirtualHost) -> dict[str, Any]:

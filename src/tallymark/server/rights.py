@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tallymark.server.limits import forget_limits
 from tallymark.server.logs import log_of
-from tallymark.server.users import UsersError, permissions_of
+from tallymark.server.users import GUEST, UsersError, permissions_of
 
 if TYPE_CHECKING:
     from tallymark.server.client import Client
@@ -48,7 +49,11 @@ class Rights:
             self._problem = ""
 
     def apply(self) -> None:
-        """Have every connection work with the rights of now."""
+        """Have every connection work with the rights of now; what limits a user that is gone goes
+        with it."""
+        broker, folder = self._node.broker, self._node.config.data_dir
+        names = list(self._node.users.current()) or [GUEST]
+        forget_limits(folder, broker.quotas, broker.vhosts, names)
         self._node.tell_time()
         for client in list(self._node.clients.values()):
             if client.bridge.user:

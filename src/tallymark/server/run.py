@@ -47,6 +47,7 @@ from tallymark.server.clock import both_ms
 from tallymark.server.config import LOCALHOST, Config, is_loopback
 from tallymark.server.consumer_ledger import ConsumerLedger
 from tallymark.server.features import Features, FeaturesError
+from tallymark.server.limits import LimitsError, load_limits
 from tallymark.server.listening import address_of, bind_path, is_path
 from tallymark.server.node import JournalFailed, Node, node_name
 from tallymark.server.nsq_service import NsqService, limits_of, tls_context
@@ -73,6 +74,7 @@ OTHERS: Final = 0o077
 """Of a file's mode: what group and others may."""
 OUR_FILES: Final = (
     "*.segment", "*.ledger", "*.checkpoint", "lock", "users.json*", "features.json*", "tail.json*",
+    "limits.json*",
     "quarantine",
 )  # fmt: skip
 """In a data folder, as patterns."""
@@ -110,7 +112,7 @@ def run(config: Config, read: Callable[[], Config] | None = None) -> int:
         _allow_files(config.max_connections + OTHER_FILES)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_serve(config, read))
-    except (StartRefused, UsersError, FeaturesError) as error:
+    except (StartRefused, UsersError, FeaturesError, LimitsError) as error:
         print(f"tallymark: {error}", file=sys.stderr)
         return REFUSED
     except FolderInUse as error:
@@ -439,6 +441,7 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
     broker.dead_letters.death_form = features.death_form
     broker.deliver_after_sync(config.deliver_after == "synced")
     broker.pause_unreadable(config.unreadable == "pause")
+    load_limits(config.data_dir, broker.quotas)
     broker.clock.read(*both_ms())
     _restore(broker, journal)
     for vhost in config.vhosts:

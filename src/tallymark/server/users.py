@@ -218,16 +218,22 @@ def load(folder: Path) -> dict[str, User]:
 
 
 def save(folder: Path, users: dict[str, User]) -> None:
-    """Replace the file: written aside with mode 600, synced, renamed, the folder synced."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    aside = folder / f"{FILE}.{os.getpid()}.new"
+    """Replace the file."""
     data = msgspec.json.format(msgspec.json.encode(list(users.values())), indent=1)
+    replace_file(folder, FILE, data)
+
+
+def replace_file(folder: Path, name: str, data: bytes) -> None:
+    """A file of the data folder: written aside with mode 600, synced, renamed, the folder
+    synced."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    aside = folder / f"{name}.{os.getpid()}.new"
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    aside.replace(folder / FILE)
+    aside.replace(folder / name)
     directory = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(directory)

@@ -1,0 +1,101 @@
+"""How many connections, sessions and queues there may be, per virtual host and per user
+[rabbitmq limits]. What is open already stays when a limit is lowered.
+
+Counted is what a user opened: the broker's own connections, and NSQ's of nobody, have no user.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from tallymark.engine.errors import NotAllowed, PreconditionFailed
+
+MAX_CONNECTIONS: Final = "max-connections"
+MAX_QUEUES: Final = "max-queues"
+MAX_CHANNELS: Final = "max-channels"
+OF_VHOSTS: Final = (MAX_CONNECTIONS, MAX_QUEUES)
+OF_USERS: Final = (MAX_CONNECTIONS, MAX_CHANNELS)
+
+Limits = dict[str, dict[str, int]]
+"""By virtual host or user, then by name; a negative number is none."""
+
+
+@final
+class Quotas:
+    """One broker's."""
+
+    __slots__ = ("_of_user", "_of_vhost", "_sessions", "users", "vhosts")
+
+    def __init__(self) -> None:
+        self.vhosts: Limits = {}
+        self.users: Limits = {}
+        self._of_vhost: dict[str, int] = {}
+        self._of_user: dict[str, int] = {}
+        self._sessions: dict[str, int] = {}
+
+    def enter(self, vhost: str, user: str) -> None:
+        """Count a connection. Raises NotAllowed: it is one too many."""
+        if not user:
+            return
+        limit = _limit(self.vhosts, vhost, MAX_CONNECTIONS)
+        if 0 <= limit <= self._of_vhost.get(vhost, 0):
+            raise NotAllowed(
+                f"access to vhost '{vhost}' refused for user '{user}': connection limit ({limit}) "
+                "is reached"
+            )
+        limit = _limit(self.users, user, MAX_CONNECTIONS)
+        if 0 <= limit <= self._of_user.get(user, 0):
+            raise NotAllowed(
+                f"connection refused for user '{user}': user connection limit ({limit}) is reached"
+            )
+        self._of_vhost[vhost] = self._of_vhost.get(vhost, 0) + 1
+        self._of_user[user] = self._of_user.get(user, 0) + 1
+
+    def leave(self, vhost: str, user: str) -> None:
+        """A connection that was counted is gone."""
+        if user:
+            _less(self._of_vhost, vhost)
+            _less(self._of_user, user)
+
+    def begin(self, user: str) -> None:
+        """Count a session. Raises NotAllowed: it is one too many."""
+        if not user:
+            return
+        limit = _limit(self.users, user, MAX_CHANNELS)
+        if 0 <= limit <= self._sessions.get(user, 0):
+            raise NotAllowed(
+                f"number of channels opened for user '{user}' has reached the maximum allowed user "
+                f"limit of ({limit})"
+            )
+        self._sessions[user] = self._sessions.get(user, 0) + 1
+
+    def end(self, user: str) -> None:
+        """A session that was counted is gone."""
+        if user:
+            _less(self._sessions, user)
+
+    def check_queue(self, vhost: str, name: str, count: int) -> None:
+        """Raises PreconditionFailed: beside so many queues there may be none more."""
+        limit = _limit(self.vhosts, vhost, MAX_QUEUES)
+        if 0 <= limit <= count:
+            raise PreconditionFailed(
+                f"cannot declare queue '{name}': queue limit in vhost '{vhost}' ({limit}) is "
+                "reached"
+            )
+
+    def counts(self) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+        """Connections by virtual host and by user, sessions by user; without zeros."""
+        return self._of_vhost, self._of_user, self._sessions
+
+
+def _limit(limits: Limits, of: str, name: str) -> int:
+    found = limits.get(of)
+    return -1 if found is None else found.get(name, -1)
+
+
+def _less(counts: dict[str, int], of: str) -> None:
+    left = counts[of] - 1
+    if left:
+        counts[of] = left
+    else:
+        del counts[of]

@@ -1,0 +1,218 @@
+"""Limits per user and virtual host, as RabbitMQ's, on every protocol and over HTTP."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from pika.exceptions import AMQPError, ChannelClosedByBroker, ConnectionClosedByBroker
+
+from tallymark.wire.amqp10.events import CloseReceived, SessionEnded
+from tallymark.wire.nsq import commands
+from tests.server.faces import nsq_http
+from tests.server.management import FULL, call, connect, done, get, refused
+from tests.server.nsqd import Client as NsqClient
+from tests.support.amqp10_socket import Client
+from tests.support.patience import until
+from tests.support.process import BrokerProcess
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(Path(tmp_path_factory.mktemp("quotas")) / "data") as running:
+        for name in ("ann", "bob"):
+            done(running, "PUT", f"users/{name}", {"password": name, "tags": ""})
+            done(running, "PUT", f"permissions/%2F/{name}", FULL)
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _without_limits(broker: BrokerProcess) -> Iterator[None]:
+    yield
+    for path in ("user-limits/ann/max-connections", "user-limits/ann/max-channels",
+                 "vhost-limits/%2F/max-connections", "vhost-limits/%2F/max-queues"):  # fmt: skip
+        done(broker, "DELETE", path)
+    until(lambda: get(broker, "connections") == [], what="all connections gone")
+
+
+# -- connections: each opens one as ann and keeps it; refused, it raises what it was told
+
+
+class Refused(Exception):
+    pass
+
+
+def over_091(broker: BrokerProcess, stack: ExitStack) -> None:
+    try:
+        stack.callback(connect(broker, "ann").close)
+    except AMQPError as error:
+        raise Refused(str(error)) from None
+
+
+def over_10(broker: BrokerProcess, stack: ExitStack) -> None:
+    raw = stack.enter_context(
+        closing(socket.create_connection(("127.0.0.1", broker.amqp_port), timeout=30))
+    )
+    peer = Client(raw).login("ann", "ann")
+    try:
+        session = peer.wire.begin()
+    except ValueError:  # close came with open
+        session = None
+    while (event := peer.exchange()) is not None:
+        if isinstance(event, CloseReceived):
+            assert event.error is not None
+            raise Refused(f"{event.error.condition} {event.error.description}")
+        if session is not None and session.state.value == "MAPPED":
+            return
+
+
+def over_nsq(broker: BrokerProcess, stack: ExitStack) -> None:
+    client = stack.enter_context(NsqClient(broker.nsq_port))
+    client.send(commands.auth(b"ann:ann"))
+    client.next()
+    client.send(commands.sub("t", "c"))
+    _, data = client.next()
+    if data != b"OK":
+        raise Refused(data.decode())
+
+
+FACES = pytest.mark.parametrize("open_one", [over_091, over_10, over_nsq])
+Open = Callable[[BrokerProcess, ExitStack], None]
+
+
+@FACES
+@pytest.mark.parametrize("of", ["user-limits/ann", "vhost-limits/%2F"])
+def test_connections(broker: BrokerProcess, open_one: Open, of: str) -> None:
+    with ExitStack() as stack:
+        open_one(broker, stack)
+        done(broker, "PUT", f"{of}/max-connections", {"value": 2})
+        open_one(broker, stack)
+        text = (
+            "connection refused for user 'ann': user connection limit (2) is reached"
+            if of == "user-limits/ann"
+            else "access to vhost '/' refused for user 'ann': connection limit (2) is reached"
+        )
+        with pytest.raises(Refused) as error:
+            open_one(broker, stack)
+        assert text in str(error.value)
+        done(broker, "PUT", f"{of}/max-connections", {"value": -1})
+        open_one(broker, stack)
+    until(lambda: get(broker, "connections") == [], what="all connections gone")
+    done(broker, "PUT", f"{of}/max-connections", {"value": 1})
+    with ExitStack() as stack:
+        open_one(broker, stack)  # those that went are counted no more
+
+
+@FACES
+def test_a_limit_of_one_user_is_not_another_s(broker: BrokerProcess, open_one: Open) -> None:
+    done(broker, "PUT", "user-limits/ann/max-connections", {"value": 0})
+    with ExitStack() as stack, pytest.raises(Refused):
+        open_one(broker, stack)
+    connect(broker, "bob").close()
+
+
+def test_the_reply_code_is_rabbitmqs(broker: BrokerProcess) -> None:
+    done(broker, "PUT", "user-limits/ann/max-connections", {"value": 0})
+    with pytest.raises(AMQPError, match="530") as error:
+        connect(broker, "ann")
+    assert "NOT_ALLOWED" in str(error.value)
+
+
+# -- channels
+
+
+def test_channels_of_amqp_091(broker: BrokerProcess) -> None:
+    done(broker, "PUT", "user-limits/ann/max-channels", {"value": 2})
+    first, second = connect(broker, "ann"), connect(broker, "ann")
+    try:
+        first.channel()
+        gone = second.channel()
+        with pytest.raises(ConnectionClosedByBroker) as error:
+            first.channel()
+        assert error.value.reply_code == 530
+        assert "has reached the maximum allowed user limit of (2)" in error.value.reply_text
+        gone.close()
+        second.channel()
+        second.channel()
+    finally:
+        second.close()
+
+
+def test_sessions_of_amqp_10(broker: BrokerProcess) -> None:
+    done(broker, "PUT", "user-limits/ann/max-channels", {"value": 1})
+    with Client(socket.create_connection(("127.0.0.1", broker.amqp_port), timeout=30)) as peer:
+        peer.login("ann", "ann")
+        peer.session()
+        peer.wire.begin()
+        event = peer.next_of(SessionEnded)
+        assert event.error is not None
+        assert "has reached the maximum allowed user limit of (1)" in event.error.description
+
+
+# -- queues
+
+
+def test_queues(broker: BrokerProcess) -> None:
+    done(broker, "PUT", "vhosts/small")
+    done(broker, "PUT", "permissions/small/ann", FULL)
+    done(broker, "PUT", "vhost-limits/small/max-queues", {"value": 1})
+    body = {"durable": True}
+    assert call(broker, "PUT", "queues/small/one", body, user="ann:ann")[0] == 201
+    assert call(broker, "PUT", "queues/small/one", body, user="ann:ann")[0] == 204, "it is there"
+    status, _, reason = refused(broker, "PUT", "queues/small/two", body, user="ann:ann")
+    text = "cannot declare queue 'two': queue limit in vhost 'small' (1) is reached"
+    assert (status, reason) == (400, text)
+    with closing(connect(broker, "ann", virtual_host="small")) as connection:
+        for name in ("two", ""):
+            with pytest.raises(ChannelClosedByBroker) as error:
+                connection.channel().queue_declare(name)
+            assert error.value.reply_code == 406
+        connection.channel().queue_declare("one", passive=True)
+        connection.channel().queue_delete("one")
+        connection.channel().queue_declare("two")
+    done(broker, "DELETE", "vhosts/small")
+    assert get(broker, "vhost-limits") == [], "they went with it"
+
+
+def test_queues_of_nsq(broker: BrokerProcess) -> None:
+    count = len(get(broker, "queues/%2F"))
+    done(broker, "PUT", "vhost-limits/%2F/max-queues", {"value": count})
+    with NsqClient(broker.nsq_port) as client:
+        client.send(commands.auth(b"ann:ann"))
+        client.next()
+        assert "queue limit in vhost '/'" in client.error(commands.pub("new-one", b"x"))
+    assert nsq_http(broker, "POST", "/pub?topic=new-two", b"x", "ann:ann")[0] == 400
+
+
+# -- over HTTP
+
+
+def test_limits_are_shown_kept_and_for_administrators(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        done(broker, "PUT", "users/ann", {"password": "ann", "tags": ""})
+        done(broker, "PUT", "user-limits/ann/max-channels", {"value": "7"})
+        done(broker, "PUT", "user-limits/ann/max-connections", {"value": 5})
+        done(broker, "PUT", "vhost-limits/%2F/max-queues", {"value": 9})
+        done(broker, "DELETE", "user-limits/ann/max-connections")
+        broker.kill()
+        broker.restart()
+        assert get(broker, "user-limits") == [{"user": "ann", "value": {"max-channels": 7}}]
+        assert get(broker, "user-limits/ann")[0]["value"] == {"max-channels": 7}
+        assert get(broker, "users/ann")["limits"] == {"max-channels": 7}
+        assert get(broker, "vhost-limits/%2F") == [{"vhost": "/", "value": {"max-queues": 9}}]
+        assert get(broker, "vhost-limits", "ann:ann") == []
+        for method, path in (("PUT", "user-limits/ann/max-channels"), ("GET", "user-limits"),
+                             ("DELETE", "vhost-limits/%2F/max-queues")):  # fmt: skip
+            assert refused(broker, method, path, {"value": 1}, user="ann:ann")[0] == 401
+        for path, value in (("user-limits/ann/max-queues", 1), ("vhost-limits/%2F/nonsense", 1),
+                            ("user-limits/ann/max-channels", "x")):  # fmt: skip
+            assert refused(broker, "PUT", path, {"value": value})[0] == 400
+        assert refused(broker, "PUT", "user-limits/nobody/max-channels", {"value": 1})[0] == 404
+        done(broker, "DELETE", "users/ann")
+        assert get(broker, "user-limits") == [], "they went with the user"
+        stored = json.loads((tmp_path / "data" / "limits.json").read_text())
+        assert stored == {"vhosts": {"/": {"max-queues": 9}}, "users": {}}
