@@ -106,7 +106,6 @@ def run(config: Config, read: Callable[[], Config] | None = None) -> int:
     read: gives the configuration as it is when it is to be read again, or raises ConfigError.
     """
     logs.configure(config.log_level, config.log_levels, config.log_format)
-    os.umask(OTHERS)
     try:
         _check(config)
         _allow_files(config.max_connections + OTHER_FILES)
