@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tallymark.bridge.amqp091 import Amqp091, Settings
-from tallymark.bridge.amqp091_channel import Channel
 from tallymark.bridge.amqp091_format import Amqp091Format
 from tallymark.bridge.amqp091_publish import FORMAT
 from tallymark.bridge.bridge import Waiter
@@ -144,9 +143,9 @@ def _carry_out(effect: Effect) -> None:
 
 
 def _bridge_of(session: Session) -> Amqp091:
-    assert isinstance(session.handle, Channel)
-    assert isinstance(session.handle.client.owner, Amqp091)
-    return session.handle.client.owner
+    bridge = session.connection.handle
+    assert isinstance(bridge, Amqp091)
+    return bridge
 
 
 class Peer:

@@ -58,11 +58,6 @@ class AmqpBridge(Bridge):
         """The engine's side, while the client is in a virtual host."""
         raise NotImplementedError
 
-    @property
-    def wants_data(self) -> bool:
-        """False: enough of what it sent waits for an answer of the owner; read no more for now."""
-        return True
-
     def sasl_challenge(self, challenge: bytes) -> None:
         """The pending step is answered by this; the next one follows."""
         raise NotImplementedError

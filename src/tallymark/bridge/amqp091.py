@@ -238,10 +238,25 @@ class Amqp091(AmqpBridge):
         self.wire.receive_data(data, now_ms)
         self._handle_events()
 
+    @property
+    def input_bytes(self) -> int:
+        return self.wire.kept_bytes
+
+    @property
+    def output_bytes(self) -> int:
+        return self._gate.held_bytes()
+
     def eof(self) -> None:
         """The peer will send nothing more: the connection is lost unless it was closed."""
+        if self.is_behind:
+            self.wire.abandon_input()
+            self.wire.content_bytes = 0
         self.wire.receive_eof()
         self._handle_events()
+
+    def let_go(self) -> None:
+        self.client = None
+        self._gate.let_go()
 
     def tick(self, now_ms: int) -> None:
         """Heartbeats and time-outs; call at `next_deadline`."""
@@ -257,6 +272,8 @@ class Amqp091(AmqpBridge):
         """What to write now, in order. While some of it waits for the disk, nothing is taken from
         a queue for this connection: it would only pile up behind the gate."""
         chunks = self._gate.take(self._now_ms)
+        if self.wire.content_bytes:
+            self.wire.content_bytes = self._gate.held_bytes()
         connection = self.connection
         if connection is not None and connection.gated != self._gate.shut:
             connection.gated = self._gate.shut
@@ -422,9 +439,11 @@ class Amqp091(AmqpBridge):
     def close_session(self, effect: CloseSession) -> None:
         """The engine ends a channel, or what the error's reply code says."""
         channel = effect.session.handle
-        assert isinstance(channel, Channel)
         client = self.client
-        if client is not None and client.channels.get(channel.number) is channel:
+        if client is None or channel is None:
+            return
+        assert isinstance(channel, Channel)
+        if client.channels.get(channel.number) is channel:
             self._fail(channel.number, wire_error(effect.error, 0, 0))
 
     def durable(self, effect: Durable) -> None:
@@ -441,6 +460,9 @@ class Amqp091(AmqpBridge):
 
     def _handle_events(self) -> None:
         wire = self.wire
+        if wire.content_bytes > self.room and not wire.is_over:
+            self.is_behind = True
+            return
         event = wire.next_event()
         while event is not None:
             if isinstance(event, PublishReceived):
@@ -471,7 +493,11 @@ class Amqp091(AmqpBridge):
                 self._method(event.channel, event.method)
             else:
                 self._other_event(event)
+            if wire.content_bytes > self.room and not wire.is_over:
+                self.is_behind = True
+                return
             event = wire.next_event()
+        self.is_behind = wire.is_spent
 
     def _other_event(self, event: Event) -> None:
         if isinstance(event, Opening):

@@ -215,3 +215,4 @@ class Channel:
             self.reply_consumer = None
         client.channels.pop(self.number, None)
         client.broker.close_session(self.session, lost)
+        self.session.handle = None

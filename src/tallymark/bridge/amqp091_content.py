@@ -251,7 +251,10 @@ def return_messages(
     for i in range(lo, hi):
         parts += (head, raw[cuts[i] + size : cuts[i + 1]])
     channel.returned += hi - lo
-    channel.client.wire.out.append(b"".join(parts))
+    wire = channel.client.wire
+    returned = b"".join(parts)
+    wire.content_bytes += len(returned)
+    wire.out.append(returned)
 
 
 @final

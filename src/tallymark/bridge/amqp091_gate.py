@@ -35,7 +35,7 @@ class OutputGate:
     def __init__(self, wire: Connection, owner: Bridge) -> None:
         self._wire = wire
         """Writes into its `out`."""
-        self._owner = owner
+        self._owner: Bridge | None = owner
         self._open: list[bytes] = []
         """What was said before the first gate."""
         self._gates: deque[Gate] = deque()
@@ -47,6 +47,18 @@ class OutputGate:
         """Whether some output waits for the disk."""
         return bool(self._gates)
 
+    def held_bytes(self) -> int:
+        """Bytes that wait behind gates. O(what waits)."""
+        size = 0
+        for gate in self._gates:
+            for chunk in gate.chunks:
+                size += len(chunk)
+        return size
+
+    def let_go(self) -> None:
+        """The connection is gone."""
+        self._owner = None
+
     def shut_for(self, broker: Broker) -> None:
         """Hold back what is said from now on until all records emitted so far are on disk."""
         if self._fresh:
@@ -54,7 +66,10 @@ class OutputGate:
             gate.waits += 1
         else:
             self._settle()
-            gate = Gate(self._owner)
+            owner = self._owner
+            if owner is None:
+                return
+            gate = Gate(owner)
             self._gates.append(gate)
             self._fresh = True
         broker.await_durable(gate)

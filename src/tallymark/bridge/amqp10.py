@@ -146,6 +146,10 @@ class Amqp10(AmqpBridge):
     def wants_data(self) -> bool:
         return self.wire.wants_data
 
+    @property
+    def input_bytes(self) -> int:
+        return self.wire.kept_bytes
+
     def receive(self, data: bytes, now_ms: int, wall_ms: int) -> None:
         """Take what was read. now_ms: monotonic; wall_ms: since 1970, the messages' arrival."""
         self._now_ms = now_ms
@@ -158,6 +162,9 @@ class Amqp10(AmqpBridge):
         """The peer will send nothing more: the connection is lost unless it was closed."""
         self.wire.receive_eof()
         self._handle_events()
+
+    def let_go(self) -> None:
+        self.client = None
 
     def tick(self, now_ms: int) -> None:
         """Heartbeats and time-outs; call at `next_deadline`."""
@@ -319,8 +326,11 @@ class Amqp10(AmqpBridge):
 
     def close_session(self, effect: CloseSession) -> None:
         """The engine ends a session, or has ended it [SC-9]."""
-        client, session = self.client, _session_of(effect.session)
-        if client is not None and session in client.sessions:
+        client = self.client
+        if client is None or effect.session.handle is None:
+            return
+        session = _session_of(effect.session)
+        if session in client.sessions:
             self._end(session, error_of(effect.error))
 
     def close_consumer(self, effect: CloseConsumer) -> None:
@@ -360,6 +370,7 @@ class Amqp10(AmqpBridge):
             elif not self._event_of_link(event) and not self._event_of_session(event):
                 self._event_of_connection(event)
             event = wire.next_event()
+        self.is_behind = wire.is_spent
         client = self.client
         if client is not None:
             for session in client.sessions:

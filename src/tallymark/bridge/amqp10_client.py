@@ -190,8 +190,8 @@ class Session:
         self.engine = engine
         self.confirms = Confirms(wire)
         """Publishes that are not answered yet."""
-        self.ends: dict[LinkEnd, None] = {}
-        """Of its links."""
+        self.ends: dict[LinkEnd, Link] = {}
+        """Ours of its links."""
         self.answers: Answers | None = None
         """Settlements whose answer waits for the disk, of what is being received now."""
         self.pairs: dict[str, LinkPair] = {}
@@ -213,7 +213,7 @@ class Session:
     def enter(self, link: Link, end: LinkEnd) -> None:
         """The link is attached, and this is our end of it."""
         link.context = end
-        self.ends[end] = None
+        self.ends[end] = link
 
     def leave(self, link: Link) -> None:
         """The link is no more, by whoever's will."""
@@ -229,10 +229,15 @@ class Session:
         if self in client.sessions:
             client.sessions.remove(self)
         client.broker.close_session(self.engine, lost)
-        ends = list(self.ends)
-        self.ends.clear()
-        for end in ends:
+        ends = self.ends
+        self.ends = {}
+        for end, link in ends.items():
+            link.context = None
             end.gone(True)
+        # Whatever still comes of it means nothing; and nothing is kept by a cycle.
+        self.confirms.clear()
+        self.wire.context = None
+        self.engine.handle = None
 
 
 def number_of(tag: int) -> int:

@@ -165,6 +165,10 @@ class Confirms:
                 kept.append(entry.part(high + 1, entry.last))
         self._ranges = kept
 
+    def clear(self) -> None:
+        """The session is over: nothing is answered any more."""
+        self._ranges.clear()
+
     def count(self) -> int:
         """How many publishes wait for their outcome."""
         total = 0

@@ -223,7 +223,9 @@ class OutgoingLink(LinkEnd):
     def gone(self, with_session: bool) -> None:
         broker = self.session.client.broker
         queue: Queue = self.consumer.queue
-        if not with_session:
+        if with_session:
+            self.consumer.handle = None
+        else:
             broker.detach(self.consumer)
         if self._is_dynamic and not queue.deleted:
             broker.delete_queue(self.session.client.connection, queue.name, False, False)

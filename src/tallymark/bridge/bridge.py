@@ -7,6 +7,8 @@ meant for it.
 
 from __future__ import annotations
 
+from typing import Final
+
 from tallymark.bridge.permissions import Permissions
 from tallymark.engine.effects import (
     Activated,
@@ -23,15 +25,23 @@ from tallymark.engine.effects import (
 )
 from tallymark.engine.session import Connection
 
+UNLIMITED: Final = 1 << 62
+
 
 class Bridge:
     """One client's. What a protocol has no use for does nothing here."""
 
-    __slots__ = ("reason",)
+    __slots__ = ("is_behind", "reason", "room")
 
     def __init__(self) -> None:
         self.reason = ""
         """Why the connection ended or is about to; empty while it lives."""
+        self.room = UNLIMITED
+        """Bytes of messages that it may still put out in answer to input; the owner sets it before
+        `receive`, by what the client's socket takes."""
+        self.is_behind = False
+        """Whether input is left alone for want of room: the owner reads no more, and calls
+        `receive` again once there is room, with nothing if there is nothing new."""
 
     @property
     def closing(self) -> bool:
@@ -58,6 +68,22 @@ class Bridge:
         and goes on consuming; one that does not is not read meanwhile."""
         return False
 
+    @property
+    def wants_data(self) -> bool:
+        """False: enough of what it sent waits, for room or for an answer of the owner; read no more
+        for now."""
+        return not self.is_behind
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes received that are not through: incomplete frames, unfinished contents."""
+        return 0
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes said that take_output does not give yet: what waits for the disk or for company."""
+        return 0
+
     def receive(self, data: bytes, now_ms: int, wall_ms: int) -> None:
         """Take what was read. now_ms: monotonic; wall_ms: since 1970."""
         raise NotImplementedError
@@ -65,6 +91,10 @@ class Bridge:
     def eof(self) -> None:
         """The peer will send nothing more."""
         raise NotImplementedError
+
+    def let_go(self) -> None:
+        """The connection is gone and `eof` was called: drop what refers back to this, so that it
+        is free at once. Effects that come late mean nothing."""
 
     def tick(self, now_ms: int) -> None:
         """Call at `next_deadline`."""

@@ -187,6 +187,14 @@ class Nsq(Bridge):
         return self.wire.wants_data and self._held is None
 
     @property
+    def input_bytes(self) -> int:
+        return self.wire.kept_bytes
+
+    @property
+    def output_bytes(self) -> int:
+        return self._messages.size
+
+    @property
     def write_timeout_ms(self) -> int:
         """How long the client may leave written bytes untaken before it counts as gone; 0: for
         ever [NQ-7]."""
@@ -212,6 +220,11 @@ class Nsq(Bridge):
         """A layer cannot read what came: the connection ends."""
         self.wire.receive_broken(reason)
         self._handle_events()
+
+    def let_go(self) -> None:
+        self.consumer = None
+        self._in_flight = None
+        self._answers.let_go()
 
     def tick(self, now_ms: int) -> None:
         self._now_ms = now_ms
@@ -368,6 +381,7 @@ class Nsq(Bridge):
 
     def _handle_events(self) -> None:
         held = self._held
+        self.is_behind = False
         if held is not None:
             if self.pending_auth is not None:
                 return
@@ -377,6 +391,7 @@ class Nsq(Bridge):
         while not self._is_held():
             event = wire.next_event()
             if event is None:
+                self.is_behind = wire.is_spent
                 return
             self._handle(event)
 

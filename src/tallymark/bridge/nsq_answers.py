@@ -63,7 +63,7 @@ class Answers:
     def __init__(self, broker: Broker, wire: Connection, owner: Bridge) -> None:
         self._broker = broker
         self._wire = wire
-        self._owner = owner
+        self._owner: Bridge | None = owner
         self._batches: deque[Batch] = deque()
         self._is_fresh = False
         """Whether the last batch was begun since the owner's output was taken last: then what it
@@ -73,6 +73,10 @@ class Answers:
     def waiting(self) -> bool:
         """Whether some answer waits for the disk."""
         return bool(self._batches)
+
+    def let_go(self) -> None:
+        """The connection is gone."""
+        self._owner = None
 
     def add(self, answer: Answer) -> None:
         """An answer that waits for nothing but those before it."""
@@ -103,6 +107,7 @@ class Answers:
     def _begin(self) -> Batch:
         if self._is_fresh:
             return self._batches[-1]
+        assert self._owner is not None
         batch = Batch(self._owner)
         self._batches.append(batch)
         self._is_fresh = True

@@ -17,11 +17,12 @@ from tallymark.wire.nsq.limits import Limits
 class MessageBuffer:
     """Times are monotonic milliseconds."""
 
-    __slots__ = ("_chunks", "_due_ms", "_holds", "_limit", "_size", "_timeout_ms")
+    __slots__ = ("_chunks", "_due_ms", "_holds", "_limit", "_timeout_ms", "size")
 
     def __init__(self) -> None:
         self._chunks: list[bytes] = []
-        self._size = 0
+        self.size = 0
+        """Bytes held."""
         self._limit = 0
         self._timeout_ms = 0
         self._holds = False
@@ -39,7 +40,7 @@ class MessageBuffer:
         if not self._chunks and self._timeout_ms:
             self._due_ms = now_ms + self._timeout_ms
         self._chunks.append(frames)
-        self._size += len(frames)
+        self.size += len(frames)
 
     def next_due(self) -> int | None:
         """When held messages have to leave."""
@@ -51,9 +52,9 @@ class MessageBuffer:
             return []
         chunks = self._chunks
         self._chunks = []
-        self._size = 0
+        self.size = 0
         self._due_ms = -1
         return chunks
 
     def _waits(self, now_ms: int) -> bool:
-        return self._size < self._limit and (self._due_ms < 0 or now_ms < self._due_ms)
+        return self.size < self._limit and (self._due_ms < 0 or now_ms < self._due_ms)

@@ -203,7 +203,7 @@ class Cleaner:
         """Replace a sealed segment by its ledger. Either is whole at every moment."""
         old = self._folder / segment_name(job.number, job.salt)
         name = ledger_name(job.number, job.salt)
-        fd = os.open(old, os.O_RDONLY | os.O_CLOEXEC)
+        fd = self._files.open(str(old), os.O_RDONLY)
         try:
             problem = _unsound(Columns(self._files, fd), job)
             if problem:

@@ -66,6 +66,9 @@ from tallymark.journal.writer import COMMIT, SYNC_MODES, Writer
 SEGMENT_BYTES: Final = 64 * 1024 * 1024
 MIN_SEGMENT_BYTES: Final = 4096
 _FILES_OPEN: Final = 64
+_FILES_SET_ASIDE: Final = 16
+"""Descriptors of which nobody else can deprive the journal: the writer's, the cleaner's, a few to
+read with."""
 _LIMIT: Final = (1 << 32) - HEADER
 
 
@@ -287,6 +290,7 @@ class Journal:
                 f"messages: {count} payloads, {size} bytes, the first at position {first:#x}"
             )
         self._gone.clear()
+        self._files.set_aside(_FILES_SET_ASIDE)
         if recovery.gone:
             raise JournalCorrupt(self._folder, recovery.gone)
         self.problems.extend(recovery.problems)
@@ -459,6 +463,16 @@ class Journal:
         return len(self._spares) - (self._segment - self._writer.number)
 
     @property
+    def lacks_files(self) -> bool:
+        """Whether the process had no descriptor left, so that the journal uses up those it has set
+        aside."""
+        return self._files.is_short
+
+    def restore_files(self) -> None:
+        """Set descriptors aside again, if there are any. Raises OSError for any other reason."""
+        self._files.restore()
+
+    @property
     def failed(self) -> bool:
         return self._writer.failure is not None
 
@@ -512,9 +526,9 @@ class Journal:
         name = self._stock.name_of(number)
         if not name:
             return -1
-        if len(self._open_files) >= _FILES_OPEN:
+        while len(self._open_files) >= (1 if self._files.is_short else _FILES_OPEN):
             self._forget_file(next(iter(self._open_files)))
-        fd = os.open(self._folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        fd = self._files.open(str(self._folder / name), os.O_RDONLY)
         self._open_files[number] = fd
         return fd
 
@@ -696,4 +710,5 @@ class Journal:
             self._writer.stop()
         for number in list(self._open_files):
             self._forget_file(number)
+        self._files.give_back()
         self._lock.release()

@@ -89,7 +89,7 @@ class Spares:
             self._next += 1
             name = spare_name(self._next)
         temporary = str(self._folder / (name + ".tmp"))
-        fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fd = self._files.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_RDWR)
         try:
             self._files.fallocate(fd, 0, self.bytes_each)
             self._files.fsync(fd)

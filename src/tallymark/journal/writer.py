@@ -241,5 +241,5 @@ class Writer:
         name = segment_name(number, salt)
         self.number = number
         self._spares.become(name)
-        self._fd = os.open(self._folder / name, os.O_RDWR | os.O_CLOEXEC)
+        self._fd = self._files.open(str(self._folder / name), os.O_RDWR)
         self._offset = 0

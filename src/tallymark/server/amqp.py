@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 import ssl
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from tallymark.bridge import amqp091
 from tallymark.bridge.amqp import AMQP_10, UNDECIDED, AmqpBridge, protocol_of
 from tallymark.bridge.amqp091 import Amqp091
 from tallymark.bridge.amqp10 import Amqp10
 from tallymark.bridge.amqp10_client import Settings as Settings10
+from tallymark.bridge.bridge import Bridge
 from tallymark.server import audit
 from tallymark.server.client import Client, address_text
 from tallymark.server.clock import now_ms
@@ -47,22 +47,15 @@ class AmqpClient(Client):
         """settings: None where the connection is made otherwise, with a bridge of its own."""
         super().__init__(node)
         self._settings = settings
-        self._login: asyncio.Task[None] | None = None
         self._scram: ScramServer | None = None
         self._keys: ScramKeys | None = None
         self._start: bytes | None = None if settings is None else b""
         """What was read as long as it does not say yet what the client speaks; None: it did."""
         self._common_name = ""
-        self._is_reading = True
         self.is_encrypted = False
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def meet(self, transport: asyncio.Transport) -> Bridge:
         assert self._settings is not None
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
-        transport = self.transport
-        raw: socket.socket = transport.get_extra_info("socket")
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.limit_output(transport)
         peer, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         self.peer_host = peer[0] if peer else ""
         self.peer = f"{address_text(peer)} -> {address_text(here)}"
@@ -70,20 +63,12 @@ class AmqpClient(Client):
         if tls is not None:
             self.is_encrypted = True
             self._common_name = common_name(tls.getpeercert())
-        self.bridge = Amqp091(
-            self._node.broker, self._settings.amqp091, self.peer, self._common_name
-        )
-        self.bridge.tick(now_ms())
-        self._node.opened(self)
+        return Amqp091(self._node.broker, self._settings.amqp091, self.peer, self._common_name)
 
-    def data_received(self, data: bytes) -> None:
-        self.received_bytes += len(data)
-        try:
-            if self._start is not None:
-                data = self._decide(self._start + data)
-            self._node.received(self, data)
-        except Exception as error:  # a bug of ours costs this connection, not the others
-            self.broken(error)
+    def take(self, data: bytes) -> None:
+        if self._start is not None:
+            data = self._decide(self._start + data)
+        self._node.received(self, data)
 
     def _decide(self, start: bytes) -> bytes:
         """Find out what the client speaks; returns what its bridge is to read now."""
@@ -99,41 +84,26 @@ class AmqpClient(Client):
             self._node.speaks_otherwise(self, bridge)
         return start
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._login is not None:
-            self._login.cancel()
-        super().connection_lost(exc)
-
     def flush(self) -> None:
         """Write what the bridge has to say; begin a log-in, or close, where it asks for that."""
         bridge = self.bridge
         output = bridge.take_output()
         if output:
-            self.sent_bytes += sum(map(len, output))
-            if not self.transport.is_closing():
-                self.transport.writelines(output)
+            self.put(output)
         if bridge.closing:
-            if not self.transport.is_closing():
-                self.tell_closed()
-                self.transport.close()
-                self.abort_soon()
+            self.finish()
             return
-        if bridge.pending_login is not None and self._login is None:
-            self._login = self._node.loop.create_task(self._check_login())
+        if bridge.pending_login is not None and not self.is_asking:
+            self.begin(self._check_login)
         if bridge.pending_sasl is not None:
             self._step(bridge.pending_sasl)
-        self._read_or_not()
+        self.read_or_not()
+        self.catch_up()
 
-    def _read_or_not(self) -> None:
-        wanted = not self.resting and not self.yielding
-        wanted = wanted and self.bridge.wants_data
-        if wanted == self._is_reading or self.transport.is_closing():
-            return
-        self._is_reading = wanted
-        if wanted:
-            self.transport.resume_reading()
-        else:
-            self.transport.pause_reading()
+    def put(self, output: list[bytes]) -> None:
+        self.sent_bytes += sum(map(len, output))
+        if not self.transport.is_closing() and not self.is_over:
+            self.transport.writelines(output)
 
     @property
     def protocol(self) -> str:
@@ -183,10 +153,8 @@ class AmqpClient(Client):
                     user = self._node.users.named(name)
         except UsersError as error:
             log.error("login.impossible", error=str(error))
-        self._login = None
         if user is None:
             audit.login_refused(self.protocol, self.peer, name, mechanism)
             self.bridge.login_failed()
         else:
             self.bridge.login_succeeded(permissions_of(user))
-        self._node.touch(self)

@@ -12,6 +12,7 @@ from tallymark.server import audit
 from tallymark.server.config import Config
 from tallymark.server.tls import server_context
 from tallymark.wire.amqp10.limits import Limits
+from tallymark.wire.share import SHARE
 
 if TYPE_CHECKING:
     from tallymark.server.node import Node
@@ -32,6 +33,7 @@ def limits_of(config: Config) -> Limits:
         max_message_size=config.max_message_size,
         handshake_timeout_ms=config.handshake_timeout_ms,
         incoming_window=2 * config.link_credit,
+        steps=SHARE,
     )
 
 

@@ -1,20 +1,40 @@
-"""What the node knows of a client, whatever protocol it speaks: a socket and a bridge."""
+"""What the node knows of a client, whatever protocol it speaks: a socket and a bridge.
+
+Every rule about the socket that does not depend on the protocol is here, so that no front end can
+lack it: who is read and who is not, what becomes of an exception, how a connection ends. A protocol
+says what its bridge is (`meet`), what is done with input (`take`) and with output (`flush`, `put`).
+
+A client that does not read its output is not read itself. It may lag behind by CLOGGED high water
+marks where it has something of ours to answer for (a subscriber goes on saying what it is done
+with), else by one; and what it asks for is answered only as far as its socket has room
+(`Bridge.room`), however much it asked for in one read.
+
+A connection that is over has its last words written and its side of the socket shut; what the peer
+still sends is read and thrown away until it goes, for LAST_WORDS_S. Closing at once, with input
+unread, would have the system send a reset, which can take the last words from the peer.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import traceback
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from tallymark.bridge.bridge import Bridge
-from tallymark.server.clock import wall_ms
+from tallymark.server.clock import now_ms, wall_ms
 from tallymark.server.logs import log_of
 
 if TYPE_CHECKING:
+    from tallymark.server.deadlines import Entry
     from tallymark.server.node import Node
 
 LAST_WORDS_S: Final = 3.0
-"""How long a client may take to read what is left for it when its connection is over."""
+"""How long a client may take to read what is left for it when its connection is over, and to go."""
+CLOGGED: Final = 8
+"""High water marks of bytes waiting in a client's socket buffer above which it is not read."""
+INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
 
 
 class Client(asyncio.Protocol):
@@ -28,15 +48,24 @@ class Client(asyncio.Protocol):
     bridge: Bridge
     category = "server"
     """Of the log that tells of it."""
+    is_local = False
+    """Whether it has no socket: a request of somebody who has come in already."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._last_words: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        """Finds out who the client is."""
         self.log = log_of(self.category)
         self.resting = False
         """Whether nothing is read from it for now, by the node's wish."""
         self.yielding = False
         """Whether nothing is read from it until others were, since it brought much in one go."""
+        self.is_reading = True
+        self.is_full = False
+        """Whether its socket takes no more for now."""
+        self.is_over = False
+        """Whether everything was said: what still comes is thrown away."""
         self.id = 0
         self.since_ms = wall_ms()
         """When it connected; milliseconds since 1970."""
@@ -44,10 +73,12 @@ class Client(asyncio.Protocol):
         self.peer_host = ""
         self.touched = False
         """Whether it is on the node's list of clients to flush at the end of this turn."""
-        self.armed_ms: int | None = None
-        """When the node will look at its deadline next; monotonic milliseconds."""
+        self.armed: Entry | None = None
+        """When the node will look at its deadline next."""
         self.received_bytes = 0
         self.sent_bytes = 0
+        self.weight = self.input_weight = 0
+        """Bytes of memory that are counted for it [buffers]."""
         self.publishing = False
         """Whether it has ever published: it is held back when memory or disk run low."""
         self.read_at = 0
@@ -58,48 +89,53 @@ class Client(asyncio.Protocol):
         self.told = False
         """Whether the log says already why it ends."""
 
+    # -- what a protocol says
+
+    def meet(self, transport: asyncio.Transport) -> Bridge:
+        """Name the peer; return the bridge."""
+        raise NotImplementedError
+
+    def take(self, data: bytes) -> None:
+        """Bring the bridge what was read. What it raises costs the connection."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Write what the bridge has to say, and do what it asks for."""
+        raise NotImplementedError
+
+    def put(self, output: list[bytes]) -> None:
+        """Write what the bridge said."""
+        raise NotImplementedError
+
+    def may_lag(self) -> int:
+        """Bytes of output that may wait in a full socket while the client is still read."""
+        return CLOGGED * self._node.config.write_high_water
+
     @property
     def has_entered(self) -> bool:
         """Whether its coming and going is news: it is more than a socket."""
         return self.bridge.connection is not None
 
-    def flush(self) -> None:
-        """Write what the bridge has to say, and close where it asks for that."""
-        raise NotImplementedError
+    # -- from the socket
 
-    def rest(self, resting: bool) -> None:
-        """Read no more from this client, or go on reading."""
-        self.resting = resting
-        self._read_or_not()
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        raw: socket.socket | None = transport.get_extra_info("socket")
+        if raw is not None and raw.family in INTERNET:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.limit_output(self.transport)
+        self.bridge = self.meet(self.transport)
+        self.bridge.tick(now_ms())
+        self._node.opened(self)
 
-    def let_others(self) -> None:
-        """Read no more from it before others had their turn."""
-        if not self.yielding:
-            self.yielding = True
-            self._read_or_not()
-            self._node.loop.call_soon(self._go_on)
-
-    def _go_on(self) -> None:
-        self.yielding = False
-        self._read_or_not()
-
-    def _read_or_not(self) -> None:
-        """Have the transport read, or not, as it should be now."""
-        raise NotImplementedError
-
-    def limit_output(self, transport: asyncio.WriteTransport) -> None:
-        """How much may wait in the socket's buffer [SC-D6]."""
-        config = self._node.config
-        transport.set_write_buffer_limits(config.write_high_water, config.low_water)
-
-    def room(self) -> int:
-        """Bytes that may be written before its buffer holds all it should; 1 at the least, since
-        what a socket takes no more is told by pause_writing."""
-        return max(1, self._node.config.write_high_water - self.unsent())
-
-    def unsent(self) -> int:
-        """Bytes that wait in its socket's buffer."""
-        return self.transport.get_write_buffer_size()
+    def data_received(self, data: bytes) -> None:
+        self.received_bytes += len(data)
+        if self.is_over:
+            return
+        try:
+            self.take(data)
+        except Exception as error:  # a bug of ours costs this connection, not the others
+            self.broken(error)
 
     def eof_received(self) -> bool:
         return False
@@ -107,13 +143,142 @@ class Client(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._last_words is not None:
             self._last_words.cancel()
+            self._last_words = None
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
         self._node.lost(self, exc)
 
     def pause_writing(self) -> None:
+        self.is_full = True
         self._node.paused(self, True)
+        self.read_or_not()
 
     def resume_writing(self) -> None:
+        self.is_full = False
         self._node.paused(self, False)
+        self.read_or_not()
+        self.catch_up()
+
+    # -- reading
+
+    def rest(self, resting: bool) -> None:
+        """Read no more from this client, or go on reading."""
+        self.resting = resting
+        self.read_or_not()
+
+    def let_others(self) -> None:
+        """Read no more from it before others had their turn."""
+        if not self.yielding:
+            self.yielding = True
+            self.read_or_not()
+            self._node.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self.yielding = False
+        self.read_or_not()
+        self.catch_up()
+
+    def read_or_not(self) -> None:
+        """Have the transport read, or not, as it should be now."""
+        wanted = self.is_over or not (
+            self.resting or self.yielding or not self.bridge.wants_data or self.is_clogged()
+        )
+        if wanted == self.is_reading or self.transport.is_closing():
+            return
+        self.is_reading = wanted
+        if wanted:
+            self.transport.resume_reading()
+            self.reading_again()
+        else:
+            self.transport.pause_reading()
+
+    def reading_again(self) -> None:
+        """The transport reads again: what was read before and waits goes first."""
+
+    def is_clogged(self) -> bool:
+        """Whether what it asks for would pile up here, since it does not read."""
+        return self.is_full and self.unsent() > self.may_lag()
+
+    def catch_up(self) -> None:
+        """Have the bridge go on with input that it left alone, once the socket has room again."""
+        if (
+            self.bridge.is_behind
+            and not self.is_full
+            and not self.yielding
+            and not self.is_over
+            and not self.transport.is_closing()
+        ):
+            self._node.loop.call_soon(self._catch_up)
+
+    def _catch_up(self) -> None:
+        if self.bridge.is_behind and not self.is_full and not self.is_over:
+            try:
+                self._node.received(self, b"")
+            except Exception as error:  # as in data_received
+                self.broken(error)
+
+    # -- writing
+
+    def limit_output(self, transport: asyncio.WriteTransport) -> None:
+        """How much may wait in the socket's buffer [SC-D6]."""
+        high = self._node.buffers.high_water
+        transport.set_write_buffer_limits(high, min(self._node.config.low_water, high // 2))
+
+    def room(self) -> int:
+        """Bytes that may be written before its buffer holds all it should; 1 at the least, since
+        what a socket takes no more is told by pause_writing."""
+        return max(1, self._node.buffers.high_water - self.unsent())
+
+    def unsent(self) -> int:
+        """Bytes that wait in its socket's buffer."""
+        return self.transport.get_write_buffer_size()
+
+    def output_bytes(self) -> int:
+        """See buffers.py."""
+        return self.unsent() + self.bridge.output_bytes
+
+    def input_bytes(self) -> int:
+        """See buffers.py."""
+        return 0 if self.is_over else self.bridge.input_bytes
+
+    # -- who it is
+
+    def begin(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Find something out about the client; one thing at a time."""
+        self._task = self._node.loop.create_task(self._find_out(work))
+
+    async def _find_out(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await work()
+        except Exception as error:  # as in data_received
+            self.broken(error)
+        finally:
+            self._task = None
+        if not self.transport.is_closing():
+            self._node.touch(self)
+
+    @property
+    def is_asking(self) -> bool:
+        return self._task is not None
+
+    # -- the end
+
+    def finish(self) -> None:
+        """Everything was said: shut our side, and throw away what comes until the peer goes."""
+        if self.is_over or self.transport.is_closing():
+            return
+        self.is_over = True
+        self.tell_closed()
+        self.shut()
+        self._last_words = self._node.loop.call_later(LAST_WORDS_S, self.transport.abort)
+        self._node.doors.may_go(self)
+        self.read_or_not()
+
+    def shut(self) -> None:
+        """Tell the peer that nothing follows."""
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
 
     def broken(self, error: Exception) -> None:
         """Drop the connection after an exception that should not have been possible."""
@@ -124,14 +289,22 @@ class Client(asyncio.Protocol):
         )  # fmt: skip
         self.transport.abort()
 
+    def drop(self) -> None:
+        """Close the socket now."""
+        self.transport.abort()
+
+    def too_much(self, reason: str) -> None:
+        """See buffers.py: it is told, and nothing more is taken from it."""
+        self.bridge.shutdown(reason)
+        output = self.bridge.take_output()
+        if output:
+            self.put(output)
+        self.finish()
+
     def tell_closed(self) -> None:
         """The connection is being closed in an orderly way, for the bridge's reason."""
         self.told = True
         self.log.info("connection.closed", peer=self.peer, id=self.id, reason=self.bridge.reason)
-
-    def abort_soon(self) -> None:
-        """Whoever has not read the last words by then is dropped."""
-        self._last_words = self._node.loop.call_later(LAST_WORDS_S, self.transport.abort)
 
 
 def address_text(address: object) -> str:

@@ -123,7 +123,8 @@ class Config:
     max_memory: int = setting(
         128 * MIB,
         size(16 * MIB),
-        "Budget for message bodies held in memory; beyond it they stay in the journal only.",
+        "Budget for message bodies held in memory; beyond it they stay in the journal only. What "
+        "connections hold is taken off it; at twice as much publishers wait.",
         live=True,
     )
     max_pending: int = setting(
@@ -141,7 +142,8 @@ class Config:
     max_connections: int = setting(
         10_000,
         integer(1, 1_000_000),
-        "Connections of clients at a time; one more is closed at once.",
+        "Connections at a time, of all protocols and HTTP; one more is closed at once. Lowered, "
+        "with a warning, to what the system's limit of open files allows.",
     )
     write_high_water: int = setting(
         1 * MIB,
@@ -169,6 +171,23 @@ class Config:
         10_000,
         integer(100, 600_000, "milliseconds"),
         "Time for a client from connecting to connection.open.",
+    )
+    http_header_timeout: int = setting(
+        10_000,
+        duration(100, DAY_MS),
+        "Time for a client of HTTP from connecting, or from the first byte, to a request's end of "
+        "header.",
+    )
+    http_body_timeout: int = setting(
+        20_000,
+        duration(100, DAY_MS),
+        "How long the body of a request may stand still; all of it may take 15 times as long.",
+    )
+    http_answer_timeout: int = setting(
+        60_000, duration(100, DAY_MS), "How long a client of HTTP may read nothing of its answer."
+    )
+    http_idle_timeout: int = setting(
+        75_000, duration(100, DAY_MS), "How long a connection of HTTP is kept without a request."
     )
     max_message_size: int = setting(128 * MIB, size(1, 512 * MIB), "Largest message body.")
     amqps_port: int = setting(

@@ -2,7 +2,8 @@
 
 A deadline mostly moves later (traffic postpones heartbeats), so a client stays where it is in the
 heap until its old time comes and is asked again then: a busy client costs two comparisons a turn,
-an idle one one wake-up per deadline, and nobody is polled.
+an idle one one wake-up per deadline, and nobody is polled. A client that goes leaves its entry
+empty; entries without a client are cleared out when they are the most.
 """
 
 from __future__ import annotations
@@ -10,9 +11,30 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable
+from typing import Final
 
 from tallymark.server.client import Client
 from tallymark.server.clock import now_ms
+
+EMPTY_MIN: Final = 64
+"""Empty entries that are not worth clearing out."""
+
+
+class Entry:
+    """A client's place in the heap."""
+
+    __slots__ = ("client", "due_ms", "number")
+
+    def __init__(self, due_ms: int, number: int, client: Client) -> None:
+        self.due_ms = due_ms
+        """Monotonic milliseconds."""
+        self.number = number
+        """Tells entries of the same time apart."""
+        self.client: Client | None = client
+        """None: it has gone, or has an earlier entry."""
+
+    def __lt__(self, other: Entry) -> bool:
+        return (self.due_ms, self.number) < (other.due_ms, other.number)
 
 
 class Deadlines:
@@ -23,27 +45,43 @@ class Deadlines:
     ) -> None:
         self._loop = loop
         self._tick = tick
-        self._heap: list[tuple[int, int, Client]] = []
+        self._heap: list[Entry] = []
+        self._empty = 0
+        self._numbers = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
 
+    def __len__(self) -> int:
+        return len(self._heap)
+
     def arm(self, client: Client, deadline_ms: int | None) -> None:
         """Look at the client no later than then; monotonic milliseconds, None: not at all."""
-        armed = client.armed_ms
-        if deadline_ms is None or (armed is not None and armed <= deadline_ms):
+        armed = client.armed
+        if deadline_ms is None or (armed is not None and armed.due_ms <= deadline_ms):
             return
-        client.armed_ms = deadline_ms
-        heapq.heappush(self._heap, (deadline_ms, client.id, client))
+        self.disarm(client)
+        self._numbers += 1
+        client.armed = Entry(deadline_ms, self._numbers, client)
+        heapq.heappush(self._heap, client.armed)
         self._set_timer()
 
     def disarm(self, client: Client) -> None:
-        """The client is gone; its entries are skipped when their time comes."""
-        client.armed_ms = None
+        """Look at the client no more."""
+        entry = client.armed
+        if entry is None:
+            return
+        client.armed = None
+        entry.client = None
+        self._empty += 1
+        if self._empty > EMPTY_MIN and self._empty > len(self._heap) // 2:
+            self._heap = [one for one in self._heap if one.client is not None]
+            heapq.heapify(self._heap)
+            self._empty = 0
 
     def _set_timer(self) -> None:
         if not self._heap:
             return
-        first = self._heap[0][0]
+        first = self._heap[0].due_ms
         if self._timer is not None:
             if self._timer_ms <= first:
                 return
@@ -55,13 +93,13 @@ class Deadlines:
     def _fire(self) -> None:
         self._timer = None
         now = now_ms()
-        heap = self._heap
         try:
-            while heap and heap[0][0] <= now:
-                armed, _, client = heapq.heappop(heap)
-                if client.armed_ms != armed:
+            while self._heap and self._heap[0].due_ms <= now:
+                client = heapq.heappop(self._heap).client
+                if client is None:
+                    self._empty -= 1
                     continue
-                client.armed_ms = None
+                client.armed = None
                 due = client.bridge.next_deadline()
                 if due is not None and due <= now:
                     due = self._tick(client)

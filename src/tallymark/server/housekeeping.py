@@ -64,7 +64,7 @@ class Housekeeping:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.alarms: set[str] = set()
-        """Of "memory" and "disk": what keeps publishers from being read."""
+        """Of "memory", "disk" and "files": what keeps publishers from being read."""
         self.checkpoints = 0
         self._checkpoint_begun = self._checkpoint_done = node.journal.checkpoint_position
         self.wants_checkpoint = False
@@ -147,16 +147,21 @@ class Housekeeping:
         node = self._node
         broker, journal = node.broker, node.journal
         store = broker.store
-        if store.resident_bytes > node.config.max_memory:
-            broker.spill(node.config.max_memory, journal.written)
+        most = node.config.max_memory
+        buffered = node.buffers.look(most // 2)
+        budget = max(most - buffered, most // 2)
+        if store.resident_bytes > budget:
+            broker.spill(budget, journal.written)
         if store.released:
             for position, size in store.released:
                 journal.release(position, size)
             store.released.clear()
         # Twice the budget: what is not yet written cannot be let go of, and what is pinned neither.
-        self._set("memory", store.resident_bytes > 2 * node.config.max_memory)
+        self._set("memory", store.resident_bytes + buffered > 2 * most)
         if not journal.accepts_payloads:
             self._set("disk", True)
+        if journal.lacks_files:
+            self._set("files", True)
         limit = node.config.max_pending
         behind = journal.pending_bytes > (limit // 2 if self._behind else limit)
         if journal.is_short:
@@ -342,6 +347,9 @@ class Housekeeping:
             return
         if "disk" in self.alarms:
             self._recover_room()
+        if "files" in self.alarms:
+            self._node.journal.restore_files()
+            self._set("files", self._node.journal.lacks_files)
         self._check_disk()
         self._node.schedule()
         if self.alarms and self._timer is None:

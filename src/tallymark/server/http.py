@@ -36,6 +36,7 @@ from tallymark.server.http_guard import (
     basic_credentials,
     guard_of,
 )
+from tallymark.server.http_line import HttpListener
 from tallymark.server.http_paths import allowed_methods, answer_with_slash
 from tallymark.server.logs import log_of
 from tallymark.server.node import JournalFailed, Node
@@ -55,7 +56,6 @@ STATUS: Final[dict[type[BrokerError], tuple[int, str]]] = {
 OWN: Final = "/api/tallymark/"
 """Paths that RabbitMQ has not; at its own a refused access is 401, as its clients expect."""
 MAX_REQUEST: Final = 1 << 20
-STOP_S: Final = 1.0
 USER: Final = web.RequestKey("user", User)
 """As whom the request came. What that user may do now, `user_of` says."""
 NODE: Final = web.AppKey("node", Node)
@@ -182,24 +182,18 @@ class HttpServer:
         self._streams = Streams(self)
         self._streams.add_to(app)
         add_management(self, app)
-        self._runner = web.AppRunner(
-            app, access_log=None, handle_signals=False, shutdown_timeout=STOP_S,
-            keepalive_timeout=75,
-        )  # fmt: skip
+        self._listener = HttpListener(node, app)
 
     async def start(self, bound: Sequence[socket.socket]) -> list[tuple[str, int]]:
         """Listen on sockets that are bound; returns the addresses."""
-        await self._runner.setup()
-        for one in bound:
-            await web.SockSite(self._runner, one).start()
-        self.addresses = [(address[0], address[1]) for address in self._runner.addresses]
+        self.addresses = await self._listener.start(bound)
         return self.addresses
 
     async def stop(self) -> None:
         """Answer what is being answered, for at most STOP_S, and close."""
         self._browsing.close()
         self._streams.close()
-        await self._runner.cleanup()
+        await self._listener.stop()
 
     def queue(self, request: web.Request) -> Queue:
         """The queue that the path names. Raises NotFound, AccessRefused (needs read)."""

@@ -7,11 +7,10 @@ import contextlib
 import errno
 import os
 import socket
+import ssl
 import stat
 from collections.abc import Callable
 from typing import Final
-
-from aiohttp import web
 
 from tallymark.server.config import LOCALHOST
 
@@ -74,31 +73,19 @@ def host_of(peername: object) -> str:
 
 
 async def listen(
-    loop: asyncio.AbstractEventLoop, client: Callable[[], asyncio.BaseProtocol],
+    loop: asyncio.AbstractEventLoop,
+    client: Callable[[], asyncio.BaseProtocol],
     bound: socket.socket,
-) -> asyncio.Server:  # fmt: skip
-    """Accept clients at a socket that is bound."""
+    tls: ssl.SSLContext | None = None,
+    handshake_s: float | None = None,
+) -> asyncio.Server:
+    """Accept clients at a socket that is bound, inside TLS where there is a context for it, which
+    is given so many seconds."""
+    limit_s = None if tls is None else handshake_s
     if bound.family == socket.AF_UNIX:
-        return await loop.create_unix_server(client, sock=bound, backlog=BACKLOG)
-    return await loop.create_server(client, sock=bound, backlog=BACKLOG)
-
-
-class PathSite(web.BaseSite):
-    """As web.SockSite, for a socket in the file system."""
-
-    def __init__(self, runner: web.BaseRunner, bound: socket.socket) -> None:
-        super().__init__(runner, backlog=BACKLOG)
-        self._bound = bound
-
-    @property
-    def name(self) -> str:
-        return f"http://unix:{self._bound.getsockname()}:"
-
-    async def start(self) -> None:
-        await super().start()
-        server = self._runner.server
-        assert server is not None
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(
-            server, sock=self._bound, backlog=self._backlog
+        return await loop.create_unix_server(
+            client, sock=bound, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=limit_s
         )
+    return await loop.create_server(
+        client, sock=bound, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=limit_s
+    )

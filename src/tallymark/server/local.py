@@ -21,8 +21,8 @@ from typing import Any, Final, Self, TypeVar
 
 from tallymark.bridge.amqp091 import Amqp091, Settings
 from tallymark.bridge.amqp091_sink import Intake
+from tallymark.bridge.bridge import UNLIMITED, Bridge
 from tallymark.server.amqp import AmqpClient
-from tallymark.server.clock import now_ms
 from tallymark.server.node import Node
 from tallymark.server.users import User, permissions_of
 from tallymark.wire.amqp091.errors import CONNECTION_FORCED
@@ -137,6 +137,9 @@ class LocalTransport(asyncio.Transport):
     def is_closing(self) -> bool:
         return self._closing
 
+    def can_write_eof(self) -> bool:
+        return False
+
     def close(self) -> None:
         if not self._closing:
             self._closing = True
@@ -156,6 +159,8 @@ class LocalTransport(asyncio.Transport):
 class LocalClient(AmqpClient):
     """One connection of this kind, as the node sees it."""
 
+    is_local = True
+
     def __init__(self, node: Node, name: str) -> None:
         limits = Limits(
             channel_max=CHANNEL, frame_max=FRAME_MAX, heartbeat_s=0,
@@ -168,12 +173,15 @@ class LocalClient(AmqpClient):
         super().__init__(node, None)
         self.peer = self.peer_host = name
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, LocalTransport)
-        self.transport = transport
-        self.bridge = Amqp091(self._node.broker, self._local, self.peer)
-        self.bridge.tick(now_ms())
-        self._node.opened(self)
+    def meet(self, transport: asyncio.Transport) -> Bridge:
+        return Amqp091(self._node.broker, self._local, self.peer)
+
+    def room(self) -> int:
+        """What it asks for is one answer."""
+        return UNLIMITED
+
+    def shut(self) -> None:
+        self.transport.close()
 
     def tell_closed(self) -> None:
         """It was there for one request: that is told of, where it is refused."""

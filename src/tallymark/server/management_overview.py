@@ -133,7 +133,7 @@ class Overview(Routes):
             "disk_free_limit": node.config.disk_free_limit,
             "disk_free_alarm": "disk" in alarms,
             "sockets_used": len(node.clients),
-            "sockets_total": node.config.max_connections,
+            "sockets_total": node.doors.limit,
             "db_dir": str(node.config.data_dir.absolute()),
         }
 

@@ -49,10 +49,12 @@ from tallymark.engine.session import Connection, Session
 from tallymark.journal.journal import Journal
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.appends import Appends
+from tallymark.server.buffers import Buffers
 from tallymark.server.client import Client
 from tallymark.server.clock import both_ms, now_ms
 from tallymark.server.config import Config
 from tallymark.server.deadlines import Deadlines
+from tallymark.server.doors import Doors
 from tallymark.server.features import Features
 from tallymark.server.housekeeping import Housekeeping
 from tallymark.server.logs import log_of
@@ -122,6 +124,8 @@ class Node:
         self.tasks = Schedule(loop)
         self.reloading = Reloading(self)
         self.deadlines = Deadlines(loop, self._tick)
+        self.doors = Doors(config.max_connections)
+        self.buffers = Buffers(self)
         self._numbers = 0
         self._last_gone: asyncio.Future[None] | None = None
         self._touched: list[Client] = []
@@ -174,8 +178,7 @@ class Node:
 
     def opened(self, client: Client) -> None:
         """A client connected; one too many is closed at once."""
-        if len(self.clients) >= self.config.max_connections:
-            log.warning("connection.refused", peer=client.peer, limit=self.config.max_connections)
+        if not client.is_local and not self.doors.enter(client):
             client.transport.abort()
             return
         self._numbers += 1
@@ -191,6 +194,7 @@ class Node:
         client.read_at = self._reads
         published = self.broker.published
         monotonic_ms = self.tell_time()
+        client.bridge.room = client.room()
         client.bridge.receive(data, monotonic_ms, self.broker.clock.now_ms)
         if self.broker.published != published:
             client.publishing = True
@@ -204,22 +208,29 @@ class Node:
     def speaks_otherwise(self, client: Client, bridge: Bridge) -> None:
         """The client speaks another protocol than it was taken for; it has said nothing yet."""
         del self.clients[client.bridge]
+        client.bridge.let_go()
         client.bridge = bridge
         self.clients[bridge] = client
         self.deadlines.arm(client, bridge.next_deadline())
 
     def lost(self, client: Client, error: Exception | None) -> None:
         """The client's transport is gone."""
+        self.doors.leave(client)
         if self.clients.pop(client.bridge, None) is None:
             return
         self.deadlines.disarm(client)
+        self.buffers.forget(client)
         reason = client.bridge.reason
         event = "connection.closed" if reason and not client.told else "connection.lost"
         reason = reason or "peer vanished" + (f": {error}" if error else "")
-        client.bridge.eof()
+        try:
+            client.bridge.eof()
+        except Exception as broken:  # a bug of ours: told like any other, and the client is gone
+            client.broken(broken)
         news = client.has_entered and not client.told and not self.failed.done()
         tell = client.log.info if news else client.log.debug
         tell(event, peer=client.peer, id=client.id, reason=reason)
+        client.bridge.let_go()
         if not self.clients and self._last_gone is not None and not self._last_gone.done():
             self._last_gone.set_result(None)
         self.schedule()
@@ -243,12 +254,19 @@ class Node:
 
     def _tick(self, client: Client) -> int | None:
         """A client's deadline has come: heartbeats, time-outs. Returns the next one."""
-        if client.resting:
+        try:
+            self._due(client)
+        except Exception as error:  # as in what it sends: it costs this connection, not the others
+            client.broken(error)
+            return None
+        self.touch(client)
+        return client.bridge.next_deadline()
+
+    def _due(self, client: Client) -> None:
+        if not client.is_reading:
             # What it sent is not read, so its silence means nothing.
             client.bridge.receive(b"", self.tell_time(), self.broker.clock.now_ms)
         client.bridge.tick(now_ms())
-        self.touch(client)
-        return client.bridge.next_deadline()
 
     # -- the turn
 
@@ -304,7 +322,9 @@ class Node:
                 client.flush()
             except Exception as error:
                 client.broken(error)
-            self.deadlines.arm(client, client.bridge.next_deadline())
+            if client.bridge in self.clients:
+                self.deadlines.arm(client, client.bridge.next_deadline())
+                self.buffers.weigh(client)
         self.housekeeping.after_turn(now)
         if self._ready_waiters:
             self._wake_readers()

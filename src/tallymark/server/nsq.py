@@ -1,21 +1,19 @@
 """NSQ at the socket: bytes between a transport, its layers and its bridge; nothing decided here.
 
-A client is not read while the node lets it rest, while it is ahead of our answers, and while it
-publishes without reading them. What layers hold of it waits likewise.
+What layers hold of a client waits while the client is not read.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from itertools import count
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
+from tallymark.bridge.bridge import Bridge
 from tallymark.bridge.nsq import Nsq, Settings
 from tallymark.server import audit
 from tallymark.server.client import Client, address_text
-from tallymark.server.clock import now_ms
 from tallymark.server.layers import LayerError, Layers, TlsLayer, compression
 from tallymark.server.listening import host_of
 from tallymark.server.nsq_auth import AuthUnavailable
@@ -29,9 +27,8 @@ if TYPE_CHECKING:
 
 _numbers: Final = count(1)
 """Of clients that came through the file system: they have no address to be told apart by."""
-CLOGGED: Final = 8
-"""High water marks of bytes waiting in a subscriber's socket buffer above which it is not read
-either."""
+SHARE_BYTES: Final = 256 * 1024
+"""Taken from layers in one go: what a socket gives at most."""
 
 
 class NsqClient(Client):
@@ -54,39 +51,26 @@ class NsqClient(Client):
         self._limits = limits
         self._context = tls
         self._doors = doors
-        self._asking: asyncio.Task[None] | None = None
         self._layers = Layers()
         self._handshake: TlsLayer | None = None
         """TLS that is not ready yet."""
         self.tls: TlsLayer | None = None
-        self._is_reading = True
-        self._is_over = False
-        """Whether everything was said: what still comes is thrown away."""
-        self._is_full = False
-        """Whether the socket takes no more for now."""
         self._stuck: asyncio.TimerHandle | None = None
-        """Runs while it does not."""
+        """Runs while the socket takes no more."""
         self._written_bytes = 0
         """Handed to the transport, as they leave the layers."""
         self._has_ended = False
         """Whether the client says no more."""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
-        transport = self.transport
-        raw: socket.socket = transport.get_extra_info("socket")
-        if raw.family != socket.AF_UNIX:
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.limit_output(transport)
+    def meet(self, transport: asyncio.Transport) -> Bridge:
         peer = transport.get_extra_info("peername")
         self.peer_host = host_of(peer)
         self.peer = address_text(peer) if peer else f"unix:{next(_numbers)}"
-        self.bridge = Nsq(self._node.broker, self._settings, self.peer, self._limits)
+        bridge = Nsq(self._node.broker, self._settings, self.peer, self._limits)
         acting = self._doors.acting()
         if acting is not None:
-            self.bridge.act_as(acting)
-        self.bridge.tick(now_ms())
-        self._node.opened(self)
+            bridge.act_as(acting)
+        return bridge
 
     @property
     def has_entered(self) -> bool:
@@ -99,29 +83,32 @@ class NsqClient(Client):
 
     # -- reading
 
-    def data_received(self, data: bytes) -> None:
-        self.received_bytes += len(data)
-        if self._is_over:
+    def take(self, data: bytes) -> None:
+        if not self._layers:
+            self._node.received(self, data)
             return
-        try:
-            if not self._layers:
-                self._node.received(self, data)
-                return
-            self._layers.feed(data)
-            if self._handshake is not None:
-                self._shake_hands(self._handshake)
-            self._drain()
-        except Exception as error:  # a bug of ours costs this connection, not the others
-            self.broken(error)
+        self._layers.feed(data)
+        if self._handshake is not None:
+            self._shake_hands(self._handshake)
+        self._drain()
 
     def _drain(self) -> None:
         """Bring the bridge what the layers have for it."""
         try:
-            while self._is_reading and self._handshake is None and not self._is_over:
+            taken = 0
+            while (
+                self.is_reading
+                and self._handshake is None
+                and not self.is_over
+                and not self.bridge.is_behind
+            ):
                 piece = self._layers.read()
                 if not piece:
                     break
                 self._node.received(self, piece)
+                taken += len(piece)
+                if taken >= SHARE_BYTES:
+                    self.let_others()
         except LayerError as error:
             self._unreadable(error)
 
@@ -140,7 +127,7 @@ class NsqClient(Client):
     def eof_received(self) -> bool:
         """The client says no more, and may be reading still: what it asked for is answered."""
         self._has_ended = True
-        if self._is_over:
+        if self.is_over:
             return False
         try:
             if self._layers:
@@ -151,29 +138,13 @@ class NsqClient(Client):
         self._node.touch(self)
         return True
 
-    def _read_or_not(self) -> None:
-        wanted = not self.resting and not self.yielding
-        wanted = wanted and self.bridge.wants_data and not self._is_clogged()
-        wanted = wanted or self._is_over
-        if wanted == self._is_reading or self.transport.is_closing():
-            return
-        self._is_reading = wanted
-        if wanted:
-            self.transport.resume_reading()
-            if self._layers:
-                self._node.loop.call_soon(self._drain_later)
-        else:
-            self.transport.pause_reading()
+    def reading_again(self) -> None:
+        if self._layers:
+            self._node.loop.call_soon(self._drain_later)
 
-    def _is_clogged(self) -> bool:
-        """Whether what it asks for would pile up here. A subscriber whose socket is full may still
-        say what it is done with."""
-        if not self._is_full:
-            return False
-        return (
-            self.bridge.consumer is None
-            or self.unsent() > CLOGGED * self._node.config.write_high_water
-        )
+    def may_lag(self) -> int:
+        """A subscriber may still say what it is done with; of others all that is said is asked."""
+        return 0 if self.bridge.consumer is None else super().may_lag()
 
     # -- writing
 
@@ -184,54 +155,47 @@ class NsqClient(Client):
         while True:
             output = bridge.take_output()
             if output:
-                self._write(output)
+                self.put(output)
             upgrade = bridge.upgrade
-            if upgrade is None or self._handshake is not None or self._is_over:
+            if upgrade is None or self._handshake is not None or self.is_over:
                 break
             self._upgrade(upgrade)
         if bridge.closing:
-            self._finish()
-        elif bridge.pending_auth is not None and self._asking is None:
-            self._asking = self._node.loop.create_task(self._ask(bridge.pending_auth))
-        self._read_or_not()
+            self.finish()
+        elif bridge.pending_auth is not None and not self.is_asking:
+            self.begin(self._ask)
+        self.read_or_not()
 
-    def _write(self, output: list[bytes]) -> None:
+    def put(self, output: list[bytes]) -> None:
         self.sent_bytes += sum(map(len, output))
-        if self.transport.is_closing() or self._is_over or self._handshake is not None:
+        if self.transport.is_closing() or self.is_over or self._handshake is not None:
             return
         if self._layers:
             output = [self._layers.encode(b"".join(output))]
         self._written_bytes += sum(map(len, output))
         self.transport.writelines(output)
 
-    def _finish(self) -> None:
-        """Say that this was all, and wait for the peer to go: closing at once, with input unread,
-        could take the last words from it."""
-        if self._is_over or self.transport.is_closing():
-            return
-        self._is_over = True
+    def shut(self) -> None:
         if self.tls is not None and self._handshake is None:
             self.transport.write(self.tls.close())
         if self._has_ended:
             self.transport.close()
         else:
-            self.tell_closed()
-            self.transport.write_eof()
-        self.abort_soon()
+            super().shut()
+
+    def tell_closed(self) -> None:
+        if not self._has_ended:
+            super().tell_closed()
 
     def pause_writing(self) -> None:
-        self._is_full = True
-        self._watch_writing()
         super().pause_writing()
-        self._read_or_not()
+        self._watch_writing()
 
     def resume_writing(self) -> None:
-        self._is_full = False
         if self._stuck is not None:
             self._stuck.cancel()
             self._stuck = None
         super().resume_writing()
-        self._read_or_not()
 
     def _watch_writing(self) -> None:
         """Look again when the client must have taken something [NQ-7]."""
@@ -252,10 +216,9 @@ class NsqClient(Client):
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
         if self._stuck is not None:
             self._stuck.cancel()
+            self._stuck = None
         super().connection_lost(exc)
 
     # -- layers
@@ -295,18 +258,17 @@ class NsqClient(Client):
 
     # -- auth
 
-    async def _ask(self, secret: bytes) -> None:
+    async def _ask(self) -> None:
+        secret = self.bridge.pending_auth
+        assert secret is not None
         tls = self.tls
         name = "" if tls is None else tls.common_name()
         try:
             state, user = await self._doors.check(secret, self.peer_host, tls is not None, name)
         except AuthUnavailable as error:
             self.log.error("auth.impossible", peer=self.peer, error=str(error))
-            self._asking = None
             self.bridge.auth_failed()
         else:
-            self._asking = None
             if not state.permission_count:
                 audit.login_refused("NSQ", self.peer, self._doors.name_in(secret), "AUTH")
             self.bridge.auth_succeeded(state, user)
-        self._node.touch(self)

@@ -30,8 +30,9 @@ from tallymark.engine.errors import AccessRefused, BrokerError, NotFound, Resour
 from tallymark.server import audit, logs
 from tallymark.server.config import LOCALHOST
 from tallymark.server.http_guard import CHALLENGE, FORBIDDEN, Turned, basic_credentials, guard_of
+from tallymark.server.http_line import HttpListener
 from tallymark.server.http_paths import NO_SUCH_PATH, allowed_methods, known_without_slash
-from tallymark.server.listening import PathSite, address_of, shown
+from tallymark.server.listening import shown
 from tallymark.server.logs import log_of
 from tallymark.server.lookupd import Lookupd
 from tallymark.server.node import JournalFailed, Node
@@ -52,7 +53,6 @@ from tallymark.wire.nsq.limits import Limits
 from tallymark.wire.nsq.names import is_valid_name
 from tallymark.wire.nsq.parsing import mpub_cuts
 
-STOP_S: Final = 1.0
 CELL_HEAD: Final = 4
 """Bytes in front of the body in a cell that came by HTTP: its size."""
 BOOLS: Final = {"true": True, "1": True, "false": False, "0": False}
@@ -162,10 +162,7 @@ class NsqHttp:
         """Requests without TLS are refused."""
         self.tls_required_option = "false"
         """nsq_tls_required, as it is in effect."""
-        self._runner = web.AppRunner(
-            self._app(), access_log=None, handle_signals=False, shutdown_timeout=STOP_S,
-            keepalive_timeout=75,
-        )  # fmt: skip
+        self._listener = HttpListener(node, self._app())
 
     def _app(self) -> web.Application:
         app = web.Application(middlewares=[self._errors, self._authenticate], client_max_size=0)
@@ -198,18 +195,12 @@ class NsqHttp:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Listen on sockets that are bound; on `tls_bound` inside TLS."""
-        await self._runner.setup()
-        for one in bound:
-            site = PathSite if one.family == socket.AF_UNIX else web.SockSite
-            await site(self._runner, one).start()
-            self.addresses.append(address_of(one))
-        for one in tls_bound:
-            await web.SockSite(self._runner, one, ssl_context=tls).start()
-            self.tls_addresses.append(address_of(one))
+        self.addresses += await self._listener.start(bound)
+        self.tls_addresses += await self._listener.start(tls_bound, tls)
 
     async def stop(self) -> None:
         """Answer what is being answered, for at most STOP_S, and close."""
-        await self._runner.cleanup()
+        await self._listener.stop()
 
     # -- every request
 

@@ -36,6 +36,7 @@ from tallymark.server.nsq_stats import (
 from tallymark.server.tls import TlsRefused, server_context
 from tallymark.wire.nsq.limits import Limits
 from tallymark.wire.nsq.states import State
+from tallymark.wire.share import SHARE
 
 if TYPE_CHECKING:
     from tallymark.server.nsq_http import NsqHttp
@@ -254,6 +255,7 @@ def limits_of(config: Config, tls_available: bool) -> Limits:
         auth_required=bool(config.auth_http_address),
         topology_region=config.nsq_topology_region,
         topology_zone=config.nsq_topology_zone,
+        steps=SHARE,
     )
 
 

@@ -46,9 +46,10 @@ from tallymark.server.amqp import AmqpClient, Settings
 from tallymark.server.clock import both_ms
 from tallymark.server.config import LOCALHOST, Config, is_loopback
 from tallymark.server.consumer_ledger import ConsumerLedger
+from tallymark.server.doors import RESERVED
 from tallymark.server.features import Features, FeaturesError
 from tallymark.server.limits import LimitsError, load_limits
-from tallymark.server.listening import address_of, bind_path, is_path
+from tallymark.server.listening import address_of, bind_path, is_path, listen
 from tallymark.server.node import JournalFailed, Node, node_name
 from tallymark.server.nsq_service import NsqService, limits_of, tls_context
 from tallymark.server.reload import set_policies
@@ -58,6 +59,7 @@ from tallymark.server.tls import TlsRefused
 from tallymark.server.users import UsersError
 from tallymark.wire.amqp091.limits import Limits
 from tallymark.wire.nsq import kernel as nsq
+from tallymark.wire.share import SHARE
 
 STOPPED: Final = 0
 FAILED: Final = 1
@@ -79,7 +81,10 @@ OUR_FILES: Final = (
 )  # fmt: skip
 """In a data folder, as patterns."""
 OTHER_FILES: Final = 1024
-"""Open files beside AMQP connections: journal, HTTP, listeners."""
+"""Open files beside connections: journal, listeners, connections to others; and those that come in
+at once, before the first of them is told that there is no room."""
+OTHER_SHARE: Final = 4
+"""Where the system allows fewer, this part of them is for what else there is."""
 
 log = logs.log_of("server")
 
@@ -108,9 +113,9 @@ def run(config: Config, read: Callable[[], Config] | None = None) -> int:
     logs.configure(config.log_level, config.log_levels, config.log_format)
     try:
         _check(config)
-        _allow_files(config.max_connections + OTHER_FILES)
+        most = _connections_allowed(config.max_connections)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_serve(config, read))
+            return runner.run(_serve(config, most, read))
     except (StartRefused, UsersError, FeaturesError, LimitsError) as error:
         print(f"tallymark: {error}", file=sys.stderr)
         return REFUSED
@@ -183,15 +188,20 @@ def _check_hosts(config: Config) -> None:
         )
 
 
-def _allow_files(wanted: int) -> None:
-    """Many systems begin with 1024 open files and let a process ask for more."""
+def _connections_allowed(wanted: int) -> int:
+    """So many connections as are wanted, or as the system has open files for. Many systems begin
+    with 1024 and let a process ask for more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most < wanted:
-        log.warning("files.limited", limit=most, wanted=wanted)
+    files = wanted + RESERVED + OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= files:
+        return wanted
+    most = files if hard == resource.RLIM_INFINITY else min(files, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(most, soft), hard))
+    others = RESERVED + min(OTHER_FILES, most // OTHER_SHARE)
+    allowed = max(1, min(wanted, most - others))
+    if allowed < wanted:
+        log.warning("connections.limited", max_connections=allowed, wanted=wanted, files=most)
+    return allowed
 
 
 def _loop_factory() -> Any:
@@ -202,7 +212,7 @@ def _loop_factory() -> Any:
     return uvloop.new_event_loop
 
 
-async def _serve(config: Config, read: Callable[[], Config] | None) -> int:
+async def _serve(config: Config, max_connections: int, read: Callable[[], Config] | None) -> int:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_unexpected)
     stop: asyncio.Future[int] = loop.create_future()
@@ -213,6 +223,7 @@ async def _serve(config: Config, read: Callable[[], Config] | None) -> int:
         bound = Bound(config, tls, held)
         _make_folder(config.data_dir)
         node = _open(config, loop)
+        node.doors.limit = max_connections
         node.reloading.read = read
         loop.add_signal_handler(signal.SIGHUP, node.reloading.on_signal)
         return await _run(node, stop, bound, tls)
@@ -498,6 +509,7 @@ def _settings(node: Node) -> Settings:
         heartbeat_s=config.heartbeat_s,
         max_message_bytes=config.max_message_size,
         handshake_timeout_ms=config.handshake_timeout_ms,
+        steps=SHARE,
     )
     return Settings(
         Settings091(
@@ -515,11 +527,8 @@ def _settings(node: Node) -> Settings:
 async def _listen(
     node: Node, settings: Settings, bound: socket.socket, tls: ssl.SSLContext | None
 ) -> asyncio.Server:
-    timeout_s = None if tls is None else node.config.handshake_timeout_ms / 1000
-    return await node.loop.create_server(
-        lambda: AmqpClient(node, settings), sock=bound, backlog=1024, ssl=tls,
-        ssl_handshake_timeout=timeout_s,
-    )  # fmt: skip
+    handshake_s = node.config.handshake_timeout_ms / 1000
+    return await listen(node.loop, lambda: AmqpClient(node, settings), bound, tls, handshake_s)
 
 
 async def _take_definitions(node: Node, file: Path) -> None:

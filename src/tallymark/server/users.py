@@ -28,9 +28,11 @@ import msgspec
 
 from tallymark.bridge.permissions import Permissions
 from tallymark.engine.patterns import problem_of
+from tallymark.journal.files import OUT_OF_FILES
 from tallymark.server import scram
 from tallymark.server.audit import BY_FILE, users_changed
 from tallymark.server.config import is_loopback
+from tallymark.server.logins import Logins
 from tallymark.server.logs import log_of
 from tallymark.server.scram import ScramKeys, make_keys
 
@@ -55,8 +57,6 @@ RABBITMQ_DIGESTS: Final = {
 }
 RABBITMQ_SALT: Final = 4
 SCRYPT_SALT: Final = 16
-MAX_CHECKS: Final = 4
-"""Hashes computed at a time: bounds memory and threads under a storm of logins."""
 
 
 class UsersError(Exception):
@@ -160,7 +160,7 @@ def check_permission(vhost: str, permission: Permission) -> None:
     for pattern in (permission.configure, permission.write, permission.read):
         problem = problem_of(pattern)
         if problem:
-            raise UsersError(f"permission in vhost {vhost!r}: {problem}")
+            raise UsersError(f"permission {problem}, in vhost {vhost!r}")
 
 
 def hashed_user(name: str, password_hash: str, algorithm: str) -> User:
@@ -252,9 +252,8 @@ class Users:
         self._has_looked = False
         self._by = BY_FILE
         """Who is changing the users."""
-        self._checks = asyncio.Semaphore(MAX_CHECKS)
-        self._known: dict[tuple[str, bytes], bytes] = {}
         self._key = secrets.token_bytes(32)
+        self._logins = Logins()
         self._changing = asyncio.Lock()
         self.observers: list[Callable[[], None]] = []
         """Called when the users are others than before, after that."""
@@ -267,7 +266,14 @@ class Users:
         """
         stamp = _stamp(self._folder / FILE)
         if stamp != self._stamp:
-            before, self._users = self._users, load(self._folder)
+            try:
+                found = load(self._folder)
+            except UsersError as error:
+                reason = error.__cause__
+                if isinstance(reason, OSError) and reason.errno in OUT_OF_FILES and self._stamp:
+                    return self._users  # for now: it is read as soon as a file can be opened
+                raise
+            before, self._users = self._users, found
             self._stamp = stamp
             if self._has_looked:
                 users_changed(before, self._users, self._by)
@@ -275,7 +281,7 @@ class Users:
                 user.scram is not None or user.algorithm == NO_PASSWORD
                 for user in self._users.values()
             )
-            self._known.clear()
+            self._logins.forget()
             _tell_problems(self._users)
             for observer in self.observers:
                 observer()
@@ -320,8 +326,8 @@ class Users:
     async def check(self, name: str, password: str, peer: str) -> User | None:
         """The user when name and password match, else None. peer: the client's address.
 
-        An HTTP client sends its password with each request: one that matched is remembered as a
-        keyed hash until the users file changes, so that scrypt runs once per password.
+        One that matched is remembered for a while (logins.py): an HTTP client sends its password
+        with each request.
         """
         users = self.current()
         if not users:
@@ -330,16 +336,12 @@ class Users:
         if name == GUEST and password == GUEST and not is_loopback(peer):
             return None
         user = users.get(name, _NOBODY)
-        digest = hmac.digest(self._key, password.encode(), "sha256")
-        known = self._known.get((name, user.salt))
-        if known is not None and hmac.compare_digest(known, digest):
-            return user
-        async with self._checks:
-            accepted = await asyncio.to_thread(user.accepts, password)
-        if not accepted or user is _NOBODY:
-            return None
-        self._known[name, user.salt] = digest
-        return user
+
+        async def accepts() -> bool:
+            return await asyncio.to_thread(user.accepts, password) and user is not _NOBODY
+
+        accepted = await self._logins.check(name, user.salt, password, peer, accepts)
+        return user if accepted else None
 
     async def change(
         self, change: Callable[[dict[str, User]], None], by: str, keep_guest: bool = True

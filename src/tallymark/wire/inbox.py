@@ -55,6 +55,10 @@ class Inbox:
         self.waiting = 0
         return True
 
+    def size(self) -> int:
+        """Bytes kept."""
+        return len(self.data) - self.pos + self.waiting
+
     def clear(self) -> None:
         self.data = b""
         self.pos = 0

@@ -125,8 +125,10 @@ class Connection:
         "_known",
         "_now_ms",
         "_state",
+        "_steps",
         "_unfinished",
         "channel_max",
+        "content_bytes",
         "frame_max",
         "limits",
         "out",
@@ -141,6 +143,9 @@ class Connection:
         """As negotiated; before that, ours."""
         self.frame_max = limits.frame_max
         """As negotiated, bytes, 0: no limit; before that, ours."""
+        self.content_bytes = 0
+        """Of messages that were put into `out` in answer to what the peer sent (basic.get, returns)
+        since the owner set this to 0: little input can ask for much of that."""
         self.version = (0, 9, 1)
         self._state = State.HEADER
         self._is_deaf = False
@@ -150,6 +155,7 @@ class Connection:
         self._unfinished = 0  # bytes of contents under way
         self._inbox = Inbox(8)
         self._eof = False
+        self._steps = self.limits.steps
         self._frame_limit = INITIAL_FRAME_MAX  # payload bytes
         self._now_ms = -1
         self._deadline_ms = -1  # of the handshake or of the close, -1: none
@@ -159,11 +165,31 @@ class Connection:
     def state(self) -> State:
         return self._state
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes received that are not through: incomplete frames and unfinished contents."""
+        return self._inbox.size() + self._unfinished
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether next_event gave None since enough was looked at for now: call receive_data."""
+        return self._steps <= 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the connection has begun to end, by whoever's will: input asks for nothing."""
+        return self._state in OVER
+
+    def abandon_input(self) -> None:
+        """Forget what was received and not looked at: nobody is there to be answered."""
+        self._inbox.clear()
+
     # Input
 
     def receive_data(self, data: bytes, now_ms: int) -> None:
-        """Take what was read. Never raises; ask next_event what it meant. O(1)."""
+        """Take what was read, or go on. Never raises; ask next_event what it meant. O(1)."""
         self._start_clock(now_ms)
+        self._steps = self.limits.steps
         self._heartbeat.received_ms = now_ms
         if self._is_deaf or self._state is State.CLOSED or not data:
             return
@@ -188,6 +214,9 @@ class Connection:
                     return None
                 self._end("closed by the peer without a closing handshake", False)
                 continue
+            if self._steps <= 0 and not self._eof:
+                return None
+            self._steps -= 1
             try:
                 self._parse()
             except WireError as error:
@@ -459,6 +488,8 @@ class Connection:
         self._start_clock(now_ms)
         if self._state is State.CLOSED:
             return
+        if 0 <= self._deadline_ms <= now_ms and self._state in OUR_TURN:
+            self._set_deadline(self.limits.handshake_timeout_ms)  # our time is not the peer's
         if 0 <= self._deadline_ms <= now_ms:
             if self._state in OVER:
                 self._end("no connection.close-ok in time", False)
@@ -586,6 +617,7 @@ class Connection:
         if known is not None and known.is_open() and self._state is State.RUNNING:
             self.send_method(channel, method)
             self.out.append(header)
+            self.content_bytes += len(header) + len(body_frames)
             if body_frames:
                 self.out.append(body_frames)
 

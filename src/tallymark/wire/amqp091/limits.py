@@ -8,6 +8,7 @@ from typing import Final, final
 from tallymark.wire.amqp091.errors import NOT_ALLOWED, WireError
 from tallymark.wire.amqp091.frames import FRAME_MIN
 from tallymark.wire.amqp091.methods import ConnectionTuneOk
+from tallymark.wire.share import ALL
 
 INITIAL_FRAME_MAX: Final = 8192
 """Bytes of a frame before a frame-max is agreed on [rabbitmq initial_frame_max]."""
@@ -31,6 +32,8 @@ class Limits:
     max_unfinished_bytes: int = 0
     """Contents under way, all channels together; more costs the publisher its connection. 0: two
     messages of the largest size, and then some."""
+    steps: int = ALL
+    """Looked at in one go: behind them `is_spent` says that there is more [wire.share]."""
 
     def __post_init__(self) -> None:
         if self.frame_max and self.frame_max < FRAME_MIN:

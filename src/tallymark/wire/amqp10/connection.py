@@ -86,6 +86,7 @@ class Connection(Lifecycle):
         "_known_transfers",
         "_remote",
         "_sessions",
+        "_steps",
         "_unfinished",
         "context",
         "is_server",
@@ -119,6 +120,7 @@ class Connection(Lifecycle):
         self._known_transfers: dict[bytes, Shape] = {}
         self._known_dispositions: dict[bytes, Meaning] = {}
         self._unfinished = 0  # bytes of deliveries under way
+        self._steps = self.limits.steps
 
     @property
     def sessions(self) -> list[Session]:
@@ -129,13 +131,26 @@ class Connection(Lifecycle):
     def wants_data(self) -> bool:
         """Whether to read on. If not, the peer is ahead of our answer (to SASL, to its open): what
         it sends is kept up to EARLY_MAX bytes, then the connection ends."""
+        if self._steps <= 0:
+            return False
         return self.state not in OUR_TURN or self._inbox.waiting < EARLY_MAX // 2
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether next_event gave None since enough was looked at for now: call receive_data."""
+        return self._steps <= 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes received that are not through: incomplete frames and deliveries under way."""
+        return self._inbox.size() + self._unfinished
 
     # Input
 
     def receive_data(self, data: bytes, now_ms: int) -> None:
-        """Take what was read. Never raises; ask next_event what it meant. O(1)."""
+        """Take what was read, or go on. Never raises; ask next_event what it meant. O(1)."""
         self._start_clock(now_ms)
+        self._steps = self.limits.steps
         self._heartbeat.received_ms = now_ms
         if self._is_deaf or not data:
             return
@@ -172,6 +187,9 @@ class Connection(Lifecycle):
                     return None
                 self._end("closed by the peer without a close", False)
                 continue
+            if self._steps <= 0 and not self._eof:
+                return None
+            self._steps -= 1
             try:
                 self._parse()
             except DecodeError as error:

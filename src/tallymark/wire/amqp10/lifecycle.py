@@ -24,6 +24,7 @@ from tallymark.wire.amqp10.performatives import Close, Open
 from tallymark.wire.amqp10.states import (
     CAN_CLOSE,
     CAN_OPEN,
+    CHECKING,
     CLOSING,
     OVER,
     RECEIVING,
@@ -262,7 +263,9 @@ class Lifecycle:
         self._start_clock(now_ms)
         if self.state is State.END:
             return
-        if 0 <= self._deadline_ms <= now_ms:
+        if 0 <= self._deadline_ms <= now_ms and self.state in CHECKING:
+            self._set_deadline(self.limits.handshake_timeout_ms)  # our time is not the peer's
+        elif 0 <= self._deadline_ms <= now_ms:
             if self.state in OVER:
                 self._end("no close in time", False)
             else:

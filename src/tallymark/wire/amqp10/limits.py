@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, final
 
+from tallymark.wire.share import ALL
+
 FRAME_MIN: Final = 512
 """Bytes of a frame that everybody takes, before open and ever after [amqp-1.0 §2.8.19]."""
 INITIAL_FRAME_MAX: Final = 8192
@@ -36,6 +38,8 @@ class Limits:
     max_unfinished_bytes: int = 0
     """Deliveries that have begun, all links together; more costs the sender its connection. 0: two
     messages of the largest size, and then some."""
+    steps: int = ALL
+    """Looked at in one go: behind them `is_spent` says that there is more [wire.share]."""
 
     def __post_init__(self) -> None:
         _check("max_frame_size", self.max_frame_size, FRAME_MIN, 0xFFFF_FFFF)

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 @final
 class Outbox:
     __slots__ = (
+        "_session",
         "initial_id",
         "next_delivery_id",
         "next_id",
         "numbers",
-        "session",
         "waiting",
         "window",
     )
 
     def __init__(self, session: Session) -> None:
-        self.session = session
+        self._session: Session | None = session
         self.numbers = Numbers()
         self.window = 0
         """Transfer frames that the peer takes now; negative where it has changed its mind."""
@@ -42,6 +42,17 @@ class Outbox:
         self.next_delivery_id = 0
         """Behind the ids of all deliveries that have left, or begun to."""
         self.waiting: deque[Waiting] = deque()
+
+    @property
+    def session(self) -> Session:
+        session = self._session
+        assert session is not None, "the connection is over"
+        return session
+
+    def let_go(self) -> None:
+        """The connection is over: nothing is sent any more."""
+        self.clear()
+        self._session = None
 
     def start_numbers(self, number: int) -> None:
         """Nothing was handed over yet: begin with this number, and this delivery-id."""

@@ -209,6 +209,7 @@ class Session:
         """The connection is over."""
         self.drop()
         self.state = SessionState.UNMAPPED
+        self.outbox.let_go()
 
     def is_gone(self) -> bool:
         """It has ended on both sides, or with the connection."""

@@ -134,6 +134,9 @@ SASL_STATES: Final = frozenset(
 )
 """SASL frames are exchanged, and no others."""
 
+CHECKING: Final = frozenset((State.SASL_DECIDING, State.OPEN_RCVD))
+"""A server finds out who the peer is."""
+
 OUR_TURN: Final = frozenset(
     (
         State.SASL_DECIDING,

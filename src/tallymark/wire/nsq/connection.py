@@ -112,6 +112,7 @@ class Connection:
         "_layers",
         "_now_ms",
         "_state",
+        "_steps",
         "identify",
         "layers",
         "limits",
@@ -138,6 +139,7 @@ class Connection:
         self._now_ms = -1
         self._deadline_ms = -1  # of the first bytes or of an upgrade, -1: none
         self._heartbeat = Heartbeat(0, 0)
+        self._steps = self.limits.steps
 
     @property
     def state(self) -> State:
@@ -147,7 +149,19 @@ class Connection:
     def wants_data(self) -> bool:
         """Whether to read on. If not, the client is ahead of our answer (IDENTIFY, AUTH, an
         upgrade): what it sends is kept up to EARLY_MAX bytes, then the connection ends."""
+        if self._steps <= 0:
+            return False
         return self._state not in OUR_TURN or self._inbox.size() < EARLY_MAX // 2
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether next_event gave None since enough was looked at for now: call receive_data."""
+        return self._steps <= 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes received that are not through: an incomplete command."""
+        return self._inbox.size()
 
     @property
     def write_timeout_ms(self) -> int:
@@ -157,8 +171,9 @@ class Connection:
     # Input
 
     def receive_data(self, data: bytes, now_ms: int) -> None:
-        """Take what was read. Never raises; ask next_event what it meant. O(1)."""
+        """Take what was read, or go on. Never raises; ask next_event what it meant. O(1)."""
         self._start_clock(now_ms)
+        self._steps = self.limits.steps
         self._heartbeat.received_ms = now_ms
         if not data:
             return
@@ -194,8 +209,9 @@ class Connection:
                     is_clean = self._state is not State.MAGIC
                     self._end("closed by the peer", is_clean, State.ENDED)
                     continue
-            elif not inbox.gather():
+            elif not inbox.gather() or self._steps <= 0:
                 return None
+            self._steps -= 1
             try:
                 self._parse()
             except WireError as error:

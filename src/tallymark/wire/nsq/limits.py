@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, final
 
+from tallymark.wire.share import ALL
+
 LINE_MAX: Final = 16_384
 """Bytes of a command line, newline included: what nsqd's reader holds."""
 CELL_SIZE_MAX: Final = 0x43FF_FFFF
@@ -47,6 +49,8 @@ class Limits:
     """Of the protocol's server, as clients that ask for features see it."""
     topology_region: str = ""
     topology_zone: str = ""
+    steps: int = ALL
+    """Looked at in one go: behind them `is_spent` says that there is more [wire.share]."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_msg_size <= CELL_SIZE_MAX:

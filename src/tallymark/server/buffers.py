@@ -1,0 +1,128 @@
+"""Memory that connections take beside the messages in queues, and its limits.
+
+    output      what a client has not read yet, what waits for the disk, answers to readers of HTTP
+    input       frames and contents that are not complete
+
+Both count towards max_memory: while they take much, bodies leave memory earlier, clients are
+handed less at a time, and together with the bodies that cannot leave they set the memory alarm.
+Input that never becomes complete cannot be waited for: above its limit over all connections, the
+connection that holds most of it is closed.
+
+A connection is weighed when it was read from or written to, and all of them are when the sum is
+too high, since a socket's buffer empties without telling. Input changes only when something is
+read, so that its sum is always true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, Protocol
+
+from tallymark.server.clock import now_ms
+from tallymark.server.logs import log_of
+
+if TYPE_CHECKING:
+    from tallymark.server.node import Node
+
+SCARCE: Final = 64 * 1024
+"""Bytes that may wait in a socket's buffer while connections take too much in all."""
+RECOUNT_MS: Final = 100
+"""Between two times that all connections are weighed."""
+MIB: Final = 1 << 20
+
+log = log_of("server")
+
+
+class Weighed(Protocol):
+    """A connection."""
+
+    peer: str
+    weight: int
+    input_weight: int
+
+    def output_bytes(self) -> int:
+        """Bytes that wait to be read by the client."""
+
+    def input_bytes(self) -> int:
+        """Bytes of what it has not said completely."""
+
+    def too_much(self, reason: str) -> None:
+        """Close the connection: it holds most of the input that is not complete."""
+
+
+class Buffers:
+    """The sums over all connections of a node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.total = 0
+        """Bytes of output and input."""
+        self.input = 0
+        self.others: dict[Weighed, None] = {}
+        """Connections that are no clients of the node: HTTP's."""
+        self.is_scarce = False
+        """Whether clients are handed less at a time, since connections take too much."""
+        self._recounted_ms = -RECOUNT_MS
+
+    @property
+    def high_water(self) -> int:
+        """Bytes that may wait in a socket's buffer before nothing more is taken for it."""
+        usual = self._node.config.write_high_water
+        return min(SCARCE, usual) if self.is_scarce else usual
+
+    @property
+    def input_limit(self) -> int:
+        """Bytes of incomplete input over all connections: the largest message always fits."""
+        config = self._node.config
+        return max(config.max_memory // 2, config.max_message_size + MIB)
+
+    def weigh(self, one: Weighed) -> None:
+        """Something was read from it, or written to it."""
+        weight = one.input_bytes()
+        self.input += weight - one.input_weight
+        one.input_weight = weight
+        weight += one.output_bytes()
+        self.total += weight - one.weight
+        one.weight = weight
+
+    def forget(self, one: Weighed) -> None:
+        """It is gone."""
+        self.others.pop(one, None)
+        self.input -= one.input_weight
+        self.total -= one.weight
+        one.weight = one.input_weight = 0
+
+    def look(self, limit: int) -> int:
+        """Return the sum, counted anew where it is more than `limit`: then clients are handed less
+        until it is half of that. Close who holds most of the input where that is too much."""
+        if self.input > self.input_limit:
+            self._shed()
+        if self.total <= limit and not self.is_scarce:
+            return self.total
+        now = now_ms()
+        if now - self._recounted_ms >= RECOUNT_MS:
+            self._recounted_ms = now
+            for one in self._all():
+                self.weigh(one)
+            is_scarce = self.total > (limit // 2 if self.is_scarce else limit)
+            if is_scarce != self.is_scarce:
+                self.is_scarce = is_scarce
+                for client in list(self._node.clients.values()):
+                    client.limit_output(client.transport)
+        return self.total
+
+    def _shed(self) -> None:
+        for one in sorted(self._all(), key=lambda one: -one.input_weight):
+            if self.input <= self.input_limit:
+                return
+            reason = (
+                f"{self.input} bytes of incomplete messages on all connections, "
+                f"{self.input_limit} allowed: this one has {one.input_weight}"
+            )
+            log.warning("input.shed", peer=one.peer, reason=reason)
+            one.too_much(reason)
+            self.weigh(one)
+
+    def _all(self) -> Iterator[Weighed]:
+        yield from list(self._node.clients.values())
+        yield from list(self.others)

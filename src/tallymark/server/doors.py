@@ -1,0 +1,71 @@
+"""How many connections there may be, of all listeners and protocols together.
+
+Who is one too many is closed at once, unless somebody can go in his place: a connection that is
+over and waits for its peer, or one of HTTP on which nothing is under way. So silent connections
+keep nobody out. A few of HTTP are let in beyond the limit: whoever looks after the broker can do
+so while clients have taken all there is.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from tallymark.server.logs import log_of
+
+RESERVED: Final = 16
+"""Connections of HTTP that are let in whatever else is open."""
+
+log = log_of("server")
+
+
+class Line(Protocol):
+    """An open connection."""
+
+    peer: str
+
+    def drop(self) -> None:
+        """Close the socket now."""
+
+
+class Doors:
+    """Everybody who comes in is counted until `leave`."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._open: dict[Line, bool] = {}
+        """Whether it is one of HTTP."""
+        self._http = 0
+        self._expendable: dict[Line, None] = {}
+        """Who may go for a newcomer, the first before the others."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def enter(self, line: Line, is_http: bool = False) -> bool:
+        """Count a new connection. False: there is no room, and it must be closed."""
+        if len(self._open) >= self.limit and not (is_http and self._http < RESERVED):
+            if not self._expendable:
+                log.warning("connection.refused", peer=line.peer, limit=self.limit)
+                return False
+            first = next(iter(self._expendable))
+            self.leave(first)
+            log.debug("connection.dropped", peer=first.peer, limit=self.limit)
+            first.drop()
+        self._open[line] = is_http
+        self._http += is_http
+        return True
+
+    def leave(self, line: Line) -> None:
+        """The connection is gone, or about to be."""
+        self._expendable.pop(line, None)
+        if line in self._open:
+            self._http -= self._open.pop(line)
+
+    def may_go(self, line: Line) -> None:
+        """Nothing is under way on it: it goes when somebody else needs the place."""
+        if line in self._open and line not in self._expendable:
+            self._expendable[line] = None
+
+    def must_stay(self, line: Line) -> None:
+        """Something is under way on it."""
+        self._expendable.pop(line, None)

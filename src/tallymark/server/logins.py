@@ -1,0 +1,201 @@
+"""Which passwords are checked when: whoever tries wrong ones must not keep others out.
+
+A check is a scrypt, some 30 ms and 16 MiB, and so many run at a time as memory and threads bear.
+Who waits is served by turns:
+
+    first   who has logged in from this address as this user lately
+    then    addresses of which the fewest checks run, and who has failed least
+
+One check runs at a time for each address and user; after a failure the next one waits, longer each
+time. Who finds too many waiting in his place is refused unchecked.
+
+A password that was right is remembered for VERIFIED_MS, as a keyed hash in memory: whoever has it
+is let in without a check, however many wrong ones wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from tallymark.server.clock import now_ms
+
+AT_A_TIME: Final = 4
+"""Checks running: bounds memory and threads under a storm of log-ins."""
+OF_ONE_ADDRESS: Final = 3
+"""Of these, so that there is one left for somebody else."""
+WAITING: Final = 1000
+WAITING_OF_ONE: Final = 64
+"""Checks that wait, of everybody and of one address and user; more are refused."""
+VERIFIED_MS: Final = 300_000
+"""How long a right password is let in without a check."""
+KNOWN_MS: Final = 3_600_000
+"""How long an address goes first after it has logged in."""
+FIRST_DELAY_MS: Final = 50
+LONGEST_DELAY_MS: Final = 2000
+FORGIVEN_MS: Final = 60_000
+"""Without another failure, after which the failures of an address and user are forgotten."""
+REMEMBERED: Final = 10_000
+"""Entries of each table."""
+
+K = TypeVar("K")
+Key = tuple[str, str]
+"""An address and a user's name."""
+
+
+class Waiting:
+    """A check that has not begun."""
+
+    __slots__ = ("key", "number", "turn")
+
+    def __init__(self, key: Key, number: int, turn: asyncio.Future[None]) -> None:
+        self.key = key
+        self.number = number
+        self.turn = turn
+
+
+class Failures:
+    """Of one address and user, lately."""
+
+    __slots__ = ("count", "last_ms")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last_ms = 0
+
+
+class Logins:
+    """The checks of a node. Times are monotonic milliseconds."""
+
+    def __init__(self, clock: Callable[[], int] = now_ms) -> None:
+        self._clock = clock
+        self._key = secrets.token_bytes(32)
+        self._verified: dict[tuple[str, bytes, bytes], int] = {}
+        """Until when, by user, salt and keyed hash of the password."""
+        self._known: dict[Key, int] = {}
+        """Until when an address and user go first."""
+        self._failures: dict[Key, Failures] = {}
+        self._waiting: list[Waiting] = []
+        self._running: dict[Key, str] = {}
+        """Addresses, by what is being checked."""
+        self._numbers = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def forget(self) -> None:
+        """The users changed: every password is to be checked again."""
+        self._verified.clear()
+
+    async def check(
+        self,
+        name: str,
+        salt: bytes,
+        password: str,
+        peer: str,
+        accepts: Callable[[], Awaitable[bool]],
+    ) -> bool:
+        """Return whether the password is right: by what is remembered, or by `accepts`, in turn.
+        salt: the user's, so that a new password is not taken for the old one."""
+        entry = (name, salt, hmac.digest(self._key, password.encode(), "sha256"))
+        key = (peer, name)
+        if self._verified.get(entry, 0) > self._clock():
+            self._remember(self._known, key, KNOWN_MS)
+            return True
+        if not await self._turn(key):
+            return False
+        accepted = False
+        try:
+            accepted = await accepts()
+            if accepted:
+                self._remember(self._verified, entry, VERIFIED_MS)
+                self._remember(self._known, key, KNOWN_MS)
+                self._failures.pop(key, None)
+            else:
+                self._failed(key)
+        finally:
+            del self._running[key]
+            self._serve()
+        return accepted
+
+    async def _turn(self, key: Key) -> bool:
+        """Wait until it is this one's turn; then it runs. False: too many wait."""
+        of_one = sum(one.key == key for one in self._waiting)
+        if len(self._waiting) >= WAITING or of_one >= WAITING_OF_ONE:
+            return False
+        self._numbers += 1
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = Waiting(key, self._numbers, turn)
+        self._waiting.append(waiting)
+        self._serve()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+            else:
+                del self._running[key]
+                self._serve()
+            raise
+        return True
+
+    def _serve(self) -> None:
+        """Let those run whose turn it is; look again when a delay ends."""
+        while len(self._running) < AT_A_TIME:
+            now = self._clock()
+            ready = [one for one in self._waiting if self._may_run(one.key, now)]
+            if not ready:
+                self._look_later(now)
+                return
+            first = min(ready, key=lambda one: self._rank(one, now))
+            self._waiting.remove(first)
+            self._running[first.key] = first.key[0]
+            first.turn.set_result(None)
+
+    def _may_run(self, key: Key, now: int) -> bool:
+        of_address = sum(address == key[0] for address in self._running.values())
+        is_known = self._known.get(key, 0) > now
+        most = AT_A_TIME if is_known else OF_ONE_ADDRESS
+        return key not in self._running and of_address < most and self._due(key) <= now
+
+    def _rank(self, one: Waiting, now: int) -> tuple[bool, int, int, int]:
+        of_address = sum(address == one.key[0] for address in self._running.values())
+        failures = self._failures.get(one.key)
+        is_stranger = self._known.get(one.key, 0) <= now
+        return is_stranger, of_address, failures.count if failures else 0, one.number
+
+    def _due(self, key: Key) -> int:
+        """When the next check of an address and user may begin."""
+        failures = self._failures.get(key)
+        if failures is None:
+            return 0
+        delay = min(FIRST_DELAY_MS << min(failures.count - 1, 16), LONGEST_DELAY_MS)
+        return failures.last_ms + delay
+
+    def _failed(self, key: Key) -> None:
+        now = self._clock()
+        failures = self._failures.get(key)
+        if failures is None or failures.last_ms + FORGIVEN_MS <= now:
+            if len(self._failures) >= REMEMBERED:
+                self._failures.pop(next(iter(self._failures)))
+            failures = self._failures[key] = Failures()
+        failures.count += 1
+        failures.last_ms = now
+
+    def _look_later(self, now: int) -> None:
+        dues = [self._due(one.key) for one in self._waiting if one.key not in self._running]
+        dues = [due for due in dues if due > now]
+        if dues and self._timer is None:
+            wait_s = (min(dues) - now) / 1000
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        self._serve()
+
+    def _remember(self, table: dict[K, int], key: K, for_ms: int) -> None:
+        table.pop(key, None)
+        if len(table) >= REMEMBERED:
+            table.pop(next(iter(table)))
+        table[key] = self._clock() + for_ms

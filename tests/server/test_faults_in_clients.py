@@ -1,0 +1,94 @@
+"""Whatever is raised for one client costs that client's connection, and nothing else.
+
+The faults are put in from outside: a module that Python imports when the broker starts. They stand
+for bugs, wherever these are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pika
+import pytest
+
+from tallymark.wire.nsq.commands import MAGIC, auth
+from tests.server.lines import DOORS, until_closed
+from tests.support.amqp10_socket import Client as Client10
+from tests.support.process import BrokerProcess
+
+FAULT = """
+from tallymark.server.node import Node
+from tallymark.server.nsq_auth import Authorities
+from tallymark.server.users import Users
+
+check, due = Users.check, Node._due
+
+async def faulty_check(users, name, password, peer):
+    if name == "bug":
+        raise ZeroDivisionError("in the task that checks a log-in")
+    return await check(users, name, password, peer)
+
+async def faulty_query(authorities, *rest):
+    raise ZeroDivisionError("in the task that asks an auth server")
+
+def faulty_due(node, client):
+    if client.has_entered:
+        raise ZeroDivisionError("in a tick")
+    due(node, client)
+
+Users.check, Node._due, Authorities.query = faulty_check, faulty_due, faulty_query
+"""
+BY_NAME = {door.name: door for door in DOORS}
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    (tmp_path / "sitecustomize.py").write_text(FAULT)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    with BrokerProcess(
+        tmp_path / "data", env={"PYTHONPATH": path}, auth_http_address="127.0.0.1:1"
+    ) as running:
+        yield running
+
+
+def still_serves(broker: BrokerProcess) -> None:
+    with pika.BlockingConnection(
+        pika.ConnectionParameters(port=broker.amqp_port, heartbeat=0)
+    ) as connection:
+        connection.channel().queue_declare("q")
+
+
+def test_a_fault_in_the_log_in_task(broker: BrokerProcess) -> None:
+    where = pika.ConnectionParameters(
+        port=broker.amqp_port, credentials=pika.PlainCredentials("bug", "x")
+    )
+    with pytest.raises(pika.exceptions.AMQPConnectionError):
+        pika.BlockingConnection(where)
+    client = Client10(BY_NAME["amqp-1.0"].connect(broker))
+    with pytest.raises((ConnectionError, AssertionError)):
+        client.login("bug", "x")
+    raw = BY_NAME["nsq"].connect(broker)
+    raw.sendall(MAGIC + auth(b"secret"))
+    with raw, suppress(ConnectionResetError):
+        until_closed(raw)
+    assert broker.http("GET", "/api/overview", user="bug:x")[0] == 500
+    assert broker.log().count("in the task that checks a log-in") >= 3
+    still_serves(broker)
+
+
+def wait_for_end(connection: pika.BlockingConnection) -> None:
+    while True:
+        connection.process_data_events(1)
+
+
+def test_a_fault_in_a_heartbeats_tick(broker: BrokerProcess) -> None:
+    where = pika.ConnectionParameters(port=broker.amqp_port, heartbeat=1)
+    connection = pika.BlockingConnection(where)
+    with pytest.raises(pika.exceptions.AMQPConnectionError):
+        wait_for_end(connection)
+    assert "in a tick" in broker.log()
+    assert "connection.broken" in broker.log()
+    still_serves(broker)
