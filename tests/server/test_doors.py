@@ -197,12 +197,10 @@ def flood(raw: socket.socket, data: bytes) -> None:
 def test_an_answer_that_is_not_read_is_not_waited_for_without_end(
     hasty: BrokerProcess, door: Door
 ) -> None:
-    """Requests without an end, and nothing is read: the broker hangs up, and says so."""
-    before = hasty.log().count("took nothing of an answer")
+    """Requests without an end, and nothing is read: the broker hangs up."""
     raw = door.connect(hasty)
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     path = b"/api/overview" if door.name == "management" else b"/stats?format=json"
     request = b"GET %s HTTP/1.1\r\nHost: a\r\nAuthorization: Basic Z3Vlc3Q6Z3Vlc3Q=\r\n\r\n" % path
     with pytest.raises(ConnectionError), raw:
         flood(raw, request)
-    assert hasty.log().count("took nothing of an answer") > before
