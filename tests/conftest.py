@@ -1,7 +1,7 @@
 """For every test: which of them are part of a run, and which worker has them.
 
-Hypothesis does not time its examples: how long one takes is the machine's. It makes few of them in a
-brief run, and more in the long ones.
+Hypothesis does not time its examples: how long one takes is the machine's. It makes few of them in
+a brief run, and more in the long ones.
 """
 
 from __future__ import annotations

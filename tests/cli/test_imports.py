@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
+
 HEAVY = ("aiohttp", "pyspark", "pyarrow", "pandas", "numpy", "uvloop", "prometheus_client")
 
 
@@ -14,7 +16,11 @@ HEAVY = ("aiohttp", "pyspark", "pyarrow", "pandas", "numpy", "uvloop", "promethe
 def test_nothing_heavy_is_imported_ahead(module: str) -> None:
     program = f"import sys, {module}; print(*(m for m in {HEAVY!r} if m in sys.modules))"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
     )
     assert done.stdout.split() == []
 
@@ -32,7 +38,7 @@ def test_a_missing_extra_is_named() -> None:
         "from tallymark.cli.main import main; main()\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 1
     assert "pip install 'tallymark[spark]'" in done.stderr

@@ -15,6 +15,7 @@ import pytest
 from tallymark.cli.nsqd import FLAGS, FlagError, configured, duration, parse
 from tallymark.server.config import DECLARED, ConfigError
 from tests.support import forked
+from tests.support.patience import PATIENCE_S
 
 
 def config(*arguments: str) -> dict[str, object]:
@@ -232,15 +233,17 @@ def test_it_starts_like_nsqd(tmp_path: Path) -> None:
     try:
         ready = json.loads(process.stdout.readline())
         url = f"http://127.0.0.1:{ready['nsq_http'][1]}"
-        with urllib.request.urlopen(f"{url}/info", timeout=20) as response:
+        with urllib.request.urlopen(f"{url}/info", timeout=PATIENCE_S) as response:
             about = json.loads(response.read())
         assert about["broadcast_address"] == "box"
         assert about["tcp_port"] == ready["nsq"][1]
-        with urllib.request.urlopen(f"{url}/pub?topic=t", b"m" * 10, timeout=20) as response:
+        with urllib.request.urlopen(
+            f"{url}/pub?topic=t", b"m" * 10, timeout=PATIENCE_S
+        ) as response:
             assert response.read() == b"OK"
     finally:
         process.send_signal(signal.SIGTERM)
-        code = process.wait(60)
+        code = process.wait(PATIENCE_S)
         process.stdout.close()
     assert code == 0
     assert (tmp_path / "tallymark-data" / "lock").exists()

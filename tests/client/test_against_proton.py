@@ -74,13 +74,13 @@ async def test_messages_go_round(broker: ProtonBroker, queue: str) -> None:
             assert await sender.send(message) == Accepted()
             assert await sender.send_batch([b"1", b"2"]) == [Accepted()] * 2
         async with session.receiver(queue, credit=2) as receiver:
-            first = await receiver.receive(timeout=10)
+            first = await receiver.receive(timeout=PATIENCE_S)
             assert first.body == {"a": [1, b"2", "3"]}
             assert first.application_properties == {"traceparent": "00-ab-cd-01"}
             assert first.annotations == {"x-opt-mine": 1}
             await first.accept()
             for body in (b"1", b"2"):
-                async with await receiver.receive(timeout=10) as received:
+                async with await receiver.receive(timeout=PATIENCE_S) as received:
                     assert received.body == body
 
 
@@ -92,12 +92,12 @@ async def test_fc_a1_window_of_one(broker: ProtonBroker, queue: str) -> None:
         async with session.sender(queue) as sender:
             await sender.send_batch([b"0", b"1"])
         async with session.receiver(queue, credit=1) as receiver:
-            message = await receiver.receive(timeout=10)
+            message = await receiver.receive(timeout=PATIENCE_S)
             lines.clear()
             await asyncio.sleep(0.3)
             assert lines == []
             await message.accept()
-            await (await receiver.receive(timeout=10)).accept()
+            await (await receiver.receive(timeout=PATIENCE_S)).accept()
             kinds = [" ".join(line.split()[:3]) for line in lines]
             assert kinds[:3] == ["-> [0] Disposition", "-> [0] Flow", "<- [0] Transfer"]
 
@@ -108,12 +108,12 @@ async def test_fc_a2_a_full_window_stops_it(broker: ProtonBroker, queue: str) ->
         async with session.sender(queue) as sender:
             await sender.send_batch([b"x"] * 100)
         async with session.receiver(queue, credit=10) as receiver:
-            held = [await receiver.receive(timeout=10) for _ in range(10)]
+            held = [await receiver.receive(timeout=PATIENCE_S) for _ in range(10)]
             with pytest.raises(TimeoutError):
                 await receiver.receive(timeout=0.3)
             await receiver.settle_many(held, ACCEPTED)
             for _ in range(90):
-                await (await receiver.receive(timeout=10)).accept()
+                await (await receiver.receive(timeout=PATIENCE_S)).accept()
 
 
 @over_sockets
@@ -123,7 +123,7 @@ async def test_batches(broker: ProtonBroker, queue: str) -> None:
         async with session.sender(queue) as sender:
             await sender.send_batch([b"%d" % i for i in range(5)])
         async with session.receiver(queue, credit_mode="manual") as receiver:
-            first = await receiver.receive_batch(2, timeout=10)
+            first = await receiver.receive_batch(2, timeout=PATIENCE_S)
             rest = await receiver.receive_batch(10, timeout=0.1)
             assert [message.body for message in first + rest] == [b"%d" % i for i in range(5)]
             assert receiver.credit == 0
@@ -168,7 +168,7 @@ async def test_large_messages(broker: ProtonBroker, queue: str) -> None:
         async with session.sender(queue) as sender, session.receiver(queue, credit=2) as receiver:
             await asyncio.gather(*[sender.send(body) for _ in range(2)])
             for _ in range(2):
-                async with await receiver.receive(timeout=20) as message:
+                async with await receiver.receive(timeout=PATIENCE_S) as message:
                     assert message.body == body
 
 
@@ -181,7 +181,7 @@ async def test_sent_settled(broker: ProtonBroker, queue: str) -> None:
             assert await sender.send_batch([b"x"] * 10, settled=True) == [None] * 10
         async with session.receiver(queue, credit=3) as receiver:
             for _ in range(10):
-                await (await receiver.receive(timeout=10)).accept()
+                await (await receiver.receive(timeout=PATIENCE_S)).accept()
 
 
 @over_sockets
@@ -190,7 +190,7 @@ async def test_a_dynamic_node(broker: ProtonBroker) -> None:
         assert answers.address
         async with session.sender(answers.address) as sender:
             await sender.send("answer")
-        async with await answers.receive(timeout=10) as message:
+        async with await answers.receive(timeout=PATIENCE_S) as message:
             assert message.body == "answer"
 
 
@@ -200,9 +200,9 @@ async def test_fc_a6_closing_with_messages_in_the_buffer(broker: ProtonBroker, q
         async with session.sender(queue) as sender:
             await sender.send_batch([b"x"] * 10)
         receiver = await session.receiver(queue, credit=5)
-        await receiver.receive(timeout=10)
+        await receiver.receive(timeout=PATIENCE_S)
         while receiver.buffered < 4:
             await asyncio.sleep(0.01)
         await receiver.close()
-        results = [await outcome_of(receiver.receive(timeout=10)) for _ in range(5)]
+        results = [await outcome_of(receiver.receive(timeout=PATIENCE_S)) for _ in range(5)]
         assert [type(result) for result in results] == [ReceivedMessage] * 4 + [LinkClosed]

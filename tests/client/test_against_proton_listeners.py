@@ -78,9 +78,9 @@ async def test_direct_send(examples: ProtonExamples) -> None:
             async with connection.session() as session:
                 async with session.receiver("examples", credit=4) as receiver:
                     for i in range(1, 30):
-                        async with await receiver.receive(timeout=10) as message:
+                        async with await receiver.receive(timeout=PATIENCE_S) as message:
                             assert message.body == {"sequence": i}
-                    last = await receiver.receive(timeout=10)
+                    last = await receiver.receive(timeout=PATIENCE_S)
                     assert last.body == {"sequence": 30}
                     await last.accept()
                     assert await asyncio.to_thread(listener.lines, 1) == ["all messages confirmed"]
@@ -145,11 +145,11 @@ class Listener:
 
         self._thread = threading.Thread(target=reactor.Container(Handler()).run)
         self._thread.start()
-        self.url = f"amqp://127.0.0.1:{port.get(timeout=10)}"
+        self.url = f"amqp://127.0.0.1:{port.get(timeout=PATIENCE_S)}"
 
     def join(self) -> None:
         """It ends with the connection."""
-        self._thread.join(20)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
 
@@ -177,8 +177,8 @@ async def test_fc_18_a_message_that_is_taken_back_frees_its_slot(listener: Liste
     async with connect(listener.url) as connection, connection.session() as session:
         async with session.receiver("taken", credit=1) as receiver:
             receiver.on_delivery_state_changed(lambda *told: changed.append(told))
-            first = await receiver.receive(timeout=10)
-            second = await receiver.receive(timeout=10)  # there is room for it now
+            first = await receiver.receive(timeout=PATIENCE_S)
+            second = await receiver.receive(timeout=PATIENCE_S)  # there is room for it now
             assert changed == [(first, Released())]
             assert first.settled
             await first.accept()  # too late, and no error

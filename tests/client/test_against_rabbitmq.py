@@ -67,11 +67,11 @@ async def test_messages_go_round(rabbit: RabbitProcess, queue: str) -> None:
             assert await sender.send(message) == Accepted()
             assert await sender.send_batch([b"%d" % i for i in range(20)]) == [Accepted()] * 20
         async with session.receiver(queue, credit=1) as receiver:
-            async with await receiver.receive(timeout=10) as first:
+            async with await receiver.receive(timeout=PATIENCE_S) as first:
                 assert (first.body, first.subject) == (b"one", "s")
                 assert first.application_properties == {"traceparent": "00-a"}
             for i in range(20):
-                async with await receiver.receive(timeout=10) as following:
+                async with await receiver.receive(timeout=PATIENCE_S) as following:
                     assert following.body == b"%d" % i
 
 
@@ -82,14 +82,14 @@ async def test_fc_a1_and_a2_a_full_window_stops_it(rabbit: RabbitProcess, queue:
         async with session.sender(queue) as sender:
             await sender.send_batch([b"%d" % i for i in range(10)])
         async with session.receiver(queue, credit=2) as receiver:
-            held = [await receiver.receive(timeout=10) for _ in range(2)]
+            held = [await receiver.receive(timeout=PATIENCE_S) for _ in range(2)]
             lines.clear()
             with pytest.raises(TimeoutError):
                 await receiver.receive(timeout=0.3)
             assert not [line for line in lines if "Flow" in line and line.startswith("->")]
             for i in range(2, 10, 2):
                 await receiver.settle_many(held, ACCEPTED)
-                held = [await receiver.receive(timeout=10) for _ in range(2)]
+                held = [await receiver.receive(timeout=PATIENCE_S) for _ in range(2)]
                 assert [message.body for message in held] == [b"%d" % i, b"%d" % (i + 1)]
             await receiver.settle_many(held, ACCEPTED)
 
@@ -101,13 +101,13 @@ async def test_released_and_unsettled_come_again(rabbit: RabbitProcess, queue: s
         async with session.sender(queue) as sender:
             await sender.send_batch([b"0", b"1", b"2"])
         async with session.receiver(queue, credit=1) as receiver:
-            await (await receiver.receive(timeout=10)).release()
-            async with await receiver.receive(timeout=10) as again:
+            await (await receiver.receive(timeout=PATIENCE_S)).release()
+            async with await receiver.receive(timeout=PATIENCE_S) as again:
                 assert again.body == b"0"
-            assert (await receiver.receive(timeout=10)).body == b"1"
+            assert (await receiver.receive(timeout=PATIENCE_S)).body == b"1"
     async with session_on(rabbit) as session:
         async with session.receiver(queue, credit=5) as receiver:
-            rest = await receiver.receive_batch(2, timeout=10)
+            rest = await receiver.receive_batch(2, timeout=PATIENCE_S)
             assert [message.body for message in rest] == [b"1", b"2"]
             await receiver.settle_many(rest, ACCEPTED)
 
@@ -120,7 +120,7 @@ async def test_batches(rabbit: RabbitProcess, queue: str) -> None:
         async with session.sender(queue) as sender:
             await sender.send_batch([b"%d" % i for i in range(5)])
         async with session.receiver(queue, credit_mode="manual") as receiver:
-            batch = await receiver.receive_batch(5, timeout=10)
+            batch = await receiver.receive_batch(5, timeout=PATIENCE_S)
             assert [message.body for message in batch] == [b"%d" % i for i in range(5)]
             await receiver.settle_many(batch, ACCEPTED)
             receiver.issue_credit(4)

@@ -108,14 +108,14 @@ async def test_messages_go_round(broker: BrokerProcess, queue: str) -> None:
             assert await sender.send(sent) == Accepted()
             assert await sender.send(b"second") == Accepted()
         async with session.receiver(queue, credit=2) as receiver:
-            async with await receiver.receive(timeout=10) as message:
+            async with await receiver.receive(timeout=PATIENCE_S) as message:
                 assert message.body == {"a": [1, b"2", "3"]}
                 assert (message.subject, message.message_id, message.priority) == ("s", "m", 3)
                 assert message.application_properties == {"traceparent": "00-ab-cd-01", "n": 5}
                 assert message.annotations["x-opt-mine"] == 1
                 assert message.expires_at is not None
                 assert (message.durable, message.delivery_count) == (True, 0)
-            await (await receiver.receive(timeout=10)).accept()
+            await (await receiver.receive(timeout=PATIENCE_S)).accept()
     assert depth(broker, queue) == (0, 0)
 
 
@@ -127,7 +127,7 @@ def test_messages_go_round_under_uvloop(broker: BrokerProcess) -> None:
             await fill(session, queue, 2000)
             async with session.receiver(queue, credit=100) as receiver:
                 for i in range(2000):
-                    async with await receiver.receive(timeout=10) as message:
+                    async with await receiver.receive(timeout=PATIENCE_S) as message:
                         assert message.body == b"%d" % i
 
     uvloop.run(story())
@@ -172,13 +172,13 @@ async def test_outcomes_have_their_effect(broker: BrokerProcess) -> None:
             await rejected.reject("no good")
             await modified.modify(annotations={"x-opt-why": "busy"})
             await released.release()
-            again = [await receiver.receive(timeout=10) for _ in range(2)]
+            again = [await receiver.receive(timeout=PATIENCE_S) for _ in range(2)]
             assert [m.body for m in again] == [b"2", b"3"]  # at their old places
             assert [m.delivery_count for m in again] == [0, 1]
             assert again[1].annotations["x-opt-why"] == "busy"
             await receiver.settle_many(again, ACCEPTED)
         async with session.receiver(letters) as receiver:
-            async with await receiver.receive(timeout=10) as letter:
+            async with await receiver.receive(timeout=PATIENCE_S) as letter:
                 assert letter.body == b"1"
                 (death,) = letter.annotations["x-opt-deaths"]  # type: ignore[misc]
                 assert death["reason"] == "rejected"
@@ -197,7 +197,7 @@ async def test_fc_19_a_closed_receiver_gives_everything_back_in_order(
         with pytest.raises(LinkClosed):
             await held[0].accept()
         async with session.receiver(queue, credit=10) as another:
-            messages = [await another.receive(timeout=10) for _ in range(10)]
+            messages = [await another.receive(timeout=PATIENCE_S) for _ in range(10)]
             assert [m.body for m in messages] == [b"%d" % i for i in range(10)]
             assert {m.delivery_count for m in messages} == {0}  # a close is no failure
             await another.settle_many(messages, ACCEPTED)
@@ -208,7 +208,7 @@ async def test_batches_and_drain(broker: BrokerProcess, queue: str) -> None:
     async with session_on(broker) as session:
         await fill(session, queue, 7)
         async with session.receiver(queue, credit_mode="manual") as receiver:
-            batch = await receiver.receive_batch(5, timeout=10)
+            batch = await receiver.receive_batch(5, timeout=PATIENCE_S)
             assert len(batch) == 5
             await receiver.settle_many(batch, ACCEPTED)
             batch = await receiver.receive_batch(5, timeout=0.2)
@@ -254,7 +254,7 @@ async def test_sent_settled_both_ways(broker: BrokerProcess, queue: str) -> None
             assert await sender.send_batch([b"x"] * 20) == [None] * 20
         async with session.receiver(queue, credit=5, snd_mode="settled") as receiver:
             for _ in range(20):
-                assert (await receiver.receive(timeout=10)).settled
+                assert (await receiver.receive(timeout=PATIENCE_S)).settled
     assert depth(broker, queue) == (0, 0)
 
 
@@ -263,7 +263,7 @@ async def test_browsing_takes_nothing(broker: BrokerProcess, queue: str) -> None
     async with session_on(broker) as session:
         await fill(session, queue, 5)
         async with session.receiver(queue, credit=10, browse=True) as receiver:
-            bodies = [(await receiver.receive(timeout=10)).body for _ in range(5)]
+            bodies = [(await receiver.receive(timeout=PATIENCE_S)).body for _ in range(5)]
             assert bodies == [b"%d" % i for i in range(5)]
     assert depth(broker, queue) == (5, 0)
 
@@ -294,7 +294,10 @@ async def test_messages_are_durable_unless_they_say_otherwise(
             await sender.send(Message("kept"))
             await sender.send(Message("not kept", durable=False))
         async with session.receiver(queue, credit=2, browse=True) as receiver:
-            assert [(await receiver.receive(timeout=10)).durable for _ in range(2)] == [True, False]
+            assert [(await receiver.receive(timeout=PATIENCE_S)).durable for _ in range(2)] == [
+                True,
+                False,
+            ]
 
 
 @over_sockets
@@ -314,7 +317,7 @@ async def test_filters(broker: BrokerProcess) -> None:
         ):
             async with session.receiver(queue, credit=10, browse=True, filter=filter) as receiver:
                 assert receiver.filter.keys() == filter.keys()
-                messages = await receiver.receive_batch(len(expected), timeout=10)
+                messages = await receiver.receive_batch(len(expected), timeout=PATIENCE_S)
                 assert [message.body for message in messages] == expected
         async with session.receiver(queue, filter={"unheard-of": 1}) as receiver:
             assert receiver.filter == {}
@@ -335,7 +338,7 @@ async def test_a_stream_is_read_from_where_its_reader_says(broker: BrokerProcess
         ):
             async with session.receiver(stream, credit=10, filter=filter) as receiver:
                 assert receiver.filter.keys() == filter.keys()
-                messages = await receiver.receive_batch(len(expected), timeout=10)
+                messages = await receiver.receive_batch(len(expected), timeout=PATIENCE_S)
                 assert [message.stream_offset for message in messages] == expected
                 assert [message.body for message in messages] == [b"%d" % i for i in expected]
         with pytest.raises(LinkRefused, match="expected first, last, next"):
@@ -379,7 +382,7 @@ async def test_large_messages(broker: BrokerProcess, queue: str) -> None:
         async with session.sender(queue) as sender, session.receiver(queue, credit=3) as receiver:
             await asyncio.gather(*[sender.send(body) for _ in range(3)])
             for _ in range(3):
-                async with await receiver.receive(timeout=20) as message:
+                async with await receiver.receive(timeout=PATIENCE_S) as message:
                     assert message.body == body
 
 
@@ -399,10 +402,10 @@ async def test_a_dynamic_node_is_where_answers_come(broker: BrokerProcess, queue
         async with session.sender(queue) as sender:
             await sender.send(Message("question", reply_to=answers.address, correlation_id="1"))
         async with session.receiver(queue) as receiver, session.sender(None) as replier:
-            async with await receiver.receive(timeout=10) as question:
+            async with await receiver.receive(timeout=PATIENCE_S) as question:
                 answer = Message("answer", to=question.reply_to, correlation_id="1")
                 await replier.send(answer)
-        async with await answers.receive(timeout=10) as message:
+        async with await answers.receive(timeout=PATIENCE_S) as message:
             assert (message.body, message.correlation_id) == ("answer", "1")
 
 
@@ -433,7 +436,7 @@ async def test_fc_18_a_consumer_time_out_takes_the_message_back(broker: BrokerPr
             assert type(state).__name__ == "Released"
             assert message.settled
             await message.accept()  # too late: a no-op
-            async with await receiver.receive(timeout=20) as again:
+            async with await receiver.receive(timeout=PATIENCE_S) as again:
                 assert again.body == b"0"
     assert depth(broker, queue) == (0, 0)
 
@@ -448,7 +451,7 @@ async def test_max_unsettled_age_lock_is_earlier_than_the_broker(broker: BrokerP
         async with session.receiver(queue, max_unsettled_age="lock") as receiver:
             receiver.on_delivery_state_changed(lambda m, state: changed.append(state))
             message = await receiver.receive()
-            async with await receiver.receive(timeout=20) as again:
+            async with await receiver.receive(timeout=PATIENCE_S) as again:
                 assert again.body == b"0"
             assert changed == []
             assert message.settled

@@ -137,9 +137,9 @@ async def test_messages_of_the_client_and_of_others(broker: Running) -> None:
         broker.channel.basic_publish("amq.fanout", "k", b"nowhere", properties)
         broker.channel.basic_publish("", queue, b"theirs", properties)
         async with session.receiver(f"/queues/{queue}", credit=2) as receiver:
-            async with await receiver.receive(timeout=10) as message:
+            async with await receiver.receive(timeout=PATIENCE_S) as message:
                 assert message.body == {"a": [1, b"2"]}
-            async with await receiver.receive(timeout=10) as message:
+            async with await receiver.receive(timeout=PATIENCE_S) as message:
                 assert (message.body, message.durable) == (b"theirs", False)
                 assert message.application_properties == {"n": 1}
                 assert message.reply_to == "/queues/r"
@@ -158,7 +158,7 @@ async def test_fc_17_a_window_of_two(broker: Running) -> None:
     async with session_on(broker) as session:
         async with session.receiver(f"/queues/{queue}", credit=2) as receiver:
             for i in range(0, 10, 2):
-                held = [await receiver.receive(timeout=10) for _ in range(2)]
+                held = [await receiver.receive(timeout=PATIENCE_S) for _ in range(2)]
                 assert [message.body for message in held] == [b"%d" % i, b"%d" % (i + 1)]
                 with pytest.raises(TimeoutError):
                     await receiver.receive(timeout=0.05)
@@ -175,9 +175,9 @@ async def test_many_messages_both_ways(broker: Running) -> None:
             assert await sender.send(b"large" * 100_000) == Accepted()
         async with session.receiver(f"/queues/{queue}", credit=500) as receiver:
             for i in range(3000):
-                async with await receiver.receive(timeout=10) as message:
+                async with await receiver.receive(timeout=PATIENCE_S) as message:
                     assert message.body == b"%d" % i
-            async with await receiver.receive(timeout=10) as message:
+            async with await receiver.receive(timeout=PATIENCE_S) as message:
                 assert message.body == b"large" * 100_000
     assert broker.depth(queue) == 0
 
@@ -190,23 +190,23 @@ async def test_released_messages_take_their_place_again(broker: Running) -> None
     broker.put(queue, *numbers(6))
     async with session_on(broker) as session:
         async with session.receiver(f"/queues/{queue}", credit=6) as receiver:
-            held = [await receiver.receive(timeout=10) for _ in range(6)]
+            held = [await receiver.receive(timeout=PATIENCE_S) for _ in range(6)]
             await receiver.settle_many(held[1:4], RELEASED)
             await held[0].reject("no")
-            again = [await receiver.receive(timeout=10) for _ in range(3)]
+            again = [await receiver.receive(timeout=PATIENCE_S) for _ in range(3)]
             assert [message.body for message in again] == [b"1", b"2", b"3"]
             assert not any(message.first_acquirer for message in again)
             await again[0].modify()
-            third = await receiver.receive(timeout=10)
+            third = await receiver.receive(timeout=PATIENCE_S)
             assert third.body == b"1"
             await third.modify(undeliverable_here=True)
         # closed: 2, 3, 4 and 5 go back
         async with session.receiver(f"/queues/{queue}", credit=9) as receiver:
-            rest = await receiver.receive_batch(4, timeout=10)
+            rest = await receiver.receive_batch(4, timeout=PATIENCE_S)
             assert [message.body for message in rest] == [b"2", b"3", b"4", b"5"]
             await receiver.settle_many(rest, ACCEPTED)
         async with session.receiver(f"/queues/{dead}", credit=9) as receiver:
-            letters = await receiver.receive_batch(2, timeout=10)
+            letters = await receiver.receive_batch(2, timeout=PATIENCE_S)
             assert [message.body for message in letters] == [b"0", b"1"]
             assert "x-death" in letters[0].annotations
             await receiver.settle_many(letters, ACCEPTED)
@@ -218,7 +218,7 @@ async def test_fc_14_batches_and_credit_by_hand(broker: Running) -> None:
     broker.put(queue, *numbers(7))
     async with session_on(broker) as session:
         async with session.receiver(f"/queues/{queue}", credit_mode="manual") as receiver:
-            batch = await receiver.receive_batch(4, timeout=10)
+            batch = await receiver.receive_batch(4, timeout=PATIENCE_S)
             await receiver.settle_many(batch, ACCEPTED)
             assert (broker.depth(queue), receiver.buffered, receiver.credit) == (3, 0, 0)
             batch = await receiver.receive_batch(9, timeout=0.2)
@@ -226,11 +226,11 @@ async def test_fc_14_batches_and_credit_by_hand(broker: Running) -> None:
             assert receiver.credit == 0
             receiver.issue_credit(2)
             await receiver.settle_many(batch, RELEASED)
-            batch = await receiver.receive_batch(2, timeout=10)
+            batch = await receiver.receive_batch(2, timeout=PATIENCE_S)
             assert [message.body for message in batch] == [b"4", b"5"]
             await receiver.settle_many(batch, ACCEPTED)
             receiver.issue_credit(5)
-            assert (await receiver.receive(timeout=10)).body == b"6"
+            assert (await receiver.receive(timeout=PATIENCE_S)).body == b"6"
             assert await receiver.drain() == 4
 
 
@@ -263,13 +263,13 @@ async def test_what_is_not_there_or_not_allowed(broker: Running) -> None:
                 await call
         with pytest.raises(LinkRefused, match="NOT_FOUND - no exchange 'none'"):
             await session.sender("/exchanges/none/k")
-        async with await receiver.receive(timeout=10) as message:
+        async with await receiver.receive(timeout=PATIENCE_S) as message:
             assert message.body == b"0"
         alone = broker.declare()
         tag = broker.channel.basic_consume(alone, lambda *_: None, exclusive=True)
         refused = await session.receiver(f"/queues/{alone}")
         with pytest.raises(SessionClosed, match="ACCESS_REFUSED") as raised:
-            await refused.receive(timeout=10)
+            await refused.receive(timeout=PATIENCE_S)
         assert raised.value.condition == "amqp:unauthorized-access"
         assert receiver.is_closed
         broker.channel.basic_cancel(tag)
@@ -285,13 +285,13 @@ async def test_a_queue_that_is_deleted_closes_its_receiver(broker: Running) -> N
         receiver = await session.receiver(f"/queues/{queue}")
         own = await session.receiver(None, dynamic=True)
         broker.put(queue, b"0")
-        await (await receiver.receive(timeout=10)).accept()
+        await (await receiver.receive(timeout=PATIENCE_S)).accept()
         broker.channel.queue_delete(queue)
         with pytest.raises(LinkClosed, match="amqp:resource-deleted"):
-            await receiver.receive(timeout=10)
+            await receiver.receive(timeout=PATIENCE_S)
         async with session.sender(own.address) as sender:
             await sender.send(b"x")
-        async with await own.receive(timeout=10) as message:
+        async with await own.receive(timeout=PATIENCE_S) as message:
             assert message.body == b"x"
 
 
@@ -305,7 +305,7 @@ async def test_receivers_come_and_go_all_the_time(broker: Running) -> None:
         while len(seen) < 200:
             async with session.receiver(f"/queues/{queue}", credit=20) as receiver:
                 for _ in range(min(9, 200 - len(seen))):
-                    message = await receiver.receive(timeout=10)
+                    message = await receiver.receive(timeout=PATIENCE_S)
                     seen.append(message.body)
                     await message.accept()
     assert seen == numbers(200)

@@ -50,7 +50,7 @@ class Stand:
 
     async def until(self, queue: str, ready: int, acquired: int) -> None:
         """A broker may count a little later than it answers."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while (await asyncio.to_thread(self.depth, queue)) != (ready, acquired):
                 await asyncio.sleep(0.05)
 
@@ -146,7 +146,7 @@ def index(message: ReceivedMessage) -> int:
 
 
 async def read(receiver: Receiver, count: int) -> list[ReceivedMessage]:
-    return [await receiver.receive(timeout=10) for _ in range(count)]
+    return [await receiver.receive(timeout=PATIENCE_S) for _ in range(count)]
 
 
 async def accept(*messages: ReceivedMessage) -> None:
@@ -176,7 +176,7 @@ async def test_tx_a1_each_rollback_starts_again_with_the_first(stand: Stand, cre
     async with filled(stand, 50, credit) as (queue, session, receiver):
         async with session.transaction() as tx:
             for time in range(20):
-                assert index(await receiver.receive(timeout=10)) == 0
+                assert index(await receiver.receive(timeout=PATIENCE_S)) == 0
                 others = await read(receiver, 5)
                 assert [index(message) for message in others] == [1, 2, 3, 4, 5]
                 await accept(*others[: time % 6])
@@ -214,7 +214,7 @@ async def test_tx_a2_a_handler_that_rolls_back_does_not_wait_for_itself(
                     firsts.append(index(message))
                     is_first = False
                 if len(firsts) <= 20:
-                    async with asyncio.timeout(5):
+                    async with asyncio.timeout(PATIENCE_S):
                         await tx.rollback()
                     is_first = True
                     return
@@ -254,7 +254,7 @@ async def test_tx_a3_a_window_that_is_used_up_is_free_again(stand: Stand) -> Non
             assert [index(message) for message in messages] == [0, 1]
             await accept(*messages)
             await tx.commit()
-            assert index(await receiver.receive(timeout=10)) == 2
+            assert index(await receiver.receive(timeout=PATIENCE_S)) == 2
 
 
 @over_sockets
@@ -296,13 +296,13 @@ async def test_tx_a5_a_transaction_that_receivers_share(stand: Stand) -> None:
         two = await session.receiver(f"/queues/{second}", credit=3)
         async with session.transaction() as tx:
             for _ in range(3):
-                messages = [await receiver.receive(timeout=10) for receiver in (one, two)]
+                messages = [await receiver.receive(timeout=PATIENCE_S) for receiver in (one, two)]
                 assert [index(message) for message in messages] == [0, 0]
                 await messages[0].accept()
                 await tx.rollback()
             for receiver in (one, two):
                 for expected in range(4):
-                    message = await receiver.receive(timeout=10)
+                    message = await receiver.receive(timeout=PATIENCE_S)
                     assert index(message) == expected
                     await message.accept()
                     await tx.commit()
@@ -321,7 +321,7 @@ async def test_tx_a6_the_order_is_the_same_after_each_rollback(stand: Stand) -> 
                     assert [index(message) for message in messages] == list(range(head, 4))
                     await accept(*messages)
                     await tx.rollback()
-                message = await receiver.receive(timeout=10)
+                message = await receiver.receive(timeout=PATIENCE_S)
                 assert index(message) == head
                 await message.accept()
                 await tx.commit()
@@ -339,7 +339,7 @@ async def test_tx_a9_what_was_settled_stays_in_it_when_its_receiver_is_closed(
         await fill(session, queue, 3)
         async with session.transaction() as tx:
             receiver = await session.receiver(f"/queues/{queue}", credit=2)
-            await (await receiver.receive(timeout=10)).accept()
+            await (await receiver.receive(timeout=PATIENCE_S)).accept()
             await receiver.close()
             if commits:
                 await tx.commit()
@@ -362,7 +362,7 @@ async def test_tx_a9_a_connection_that_goes_leaves_everything_as_it_was(stand: S
     receiver = await session.receiver(f"/queues/{queue}", credit=2)
     sender = await session.sender(f"/queues/{out}")
     await sender.send(b"never")
-    await (await receiver.receive(timeout=10)).accept()
+    await (await receiver.receive(timeout=PATIENCE_S)).accept()
     await connection.close()
     await stand.until(queue, 3, 0)
     await stand.until(out, 0, 0)
@@ -376,21 +376,23 @@ async def test_tx_17_what_is_sent_and_settled_takes_effect_together(stand: Stand
         sender = await session.sender(f"/queues/{out}")
         receiver = await session.receiver(f"/queues/{queue}", credit=1)
         async with session.transaction():
-            async with await receiver.receive(timeout=10) as message:
+            async with await receiver.receive(timeout=PATIENCE_S) as message:
                 await sender.send(b"made of " + bytes(message.body))
             await stand.until(out, 0, 0)
         await stand.until(out, 1, 0)
 
         async def half() -> None:
             async with session.transaction():
-                async with await receiver.receive(timeout=10) as message:
+                async with await receiver.receive(timeout=PATIENCE_S) as message:
                     await sender.send(b"made of " + bytes(message.body))
                 raise LookupError("in the middle of it")
 
         with pytest.raises(LookupError):
             await half()
         await stand.until(out, 1, 0)
-        async with await receiver.receive(timeout=10) as message:  # outside: for good, at once
+        async with await receiver.receive(
+            timeout=PATIENCE_S
+        ) as message:  # outside: for good, at once
             assert index(message) == 1
             await sender.send(b"made of 1")
         await stand.until(out, 2, 0)

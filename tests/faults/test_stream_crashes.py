@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.support.long import longer, sized
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 from tests.support.stream_load import STREAM, Known, Message, Publisher, declare, follow, read_range
 
@@ -81,7 +82,7 @@ class Field:
         self.broker.kill()
         ended.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()
 
     def _stat(self) -> dict[str, Any]:

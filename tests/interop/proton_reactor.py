@@ -9,7 +9,9 @@ from proton import Delivery, Endpoint, Event, Link, Message
 from proton.handlers import MessagingHandler
 from proton.reactor import Container, LinkOption
 
-TIMEOUT_S = 30.0
+from tests.support.patience import PATIENCE_S
+
+TIMEOUT_S = PATIENCE_S
 
 
 class Story(MessagingHandler):

@@ -37,9 +37,10 @@ from proton.utils import (  # noqa: E402
     SendException,
 )
 
+from tests.support.patience import PATIENCE_S  # noqa: E402
 from tests.support.process import BrokerProcess  # noqa: E402
 
-TIMEOUT_S = 20
+TIMEOUT_S = PATIENCE_S
 BIG = bytes(range(256)) * 2048
 
 
@@ -321,8 +322,8 @@ def test_a_deleted_queue_detaches(
 VANISH = """
 import os, sys
 from proton.utils import BlockingConnection
-connection = BlockingConnection(sys.argv[1], timeout=20, allowed_mechs="PLAIN")
-print(connection.create_receiver(sys.argv[2], credit=3).receive(timeout=20).body, flush=True)
+connection = BlockingConnection(sys.argv[1], timeout=120, allowed_mechs="PLAIN")
+print(connection.create_receiver(sys.argv[2], credit=3).receive(timeout=120).body, flush=True)
 os._exit(1)
 """
 

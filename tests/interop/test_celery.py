@@ -17,9 +17,10 @@ import pytest
 from celery import group
 
 from tests.interop import celery_tasks as tasks
+from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
-START_S = 30.0
+START_S = PATIENCE_S
 
 
 class Site:
@@ -82,9 +83,9 @@ def test_thousand_tasks_retries_and_countdown(site: Site) -> None:
         ]
         retried = [tasks.succeed_at_third_attempt.delay() for _ in range(10)]
         results = group(tasks.add.s(number, 1) for number in range(1000)).apply_async()
-        assert results.get(timeout=60) == [number + 1 for number in range(1000)]
-        assert [result.get(timeout=20) for result in retried] == [2] * 10
-        assert all(result.get(timeout=20) >= began + 2 for result in later)
+        assert results.get(timeout=PATIENCE_S) == [number + 1 for number in range(1000)]
+        assert [result.get(timeout=PATIENCE_S) for result in retried] == [2] * 10
+        assert all(result.get(timeout=PATIENCE_S) >= began + 2 for result in later)
 
 
 def test_task_of_a_killed_worker_runs_again(site: Site) -> None:
@@ -97,8 +98,8 @@ def test_task_of_a_killed_worker_runs_again(site: Site) -> None:
         first.kill()
         first.wait()
     with site.worker("second", "--pool", "solo"):
-        assert result.get(timeout=30) is True
-        assert [other.get(timeout=30) for other in others] == [n + 1 for n in range(10)]
+        assert result.get(timeout=PATIENCE_S) is True
+        assert [other.get(timeout=PATIENCE_S) for other in others] == [n + 1 for n in range(10)]
 
 
 def test_tasks_that_are_not_due_yet_do_not_keep_others_back(site: Site) -> None:
@@ -107,4 +108,4 @@ def test_tasks_that_are_not_due_yet_do_not_keep_others_back(site: Site) -> None:
         for _ in range(6):
             tasks.now.apply_async(countdown=3600)
         results = [tasks.add.delay(number, 1) for number in range(3)]
-        assert [result.get(timeout=30) for result in results] == [1, 2, 3]
+        assert [result.get(timeout=PATIENCE_S) for result in results] == [1, 2, 3]

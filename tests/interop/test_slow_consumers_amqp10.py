@@ -16,7 +16,7 @@ from tallymark.wire.amqp10.types import Symbol
 from tests.interop import blocking
 from tests.interop.slow_cases import COUNT, SLOW, looks, publish, told
 from tests.support.amqp10_socket import Client
-from tests.support.patience import until
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
 EXCLUSIVE: dict[object, object] = {Symbol("tallymark:exclusive"): True}
@@ -101,7 +101,7 @@ def test_sc_9_scope_link_leaves_our_clients_session(slow_broker: BrokerProcess, 
     address = subscribe(slow_broker, f"link.{name}", name)
 
     async def story() -> None:
-        async with asyncio.timeout(30), connect(url_of(slow_broker)) as connection:
+        async with asyncio.timeout(PATIENCE_S), connect(url_of(slow_broker)) as connection:
             session = await connection.session()
             receiver = await session.receiver(address, exclusive=True)
             sender = await session.sender(f"/exchanges/amq.topic/link.{name}")
@@ -200,7 +200,7 @@ def test_sc_d7_flow_holds_a_publisher_of_amqp_1_0_until_the_consumer_caught_up(
 
     async def story() -> None:
         async with (
-            asyncio.timeout(60),
+            asyncio.timeout(PATIENCE_S),
             connect(url_of(slow_broker)) as consumer,
             connect(url_of(slow_broker)) as publisher,
             connect(url_of(slow_broker)) as elsewhere,

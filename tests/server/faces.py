@@ -31,6 +31,7 @@ from tallymark.wire.nsq.frames import ERROR, MESSAGE, RESPONSE, decode_message
 from tests.server.management import call, done
 from tests.server.nsqd import Client as NsqClient
 from tests.support.amqp10_socket import Client
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
 USER = "ann"
@@ -225,7 +226,7 @@ class Amqp10:
 
     def __init__(self, broker: BrokerProcess) -> None:
         self._broker = broker
-        raw = socket.create_connection(("127.0.0.1", broker.amqp_port), timeout=20)
+        raw = socket.create_connection(("127.0.0.1", broker.amqp_port), timeout=PATIENCE_S)
         self._client = Client(raw).login(USER, PASSWORD)
         self._session = self._client.session()
         self._senders: dict[str | None, SenderLink] = {}
@@ -382,7 +383,9 @@ class Http:
 
     def __init__(self, broker: BrokerProcess) -> None:
         self._broker = broker
-        self._connection = http.client.HTTPConnection("127.0.0.1", broker.http_port, timeout=60)
+        self._connection = http.client.HTTPConnection(
+            "127.0.0.1", broker.http_port, timeout=PATIENCE_S
+        )
         self._leases: dict[str, tuple[int, int]] = {}
         self._plans: dict[str, str] = {}
 
@@ -579,7 +582,7 @@ def _expect_unauthorized(data: bytes) -> None:
 def nsq_http(
     broker: BrokerProcess, method: str, path: str, body: bytes | None, user: str
 ) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", broker.nsq_http_port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", broker.nsq_http_port, timeout=PATIENCE_S)
     headers = {}
     if user:
         headers["Authorization"] = "Basic " + base64.b64encode(user.encode()).decode()

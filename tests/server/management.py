@@ -13,7 +13,7 @@ from typing import Any
 import pika
 from pika.exceptions import AMQPError
 
-from tests.support.patience import until
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
 FULL = {"configure": ".*", "write": ".*", "read": ".*"}
@@ -35,7 +35,7 @@ def call(
     if body is not None:
         request.data = body if isinstance(body, bytes) else json.dumps(body).encode()
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
             raw, status, found = response.read(), response.status, response.headers
     except urllib.error.HTTPError as error:
         with error:

@@ -11,6 +11,7 @@ from typing import Any, Self
 from tallymark.wire.nsq import commands
 from tallymark.wire.nsq.commands import MAGIC
 from tallymark.wire.nsq.frames import ERROR, MESSAGE, RESPONSE, decode_message, split_frames
+from tests.support.patience import PATIENCE_S
 
 
 def call(
@@ -21,7 +22,7 @@ def call(
     for name, value in headers.items():
         request.add_header(name.replace("_", "-"), value)
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
             raw, status, found = response.read(), response.status, response.headers
     except urllib.error.HTTPError as error:
         with error:
@@ -70,7 +71,7 @@ class Client:
     """A client of the NSQ protocol on a bare socket, one step after the other."""
 
     def __init__(self, port: int, **identify: Any) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
         self._unread = b""
         self._frames: list[tuple[int, bytes]] = []
         self.send(MAGIC)

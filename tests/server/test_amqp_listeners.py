@@ -18,6 +18,7 @@ from tallymark.wire.amqp10.events import Event
 from tallymark.wire.amqp10.sasl import plain_response
 from tests.support.amqp10_socket import Client
 from tests.support.certificates import Authority, Certificate
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerDied, BrokerProcess
 
 
@@ -94,7 +95,7 @@ def test_a_header_may_come_in_pieces(
         raw.settimeout(0.05)
         with pytest.raises(TimeoutError):
             raw.recv(1)
-        raw.settimeout(20)
+        raw.settimeout(PATIENCE_S)
         raw.sendall(header[cut:])
         assert raw.recv(len(answer)) == answer
 

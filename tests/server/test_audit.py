@@ -22,6 +22,7 @@ from tests.server.nsqd import Client as NsqClient
 from tests.server.test_revoked_rights import empty
 from tests.server.test_scram import ScramClient, over_091, over_10
 from tests.support.amqp10_socket import Client
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
 PLANTED = "planted-secret-9d1f"
@@ -56,7 +57,9 @@ def by_091(broker: BrokerProcess, user: str) -> None:
 
 
 def by_10(broker: BrokerProcess, user: str) -> None:
-    with Client(socket.create_connection(("127.0.0.1", broker.amqp_port), timeout=30)) as peer:
+    with Client(
+        socket.create_connection(("127.0.0.1", broker.amqp_port), timeout=PATIENCE_S)
+    ) as peer:
         peer.mechanisms()
         assert peer.authenticate("PLAIN", plain_response(user, PLANTED)) == 1
 
@@ -170,7 +173,7 @@ def test_changes_of_users_policies_and_others_and_by_whom(broker: BrokerProcess)
     done(broker, "PUT", "policies/%2F/p", {"pattern": "x", "definition": {"max-length": 5}})
     done(broker, "DELETE", "users/eve")
     command = [sys.executable, "-m", "tallymark", "user", "add", "eve", "--password", PLANTED]
-    subprocess.run([*command, "--data-dir", str(broker.data_dir)], check=True, timeout=60)
+    subprocess.run([*command, "--data-dir", str(broker.data_dir)], check=True, timeout=PATIENCE_S)
     assert call(broker, "GET", "users/eve")[0] == 200
     status, _ = broker.http("PUT", "/api/tallymark/log-levels", {"all": "off"})
     assert status == 200

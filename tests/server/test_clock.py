@@ -20,7 +20,7 @@ import pika
 import pytest
 
 import tallymark
-from tests.support.patience import until
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
 LIBRARY = next(iter(glob("/usr/lib/*/faketime/libfaketimeMT.so.1")), "")
@@ -85,7 +85,7 @@ def channel_of(
 
 
 def nsq(broker: BrokerProcess, path: str, body: bytes | None = None) -> bytes:
-    with urllib.request.urlopen(broker.nsq_http_url + path, body, timeout=60) as answer:
+    with urllib.request.urlopen(broker.nsq_http_url + path, body, timeout=PATIENCE_S) as answer:
         return bytes(answer.read())
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.management import done
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
 
@@ -64,7 +65,7 @@ def test_nothing_is_open_to_others(tmp_path: Path) -> None:
 def test_the_command_line_makes_a_folder_for_its_user_only(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tallymark", "user", "add", "ann", "--password", "x"]
     folder = tmp_path / "deep" / "data"
-    subprocess.run([*command, "--data-dir", str(folder)], check=True, timeout=60)
+    subprocess.run([*command, "--data-dir", str(folder)], check=True, timeout=PATIENCE_S)
     assert open_to_others(folder) == []
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.test_nsq_doors import basic, nsqd
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
 LISTENERS = ("management", "NSQ", "nsqd")
@@ -38,7 +39,7 @@ def ask(
     port: int, method: str, path: str, headers: list[tuple[str, str]], body: bytes = b""
 ) -> http.client.HTTPResponse:
     """A request with these headers, and none that http.client would add."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
     connection.putheader("Authorization", basic("guest:guest"))
     connection.putheader("Content-Length", str(len(body)))
@@ -135,7 +136,7 @@ def test_no_answer_names_a_version(ports: dict[str, int], listener: str) -> None
     for path in (READ[listener], "/nothing"):
         response = ask(ports[listener], "GET", path, [("Host", "localhost")])
         assert response.headers["Server"] == "Tallymark"
-    with socket.create_connection(("127.0.0.1", ports[listener]), timeout=30) as raw:
+    with socket.create_connection(("127.0.0.1", ports[listener]), timeout=PATIENCE_S) as raw:
         raw.sendall(b"\x16\x03\x01 nonsense\r\n\r\n")
         said = raw.recv(65536)
     assert b"Server: Tallymark\r\n" in said

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.management import connect, eventually, is_gone
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
 EXPORT = Path(__file__).parent / "fixtures" / "rabbitmq-3.10.8-definitions.json"
@@ -63,7 +64,7 @@ class Admin:
         within = ["-V", vhost] if vhost is not None else []
         return subprocess.run(
             [*self._command, *within, *arguments],
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
 
 

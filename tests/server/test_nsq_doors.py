@@ -24,6 +24,7 @@ from tests.server.management import FULL, call, done, get, refused
 from tests.server.nsqd import Client
 from tests.support import forked
 from tests.support.certificates import Authority, Certificate
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerDied, BrokerProcess
 
 
@@ -40,11 +41,11 @@ def nsqd(folder: Path, *flags: str) -> Iterator[dict[str, Any]]:
     try:
         line = process.stdout.readline()
         if not line:
-            raise BrokerDied(f"{process.wait(60)}: {(folder / 'stderr').read_text()}")
+            raise BrokerDied(f"{process.wait(PATIENCE_S)}: {(folder / 'stderr').read_text()}")
         yield json.loads(line)
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        process.wait(PATIENCE_S)
         process.stdout.close()
 
 
@@ -55,7 +56,7 @@ def http(
     for name, value in headers.items():
         request.add_header(name.replace("_", "-"), value)
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
             return response.status, response.read()
     except urllib.error.HTTPError as error:
         with error:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.nsqd import call, channel, post, refused, stats, topic
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
 MSG_MAX = 100
@@ -159,7 +160,7 @@ def test_nq_20_a_chunked_body_is_measured_while_it_comes(broker: BrokerProcess, 
     from http.client import HTTPConnection
 
     for size, status in ((MSG_MAX, 200), (MSG_MAX + 1, 413)):
-        connection = HTTPConnection("127.0.0.1", broker.nsq_http_port, timeout=20)
+        connection = HTTPConnection("127.0.0.1", broker.nsq_http_port, timeout=PATIENCE_S)
         parts = iter([b"m" * (size - 1), b"m"])
         connection.request("POST", f"/pub?topic={name}", body=parts, encode_chunked=True,
                            headers={"Transfer-Encoding": "chunked"})  # fmt: skip

@@ -19,6 +19,7 @@ from tests.server.nsqd import Client, call, channel, post, refused, stats, topic
 from tests.support.certificates import Authority
 from tests.support.nsq_auth_server import AuthServer
 from tests.support.nsqlookupd import FakeLookupd
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
 # -- what nsqadmin decodes /stats and /info into, as of its 1.3.0: Go refuses what does not fit
@@ -361,7 +362,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def https(authority: Authority, port: int, path: str, body: bytes | None = None) -> bytes:
     context = ssl.create_default_context(cafile=str(authority.own.cert))
     with urllib.request.urlopen(
-        f"https://127.0.0.1:{port}{path}", body, timeout=30, context=context
+        f"https://127.0.0.1:{port}{path}", body, timeout=PATIENCE_S, context=context
     ) as response:
         assert response.status == 200
         raw: bytes = response.read()

@@ -24,6 +24,7 @@ from tests.server.faces import (
     put_message,
 )
 from tests.server.management import FULL, call, done
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
 CELLS = [
@@ -116,7 +117,9 @@ def test_who_is_deleted_is_gone(
             done(broker, "DELETE", "users/bob")
         else:
             command = [sys.executable, "-m", "tallymark", "user", "delete", "bob"]
-            subprocess.run([*command, "--data-dir", str(broker.data_dir)], check=True, timeout=60)
+            subprocess.run(
+                [*command, "--data-dir", str(broker.data_dir)], check=True, timeout=PATIENCE_S
+            )
         assert user.last_words() == LAST_WORDS[face]
     finally:
         user.close()

@@ -31,6 +31,7 @@ from tallymark.wire.amqp10.sasl import SaslChallenge, SaslOutcome
 from tests.server.management import call, done
 from tests.support.amqp091 import method_frame
 from tests.support.amqp10_socket import Client
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
 NAME = "SCRAM-SHA-256"
@@ -124,7 +125,7 @@ def test_passwords_that_look_the_same_are() -> None:
 
 def over_091(port: int, client: ScramClient) -> tuple[bool, bytes]:
     """Whether it got in, and the server's last words."""
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as raw:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as raw:
         buffer = b""
 
         def ask(data: bytes) -> Method:
@@ -156,7 +157,7 @@ def over_091(port: int, client: ScramClient) -> tuple[bool, bytes]:
 
 
 def over_10(port: int, client: ScramClient) -> tuple[bool, bytes]:
-    with Client(socket.create_connection(("127.0.0.1", port), timeout=30)) as peer:
+    with Client(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)) as peer:
         assert NAME in peer.mechanisms()
         peer.wire.sasl_init(NAME, client.first())
         event = peer.exchange()
@@ -181,7 +182,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     with BrokerProcess(Path(tmp_path_factory.mktemp("scram")) / "data") as running:
         done(running, "PUT", "users/a=b,c", {"password": "over http", "tags": ""})
         command = [sys.executable, "-m", "tallymark", "user", "add", "ann", "--password", "by hand"]
-        subprocess.run([*command, "--data-dir", str(running.data_dir)], check=True, timeout=60)
+        subprocess.run(
+            [*command, "--data-dir", str(running.data_dir)], check=True, timeout=PATIENCE_S
+        )
         yield running
 
 
@@ -212,7 +215,9 @@ def test_who_there_is_is_not_told(broker: BrokerProcess) -> None:
     """A name that nobody has is given a salt too, and always the same one."""
 
     def challenge(user: str) -> list[str]:
-        with Client(socket.create_connection(("127.0.0.1", broker.amqp_port), timeout=30)) as peer:
+        with Client(
+            socket.create_connection(("127.0.0.1", broker.amqp_port), timeout=PATIENCE_S)
+        ) as peer:
             peer.mechanisms()
             peer.wire.sasl_init(NAME, ScramClient(user, "").first())
             event = peer.exchange()
@@ -233,7 +238,7 @@ def test_guest_without_users(tmp_path: Path, login: Login) -> None:
 
 
 def offered(port: int) -> tuple[str, ...]:
-    with Client(socket.create_connection(("127.0.0.1", port), timeout=30)) as peer:
+    with Client(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)) as peer:
         return peer.mechanisms()
 
 
@@ -258,7 +263,7 @@ def test_the_only_mechanism(tmp_path: Path, login: Login) -> None:
         with Client(socket.create_connection(("127.0.0.1", broker.amqp_port))) as peer:
             peer.mechanisms()
             assert peer.authenticate("PLAIN", b"\0guest\0guest") == 1
-        with socket.create_connection(("127.0.0.1", broker.amqp_port), timeout=30) as raw:
+        with socket.create_connection(("127.0.0.1", broker.amqp_port), timeout=PATIENCE_S) as raw:
             plain = ConnectionStartOk({}, "PLAIN", b"\0guest\0guest")
             raw.sendall(PROTOCOL_HEADER + method_frame(0, plain))
             said = b""

@@ -25,6 +25,7 @@ from tests.server.test_scram import ScramClient, over_091, over_10
 from tests.server.test_what_is_seen import PATHS
 from tests.support.amqp10_socket import Client
 from tests.support.nsq_auth_server import AuthServer
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
 RIGHT, WRONG, TYPED = "planted-right-7c1e", "planted-wrong-52aa", "planted-typed-90f3"
@@ -46,7 +47,9 @@ def log_in_everywhere(broker: BrokerProcess, password: str, is_right: bool) -> N
         ).close()
     except AMQPError:
         assert not is_right
-    with Client(socket.create_connection(("127.0.0.1", broker.amqp_port), timeout=30)) as peer:
+    with Client(
+        socket.create_connection(("127.0.0.1", broker.amqp_port), timeout=PATIENCE_S)
+    ) as peer:
         peer.mechanisms()
         assert (peer.authenticate("PLAIN", plain_response("ann", password)) == 0) is is_right
     for login in (over_091, over_10):
@@ -59,7 +62,7 @@ def log_in_everywhere(broker: BrokerProcess, password: str, is_right: bool) -> N
     assert (status == 200) is is_right
     # What no client should send: in a path, a query, a broken header, a broken frame.
     call(broker, "GET", "queues/%2F/q?password=x", Authorization=f"Bearer {password}")
-    with socket.create_connection(("127.0.0.1", broker.amqp_port), timeout=30) as raw:
+    with socket.create_connection(("127.0.0.1", broker.amqp_port), timeout=PATIENCE_S) as raw:
         raw.sendall(b"AMQP\0\0\x09\x01" + b"\x01\0\0\0\0\0\xff" + password.encode())
         raw.shutdown(socket.SHUT_WR)
         while raw.recv(65536):
@@ -76,7 +79,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         log_in_everywhere(running, WRONG, is_right=False)
         command = [sys.executable, "-m", "tallymark", "user", "passwd", "ann", "--password", "-"]
         subprocess.run(
-            [*command, "--data-dir", str(running.data_dir)], check=True, timeout=60,
+            [*command, "--data-dir", str(running.data_dir)], check=True, timeout=PATIENCE_S,
             input=TYPED + "\n", text=True,
         )  # fmt: skip
         log_in_everywhere(running, TYPED, is_right=True)

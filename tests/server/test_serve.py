@@ -243,7 +243,7 @@ def test_a_client_that_does_not_finish_its_handshake_is_closed(tmp_path: Path) -
 def test_an_unknown_protocol_gets_our_header(broker: BrokerProcess) -> None:
     with socket.create_connection(("127.0.0.1", broker.amqp_port)) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        connection.settimeout(20)
+        connection.settimeout(PATIENCE_S)
         assert connection.recv(100) == b"AMQP\0\0\x09\x01"
         assert closed_by_peer(connection)
 
@@ -437,7 +437,10 @@ def test_logs_are_json_lines_where_asked_and_levels_change_while_it_runs(tmp_pat
 
 def test_a_direct_start_of_the_module_says_what_it_is() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tallymark", "--version"], capture_output=True, text=True, timeout=30
+        [sys.executable, "-m", "tallymark", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert done.stdout.startswith("tallymark ")
     assert done.stdout.rstrip().endswith(("(compiled)", "(pure)"))

@@ -20,7 +20,7 @@ import pytest
 from tallymark.bridge.amqp091_format import PUBLISHER_NAME, PUBLISHING_ID
 from tallymark.engine.records import DROPPED, LIVE, PAYLOAD
 from tallymark.journal import layout
-from tests.support.patience import until
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
 BASE = "/api/tallymark/streams/%2F/s"
@@ -83,7 +83,7 @@ class Reader:
     """One keep-alive connection."""
 
     def __init__(self, broker: BrokerProcess) -> None:
-        self.http = http.client.HTTPConnection("127.0.0.1", broker.http_port, timeout=30)
+        self.http = http.client.HTTPConnection("127.0.0.1", broker.http_port, timeout=PATIENCE_S)
 
     def answer(self, low: int, high: int, **more: object) -> tuple[bytes, int]:
         """What is read, and the offset to go on from."""

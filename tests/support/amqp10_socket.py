@@ -39,6 +39,7 @@ from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.sending import disposition_frame
 from tallymark.wire.amqp10.session import Session
 from tallymark.wire.amqp10.transfers import encoded_state
+from tests.support.patience import PATIENCE_S
 
 E = TypeVar("E", bound=Event)
 
@@ -47,7 +48,7 @@ class Client:
     """An AMQP 1.0 client on a socket: as far as its open."""
 
     def __init__(self, raw: socket.socket) -> None:
-        raw.settimeout(20)
+        raw.settimeout(PATIENCE_S)
         self.socket = raw
         self.wire = Connection(Limits(), is_server=False)
         self.events: list[Event] = []

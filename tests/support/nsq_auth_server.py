@@ -14,6 +14,8 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
+from tests.support.patience import PATIENCE_S
+
 
 class AuthServer:
     """Answers everybody alike."""
@@ -52,5 +54,5 @@ class AuthServer:
         trace: TracebackType | None,
     ) -> None:
         self._server.shutdown()
-        self._thread.join(30)
+        self._thread.join(PATIENCE_S)
         self._server.server_close()
