@@ -132,7 +132,8 @@ def test_feature_flags_are_listed_and_enabled(broker: BrokerProcess) -> None:
     shown = run(broker.url, "feature", "list").stdout
     assert "message_containers_deaths_v2" in shown
     rows = json.loads(run(broker.url, "feature", "list", "--json").stdout)
-    assert [row["enabled"] for row in rows] == [True, True]
+    assert {row["name"] for row in rows} >= {"message_containers", "message_containers_deaths_v2"}
+    assert all(row["enabled"] for row in rows)
     done = run(broker.url, "feature", "enable", "message_containers")
     assert done.stdout == "feature flag 'message_containers' is enabled\n"
     refused = run(broker.url, "feature", "enable", "moons", code=1)
