@@ -148,7 +148,14 @@ def test_refusals_name_the_flag(arguments: list[str], told: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [("ssl3.0", "tls1.0"), ("TLS1.2", "tls1.2"), ("tls1.3", "tls1.3")]
+    ("value", "expected"),
+    [
+        ("ssl3.0", "tls1.2"),
+        ("tls1.0", "tls1.2"),
+        ("TLS1.1", "tls1.2"),
+        ("TLS1.2", "tls1.2"),
+        ("tls1.3", "tls1.3"),
+    ],
 )
 def test_tls_versions_as_nsqd_takes_them(value: str, expected: str) -> None:
     assert config(f"-tls-min-version={value}")["nsq_tls_min_version"] == expected

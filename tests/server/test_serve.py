@@ -429,7 +429,7 @@ def test_logs_are_json_lines_where_asked_and_levels_change_while_it_runs(tmp_pat
         connect(broker).close()
         broker.http("GET", "/api/tallymark/overview")  # answered by the loop after it saw the close
         lines = [json.loads(line) for line in broker.log().splitlines()]
-        assert {line["category"] for line in lines} == {"amqp"}
+        assert {line["category"] for line in lines} == {"amqp", "audit"}
         assert "connection.closed" in {line["event"] for line in lines}
         status, answer = broker.http("PUT", "/api/tallymark/log-levels", {"amqqp": "debug"})
         assert (status, answer["reason"]) == (400, "unknown 'amqqp'; did you mean 'amqp'?")

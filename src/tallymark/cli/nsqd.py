@@ -113,12 +113,12 @@ def tls_required(value: str) -> str:
 
 
 def tls_version(value: str) -> str:
-    """SSL 3 is spoken by nobody any more, nsqd included: the oldest there is."""
+    """What is older than TLS 1.2 is taken for that: nobody needs it any more [RFC 8996]."""
     version = value.lower()
     if version == "ssl3.0":
-        return "tls1.0"
+        return "tls1.2"
     if version in ("tls1.0", "tls1.1", "tls1.2", "tls1.3"):
-        return version
+        return max(version, "tls1.2")
     raise ValueError("one of tls1.0, tls1.1, tls1.2, tls1.3")
 
 

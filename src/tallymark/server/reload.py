@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import BrokerError
@@ -19,6 +19,7 @@ from tallymark.server import logs
 from tallymark.server.config import DECLARED, Config, ConfigError
 from tallymark.server.config_policies import ConfiguredPolicy
 from tallymark.server.logs import AUDIT, log_of
+from tallymark.server.tls import TlsRefused
 
 if TYPE_CHECKING:
     from tallymark.server.node import Node
@@ -40,6 +41,18 @@ class Reloaded:
     """In effect with the next start."""
 
 
+class Certificates(Protocol):
+    """Those of the listeners, in the files that the configuration names."""
+
+    def check(self, config: Config) -> None:
+        """Raises TlsRefused."""
+        ...
+
+    def renew(self, config: Config) -> None:
+        """Read them again, for handshakes from now on."""
+        ...
+
+
 class Reloading:
     """One node's."""
 
@@ -47,6 +60,7 @@ class Reloading:
         self._node = node
         self.read: Callable[[], Config] | None = None
         """Puts the configuration together again. Raises ConfigError."""
+        self.tls: Certificates | None = None
 
     def on_signal(self) -> None:
         """SIGHUP."""
@@ -60,7 +74,9 @@ class Reloading:
         try:
             new = self.read()
             _check(self._node.broker, new)
-        except (ConfigError, BrokerError) as error:
+            if self.tls is not None:
+                self.tls.check(self._node.config)
+        except (ConfigError, BrokerError, TlsRefused) as error:
             log.error("config.refused", reason=str(error))
             raise ReloadRefused(str(error)) from error
         return self._take(new)
@@ -84,6 +100,8 @@ class Reloading:
             for client in node.clients.values():
                 if not client.transport.is_closing():
                     client.limit_output(client.transport)
+        if self.tls is not None:
+            self.tls.renew(node.config)
         node.tasks.replan()
         node.broker.deliver_after_sync(node.config.deliver_after == "synced")
         node.broker.pause_unreadable(node.config.unreadable == "pause")

@@ -55,7 +55,7 @@ from tallymark.server.nsq_service import NsqService, limits_of, tls_context
 from tallymark.server.reload import set_policies
 from tallymark.server.schedule import Make, add_tasks
 from tallymark.server.slow_policies import slow_policies
-from tallymark.server.tls import TlsRefused
+from tallymark.server.tls import TlsRefused, renew
 from tallymark.server.users import UsersError
 from tallymark.wire.amqp091.limits import Limits
 from tallymark.wire.nsq import kernel as nsq
@@ -225,6 +225,7 @@ async def _serve(config: Config, max_connections: int, read: Callable[[], Config
         node = _open(config, loop)
         node.doors.limit = max_connections
         node.reloading.read = read
+        node.reloading.tls = tls
         loop.add_signal_handler(signal.SIGHUP, node.reloading.on_signal)
         return await _run(node, stop, bound, tls)
 
@@ -235,6 +236,19 @@ class Tls:
     def __init__(self, amqp: ssl.SSLContext | None, nsq: ssl.SSLContext | None) -> None:
         self.amqp = amqp
         self.nsq = nsq
+
+    def check(self, config: Config) -> None:
+        """Raises TlsRefused: the files do not hold what they have to."""
+        amqp10.tls_context(config)
+        if config.nsq:
+            tls_context(config)
+
+    def renew(self, config: Config) -> None:
+        """Read the certificates again that were read at the start."""
+        if self.amqp is not None and config.amqps_cert is not None:
+            renew(self.amqp, config.amqps_cert, config.amqps_key, config.amqps_ca_file)
+        if self.nsq is not None and config.nsq_tls_cert is not None:
+            renew(self.nsq, config.nsq_tls_cert, config.nsq_tls_key, config.nsq_tls_root_ca_file)
 
 
 class Bound:

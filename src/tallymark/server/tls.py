@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Final
 
 VERSIONS: Final = {
-    "tls1.0": ssl.TLSVersion.TLSv1,
-    "tls1.1": ssl.TLSVersion.TLSv1_1,
     "tls1.2": ssl.TLSVersion.TLSv1_2,
     "tls1.3": ssl.TLSVersion.TLSv1_3,
 }
-"""Words of the configuration."""
+"""Words of the configuration. Older ones are spoken by nobody who can do otherwise [RFC 8996]."""
 
 
 class TlsRefused(Exception):
@@ -49,6 +47,17 @@ def server_context(
         raise TlsRefused(f"{given}: {error}") from None
     context.verify_mode = verify
     return context
+
+
+def renew(context: ssl.SSLContext, cert: Path, key: Path | None, ca: Path | None) -> None:
+    """Have handshakes from now on use what these files hold; connections that are open go on. Who
+    could sign clients' certificates before still can, until the next start.
+
+    Raises OSError: try the files on a context of their own first (`server_context`).
+    """
+    context.load_cert_chain(cert, key)
+    if ca is not None:
+        context.load_verify_locations(ca)
 
 
 def common_name(certificate: object) -> str:
