@@ -1,28 +1,104 @@
-"""What a command may import: the command line starts quickly and works without Spark."""
+"""What a command may import: the command line starts quickly and works without Spark.
+
+How long an import takes is the machine's; which modules are there is ours.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from tallymark.cli.app import build
+from tallymark.cli.main import COMMANDS, help_text
 from tests.support.patience import PATIENCE_S
+from tests.support.process import BrokerProcess
 
-HEAVY = ("aiohttp", "pyspark", "pyarrow", "pandas", "numpy", "uvloop", "prometheus_client")
+SPARK = ("pyspark", "pyarrow", "pandas", "numpy", "py4j", "tallymark.spark")
+TYPER = ("typer", "click", "rich", "pygments", "markdown_it")
+SERVER = ("asyncio", "uvloop", "prometheus_client", "tallymark.server", "tallymark.engine")
+WEB = ("aiohttp", "http.client", "yarl", "multidict")
+SLOW = ("importlib.metadata", "email.message", "structlog", "difflib")
+"""Of the standard library and elsewhere: what only some errors and some settings need."""
 
 
-@pytest.mark.parametrize("module", ["tallymark.cli.main", "tallymark.server.run"])
-def test_nothing_heavy_is_imported_ahead(module: str) -> None:
-    program = f"import sys, {module}; print(*(m for m in {HEAVY!r} if m in sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=True,
+def imported(folder: Path, program: str, names: tuple[str, ...]) -> list[str]:
+    """Those of the modules that the program has loaded when it ends."""
+    found = folder / "imported"
+    wrapped = (
+        "import atexit, sys\n"
+        f"names = {names!r}\n"
+        f"atexit.register(lambda: open({str(found)!r}, 'w').write("
+        "' '.join(n for n in names if n in sys.modules)))\n"
+        f"{program}"
     )
-    assert done.stdout.split() == []
+    subprocess.run(
+        [sys.executable, "-c", wrapped], capture_output=True, timeout=PATIENCE_S, check=False
+    )
+    return found.read_text().split()
+
+
+@pytest.mark.parametrize(
+    ("words", "barred"),
+    [
+        (["--help"], (*SPARK, *TYPER, *SERVER, *WEB, *SLOW)),
+        (["--version"], (*SPARK, *TYPER, "asyncio", "uvloop", *WEB, *SLOW)),
+        (["nsqd", "-help"], (*SPARK, *TYPER, "asyncio", "tallymark.server", *WEB)),
+        (["nsqd", "-version"], (*SPARK, *TYPER, "asyncio", "uvloop", *WEB, *SLOW[:3])),
+        (["queues", "--help"], (*SPARK[:5], *SERVER[:3], "aiohttp")),
+        (["serve", "--help"], (*SPARK, "uvloop", "prometheus_client", *WEB)),
+        (["pipeline", "--help"], (*SPARK[:5], *SERVER[:3], "aiohttp")),
+    ],
+    ids=" ".join,
+)
+def test_a_command_imports_what_it_needs(
+    tmp_path: Path, words: list[str], barred: tuple[str, ...]
+) -> None:
+    program = f"sys.argv = {['tallymark', *words]!r}\nfrom tallymark.cli.main import main\nmain()"
+    assert imported(tmp_path, program, barred) == []
+
+
+def test_a_broker_that_nobody_asks_over_http_has_not_loaded_what_answers(tmp_path: Path) -> None:
+    """Until the first connection to an HTTP port. Then it answers, and that connection is not
+    refused: the ports are listened on from the start."""
+    barred = (*SPARK, *TYPER, *WEB, *SLOW, "tallymark.server.http", "prometheus_client")
+    flags = ["--data-dir", str(tmp_path / "data"), "--amqp-port", "0", "--http-port", "0"]
+    flags += ["--nsq-port", "0", "--nsq-http-port", "0"]
+    program = (
+        f"sys.argv = {['tallymark', 'serve', *flags]!r}\n"
+        "import os, signal\n"
+        "from tallymark.server import run\n"
+        "announce = run._announce\n"
+        "def announced(*given):\n"
+        "    announce(*given)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "run._announce = announced\n"
+        "from tallymark.cli.main import main\n"
+        "main()"
+    )
+    assert imported(tmp_path, program, barred) == []
+
+
+def test_the_first_request_is_answered(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        assert broker.http("GET", "/api/tallymark/status")[0] == 200
+
+
+def test_help_names_every_command_there_is() -> None:
+    """The table of main.py is what there is without typer; the commands are what there is."""
+    whole = build()
+    found = {command.name or "" for command in whole.registered_commands}
+    found |= {
+        (command.callback.__name__ if command.callback else "").replace("_", "-")
+        for command in whole.registered_commands
+        if command.name is None
+    }
+    found |= {group.name or "" for group in whole.registered_groups}
+    assert found - {""} == set(COMMANDS)
+    for name in COMMANDS:
+        assert f"  {name} " in help_text()
 
 
 def test_a_missing_extra_is_named() -> None:

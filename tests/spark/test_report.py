@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from tallymark.cli.main import app
+from tallymark.cli.app import build
 from tallymark.spark import ledger, pipelines
 from tallymark.spark.transitions import write_table
 
@@ -267,7 +267,7 @@ def test_transitions_as_a_table(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_a_table_that_is_there_is_not_written_over(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["pipeline", "ledger", "--to", str(tmp_path)])
+    result = CliRunner().invoke(build(), ["pipeline", "ledger", "--to", str(tmp_path)])
     assert result.exit_code == 2
     assert "exists; expected a new folder" in " ".join(result.output.split())
 
@@ -297,7 +297,9 @@ def test_bad_input_is_told_in_one_line(
 ) -> None:
     journal = Path(__file__).parents[1] / "journal" / "formats" / "before_dead_letters"
     given = [one.format(tmp=tmp_path, journal=journal) for one in arguments]
-    result = CliRunner().invoke(app, ["pipeline", "report", "--to", f"{tmp_path}/r.html", *given])
+    result = CliRunner().invoke(
+        build(), ["pipeline", "report", "--to", f"{tmp_path}/r.html", *given]
+    )
     assert result.exit_code == code
     assert said in " ".join(result.output.split())
     assert "Traceback" not in result.output

@@ -1,4 +1,7 @@
-"""The commands of `tallymark`, put together. Results go to stdout, logs and errors to stderr.
+"""What `tallymark` can do, and the way to it. Results go to stdout, logs and errors to stderr.
+
+A command imports what it needs itself and nothing else: help and `nsqd` do without typer, and so
+does `serve` where its flags are plain. tests/cli/test_imports.py holds that.
 
 Exit codes: 0 done; 1 the command failed (the reason is on stderr); 2 wrong usage or configuration;
 3 the data folder is in use by another broker; 4 the journal failed or is corrupt.
@@ -7,75 +10,104 @@ Exit codes: 0 done; 1 the command failed (the reason is on stderr); 2 wrong usag
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Final
 
-import typer
+from tallymark import __version__
 
-from tallymark import __version__, is_compiled
-from tallymark.cli import (
-    config,
-    definitions,
-    feature,
-    inspect,
-    journal,
-    nsqd,
-    pipeline,
-    policy,
-    quarantine,
-    serve,
-    topology,
-    user,
-)
-from tallymark.cli.output import reason_of
-
-app = typer.Typer(
-    name="tallymark",
-    help="A message broker that accounts for every message.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-serve.add_to(app)
-nsqd.add_to(app)
-inspect.add_to(app)
-app.add_typer(inspect.subscriptions, name="subscription")
-app.add_typer(topology.queue, name="queue")
-app.add_typer(topology.exchange, name="exchange")
-app.add_typer(config.app, name="config")
-app.add_typer(policy.app, name="policy")
-app.add_typer(quarantine.app, name="quarantine")
-app.add_typer(definitions.app, name="definitions")
-app.add_typer(feature.app, name="feature")
-app.add_typer(user.app, name="user")
-app.add_typer(journal.app, name="journal")
-pipeline.add_to(app)
+COMMANDS: Final = {
+    "serve": ("serve", "Run a broker until SIGTERM or SIGINT."),
+    "check-config": ("serve", "Show the settings as a broker would see them."),
+    "nsqd": ("nsqd", "Run a broker in nsqd's place: takes nsqd's own flags (-help shows them)."),
+    "status": ("inspect", "The broker at a glance: version, memory, journal, alarms, counts."),
+    "queues": ("inspect", "Queues with what entered, what waits, is held and is done."),
+    "exchanges": ("inspect", "Exchanges of every virtual host."),
+    "connections": ("inspect", "Client connections."),
+    "consumers": ("inspect", "Consumers with what they were sent, settled and hold."),
+    "log-level": ("inspect", "Change a running broker's log level."),
+    "demo": ("pipeline", "The play: publish, consume, crash, land through Spark, reconcile."),
+    "subscription": ("inspect", "Durable subscriptions of a queue."),
+    "queue": ("topology", "Queues of a running broker."),
+    "exchange": ("topology", "Exchanges of a running broker."),
+    "config": ("config", "The configuration of a broker."),
+    "policy": ("policy", "Settings for queues and exchanges by pattern of their names."),
+    "quarantine": ("quarantine", "Messages whose bytes cannot be read."),
+    "definitions": ("definitions", "Export and import users, policies and topology."),
+    "feature": ("feature", "Feature flags: which newer stored forms are written."),
+    "user": ("user", "Users of a broker, kept in its data folder."),
+    "journal": ("journal", "A data folder's journal."),
+    "pipeline": ("pipeline", "Data pipelines: Spark over queues and the ledger."),
+}
+"""By name: the module of tallymark.cli, and what it does in one line."""
+GROUPS: Final = {
+    "subscription": "subscriptions",
+    "queue": "queue",
+    "exchange": "exchange",
+    **dict.fromkeys(
+        ("config", "policy", "quarantine", "definitions", "feature", "user", "journal", "pipeline"),
+        "app",
+    ),
+}
+"""Those that have commands of their own, and the name of their app in that module."""
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        print(f"tallymark {__version__} ({'compiled' if is_compiled() else 'pure'})")
-        raise typer.Exit
+def help_text() -> str:
+    width = max(map(len, COMMANDS))
+    lines = (f"  {name:{width}}  {what}" for name, (_, what) in COMMANDS.items())
+    return "\n".join(
+        (
+            "Usage: tallymark [OPTIONS] COMMAND [ARGS]...",
+            "",
+            "A message broker that accounts for every message.",
+            "",
+            "Options:",
+            f"  {'--version':{width}}  Show the version, and whether the hot layers are compiled.",
+            f"  {'--help':{width}}  Show this message and exit; after a command: its flags.",
+            "",
+            "Commands:",
+            *lines,
+        )
+    )
 
 
-@app.callback()
-def root(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=_show_version,
-            is_eager=True,
-            help="Show the version, and whether the hot layers are compiled or pure Python.",
-        ),
-    ] = False,
-) -> None:
-    """A message broker that accounts for every message."""
+def version_line() -> str:
+    from tallymark import is_compiled
+
+    return f"tallymark {__version__} ({'compiled' if is_compiled() else 'pure'})"
 
 
 def main() -> None:
     """Entry point of the console script."""
+    words = sys.argv[1:]
     try:
-        app()
+        sys.exit(_run(words))
     except OSError as error:
+        from tallymark.cli.output import reason_of
+
         print(f"tallymark: {reason_of(error)}", file=sys.stderr)
         sys.exit(1)
+
+
+def _run(words: list[str]) -> int | None:
+    """The exit code; what typer runs leaves by SystemExit."""
+    if words in ([], ["--help"]):
+        print(help_text())
+        return 0 if words else 2
+    if words == ["--version"]:
+        print(version_line())
+        return 0
+    if words[0] == "nsqd":
+        from tallymark.cli.nsqd import main as run_nsqd
+
+        return run_nsqd(words[1:])
+    if words[0] == "serve":
+        from tallymark.cli.flags import plain_flags
+
+        flags = plain_flags(words[1:])
+        if flags is not None:
+            from tallymark.cli.serving import serve_with
+
+            return serve_with(flags)
+    from tallymark.cli.app import build
+
+    build(words[0])()
+    return None

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from decimal import Decimal
 from math import ceil
 from pathlib import Path
-from typing import Any, Final
-
-import typer
+from typing import TYPE_CHECKING, Final
 
 from tallymark import __version__
 from tallymark.cli.output import fail
-from tallymark.server.config import Config, ConfigError, load
+
+if TYPE_CHECKING:
+    from tallymark.server.config import Config
 
 USAGE: Final = 2
 PROTOCOL_VERSION: Final = "1.3.0"
@@ -330,6 +330,8 @@ def configured(arguments: list[str]) -> tuple[Config, list[str]]:
     given = parse(arguments)
     if "config" in given and given["config"][0]:
         given = {**read_file(Path(given["config"][0])), **given}
+    from tallymark.server.config import load
+
     values, notes = settings(given)
     path = Path(values["data_dir"]).parent
     if (path / METADATA).exists():
@@ -352,16 +354,17 @@ def show_help() -> None:
             print(f"  -{flag.name}\n    \t{several}{setting}")
 
 
-def nsqd(context: typer.Context) -> None:
-    """Run a broker in nsqd's place: takes nsqd's own flags (-help shows them)."""
-    arguments = context.args
+def main(arguments: list[str]) -> int:
+    """Run a broker in nsqd's place; returns the exit code."""
     if any(word in ("-h", "-help", "--help", "--h") for word in arguments):
         show_help()
-        raise typer.Exit
+        return 0
+    from tallymark.server.config import ConfigError
+
     try:
         if "version" in parse(arguments):
             print(f"nsqd v{PROTOCOL_VERSION} (tallymark {__version__})")
-            raise typer.Exit
+            return 0
         config, notes = configured(arguments)
     except (FlagError, ConfigError) as error:
         fail(str(error), USAGE)
@@ -375,11 +378,4 @@ def nsqd(context: typer.Context) -> None:
         except FlagError as error:
             raise ConfigError(str(error)) from error
 
-    raise typer.Exit(run(config, read))
-
-
-def add_to(app: typer.Typer) -> None:
-    raw: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args": True}
-    app.command(
-        name="nsqd", context_settings={**raw, "help_option_names": []}, add_help_option=False
-    )(nsqd)
+    return run(config, read)

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-import typer
-
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -22,7 +20,7 @@ UNBOUNDED: Final = 100_000
 def fail(text: str, code: int = 1) -> NoReturn:
     """Say why on stderr and leave with this exit code."""
     print(f"tallymark: {text}", file=sys.stderr)
-    raise typer.Exit(code)
+    sys.exit(code)
 
 
 def show_json(value: Any) -> None:

@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tallymark.cli.output import fail
-from tallymark.server.config import DECLARED, Config, ConfigError, load
-
-USAGE = 2
+from tallymark.cli.serving import configured, serve_with
+from tallymark.server.config import DECLARED
 
 
-def _settings(command: Callable[[Config, Callable[[], Config]], None]) -> Callable[..., None]:
-    """A command with one flag per declared setting, and --config. The command is also given what
-    puts the configuration together again."""
+def _settings(command: Callable[[dict[str, Any]], None]) -> Callable[..., None]:
+    """A command with one flag per declared setting, --config and --no-nsq; it is handed what was
+    given, by name."""
 
     def run(**given: Any) -> None:
-        file: Path | None = given.pop("config")
-        if given.pop("no_nsq"):
-            given["nsq"] = "false"
-        flags = {name: _joined(value) for name, value in given.items()}
-
-        def read() -> Config:
-            return load(file, os.environ, flags)
-
-        try:
-            config = read()
-        except ConfigError as error:
-            fail(str(error), USAGE)
-        command(config, read)
+        command(given)
 
     path = Annotated[Path | None, typer.Option("--config", help="TOML file with settings.")]
     parameters = [_parameter("config", path)]
@@ -56,28 +41,20 @@ def _settings(command: Callable[[Config, Callable[[], Config]], None]) -> Callab
     return run
 
 
-def _joined(value: str | list[str] | None) -> str | None:
-    """A flag that was given several times is as one with commas."""
-    if isinstance(value, list):
-        return ",".join(value) if value else None
-    return value
-
-
 def _parameter(name: str, annotation: Any, default: object = None) -> inspect.Parameter:
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
 
 
-def serve(config: Config, read: Callable[[], Config]) -> None:
+def serve(given: dict[str, Any]) -> None:
     """Run a broker until SIGTERM or SIGINT. Prints one JSON line when all listeners are open."""
-    from tallymark.server.run import run
-
-    raise typer.Exit(run(config, read))
+    raise typer.Exit(serve_with(given))
 
 
-def check_config(config: Config, read: Callable[[], Config]) -> None:
+def check_config(given: dict[str, Any]) -> None:
     """Show the settings as a broker would see them; exit code 2 when one is refused."""
+    config, _ = configured(given)
     for declared in DECLARED.values():
         print(f"{declared.name} = {declared.kind.show(getattr(config, declared.name))}")
 

@@ -8,9 +8,6 @@ the file, the file before the default.
 
 from __future__ import annotations
 
-import difflib
-import ipaddress
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -475,8 +472,15 @@ DECLARED: Final = {declared.name: declared for declared in declarations()}
 
 def nearest(word: str, valid: list[str]) -> str:
     """`; did you mean X?` for the nearest valid word, or the list of all of them."""
-    found = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
+    found = _close(word, valid, 0.5)
     return f"; did you mean '{found[0]}'?" if found else "; valid are: " + ", ".join(valid)
+
+
+def _close(word: str, valid: list[str], cutoff: float) -> list[str]:
+    """The most similar one, where one is similar enough."""
+    from difflib import get_close_matches
+
+    return get_close_matches(word, valid, n=1, cutoff=cutoff)
 
 
 def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str | None]) -> Config:
@@ -513,13 +517,17 @@ def is_loopback(host: str) -> bool:
     """Whether a listening address can be reached from this machine only."""
     if host == LOCALHOST:
         return True
+    from ipaddress import ip_address
+
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ip_address(host).is_loopback
     except ValueError:
         return False
 
 
 def _from_file(file: Path) -> dict[str, object]:
+    import tomllib
+
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -543,7 +551,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
         word = variable.removeprefix(ENV_PREFIX)
         if word in known:
             values[known[word].name] = _parse(known[word], text, variable)
-        elif meant := difflib.get_close_matches(word, list(known), n=1, cutoff=0.8):
+        elif meant := _close(word, list(known), 0.8):
             raise ConfigError(
                 f"unknown environment variable {variable}; did you mean '{ENV_PREFIX}{meant[0]}'?"
             )

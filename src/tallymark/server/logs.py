@@ -7,10 +7,11 @@ and credentials are never logged.
 
 from __future__ import annotations
 
+import json
 import sys
-from typing import Any, Final, TextIO, final
-
-import structlog
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final, TextIO, final
 
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "off": 100}
 CATEGORIES: Final = ("server", "amqp", "nsq", "engine", "journal", "http", "users")
@@ -46,8 +47,8 @@ class Log:
 _logs: Final = {category: Log(category) for category in CATEGORIES}
 AUDIT: Final = Log("audit")
 """Of audit.py. It is in no list of categories, so that nothing sets its level."""
-_processors: list[Any] = []
-_stream: TextIO = sys.stderr
+_COLOURS: Final = {"debug": "32", "info": "32", "warning": "33", "error": "31"}
+_EVENT_WIDTH: Final = 30
 
 
 def log_of(category: str) -> Log:
@@ -57,18 +58,12 @@ def log_of(category: str) -> Log:
 
 def configure(level: str, levels: dict[str, str], form: str, stream: TextIO | None = None) -> None:
     """Set the level of every category, then those named in `levels`; form: json or console."""
-    global _stream
+    global _stream, _render
     _stream = stream or sys.stderr
-    render: Any = (
-        structlog.processors.JSONRenderer()
-        if form == "json"
-        else structlog.dev.ConsoleRenderer(colors=_stream.isatty())
-    )
-    _processors[:] = [
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,
-        render,
-    ]
+    if form == "json":
+        _render = _as_json
+    else:
+        _render = _coloured if _stream.isatty() else _plain
     set_levels(level, levels)
 
 
@@ -91,10 +86,35 @@ def set_level(category: str, level: str) -> None:
 
 
 def _write(level: str, category: str, event: str, values: dict[str, object]) -> None:
-    if not _processors:
-        configure("info", {}, "console")
-    entry: Any = {"event": event, "level": level, "category": category, **values}
-    for processor in _processors:
-        entry = processor(None, level, entry)
-    _stream.write(f"{entry}\n")
+    stamp = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    _stream.write(_render(stamp, level, category, event, values) + "\n")
     _stream.flush()
+
+
+def _as_json(stamp: str, level: str, category: str, event: str, values: dict[str, object]) -> str:
+    entry = {"event": event, "level": level, "category": category, **values, "timestamp": stamp}
+    return json.dumps(entry, default=repr)
+
+
+def _plain(stamp: str, level: str, category: str, event: str, values: dict[str, object]) -> str:
+    shown = sorted({**values, "category": category}.items())
+    pairs = " ".join(f"{name}={_shown(value)}" for name, value in shown)
+    return f"{stamp} [{level:9}] {event:{_EVENT_WIDTH}} {pairs}"
+
+
+def _coloured(stamp: str, level: str, category: str, event: str, values: dict[str, object]) -> str:
+    """As _plain, with the escape sequences of a terminal."""
+    named = {f"\x1b[36m{name}\x1b[0m": value for name, value in values.items()}
+    line = _plain(f"\x1b[2m{stamp}\x1b[0m", level, category, event, named)
+    return line.replace(f"[{level:9}]", f"[\x1b[{_COLOURS[level]}m{level:9}\x1b[0m]", 1)
+
+
+def _shown(value: object) -> str:
+    """A text as it is where that is one word, and otherwise as Python writes the value."""
+    if isinstance(value, str) and value.isprintable() and not set(value) & set(" ='\""):
+        return value
+    return repr(value)
+
+
+_stream: TextIO = sys.stderr
+_render: Callable[[str, str, str, str, dict[str, object]], str] = _plain

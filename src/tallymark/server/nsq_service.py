@@ -90,24 +90,35 @@ class NsqService:
         http: Sequence[socket.socket],
         https: Sequence[socket.socket],
     ) -> None:
-        from tallymark.server.nsq_http import NsqHttp
-
-        node, config = self._node, self._node.config
+        """Listen for NSQ clients, and announce where the HTTP interface is (start_http)."""
+        node = self._node
         self.addresses = [address_of(one) for one in tcp]
-        http_port = address_of(http[0])[1] if http else 0
-        lookupd = self._lookupd = Lookupd(self.topics, self._announced(http_port), node.loop)
-        lookupd.set_addresses(config.lookupd)
-        web = self._http = NsqHttp(
-            node, self.topics, self.limits, self.stats, lookupd, self.client_rows, self.doors
-        )
-        web.tcp_addresses = self.addresses
-        web.tls_required_option = tls_required(config)
-        web.tls_required = web.tls_required_option == "true"
+        self.http_addresses = [address_of(one) for one in http]
+        self.https_addresses = [address_of(one) for one in https]
+        http_port = self.http_addresses[0][1] if http else 0
+        self._lookupd = Lookupd(self.topics, self._announced(http_port), node.loop)
+        self._lookupd.set_addresses(node.config.lookupd)
         for bound in tcp:
             self._listeners.append(await listen(node.loop, self._client, bound))
-        await web.start(http, https, self._tls)
-        self.http_addresses = web.addresses
-        self.https_addresses = web.tls_addresses
+
+    async def start_http(
+        self,
+        http: Sequence[socket.socket],
+        https: Sequence[socket.socket],
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        """Answer at nsqd's HTTP interface; the NSQ listeners have been started."""
+        from tallymark.server.nsq_http import NsqHttp
+
+        lookupd = self._lookupd
+        assert lookupd is not None
+        web = self._http = NsqHttp(
+            self._node, self.topics, self.limits, self.stats, lookupd, self.client_rows, self.doors
+        )
+        web.tcp_addresses = self.addresses
+        web.tls_required_option = tls_required(self._node.config)
+        web.tls_required = web.tls_required_option == "true"
+        await web.start(http, https, tls)
 
     def listening(self) -> dict[str, list[tuple[str, int]]]:
         """Addresses by protocol, as the ready line and lists name it."""

@@ -57,6 +57,7 @@ from tallymark.server.schedule import Make, add_tasks
 from tallymark.server.slow_policies import slow_policies
 from tallymark.server.tls import TlsRefused, renew
 from tallymark.server.users import UsersError
+from tallymark.server.web import Web
 from tallymark.wire.amqp091.limits import Limits
 from tallymark.wire.nsq import kernel as nsq
 from tallymark.wire.share import SHARE
@@ -383,13 +384,11 @@ def _close_to_others(folder: Path) -> None:
 
 async def _run(node: Node, stop: asyncio.Future[int], bound: Bound, tls: Tls) -> int:
     """Listen until a signal, or until the broker fails; then close everything."""
-    http = None
+    web: Web | None = None
     service: NsqService | None = None
     listeners: list[asyncio.Server] = []
     encrypted: list[asyncio.Server] = []
     try:
-        from tallymark.server.http import HttpServer
-
         if node.config.definitions is not None:
             await _take_definitions(node, node.config.definitions)
         if node.config.nsq:
@@ -397,28 +396,32 @@ async def _run(node: Node, stop: asyncio.Future[int], bound: Bound, tls: Tls) ->
         settings = _settings(node)
         listeners = [await _listen(node, settings, one, None) for one in bound.amqp]
         encrypted = [await _listen(node, settings, one, tls.amqp) for one in bound.amqps]
-        http = HttpServer(node)
-        http.amqp, http.amqps = _addresses(listeners), _addresses(encrypted)
-        addresses = await http.start(bound.http)
+        nsq_http = (bound.nsq_http, bound.nsq_https, tls.nsq)
+        web = Web(node, bound.http, service, nsq_http)
+        web.amqp, web.amqps = _addresses(listeners), _addresses(encrypted)
         if service is not None:
             await service.start(bound.nsq, bound.nsq_http, bound.nsq_https)
-            http.nsq = service.listening()
+        web.listen()
         add_tasks(node.tasks, node, TASKS)
         node.tasks.start()
-        _announce(listeners, encrypted, addresses, service)
+        _announce(listeners, encrypted, web.addresses, service)
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
         gc.enable()
-        both: set[asyncio.Future[Any]] = {stop, node.failed}
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        ends: set[asyncio.Future[Any]] = {stop, node.failed, web.failed}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if web.failed.done():
+            web.failed.result()
     finally:
         for listener in [*listeners, *encrypted]:
             listener.close()
         if service is not None:
+            service.close_listeners()
+        if web is not None:
+            await web.stop()
+        if service is not None:
             await service.stop()
-        if http is not None:
-            await http.stop()
         code = await _close(node)
     return code
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Callable, Iterable
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tallymark.server.clock import wall_ms
+from tallymark.server.installed import installed
 from tallymark.server.logs import log_of
 from tallymark.server.slow_policies import with_installed
 
@@ -165,4 +165,4 @@ def add_tasks(schedule: Schedule, node: Node, own: dict[str, Make]) -> None:
 
 
 def _installed() -> Iterable[Any]:
-    return entry_points(group=GROUP)
+    return installed(GROUP)

@@ -20,15 +20,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.policies import Policy
 from tallymark.engine.slow_actions import SlowSubscription
 from tallymark.engine.slow_rules import slow_policy_of
+from tallymark.server.installed import installed
 from tallymark.server.kinds import FLAG
 from tallymark.server.logs import log_of
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP: Final = "tallymark.slow_consumer_policies"
 NOTIFY: Final = "notify"
@@ -150,7 +153,7 @@ class SlowPolicies:
 @cache
 def slow_policies() -> SlowPolicies:
     """Our own and those of installed packages. One that cannot be loaded is told and left out."""
-    return SlowPolicies(with_installed(BUILT_IN, entry_points(group=GROUP)))
+    return SlowPolicies(with_installed(BUILT_IN, installed(GROUP)))
 
 
 def with_installed(own: Mapping[str, Any], found: Iterable[EntryPoint]) -> dict[str, Any]:

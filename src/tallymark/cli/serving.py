@@ -1,0 +1,52 @@
+"""A broker's configuration out of flags, and what is done with it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from tallymark.server.config import Config, ConfigError, load
+
+USAGE: Final = 2
+
+Read = Callable[[], Config]
+"""Puts the configuration together again."""
+
+
+def configured(given: dict[str, Any]) -> tuple[Config, Read]:
+    """The configuration that flags ask for, by the settings' names, `config` and `no_nsq`.
+
+    Says what is wrong on stderr and leaves with exit code 2.
+    """
+    file = None if given["config"] is None else Path(given["config"])
+    values = {name: value for name, value in given.items() if name not in ("config", "no_nsq")}
+    if given["no_nsq"]:
+        values["nsq"] = "false"
+    flags = {name: _joined(value) for name, value in values.items()}
+
+    def read() -> Config:
+        return load(file, os.environ, flags)
+
+    try:
+        return read(), read
+    except ConfigError as error:
+        print(f"tallymark: {error}", file=sys.stderr)
+        sys.exit(USAGE)
+
+
+def _joined(value: str | list[str] | None) -> str | None:
+    """A flag that was given several times is as one with commas."""
+    if isinstance(value, list):
+        return ",".join(value) if value else None
+    return value
+
+
+def serve_with(given: dict[str, Any]) -> int:
+    """Run a broker; returns the exit code."""
+    config, read = configured(given)
+    from tallymark.server.run import run
+
+    return run(config, read)

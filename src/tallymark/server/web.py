@@ -1,0 +1,106 @@
+"""The HTTP listeners of a broker: open from the start, loaded when somebody comes.
+
+aiohttp and all that answers requests cost about as much to import as the rest of the broker, and
+many a broker is never asked anything. So the ports are listened on at once, and the first
+connection waits in the kernel's queue while a thread imports; the loop serves everybody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from tallymark.server.listening import Address, address_of
+
+if TYPE_CHECKING:
+    import ssl
+
+    from tallymark.server.http import HttpServer
+    from tallymark.server.node import Node
+    from tallymark.server.nsq_service import NsqService
+
+BACKLOG: Final = 128
+MODULES: Final = (
+    "http", "http_archives", "http_browse", "http_consumers", "http_features", "http_quarantine",
+    "http_redrive", "http_sinks", "http_state", "http_streams", "http_subscriptions", "management",
+    "nsq_http",
+)  # fmt: skip
+"""What is imported in a thread, so that it is there when the loop makes the servers."""
+
+
+class Web:
+    """Both HTTP interfaces: management, and nsqd's where NSQ is served."""
+
+    def __init__(
+        self,
+        node: Node,
+        sockets: list[socket.socket],
+        service: NsqService | None,
+        nsq: tuple[list[socket.socket], list[socket.socket], ssl.SSLContext | None],
+    ) -> None:
+        """The sockets are bound; nsq: those of nsqd's interface, plain and TLS, and its TLS."""
+        self._node = node
+        self._sockets = sockets
+        self._service = service
+        self._nsq = nsq
+        self._server: HttpServer | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self.amqp: list[Address] = []
+        """Where AMQP clients connect, for lists."""
+        self.amqps: list[Address] = []
+        """The same inside TLS."""
+        self.failed: asyncio.Future[None] = node.loop.create_future()
+        """Has the exception with which the servers could not be made."""
+
+    @property
+    def addresses(self) -> list[Address]:
+        return [address_of(one) for one in self._sockets]
+
+    def listen(self) -> None:
+        """From now on clients can connect."""
+        for one in self._all():
+            one.setblocking(False)
+            one.listen(BACKLOG)
+            self._node.loop.add_reader(one, self._somebody_came)
+
+    async def stop(self) -> None:
+        """Answer what is being answered, and close."""
+        if self._opening is None:
+            for one in self._all():
+                self._node.loop.remove_reader(one)
+            return
+        await asyncio.wait([self._opening])
+        if self._server is not None:
+            await self._server.stop()
+
+    def _all(self) -> list[socket.socket]:
+        return [*self._sockets, *self._nsq[0], *self._nsq[1]]
+
+    def _somebody_came(self) -> None:
+        for one in self._all():
+            self._node.loop.remove_reader(one)
+        self._opening = self._node.loop.create_task(self._open())
+        self._opening.add_done_callback(self._opened)
+
+    def _opened(self, opening: asyncio.Task[None]) -> None:
+        if not opening.cancelled() and opening.exception() is not None and not self.failed.done():
+            self.failed.set_exception(opening.exception() or RuntimeError())
+
+    async def _open(self) -> None:
+        await asyncio.to_thread(_load)
+        from tallymark.server.http import HttpServer
+
+        server = HttpServer(self._node)
+        server.amqp, server.amqps = self.amqp, self.amqps
+        self._server = server
+        if self._service is not None:
+            server.nsq = self._service.listening()
+            await self._service.start_http(*self._nsq)
+        await server.start(self._sockets)
+
+
+def _load() -> None:
+    for name in MODULES:
+        import_module(f"tallymark.server.{name}")
