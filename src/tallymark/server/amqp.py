@@ -98,7 +98,6 @@ class AmqpClient(Client):
         if bridge.pending_sasl is not None:
             self._step(bridge.pending_sasl)
         self.read_or_not()
-        self.catch_up()
 
     def put(self, output: list[bytes]) -> None:
         self.sent_bytes += sum(map(len, output))

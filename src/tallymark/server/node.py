@@ -320,6 +320,7 @@ class Node:
             client.touched = False
             try:
                 client.flush()
+                client.catch_up()
             except Exception as error:
                 client.broken(error)
             if client.bridge in self.clients:

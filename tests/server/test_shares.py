@@ -1,0 +1,130 @@
+"""How much of the loop one client may have before the others have their turn."""
+
+from __future__ import annotations
+
+import socket
+import zlib
+from collections.abc import Callable, Iterator
+
+import pika
+import pytest
+
+from bench.lean import method
+from tallymark.wire.amqp091.frames import HEARTBEAT_FRAME
+from tallymark.wire.nsq.commands import identify, pub, rdy, sub
+from tallymark.wire.share import SHARE
+from tests.server.lines import DOORS
+from tests.server.nsqd import Client as NsqClient
+from tests.server.nsqd import topic
+from tests.support.amqp10_socket import Client as Client10
+from tests.support.nsq import Limits as NsqLimits
+from tests.support.nsq import Server as NsqWire
+from tests.support.process import BrokerProcess
+
+BY_NAME = {door.name: door for door in DOORS}
+MANY = 5 * SHARE + 7
+"""Frames or commands: several shares, and a rest."""
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("shares") / "data") as process:
+        yield process
+
+
+def amqp091(broker: BrokerProcess) -> None:
+    with BY_NAME["amqp-0-9-1"].opened(broker) as raw:
+        raw.sendall(HEARTBEAT_FRAME * MANY + method(1, (20, 10), b"\0"))
+        wait_for(raw, b"\0\x14\0\x0b")  # channel.open-ok
+
+
+def amqp10(broker: BrokerProcess) -> None:
+    with Client10(BY_NAME["amqp-1.0"].connect(broker)) as client:
+        client.login()
+        client.socket.sendall(b"\0\0\0\x08\x02\0\0\0" * MANY)
+        assert client.session().state.value == "MAPPED"
+
+
+def nsq(broker: BrokerProcess) -> None:
+    with NsqClient(broker.nsq_port, client_id="c") as client:
+        client.ok(sub("shares", "c"))
+        client.send(b"".join(rdy(n % 7) for n in range(MANY)))
+        client.ok(pub("shares2", b"x"))
+
+
+def management(broker: BrokerProcess) -> None:
+    pipelined(broker, "management", b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+
+
+def nsq_http(broker: BrokerProcess) -> None:
+    pipelined(broker, "nsq-http", b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")
+
+
+def pipelined(broker: BrokerProcess, name: str, request: bytes) -> None:
+    with BY_NAME[name].opened(broker) as raw:
+        raw.sendall(request * 200)
+        answered = 0
+        while answered < 200:
+            data = raw.recv(65536)
+            assert data
+            answered += data.count(b"HTTP/1.1 200")
+
+
+def wait_for(raw: socket.socket, word: bytes) -> None:
+    seen = b""
+    while word not in seen:
+        data = raw.recv(65536)
+        assert data, seen
+        seen += data
+
+
+@pytest.mark.parametrize("way", [amqp091, amqp10, nsq, management, nsq_http])
+def test_what_is_more_than_a_share_is_worked_on_to_its_end(
+    broker: BrokerProcess, way: Callable[[BrokerProcess], None]
+) -> None:
+    way(broker)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 1 << 62])
+def test_shares_change_nothing_but_when(steps: int) -> None:
+    """The same events in the same order, however small the share."""
+    server = NsqWire(NsqLimits(steps=steps))
+    data = b"  V2SUB t c\n" + b"".join(rdy(n) + pub("t", b"%d" % n) for n in range(50))
+    server.feed(data)
+    shares = 1
+    while server.connection.is_spent:
+        server.feed(b"")
+        shares += 1
+    whole = NsqWire(NsqLimits())
+    whole.feed(data)
+    assert [type(event) for event in server.events] == [type(event) for event in whole.events]
+    assert server.connection.take_output() == whole.connection.take_output()
+    assert shares > 100 // steps
+
+
+def test_bombs_of_deflate_leave_others_their_turn(broker: BrokerProcess) -> None:
+    """Eight clients send little that stands for much; another one's publishes are confirmed long
+    before all of that is done."""
+    count = 100_000
+    bomb = pub("bomb", b"x") * count
+    squeeze = zlib.compressobj(6, wbits=-15)
+    squeezed = squeeze.compress(bomb) + squeeze.flush(zlib.Z_SYNC_FLUSH)
+    assert len(squeezed) * 50 < len(bomb)
+    about = b'{"feature_negotiation": true, "deflate": true, "heartbeat_interval": -1}'
+    with pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("other")
+        held = []
+        for _ in range(8):
+            raw = BY_NAME["nsq"].connect(broker)
+            raw.sendall(b"  V2" + identify(about))
+            wait_for(raw, b'"deflate":true')
+            held.append(raw)
+        for raw in held:
+            raw.sendall(squeezed)
+        for _ in range(20):
+            channel.basic_publish("", "other", b"y")
+        assert topic(broker.nsq_http_url, "bomb")["message_count"] < 8 * count
+        for raw in held:
+            raw.close()
