@@ -93,18 +93,28 @@ def test_a_queue_that_fills_later_is_served_next() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(2, 5), st.integers(1, 12), st.lists(st.integers(1, 12), min_size=1, max_size=60))
+@given(
+    st.integers(2, 5),
+    st.integers(1, 12),
+    st.lists(st.integers(1, 12), min_size=1, max_size=60),
+    st.booleans(),
+)
 def test_no_queue_gets_ahead_of_another_by_more_than_the_limit_and_one_round(
-    queues: int, limit: int, steps: list[int]
+    queues: int, limit: int, steps: list[int], synced: bool
 ) -> None:
+    """synced: messages still come, and are not handed out before the disk has them."""
     names = [f"q{i}" for i in range(queues)]
     rig = shared(limit, *names)
     for name in names:
+        if synced:
+            rig.set_policy(name, {"deliver-after": "synced"})
         fill(rig, name)
     given_to = Counter(dict.fromkeys(names, 0))
     held = rig.settle_down()
     given_to.update(seen(held))
     for n in steps:
+        for name in names if synced else []:
+            fill(rig, name, 1)
         accept(rig, held[:n])
         held = held[n:]
         new = rig.settle_down()

@@ -1155,7 +1155,7 @@ class Broker:
         assert 0 <= session.got <= session.unacked, (session.got, session.unacked)
         for consumer in session.consumers.values():
             reserved += consumer.share
-            assert not consumer.share or consumer.queue.is_marking(), consumer.tag
+            assert not consumer.share or consumer.queue.waits_for_disk(), consumer.tag
             assert consumer.in_line == (consumer.id in session.line), consumer.tag
         assert reserved == session.reserved, (reserved, session.reserved)
         connection = session.connection

@@ -527,10 +527,12 @@ class Queue(Timed):
         self.count_out(piece)
         self.settled += len(piece)
 
-    def is_marking(self) -> bool:
-        """Whether a mark is on its way to the disk: what lies behind the one that is there may be
-        handed out soon."""
-        return self.stored and not self.deleted and self.mark_durable < self.mark
+    def waits_for_disk(self) -> bool:
+        """Whether a mark, or messages that are not handed out before, are on their way to the disk:
+        what is ready may be handed out soon."""
+        if self.deleted or not self.stored:
+            return False
+        return self.mark_durable < self.mark or self.holds > 0
 
     def count_out(self, piece: Slice) -> None:
         """Ready messages are ready no longer. The caller takes them out of their lane."""
