@@ -9,6 +9,7 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from tallymark.wire.amqp091.methods import (
 )
 from tallymark.wire.amqp10.events import SaslReceived
 from tallymark.wire.amqp10.sasl import SaslChallenge, SaslOutcome
-from tests.server.management import call, done
+from tests.server.management import FULL, call, done
 from tests.support.amqp091 import method_frame
 from tests.support.amqp10_socket import Client
 from tests.support.patience import PATIENCE_S
@@ -181,6 +182,7 @@ BOTH = pytest.mark.parametrize("login", [over_091, over_10])
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     with BrokerProcess(Path(tmp_path_factory.mktemp("scram")) / "data") as running:
         done(running, "PUT", "users/a=b,c", {"password": "over http", "tags": ""})
+        done(running, "PUT", "permissions/%2F/a=b,c", FULL)
         command = [sys.executable, "-m", "tallymark", "user", "add", "ann", "--password", "by hand"]
         subprocess.run(
             [*command, "--data-dir", str(running.data_dir)], check=True, timeout=PATIENCE_S
@@ -280,3 +282,17 @@ def test_what_is_stored_is_not_the_password(broker: BrokerProcess) -> None:
     assert ann["scram"]["salt"] != ann["salt"]
     assert "by hand" not in (broker.data_dir / "users.json").read_text()
     assert call(broker, "GET", "users/ann")[2].get("scram") is None
+
+
+@BOTH
+def test_guesses_by_scram_are_slowed_as_passwords_are(tmp_path: Path, login: Login) -> None:
+    """The failures of an address and user count together, and others do not wait for them."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        done(broker, "PUT", "users/ann", {"password": "right", "tags": ""})
+        done(broker, "PUT", "permissions/%2F/ann", FULL)
+        for _ in range(6):
+            assert not login(broker.amqp_port, ScramClient("ann", "wrong"))[0]
+        began = time.monotonic()
+        assert login(broker.amqp_port, ScramClient("ann", "right"))[0]
+        assert time.monotonic() - began > 1, "it waits for 1.6 s after six failures"
+        assert login(broker.amqp_port, ScramClient("guest", "guest"))[0]

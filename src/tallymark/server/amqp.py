@@ -95,8 +95,8 @@ class AmqpClient(Client):
             return
         if bridge.pending_login is not None and not self.is_asking:
             self.begin(self._check_login)
-        if bridge.pending_sasl is not None:
-            self._step(bridge.pending_sasl)
+        if bridge.pending_sasl is not None and not self.is_asking:
+            self.begin(self._check_step)
         self.read_or_not()
 
     def put(self, output: list[bytes]) -> None:
@@ -108,36 +108,41 @@ class AmqpClient(Client):
     def protocol(self) -> str:
         return "AMQP 1.0" if isinstance(self.bridge, Amqp10) else "AMQP 0-9-1"
 
-    def _step(self, response: bytes) -> None:
-        """Answer a step of SCRAM: it takes no time worth a thread."""
-        users = self._node.users
-        last_words: bytes | None = None
-        user: User | None = None
-        reason = "wrong password, or no keys for it"
-        scram = self._scram
+    async def _check_step(self) -> None:
+        """Answer a step of SCRAM."""
+        response = self.bridge.pending_sasl
+        assert response is not None
         try:
-            if scram is None:
-                scram = self._scram = ScramServer(secrets.token_urlsafe(18))
-                scram.first(response)
-                self._keys = users.scram_of(scram.name, self.peer_host)
-                self.bridge.sasl_challenge(scram.challenge(self._keys))
-                self._node.touch(self)
-                return
-            assert self._keys is not None
-            last_words = scram.final(response, self._keys)
-            if last_words is not None:
-                user = users.named(scram.name)
-        except ScramError as error:
-            reason = str(error)
-        except UsersError as error:
-            log.error("login.impossible", error=str(error))
+            if self._scram is None:
+                self._begin_scram(response)
+            else:
+                await self._end_scram(self._scram, response)
+        except (ScramError, UsersError) as error:
+            self._refuse_scram(str(error))
+
+    def _begin_scram(self, response: bytes) -> None:
+        """Raises ScramError, UsersError."""
+        scram = self._scram = ScramServer(secrets.token_urlsafe(18))
+        scram.first(response)
+        self._keys = self._node.users.scram_of(scram.name, self.peer_host)
+        self.bridge.sasl_challenge(scram.challenge(self._keys))
+
+    async def _end_scram(self, scram: ScramServer, response: bytes) -> None:
+        """Raises ScramError, UsersError."""
+        keys = self._keys
+        assert keys is not None
+        last_words = scram.final(response, keys)
+        users = self._node.users
+        user = await users.check_proof(scram.name, self.peer_host, lambda: last_words is not None)
         if user is None or last_words is None:
-            name = "" if scram is None else scram.name
-            audit.login_refused(self.protocol, self.peer, name, SCRAM, reason)
-            self.bridge.login_failed()
+            self._refuse_scram("wrong password, or no keys for it")
         else:
             self.bridge.login_succeeded(permissions_of(user), last_words)
-        self._node.touch(self)
+
+    def _refuse_scram(self, reason: str) -> None:
+        name = "" if self._scram is None else self._scram.name
+        audit.login_refused(self.protocol, self.peer, name, SCRAM, reason)
+        self.bridge.login_failed()
 
     async def _check_login(self) -> None:
         assert self.bridge.pending_login is not None

@@ -103,13 +103,21 @@ class Logins:
         if self._verified.get(entry, 0) > self._clock():
             self._remember(self._known, key, KNOWN_MS)
             return True
+        accepted = await self.attempt(name, peer, accepts)
+        if accepted:
+            self._remember(self._verified, entry, VERIFIED_MS)
+        return accepted
+
+    async def attempt(self, name: str, peer: str, accepts: Callable[[], Awaitable[bool]]) -> bool:
+        """Return what `accepts` says, in turn and after the delay that earlier failures made. For
+        whatever proves who somebody is: guesses cost the same by every mechanism."""
+        key = (peer, name)
         if not await self._turn(key):
             return False
         accepted = False
         try:
             accepted = await accepts()
             if accepted:
-                self._remember(self._verified, entry, VERIFIED_MS)
                 self._remember(self._known, key, KNOWN_MS)
                 self._failures.pop(key, None)
             else:

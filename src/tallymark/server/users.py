@@ -343,6 +343,15 @@ class Users:
         accepted = await self._logins.check(name, user.salt, password, peer, accepts)
         return user if accepted else None
 
+    async def check_proof(self, name: str, peer: str, verify: Callable[[], bool]) -> User | None:
+        """The user when what it sent proves who it is, else None; after the same delays as a
+        password. Raises UsersError."""
+
+        async def accepts() -> bool:
+            return verify() and self.named(name) is not None
+
+        return self.named(name) if await self._logins.attempt(name, peer, accepts) else None
+
     async def change(
         self, change: Callable[[dict[str, User]], None], by: str, keep_guest: bool = True
     ) -> None:
