@@ -7,10 +7,15 @@ works the account of every queue out from the journal, and each difference must 
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +24,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from rich.markup import escape
 
+from tallymark import is_compiled
 from tallymark.spark import land, reconcile
 from tallymark.spark.client import BrokerRefused, BrokerUnreachable, Client, api_path
 from tallymark.spark.demo_broker import BrokerDidNotStart, BrokerProcess
@@ -53,7 +59,7 @@ class Stage:
     in_account: list[Callable[[reconcile.Reconciliation], None]] = field(default_factory=list)
     """What scenes have to check in the account at the end."""
     skipped: int = 0
-    _spark: SparkSession | None = None
+    _spark: Future[SparkSession] | None = None
 
     def say(self, text: str) -> None:
         self.console.print(f"  {text}", highlight=False, markup=False)
@@ -69,14 +75,23 @@ class Stage:
         self.skipped += 1
         self.console.print(f"  [yellow]skipped:[/] {escape(claim)}: {escape(why)}", highlight=False)
 
+    def start_spark(self) -> None:
+        """Begin to build the session: it takes long, and the first scene plays meanwhile."""
+        log = self.out / "spark.log"
+        self.files["what Java and Spark said"] = log
+        starter = ThreadPoolExecutor(1)
+        self._spark = starter.submit(_quiet_session, log)
+        starter.shutdown(wait=False)
+
     def spark(self) -> SparkSession:
-        """The session, built when it is first needed."""
+        """The session, as soon as it is there. Raises JavaNotFound, SparkDidNotStart."""
         if self._spark is None:
-            begun = time.monotonic()
+            self.start_spark()
+        assert self._spark is not None
+        if not self._spark.done():
             with self.console.status("Spark starts"):
-                self._spark = build_session("local[*]", "tallymark demo", brief=True)
-            self.say(f"Spark {self._spark.version} is up after {time.monotonic() - begun:.1f} s")
-        return self._spark
+                self._spark.result()
+        return self._spark.result()
 
     def queue(self, name: str) -> dict[str, Any]:
         """What the broker says of a queue now."""
@@ -87,10 +102,51 @@ class Stage:
             client.close()
         return next(dict(queue) for queue in answer["queues"] if queue["name"] == name)
 
+    def aside(self) -> Stage:
+        """A stage for a scene that plays beside another: what it says is kept until `take`."""
+        from rich.console import Console
+
+        shown = self.console
+        system: Any = shown.color_system
+        width = shown.width if shown.is_terminal else None
+        kept = Console(
+            file=StringIO(), force_terminal=False, color_system=system, width=width,
+            no_color=shown.no_color,
+        )  # fmt: skip
+        return replace(self, console=kept, skipped=0)
+
+    def take(self, scene: Stage) -> None:
+        """Show what a scene said aside; from now on it says it here."""
+        assert isinstance(scene.console.file, StringIO)
+        self.console.file.write(scene.console.file.getvalue())
+        self.console.file.flush()
+        self.skipped += scene.skipped
+        scene.console = self.console
+
     def close(self) -> None:
-        if self._spark is not None:
-            stop_session(self._spark)
+        if self._spark is not None and self._spark.exception() is None:
+            stop_session(self._spark.result())
         self.broker.stop()
+
+
+def _quiet_session(log: Path) -> SparkSession:
+    with _stderr_to(log):
+        return build_session("local[*]", "tallymark demo", brief=True)
+
+
+@contextmanager
+def _stderr_to(log: Path) -> Iterator[None]:
+    """Give what is started meanwhile this file for its stderr: Java warns there of things that are
+    not for whoever watches a play, and no option of its own stops it."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with log.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +199,7 @@ def main(
     begun = time.monotonic()
     stage = Stage(console, folder, input, BrokerProcess(folder / "broker", folder / "broker.log"))
     try:
+        stage.start_spark()
         stage.broker.start()
         stage.files["the broker's data and journal"] = stage.broker.data_dir
         stage.files["the broker's log"] = stage.broker.log
@@ -150,12 +207,9 @@ def main(
         stage.say(
             f"a broker runs: AMQP on port {stage.broker.amqp_port}, NSQ on port "
             f"{stage.broker.nsq_port}, HTTP on port {stage.broker.http_port}, process "
-            f"{stage.broker.pid}"
+            f"{stage.broker.pid}, {'compiled' if is_compiled() else 'interpreted'}"
         )
-        for number, scene in enumerate(scenes(), 1):
-            console.rule(f"Scene {number}: {scene.name}", align="left")
-            console.print(_paragraph(scene.shows), style="dim", highlight=False, markup=False)
-            scene.run(stage)
+        _play(stage, scenes())
         console.rule("The account", align="left")
         _finale(stage)
     except KeyboardInterrupt:
@@ -174,6 +228,51 @@ def main(
     return _curtain(stage, keep, time.monotonic() - begun)
 
 
+READING: Final = """Every message that entered a queue is in one column of its row: it waits there
+(ready), a client was done with it (settled), it went on to another queue (dead lettered), or it was
+dropped, for a reason that stands below. Spark worked that out from the journal alone. The difference
+is what is missing or too many: it has to be 0."""
+
+LANES: Final = ((1, 2, 3), (4, 5))
+"""Scenes that play one after the other while the first one does. No scene touches a queue of
+another's, and most of them wait: for a time to live, a lock, a policy."""
+
+
+def _play(stage: Stage, play: list[Scene]) -> None:
+    """All scenes; they are shown in their order, each as a whole."""
+    pool = ThreadPoolExecutor(len(LANES))
+    asides = {place: stage.aside() for lane in LANES for place in lane}
+    done: dict[int, Future[None]] = {place: Future() for place in asides}
+    for lane in LANES:
+        pool.submit(_play_lane, lane, play, asides, done)
+    pool.shutdown(wait=False)
+    for place, scene in enumerate(play):
+        stage.console.rule(f"Scene {place + 1}: {scene.name}", align="left")
+        stage.console.print(_paragraph(scene.shows), style="dim", highlight=False, markup=False)
+        if place in asides:
+            with stage.console.status("it plays"):
+                wait([done[place]])
+            stage.take(asides[place])
+            done[place].result()
+        else:
+            scene.run(stage)
+
+
+def _play_lane(
+    lane: tuple[int, ...],
+    play: list[Scene],
+    asides: dict[int, Stage],
+    done: dict[int, Future[None]],
+) -> None:
+    for place in lane:
+        try:
+            play[place].run(asides[place])
+        except BaseException as error:  # raised again where the scene is shown
+            done[place].set_exception(error)
+        else:
+            done[place].set_result(None)
+
+
 def _paragraph(text: str) -> str:
     """The first paragraph of a docstring as one line."""
     return " ".join(text.partition("\n\n")[0].split())
@@ -188,6 +287,7 @@ def _new_folder(out: Path | None) -> Path:
 
 
 def _finale(stage: Stage) -> None:
+    stage.console.print(_paragraph(READING), style="dim", highlight=False, markup=False)
     outcome = reconcile.run(stage.spark(), stage.broker.data_dir, stage.broker.endpoint)
     show(outcome, console=stage.console)
     stage.check("every queue's difference is 0", outcome.balanced)
@@ -224,7 +324,7 @@ def table_of(console: Any, title: str, rows: list[dict[str, Any]]) -> None:
     table = Table(title=title, title_justify="left")
     for heading in rows[0] if rows else ():
         numeric = isinstance(rows[0][heading], int)
-        table.add_column(heading, justify="right" if numeric else "left", no_wrap=True)
+        table.add_column(heading, justify="right" if numeric else "left", no_wrap=not numeric)
     for row in rows:
         # Text, because a message's brackets are its own and no markup.
         table.add_row(*(Text(f"{v:,}" if isinstance(v, int) else str(v)) for v in row.values()))
