@@ -229,9 +229,9 @@ def main(
 
 
 READING: Final = """Every message that entered a queue is in one column of its row: it waits there
-(ready), a client was done with it (settled), it went on to another queue (dead lettered), or it was
-dropped, for a reason that stands below. Spark worked that out from the journal alone. The difference
-is what is missing or too many: it has to be 0."""
+(ready), a client was done with it (settled), it went on to another queue (dead lettered), or it
+was dropped, for a reason that stands below. Spark worked that out from the journal alone. The
+difference is what is missing or too many: it has to be 0."""
 
 LANES: Final = ((1, 2, 3), (4, 5))
 """Scenes that play one after the other while the first one does. No scene touches a queue of
