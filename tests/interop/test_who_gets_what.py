@@ -9,14 +9,17 @@ from collections import Counter
 
 import kombu
 import pika
+import proton.utils
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from bench.lean import Link
 from tallymark.wire.amqp091.methods import BasicGet, Method, QueueDeclare, QueueDelete, QueuePurge
+from tallymark.wire.amqp091.properties import Properties
 from tests.interop.blocking import Inbox, bodies, depth, drain, fill, numbered, queue, wait_until
 from tests.support.amqp091 import method_frame, publish
 from tests.support.patience import PATIENCE_S
+from tests.support.process import BrokerProcess
 
 GET_EMPTY, DECLARE_OK, PURGE_OK, DELETE_OK = (60, 72), (50, 11), (50, 31), (50, 41)
 
@@ -118,6 +121,30 @@ def test_what_is_pipelined_behind_a_publish_does_not_overtake_its_delivery(
     elif look in ("purge", "delete"):
         assert int.from_bytes(told[-4:], "big") == 0
     assert bodies(inbox.wait(1)) == [b"x"]
+    link.close()
+    channel.queue_delete(name)
+
+
+def test_nor_where_the_consumer_is_a_link_of_amqp_1_0(
+    broker: BrokerProcess, channel: BlockingChannel, name: str
+) -> None:
+    """The first delivery of a queue waits for the disk: a get in between finds it gone."""
+    queue(channel, name, durable=True)
+    connection = proton.utils.BlockingConnection(
+        f"amqp://127.0.0.1:{broker.amqp_port}", user="guest", password="guest",
+        allowed_mechs="PLAIN",
+    )  # fmt: skip
+    receiver = connection.create_receiver(f"/queues/{name}", credit=2)
+    link = Link(broker.amqp_port)
+    link.open_channel(1)
+    for body in (b"1", b"2"):
+        segment = publish(1, body, routing_key=name, properties=Properties(delivery_mode=2))
+        link.socket.sendall(segment + method_frame(1, BasicGet(name)))
+        link.wait(GET_EMPTY)
+        message = receiver.receive(timeout=PATIENCE_S)
+        assert bytes(message.body) == body
+        receiver.accept()
+    connection.close()
     link.close()
     channel.queue_delete(name)
 

@@ -20,6 +20,7 @@ from tallymark.bridge.amqp10_client import Client, Delayed, LinkEnd, Session, Se
 from tallymark.bridge.amqp10_consume import OutgoingLink
 from tallymark.bridge.amqp10_dispositions import is_final, settle, withdraw
 from tallymark.bridge.amqp10_errors import error_of
+from tallymark.bridge.amqp10_hold import Held, OutputHold
 from tallymark.bridge.amqp10_login import (
     ANONYMOUS,
     PLAIN,
@@ -83,6 +84,7 @@ class Amqp10(AmqpBridge):
     """See the module's text."""
 
     __slots__ = (
+        "_held_output",
         "_is_time",
         "_mechanism",
         "_now_ms",
@@ -113,6 +115,7 @@ class Amqp10(AmqpBridge):
         )
         self.client: Client | None = None
         """Set once it has entered a virtual host."""
+        self._held_output = OutputHold(self.wire, self)
         self._mechanism = ""
         self._permissions: Permissions | None = None
         self._open: Open | None = None
@@ -127,7 +130,7 @@ class Amqp10(AmqpBridge):
     @property
     def closing(self) -> bool:
         """The transport is to be closed, once what take_output gives is written."""
-        return self._over
+        return self._over and not self._held_output.shut
 
     @property
     def connection(self) -> EngineConnection | None:
@@ -179,8 +182,15 @@ class Amqp10(AmqpBridge):
         return self.wire.next_deadline()
 
     def take_output(self) -> list[bytes]:
-        """What to write now, in order."""
-        return self.wire.take_output(self._now_ms)
+        """What to write now, in order. While some of it waits for the disk, nothing is taken from a
+        queue for this connection."""
+        chunks = self._held_output.take(self._now_ms)
+        connection = self.connection
+        if connection is not None and connection.gated != self._held_output.shut:
+            connection.gated = self._held_output.shut
+            if not connection.gated:
+                self.broker.wake(connection)
+        return chunks
 
     def sasl_challenge(self, challenge: bytes) -> None:
         if self.pending_sasl is None:
@@ -277,6 +287,8 @@ class Amqp10(AmqpBridge):
             return
         end = consumer.handle
         assert isinstance(end, OutgoingLink)
+        if effect.waits:
+            self._held_output.hold(self.broker, self._now_ms)
         end.deliver(effect)
 
     def confirm(self, effect: Confirm) -> None:
@@ -344,7 +356,7 @@ class Amqp10(AmqpBridge):
         delayed = effect.waiter
         assert isinstance(delayed, Delayed)
         client = self.client
-        if client is not None and not client.closed:
+        if isinstance(delayed, Held) or (client is not None and not client.closed):
             delayed.say()
 
     # -- events
@@ -528,6 +540,7 @@ class Amqp10(AmqpBridge):
             self._close(error_of(error))
             return
         connection.handle = self
+        connection.holds_output = True
         access = Access(
             permissions.user, vhost, patterns, permissions.impersonates, self.settings.on_denied,
             self.peer,
