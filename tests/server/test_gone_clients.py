@@ -52,6 +52,7 @@ async def with_broker(
         "http_port": (await server.start(http))[0][1],
     }
     await service.start(nsq, nsq_http, [])
+    await service.start_http(nsq_http, [], None)
     ports["nsq_port"] = service.addresses[0][1]
     ports["nsq_http_port"] = service.http_addresses[0][1]
     try:
