@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup install test test-pure test-installed test-long test-timings timings check format \
-	bench build demo fuzz constraints clean
+	bench build demo fuzz interop constraints clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -100,6 +100,9 @@ check: $(VENV)/.dependencies  ## format, lint, types, the arrows between layers
 format: $(VENV)/.dependencies  ## rewrite the sources in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+interop: install  ## other clients' own test suites, fetched into build/interop (SUITES="kombu ...")
+	$(BIN)/python -m tests.interop.suites $(SUITES)
 
 bench: install  ## the benchmark scenarios against a broker started for them (ARGS=...)
 	$(BIN)/python bench/run.py $(ARGS)
