@@ -16,7 +16,7 @@ import click
 import pytest
 import typer
 
-from tallymark.cli.main import app
+from tallymark.cli.app import build
 from tests.docs.page import AMQP, HTTP, PAGES, ROOT, WITH_SPARK, examples
 from tests.support.patience import PATIENCE_S
 
@@ -103,7 +103,7 @@ def test_there_are_commands() -> None:
 def test_a_command_in_the_text_is_there_with_its_options(
     page: str, line: int, words: list[str]
 ) -> None:
-    command: click.Command = typer.main.get_command(app)
+    command: click.Command = typer.main.get_command(build())
     rest = list(words)
     while isinstance(command, click.Group) or hasattr(command, "commands"):
         name = rest.pop(0)
