@@ -81,7 +81,7 @@ def run(arguments: list[str]) -> tuple[int, list[dict[str, Any]], str]:
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
-@long
+@long(ci=False)
 def test_archived_by_the_command_killed_and_run_again_it_reads_as_before(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:

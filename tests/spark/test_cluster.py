@@ -59,7 +59,7 @@ def shell(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-@long
+@long(ci=False)
 @pytest.mark.timeout(2 * LONGEST_S)
 def test_what_the_documentation_prints_works_on_a_cluster_of_two_workers(
     shell: subprocess.Popen[str], tmp_path: Path

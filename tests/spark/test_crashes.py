@@ -28,7 +28,7 @@ from tests.support.process import BrokerProcess
 pytestmark = pytest.mark.spark
 
 
-@long
+@long(ci=False)
 def test_driver_killed_in_batch_0(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
@@ -45,7 +45,7 @@ def test_driver_killed_in_batch_0(
     assert stat(broker, "batch0")["leased"] == 0
 
 
-@long
+@long(ci=False)
 def test_driver_killed_in_mid_batch(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
@@ -79,7 +79,7 @@ def test_driver_killed_between_the_sinks_write_and_the_commit(
     assert stat(broker, "written")["leased"] == 0
 
 
-@long
+@long(ci=False)
 def test_driver_killed_while_idle(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:

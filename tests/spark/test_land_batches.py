@@ -95,7 +95,7 @@ def test_dl_1_what_does_not_fit_is_quarantined_and_dead_lettered(
     assert [int(one.message_id) for one, _ in contents(broker, f"{queue}.dead")] == BAD[schema]
 
 
-@long
+@long(ci=False)
 @pytest.mark.parametrize(("format", "schema"), [(DELTA, GIVEN), (PARQUET, "infer")])
 def test_the_command_does_the_same_batch_by_batch(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path, format: str, schema: str
@@ -149,7 +149,7 @@ spark.stop()
 """
 
 
-@long
+@long(ci=False)
 def test_java_says_nothing_of_a_query_that_is_stopped_in_mid_batch(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", STOPPED, str(tmp_path)], capture_output=True, text=True, timeout=300,
@@ -158,7 +158,7 @@ def test_java_says_nothing_of_a_query_that_is_stopped_in_mid_batch(tmp_path: Pat
     assert "StackOverflowError" not in done.stderr
 
 
-@long
+@long(ci=False)
 def test_a_command_that_is_stopped_in_mid_batch_says_no_more_than_that(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:

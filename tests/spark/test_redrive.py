@@ -82,7 +82,7 @@ def drained(channel: BlockingChannel, queue: str) -> list[tuple[int, dict[str, A
         out.append((int(properties.message_id), dict(properties.headers)))
 
 
-@long
+@long(ci=False)
 def test_the_command_killed_run_again_and_run_twice_moves_each_once(
     broker: BrokerProcess,
 ) -> None:

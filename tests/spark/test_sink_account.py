@@ -118,7 +118,7 @@ def second_half(broker: BrokerProcess) -> None:
     ask(broker, "settle", **mine, end=end)
 
 
-@long
+@long(ci=False)
 def test_lc_5_what_sinks_and_verdicts_did_balances_and_what_is_forged_is_named(
     spark: SparkSession, broker: BrokerProcess
 ) -> None:
