@@ -159,6 +159,10 @@ class Subject:
             self.rig.broker.dispatcher.mark(self.queue)
 
     def restart(self, checkpoint: bool) -> None:
+        """The wall clock is set right before, and a checkpoint says so of what was stored."""
+        if self.rig.wall_off_ms:
+            self.rig.set_wall_clock(-self.rig.wall_off_ms)
+            checkpoint = True
         if checkpoint:
             self.rig.checkpoint()
         self.rig = self.rig.restart()
@@ -178,6 +182,8 @@ def content(subject: Subject) -> list[tuple[int, int]]:
     ]
 
 
+CLOCK_STEPS_MS = (-86_400_000, 3_600_000)
+"""By how much somebody sets the wall clock, in which readers name times [NQ-D8]."""
 commands = st.lists(
     st.one_of(
         st.tuples(st.just("publish"), st.integers(1, 4), st.integers(0, 2), st.just(0)),
@@ -191,6 +197,7 @@ commands = st.lists(
         st.tuples(st.just("retain"), st.integers(-1, 60), st.integers(0, 9), st.just(0)),
         st.tuples(st.just("age"), st.integers(-1, 60), st.just(0), st.just(0)),
         st.tuples(st.just("restart"), st.booleans(), st.just(0), st.just(0)),
+        st.tuples(st.just("set clock"), st.sampled_from(CLOCK_STEPS_MS), st.just(0), st.just(0)),
     ),
     min_size=10,
     max_size=80,
@@ -234,10 +241,11 @@ def run(history: list[Command], lets_go: bool, modes: EVERY) -> None:
             settle_down()
             kinds = (FIRST, NEXT, OFFSET, TIME, OFFSET)
             value = START_MS + b * 3 if kinds[a] == TIME else b
-            start = Start(kinds[a], value)
             ids += 1
-            readings[ids] = Reading(model.start(start), c)
-            subject.read(ids, start, c)
+            readings[ids] = Reading(model.start(Start(kinds[a], value)), c)
+            if kinds[a] == TIME:
+                value += subject.rig.wall_off_ms
+            subject.read(ids, Start(kinds[a], value), c)
         elif what == "settle" and readings:
             settle_down()
             id = sorted(readings)[a % len(readings)]
@@ -254,6 +262,8 @@ def run(history: list[Command], lets_go: bool, modes: EVERY) -> None:
                 subject._saw(delivery)
         elif what == "turn":
             settle_down()
+        elif what == "set clock":
+            subject.rig.set_wall_clock(a)
         elif what in ("retain", "age") and lets_go:
             settle_down()
             if what == "retain":

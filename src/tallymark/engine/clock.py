@@ -21,7 +21,16 @@ SLEW: Final = 20
 class Clock:
     """One per broker, shared by all its parts."""
 
-    __slots__ = ("_monotonic_ms", "_off", "_room", "ahead_ms", "jumped_ms", "jumps", "now_ms")
+    __slots__ = (
+        "_monotonic_ms",
+        "_off",
+        "_room",
+        "_wall_ms",
+        "ahead_ms",
+        "jumped_ms",
+        "jumps",
+        "now_ms",
+    )
 
     def __init__(self) -> None:
         self.now_ms = 0
@@ -33,6 +42,7 @@ class Clock:
         self.jumped_ms = 0
         """The last jump."""
         self._monotonic_ms = -1
+        self._wall_ms = -1
         self._off = 0
         """How far the wall clock was from what it is taken for when it was read last."""
         self._room = 0
@@ -50,6 +60,9 @@ class Clock:
             self._monotonic_ms = monotonic_ms
             self.tell(wall_ms)
             return self.now_ms
+        if wall_ms == self._wall_ms and monotonic_ms == self._monotonic_ms:
+            return self.now_ms
+        self._wall_ms = wall_ms
         passed = max(0, monotonic_ms - self._monotonic_ms)
         self._monotonic_ms += passed
         now = self.now_ms + passed

@@ -21,7 +21,7 @@ def wall_ms() -> int:
 
 
 def both_ms() -> tuple[int, int]:
-    """Wall time and monotonic milliseconds of one moment."""
+    """Wall time and monotonic milliseconds, certainly of one moment."""
     while True:
         before = time.monotonic_ns()
         wall = time.time_ns()

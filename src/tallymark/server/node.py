@@ -51,7 +51,7 @@ from tallymark.server.amqp import AmqpClient
 from tallymark.server.appends import Appends
 from tallymark.server.buffers import Buffers
 from tallymark.server.client import Client
-from tallymark.server.clock import both_ms, now_ms
+from tallymark.server.clock import both_ms, now_ms, wall_ms
 from tallymark.server.config import Config
 from tallymark.server.deadlines import Deadlines
 from tallymark.server.doors import Doors
@@ -74,6 +74,8 @@ TURN_BYTES: Final = 1 << 20
 """Read since the last commit: a turn happens at once, so that what holds publishers back is looked
 at before a socket's next read, and other sockets are read first (uvloop reads up to 8 MiB from one
 in a row)."""
+SUSPICIOUS_MS: Final = 1000
+"""By how much the two clocks may move apart between two looks that are not taken for one."""
 LONGEST_SLEEP_MS: Final = 60_000
 GOODBYE_S: Final = 2.0
 """How long clients have at a stop to answer connection.close."""
@@ -126,6 +128,8 @@ class Node:
         self.deadlines = Deadlines(loop, self._tick)
         self.doors = Doors(config.max_connections)
         self.buffers = Buffers(self)
+        self._apart = 0
+        """How far wall time was ahead of monotonic time at the last look."""
         self._numbers = 0
         self._last_gone: asyncio.Future[None] | None = None
         self._touched: list[Client] = []
@@ -149,7 +153,12 @@ class Node:
     def tell_time(self) -> int:
         """Tell the engine what time it is, as everybody does before a command; returns monotonic
         milliseconds. A jump of the wall clock is told in the log."""
-        wall, monotonic_ms = both_ms()
+        wall, monotonic_ms = wall_ms(), now_ms()
+        apart = wall - monotonic_ms
+        if apart != self._apart:
+            if not -SUSPICIOUS_MS <= apart - self._apart <= SUSPICIOUS_MS:
+                wall, monotonic_ms = both_ms()
+            self._apart = wall - monotonic_ms
         clock = self.broker.clock
         jumps = clock.jumps
         clock.read(wall, monotonic_ms)
