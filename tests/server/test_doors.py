@@ -17,6 +17,7 @@ import pytest
 
 from tests.server.lines import DOORS, HTTP_DOORS, Door, until_closed
 from tests.server.peers import open_files
+from tests.support.certificates import Authority
 from tests.support.patience import until
 from tests.support.process import BrokerProcess
 
@@ -81,6 +82,34 @@ def test_silent_connections_take_neither_the_journals_files_nor_the_places_of_ht
         held.close()
         until(lambda: open_files(broker) < 60)
         publish(broker, 2, 1 << 20)
+        assert broker.is_running
+
+
+@pytest.mark.parametrize("name", ["amqps", "nsq_https"])
+def test_silent_connections_where_tls_is_spoken_take_no_file_of_the_journals(
+    tmp_path: Path, name: str
+) -> None:
+    """They are counted once TLS is up, and have the time of a handshake for that."""
+    made = Authority(tmp_path).sign("localhost")
+    with (
+        PoorBroker(
+            tmp_path / "data", segment_size="1MiB", max_connections=str(LIMIT),
+            handshake_timeout_ms="3000", http_header_timeout="3s", amqps_port="0",
+            amqps_cert=str(made.cert), amqps_key=str(made.key),
+            nsq_tls_cert=str(made.cert), nsq_tls_key=str(made.key),
+        ) as broker,
+        ExitStack() as held,
+        pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port)) as known,
+    ):  # fmt: skip
+        channel = known.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("q", durable=True)
+        address = tuple(broker.ready[name])
+        for _ in range(SILENT):
+            held.enter_context(socket.create_connection(address))
+        for _ in range(8):
+            channel.basic_publish("", "q", b"x" * (1 << 20), pika.BasicProperties(delivery_mode=2))
+        until(lambda: open_files(broker) < 80)
         assert broker.is_running
 
 
