@@ -21,7 +21,8 @@ settings.register_profile("all", deadline=None, max_examples=1000)
 settings.load_profile(sized("brief", "ci", "all"))
 
 SPARK = "tests/spark/"
-FIRST = (SPARK, "tests/faults/", "tests/interop/", "tests/server/", "tests/client/")
+PAGES = "tests/docs/"
+FIRST = (SPARK, PAGES, "tests/faults/", "tests/interop/", "tests/server/", "tests/client/")
 """Folders with the longest tests: begun at the end one of them would keep a worker alone."""
 
 
@@ -38,9 +39,11 @@ def _rank(item: pytest.Item) -> int:
 
 class Files(LoadScopeScheduling):
     """A file keeps to one worker, and with it what its tests share; all that needs Spark keeps to
-    one too, as a session of it is the dearest of all."""
+    one too, as a session of it is the dearest of all. Pages share nothing and take long."""
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(PAGES):
+            return nodeid
         return SPARK if nodeid.startswith(SPARK) else nodeid.partition("::")[0]
 
 
