@@ -40,11 +40,19 @@ settles = st.tuples(
     st.integers(0, 9),
     st.sampled_from([ACCEPTED, ACCEPTED, NACKED, NACKED, FAILED, RETURNED, REJECTED]),
 )
+
+
+def behind_long(q: int) -> list[tuple]:
+    """Messages of a short time to live between such as live on."""
+    return [("publish", q, 2, None), ("publish", q, 2, 10), ("publish", q, 9, None)]
+
+
 segments = st.one_of(
     st.lists(st.one_of(publishes, publishes, looks), min_size=1, max_size=4),
     st.tuples(publishes, looks).map(list),
     st.lists(publishes, min_size=2, max_size=4),
-    queues.map(lambda q: [("publish", q, 2, None), ("publish", q, 2, 10), ("publish", q, 9, None)]),
+    queues.map(behind_long),
+    queues.map(lambda q: [*behind_long(q), ("wait", 10), ("lease", q, 6)]),
     settles.map(lambda one: [one]),
     st.integers(1, 12).map(lambda n: [("work", n)]),
     st.sampled_from([5, 10, 50, 200]).map(lambda ms: [("wait", ms)]),
