@@ -40,6 +40,32 @@ def may_enter(broker: BrokerProcess, user: str, password: str) -> bool:
 # -- users
 
 
+def test_several_users_are_deleted_together_or_not_at_all(tmp_path: Path) -> None:
+    """As amqpstorm's management interface does."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        for name in ("ann", "ben", "root"):
+            tags = "administrator" if name == "root" else ""
+            done(broker, "PUT", f"users/{name}", {"password": name, "tags": tags})
+        as_root = {"user": "root:root"}
+        some = {"users": ["ann", "nobody", "guest"]}
+        assert call(broker, "POST", "users/bulk-delete", some, **as_root)[0] == 204
+        _, _, found = call(broker, "GET", "users", **as_root)
+        assert names(found) == ["ben", "root"]
+        everybody = {"users": ["ben", "root"]}
+        assert call(broker, "POST", "users/bulk-delete", everybody, **as_root)[0] == 400
+        assert call(broker, "POST", "users/bulk-delete", {"users": "ben"}, **as_root)[0] == 400
+        assert call(broker, "POST", "users/bulk-delete", some, user="ben:ben")[0] in (401, 403)
+        _, _, found = call(broker, "GET", "users", **as_root)
+        assert names(found) == ["ben", "root"]
+
+
+def test_the_old_health_check_takes_the_nodes_name(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        (node,) = get(broker, "nodes")
+        assert get(broker, f"healthchecks/node/{node['name']}") == {"status": "ok"}
+        assert call(broker, "GET", "healthchecks/node/rabbit@elsewhere")[0] == 404
+
+
 def test_the_first_user_locks_nobody_out(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         assert get(broker, "users")[0]["tags"] == ["administrator"]

@@ -45,6 +45,7 @@ class Overview(Routes):
         router.add_get("/api/health/checks/port-listener/{port}", self._port_listener)
         router.add_get("/api/health/checks/protocol-listener/{protocol}", self._protocol_listener)
         router.add_get("/api/healthchecks/node", self._alarms)
+        router.add_get("/api/healthchecks/node/{name}", self._alarms_of)
 
     def _listeners(self) -> list[tuple[str, str, int]]:
         """Protocol, address, port."""
@@ -161,6 +162,11 @@ class Overview(Routes):
         found = [{"node": node_name(), "resource": alarm} for alarm in alarms]
         reason = f"alarms are in effect: {', '.join(alarms)}"
         return answer({"status": "failed", "reason": reason, "alarms": found}, 503)
+
+    async def _alarms_of(self, request: web.Request) -> web.Response:
+        if request.match_info["name"] != node_name():
+            raise web.HTTPNotFound
+        return await self._alarms(request)
 
     async def _healthy(self, request: web.Request) -> web.Response:
         return answer({"status": "ok", "reason": "single node cluster"})

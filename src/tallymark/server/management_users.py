@@ -81,6 +81,7 @@ class UsersAndPermissions(Routes):
         router = app.router
         router.add_get("/api/whoami", self._whoami)
         router.add_get("/api/users", self._list)
+        router.add_post("/api/users/bulk-delete", self._delete_some)
         router.add_get(ONE_USER, self._get)
         router.add_put(ONE_USER, self._put)
         router.add_delete(ONE_USER, self._delete)
@@ -163,6 +164,24 @@ class UsersAndPermissions(Routes):
 
     async def _delete(self, request: web.Request) -> web.Response:
         await self._change(request, self._user(request).name, None)
+        return web.Response(status=204)
+
+    async def _delete_some(self, request: web.Request) -> web.Response:
+        """All users named, or none of them; names that nobody has mean nothing [rabbitmq]."""
+        require_administrator(request)
+        fields = await fields_of(request)
+        names = fields.value.get("users")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise fields.wrong("users", "a list of names")
+
+        def change(users: dict[str, User]) -> None:
+            for name in names:
+                users.pop(name, None)
+
+        try:
+            await self.node.users.change(change, user_of(request).name)
+        except UsersError as error:
+            raise Refused(400, "bad_request", str(error)) from error
         return web.Response(status=204)
 
     # -- permissions
