@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -315,10 +316,8 @@ def main() -> int:
         return subprocess.run(again, check=False, cwd=ROOT).returncode
     if "--own-network" in sys.argv:
         raise_loopback()
-    folder = PLACE / "broker"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    found = run(suites, folder)
+    with tempfile.TemporaryDirectory(dir=PLACE) as folder:
+        found = run(suites, Path(folder))
     shown = table(found)
     (PLACE / "table.md").write_text(shown)
     print(shown)
