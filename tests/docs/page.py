@@ -354,6 +354,15 @@ def operations(page: Page) -> None:
     assert "orders" not in page.broker.queues()
 
 
+def contributing(page: Page) -> None:
+    """Looked up, not run: they are how these tests are run themselves."""
+    page.take("make check", language="sh")
+    check_targets("docs/contributing.md")
+    direct = page.take("-m pytest", language="sh")
+    for path in re.findall(r"\btests/\S+", direct.text):
+        assert (ROOT / path).exists(), path
+
+
 def check_targets(file: str) -> None:
     """Each `make TARGET` that the page names is there."""
     known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
@@ -365,6 +374,7 @@ PAGES: Final[dict[str, Callable[[Page], None]]] = {
     "README.md": readme,
     "docs/client.md": client,
     "docs/configuration.md": configuration,
+    "docs/contributing.md": contributing,
     "docs/filters.md": filters,
     "docs/nsq.md": nsq,
     "docs/operations.md": operations,
