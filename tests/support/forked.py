@@ -218,6 +218,8 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
                 continue
             data, descriptors, _, _ = socket.recv_fds(control, LARGEST, 4)
             if not data:
+                for left in statuses:  # of a run that was ended in the middle of a test
+                    os.kill(left, signal.SIGKILL)
                 return None
             pid = os.fork()
             if pid == 0:
