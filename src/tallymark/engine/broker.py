@@ -352,6 +352,13 @@ class Broker:
             self.vhost(queue.vhost).pause_queue(queue, paused)
             self.dispatcher.mark(queue)
 
+    def tighten_marks(self) -> None:
+        """Nothing happened for a while: have the journal say exactly what may have been delivered.
+        O(queues)."""
+        for queue in self.queues.values():
+            if not queue.settings.is_stream:
+                self.dispatcher.tighten(queue)
+
     def deliver_after_sync(self, is_so: bool) -> None:
         """Whether persistent messages that enter from now on are handed out only when they are on
         disk, where neither arguments nor policies of their queue say when."""

@@ -86,6 +86,7 @@ class Dispatcher:
         "spent",
         "store",
         "syncs_first",
+        "turns",
         "upkeep",
     )
 
@@ -124,6 +125,7 @@ class Dispatcher:
         """The owner's: carries an effect out at once, see `look`; None: with the turn's others."""
         self.appended: list[Queue] = []
         """Streams that something entered in this turn: readers see it when it is on disk."""
+        self.turns = 0
         self.held: list[Queue] = []
         """Queues that messages entered in this turn which are handed out once the disk has them."""
         self.commits = False
@@ -195,6 +197,7 @@ class Dispatcher:
     def pump(self) -> None:
         """Serve every changed queue once. What is free of a limit that consumers share is shared
         out then, when it is known who could have something."""
+        self.turns += 1
         for connection in self.spent:
             connection.room = connection.allowance
         self.spent.clear()
@@ -554,6 +557,10 @@ class Dispatcher:
         nobody was ever given it.
         """
         if upto > queue.reached:
+            if queue.turn != self.turns:
+                queue.turn = self.turns
+                queue.burst = 0
+            queue.burst += upto - queue.reached
             queue.reached = upto
         if upto + queue.reserve // 2 > queue.mark:
             queue.mark = upto + max(queue.reserve, SMALLEST_RESERVE)
@@ -568,15 +575,24 @@ class Dispatcher:
         """The disk says that sequences below `mark` may have been delivered; reached: up to where
         they had been when it was asked to.
 
-        The next mark is set as far ahead as four times what was delivered meanwhile; twice as far
-        as the last one where delivery had to wait for it.
+        The next mark is set twice as far ahead as what was delivered meanwhile and in the last turn
+        that delivered anything, since it is renewed at half way; and twice as far as the last one
+        where delivery had to wait for it.
         """
         queue.mark_durable = max(queue.mark_durable, mark)
-        ahead = 4 * (queue.reached - reached)
+        ahead = 2 * (queue.reached - reached + queue.burst)
         if queue.stalled:
             queue.stalled = False
             ahead = max(ahead, 2 * queue.reserve)
         queue.reserve = min(max(ahead, SMALLEST_RESERVE), LARGEST_RESERVE)
+
+    def tighten(self, queue: Queue) -> None:
+        """Nothing was delivered for a while: set the mark back to what was. Nothing above it is
+        delivered from now on before a new mark is on disk."""
+        if queue.stored and queue.reached < queue.mark == queue.mark_durable:
+            queue.mark = queue.mark_durable = queue.reached
+            queue.reserve = 0
+            self.records.append(Record(records.MARK, queue.id, queue.mark, 0, self.clock.now_ms))
 
     def _within_mark(self, queue: Queue, head: Slice, n: int, wanted: int) -> int:
         """How many of n messages may leave now. The mark is asked for as if `wanted` messages left

@@ -87,6 +87,7 @@ class Queue(Timed):
         "arguments",
         "auto_delete",
         "body_bytes",
+        "burst",
         "comings",
         "consumers",
         "dead_lettered",
@@ -151,6 +152,7 @@ class Queue(Timed):
         "subscriptions",
         "timed_out",
         "tried_generation",
+        "turn",
         "used_ms",
         "vhost",
         "watched",
@@ -302,6 +304,9 @@ class Queue(Timed):
         """How far ahead the next mark is set."""
         self.reached = 0
         """Sequences below it were handed out, or asked to be, since the broker started."""
+        self.burst = 0
+        """How many of these in the last turn that handed out any, which was turn `turn`."""
+        self.turn = 0
         self.stalled = False
         """Whether something waited for the present mark."""
         self.follow(self.settings)

@@ -31,7 +31,8 @@ DROPPED: Final = 6
 """Gone without success. reason = why (DROPPED_*); DROPPED_RETENTION, DROPPED_ARCHIVED:
 other = their bytes, framing included."""
 MARK: Final = 7
-"""Every sequence of queue below first may have been delivered: redelivered after a crash."""
+"""Every sequence of queue below first may have been delivered: redelivered after a crash. The last
+one counts; versions that take the highest flag more."""
 DEFINITION: Final = 8
 """A change of topology. blob = JSON object, see definitions.py."""
 LEASED: Final = 9

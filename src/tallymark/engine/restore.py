@@ -211,7 +211,7 @@ class Restorer:
             if record.flags & records.RETURNED_FAILED:
                 history.failures.add(first, end)
         elif kind == records.MARK:
-            history.mark = max(history.mark, first)
+            history.mark = first
         elif kind == records.LEASED:
             self._lease(record)
         elif kind == records.COUNTERS:

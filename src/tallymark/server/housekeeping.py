@@ -132,6 +132,8 @@ class Housekeeping:
             self._anchor_waits += 1
             self._anchor_timer = self._node.loop.call_later(ANCHOR_S, self._look_at_tail)
         elif not self._node.journal.is_anchored:
+            if end == self._anchor_seen:
+                self._node.broker.tighten_marks()
             self._wants_anchor = True
             self._node.schedule()
 
