@@ -115,7 +115,7 @@ class Amqp10(AmqpBridge):
         )
         self.client: Client | None = None
         """Set once it has entered a virtual host."""
-        self._held_output = OutputHold(self.wire, self)
+        self._held_output = OutputHold(self.wire)
         self._mechanism = ""
         self._permissions: Permissions | None = None
         self._open: Open | None = None
@@ -165,6 +165,10 @@ class Amqp10(AmqpBridge):
         """The peer will send nothing more: the connection is lost unless it was closed."""
         self.wire.receive_eof()
         self._handle_events()
+
+    @property
+    def output_bytes(self) -> int:
+        return self._held_output.held_bytes()
 
     def let_go(self) -> None:
         self.client = None
@@ -288,7 +292,7 @@ class Amqp10(AmqpBridge):
         end = consumer.handle
         assert isinstance(end, OutgoingLink)
         if effect.waits:
-            self._held_output.hold(self.broker, self._now_ms)
+            self._held_output.hold(self.broker, self, self._now_ms)
         end.deliver(effect)
 
     def confirm(self, effect: Confirm) -> None:

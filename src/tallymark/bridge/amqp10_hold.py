@@ -18,11 +18,10 @@ from tallymark.wire.amqp10.connection import Connection
 class OutputHold:
     """Orders one connection's output around what waits. Without it nothing is copied."""
 
-    __slots__ = ("_before", "_behind", "_owner", "_waits", "_wire")
+    __slots__ = ("_before", "_behind", "_waits", "_wire")
 
-    def __init__(self, wire: Connection, owner: Bridge) -> None:
+    def __init__(self, wire: Connection) -> None:
         self._wire = wire
-        self._owner = owner
         self._before: list[bytes] = []
         """What was said before anything waited."""
         self._behind: list[bytes] = []
@@ -33,14 +32,21 @@ class OutputHold:
         """Whether some output waits for the disk."""
         return self._waits > 0
 
-    def hold(self, broker: Broker, now_ms: int) -> None:
-        """What is said from now on waits until all records emitted so far are on disk."""
+    def held_bytes(self) -> int:
+        """Bytes that wait. O(what waits)."""
+        size = 0
+        for chunk in self._behind:
+            size += len(chunk)
+        return size
+
+    def hold(self, broker: Broker, owner: Bridge, now_ms: int) -> None:
+        """What `owner` says from now on waits until all records emitted so far are on disk."""
         if not self._waits:
             self._before += self._behind
             self._behind = []
             self._before += self._wire.take_output(now_ms)
         self._waits += 1
-        broker.await_durable(Held(self._owner, self))
+        broker.await_durable(Held(owner, self))
 
     def release(self) -> None:
         """The disk has what one of the waits is for; those before it were told of earlier."""
