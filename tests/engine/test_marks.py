@@ -75,7 +75,7 @@ def test_where_delivery_rests_the_mark_does_not_run_ahead_of_it() -> None:
 
 @pytest.mark.parametrize("at_a_time", [1, 20, 50, 400])
 def test_steady_delivery_does_not_wait_for_its_marks(at_a_time: int) -> None:
-    """Once it has its pace, what enters in a turn leaves in it, and few marks are written."""
+    """Once it has its pace, what enters in a turn leaves in it, with one mark at most."""
     rig = Rig()
     rig.queue("q")
     session = rig.session()
@@ -92,4 +92,4 @@ def test_steady_delivery_does_not_wait_for_its_marks(at_a_time: int) -> None:
             rig.broker.settle_up_to(session, got[-1].tag, ACCEPTED)
     assert held_up == 0
     marks = [r for block in rig.log.blocks[before:] for r in block if r.kind == records.MARK]
-    assert len(marks) <= 150 * max(1, at_a_time // 16) // 2 + 10
+    assert len(marks) <= 150, "one a turn at most"

@@ -575,12 +575,12 @@ class Dispatcher:
         """The disk says that sequences below `mark` may have been delivered; reached: up to where
         they had been when it was asked to.
 
-        The next mark is set twice as far ahead as what was delivered meanwhile and in the last turn
-        that delivered anything, since it is renewed at half way; and twice as far as the last one
-        where delivery had to wait for it.
+        The next mark is set ahead by what the last turn delivered that delivered anything, and by
+        twice what was delivered meanwhile, since it is renewed at half way; and twice as far as the
+        last one where delivery had to wait for it.
         """
         queue.mark_durable = max(queue.mark_durable, mark)
-        ahead = 2 * (queue.reached - reached + queue.burst)
+        ahead = 2 * (queue.reached - reached) + queue.burst
         if queue.stalled:
             queue.stalled = False
             ahead = max(ahead, 2 * queue.reserve)
