@@ -165,6 +165,11 @@ def run(publisher: Publisher, consumers: Consumers, left: list[int], until: Unti
         assert not any(peer.is_lost for peer in peers.values()), "the broker closed a connection"
 
 
+def deliveries(link: Link) -> list[int]:
+    """Numbers of the messages that were delivered and not looked at yet."""
+    return [number_in(event[4]) for event in link.events() if event[0] == DELIVER]
+
+
 def read_letters(port: int, queue: str, ready: int) -> list[Letter]:
     """Everything in a queue, in its order; settled for certain."""
     link = Link(port)
@@ -172,10 +177,10 @@ def read_letters(port: int, queue: str, ready: int) -> list[Letter]:
     link.open_channel(1, confirms=True)
     link.open_channel(2)
     link.consume(2, queue)
-    numbers: list[int] = []
+    numbers = deliveries(link)  # what came with the answer to consume
     while len(numbers) < ready:
         assert link.fill(), f"{queue}: closed after {len(numbers)} of {ready} messages"
-        numbers += [number_in(event[4]) for event in link.events() if event[0] == DELIVER]
+        numbers += deliveries(link)
     assert len(numbers) == ready, f"{queue}: {len(numbers)} messages, {ready} are ready"
     if numbers:
         link.socket.sendall(settle(2, ACK, 0, 1))
