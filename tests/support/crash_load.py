@@ -229,12 +229,10 @@ def read_all(port: int, name: str, ready: int, *, keep: bool) -> list[Arrival]:
     link.open_channel(PUBLISHING, confirms=True)
     link.open_channel(CONSUMING)
     link.consume(CONSUMING, name)
-    found: list[Arrival] = []
+    found = arrivals(link)  # what came with the answer to consume
     while len(found) < ready:
         assert link.fill(), f"{name}: closed after {len(found)} of {ready} messages"
-        for event, _, _, redelivered, body in link.events():
-            if event == DELIVER:
-                found.append(Arrival(number_in(body), redelivered))
+        found += arrivals(link)
     assert ready_now(link, name) == 0
     if keep:
         link.drop()
@@ -245,6 +243,15 @@ def read_all(port: int, name: str, ready: int, *, keep: bool) -> list[Arrival]:
     link.wait(ACK)
     link.close()
     return found
+
+
+def arrivals(link: Link) -> list[Arrival]:
+    """Messages that were delivered and not looked at yet."""
+    return [
+        Arrival(number_in(body), redelivered)
+        for event, _, _, redelivered, body in link.events()
+        if event == DELIVER
+    ]
 
 
 def ready_now(link: Link, name: str) -> int:
