@@ -176,7 +176,7 @@ class Field:
         if kind.name == FULL:
             kept = self._read(kind.name, rows)
             alive = [letter.number for letter in kept]
-            # What was published and not confirmed may never have entered. Only a full queue lets go.
+            # What was not confirmed may never have entered. Only a full queue lets go.
             died = sum(rows[end]["ready"] for end in kind.ends)
             assert len(kept) == min(CAPACITY, len(kept) + died), f"{len(kept)} left, {died} died"
             assert len(kept) >= min(CAPACITY, len(account.confirmed)), f"{len(kept)} are left"

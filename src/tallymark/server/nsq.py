@@ -17,7 +17,7 @@ from tallymark.server.client import Client, address_text
 from tallymark.server.layers import LayerError, Layers, TlsLayer, compression
 from tallymark.server.listening import host_of
 from tallymark.server.nsq_auth import AuthUnavailable
-from tallymark.server.nsq_doors import Doors
+from tallymark.server.nsq_doors import NsqDoors
 from tallymark.wire.nsq.events import UpgradeDue
 from tallymark.wire.nsq.limits import Limits
 from tallymark.wire.nsq.upgrades import TLS
@@ -42,7 +42,7 @@ class NsqClient(Client):
         node: Node,
         settings: Settings,
         tls: ssl.SSLContext | None,
-        doors: Doors,
+        doors: NsqDoors,
         limits: Limits | None = None,
     ) -> None:
         """limits: where they are others than those of the settings."""

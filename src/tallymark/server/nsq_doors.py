@@ -28,7 +28,7 @@ NOTHING = AuthState("", "", [], 0)
 log = log_of("nsq")
 
 
-class Doors:
+class NsqDoors:
     """One node's."""
 
     def __init__(self, node: Node, authorities: Authorities | None) -> None:

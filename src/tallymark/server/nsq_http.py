@@ -36,7 +36,7 @@ from tallymark.server.listening import shown
 from tallymark.server.logs import log_of
 from tallymark.server.lookupd import Lookupd
 from tallymark.server.node import JournalFailed, Node
-from tallymark.server.nsq_doors import Doors
+from tallymark.server.nsq_doors import NsqDoors
 from tallymark.server.nsq_options import LOG_LEVELS, options
 from tallymark.server.nsq_stats import (
     ClientRow,
@@ -143,7 +143,7 @@ class NsqHttp:
         stats: Stats,
         lookupd: Lookupd,
         clients: Callable[[], list[ClientRow]],
-        doors: Doors,
+        doors: NsqDoors,
     ) -> None:
         self._node = node
         self._topics = topics

@@ -24,7 +24,7 @@ from tallymark.server.lookupd import Announced, Lookupd
 from tallymark.server.node import Node
 from tallymark.server.nsq import NsqClient
 from tallymark.server.nsq_auth import Authorities
-from tallymark.server.nsq_doors import Doors
+from tallymark.server.nsq_doors import NsqDoors
 from tallymark.server.nsq_stats import (
     STATE_CLOSING,
     STATE_CONNECTED,
@@ -68,7 +68,7 @@ class NsqService:
                 config.nsq_auth_connect_timeout,
                 config.nsq_auth_request_timeout,
             )
-        self.doors = Doors(node, self.authorities)
+        self.doors = NsqDoors(node, self.authorities)
         node.users.observers.append(self._users_changed)
         self._settings = Settings(
             self.limits,
