@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tallymark.engine import records
 from tallymark.journal import segment
-from tallymark.journal.block import HEADER, ROW, Header, crc32c
+from tallymark.journal.block import HEADER, ROW, WHOLE, Header, crc32c
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ def forge(folder: Path, share: float = 0.5) -> Forged:
     name = segment.parsed_name(path.name)
     assert name is not None
     header = next(h for h in segment.scan(path.read_bytes(), *name)[0] if h.at == header_at)
-    header.body_crc = crc32c(bytes(data[header_at + HEADER : header_at + header.length]))
+    sums_end = header.length if header.version == WHOLE else header.raw_at
+    header.body_crc = crc32c(bytes(data[header_at + HEADER : header_at + sums_end]))
     data[header_at : header_at + HEADER] = header.encoded()
     path.write_bytes(data)
     queue_id = int.from_bytes(data[row_at + 4 : row_at + 8], "little")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tallymark.engine import records
 from tallymark.engine.session import ACCEPTED, FAILED, NACKED, RETURNED
 from tests.support.engine_rig import Rig
 from tests.support.engine_steps import finish, manual
@@ -84,6 +85,36 @@ def test_dl_5_a_nack_in_a_transaction_counts_when_it_is_committed(counts: str) -
         transactions.commit(transaction)
         finish(rig)
     assert rig.ready("dead") == ([1] if counts == "returns" else [])
+
+
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [("returns", records.STAGED_FAILED), ("failures", records.STAGED_RETURNED)],
+)
+def test_lc_5_the_ledger_says_of_a_staged_nack_what_the_commit_makes_of_it(
+    counts: str, told: int
+) -> None:
+    """The row that stages it, the row of the commit and the count after a restart agree."""
+    rig = limited(counts)
+    transactions = rig.broker.transactions
+    rig.send("q", 1)
+    session = rig.session()
+    got = rig.take(session, "q")
+    assert got is not None
+    transaction = transactions.begin(session)
+    transactions.settle(transaction, session, got[1], got[1], NACKED)
+    finish(rig)
+    (row,) = [r for r in rig.log.blocks[-1] if r.kind == records.STAGED]
+    assert row.reason == told
+    is_failed = told == records.STAGED_FAILED
+    (message,) = rig.restart().holds("q")
+    assert (message.acquired, message.failed) == (1, 0)  # it was never committed
+    transactions.commit(transaction)
+    finish(rig)
+    (row,) = [r for r in rig.log.blocks[-1] if r.kind == records.RETURNED]
+    assert row.flags & records.RETURNED_FAILED == is_failed
+    (message,) = rig.restart().holds("q")
+    assert (message.acquired, message.failed) == (1, is_failed)
 
 
 def test_dl_5_what_was_counted_outlives_a_restart() -> None:

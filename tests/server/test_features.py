@@ -136,6 +136,6 @@ def test_a_broker_does_not_start_on_flags_of_a_newer_version(tmp_path: Path) -> 
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / FILE).write_text('{"enabled": ["shape_of_2040"]}')
-    with pytest.raises(BrokerDied, match=r"exit code 2.*unknown feature flag 'shape_of_2040'"):
+    with pytest.raises(BrokerDied, match=r"(?s)exit code 2.*unknown feature flag 'shape_of_2040'"):
         BrokerProcess(folder).start()
     assert [file.name for file in folder.iterdir()] == [FILE]

@@ -42,6 +42,7 @@ def test_lc_5_what_waits_is_a_term_of_the_equation(
 ) -> None:
     retry = {
         "x-delayed-retry-type": "all", "x-delayed-retry-min": HOUR_MS, "x-delivery-limit": 0,
+        "x-delivery-limit-counts": "failures",  # nack is none, so that it waits
     }  # fmt: skip
     channel.queue_declare("d.work", durable=True, arguments=retry)
     fill(channel, "d.work", None, None, None, None, HOUR_MS, HOUR_MS, None)
