@@ -18,8 +18,12 @@ from pathlib import Path
 
 import pika
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tallymark
+from tallymark.engine.clock import Clock
+from tallymark.server.clock import MS_NS, alignment_ns
 from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
@@ -185,6 +189,34 @@ def test_what_is_stored_is_told_from_wall_time_at_a_restart(
     until(lambda: channel_stats(broker, "t")["depth"] == 1)
     assert channel_stats(broker, "t")["deferred_count"] == 1
     assert jumps(broker) == (0, 0)  # engine time begins with wall time
+
+
+@given(
+    wall=st.integers(0, 10**9),
+    monotonic=st.integers(0, 10**9),
+    passed=st.lists(st.integers(0, 10**8)),
+)
+def test_nq_16_engine_time_is_wall_time_to_the_millisecond(
+    wall: int, monotonic: int, passed: list[int]
+) -> None:
+    """Whatever part of a millisecond each clock was in: no message is a millisecond early."""
+    aligned = alignment_ns([(monotonic, wall, monotonic)])
+    engine = Clock()
+    for step in [0, *passed]:
+        wall += step
+        monotonic += step
+        told = engine.read(wall // MS_NS, (monotonic + aligned) // MS_NS)
+        assert told == wall // MS_NS
+
+
+@given(early=st.integers(0, 10**6), late=st.integers(0, 10**6), stall=st.integers(3, 10**9))
+def test_of_several_readings_of_both_clocks_the_closest_counts(
+    early: int, late: int, stall: int
+) -> None:
+    close = (10 * MS_NS, 20 * MS_NS + early, 10 * MS_NS + 2)
+    stopped = (30 * MS_NS, 40 * MS_NS + late, 30 * MS_NS + stall)
+    for readings in ([close, stopped], [stopped, close]):
+        assert alignment_ns(readings) == (early - 2) % MS_NS
 
 
 def test_the_engine_is_told_the_time_in_one_place() -> None:

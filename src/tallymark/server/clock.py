@@ -1,30 +1,53 @@
-"""The two clocks. Everything below the server is told the time by them (`Node.tell_time`)."""
+"""The two clocks. Everything below the server is told the time by them (`Node.tell_time`).
+
+Both are told in whole milliseconds, and those of both begin at the same moments: engine time, which
+begins with the one and goes with the other, would else be up to a millisecond ahead of wall time,
+and what is deferred would come before its time [NQ-16].
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Final
+
+MS_NS: Final = 1_000_000
 
 TOGETHER_NS: Final = 50_000_000
 """Clocks that are read within so many nanoseconds were read at one moment: a process may be
 stopped anywhere, and what passed meanwhile is no step of a clock."""
+READINGS: Final = 20
+"""Of both clocks at the start: the closest together counts."""
+
+
+def read() -> tuple[int, int, int]:
+    """The monotonic clock, the wall clock and the monotonic clock again, in nanoseconds."""
+    return time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+
+
+def alignment_ns(readings: Iterable[tuple[int, int, int]]) -> int:
+    """Return how many nanoseconds are added to the monotonic clock, so that its milliseconds begin
+    with those of the wall clock; rather later by what a reading took than earlier."""
+    _, wall, after = min(readings, key=lambda one: one[2] - one[0])
+    return (wall - after) % MS_NS
+
+
+_ALIGNMENT_NS: Final = alignment_ns([read() for _ in range(READINGS)])
 
 
 def now_ms() -> int:
     """Monotonic milliseconds, for protocol deadlines."""
-    return time.monotonic_ns() // 1_000_000
+    return (time.monotonic_ns() + _ALIGNMENT_NS) // MS_NS
 
 
 def wall_ms() -> int:
     """Milliseconds since 1970, for what is shown."""
-    return time.time_ns() // 1_000_000
+    return time.time_ns() // MS_NS
 
 
 def both_ms() -> tuple[int, int]:
     """Wall time and monotonic milliseconds, certainly of one moment."""
     while True:
-        before = time.monotonic_ns()
-        wall = time.time_ns()
-        after = time.monotonic_ns()
+        before, wall, after = read()
         if after - before < TOGETHER_NS:
-            return wall // 1_000_000, after // 1_000_000
+            return wall // MS_NS, (after + _ALIGNMENT_NS) // MS_NS
