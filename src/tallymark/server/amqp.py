@@ -51,6 +51,7 @@ class AmqpClient(Client):
         self._keys: ScramKeys | None = None
         self._start: bytes | None = None if settings is None else b""
         """What was read as long as it does not say yet what the client speaks; None: it did."""
+        self.is_plain = settings is None
         self._common_name = ""
         self.is_encrypted = False
 
@@ -66,9 +67,8 @@ class AmqpClient(Client):
         return Amqp091(self._node.broker, self._settings.amqp091, self.peer, self._common_name)
 
     def take(self, data: bytes) -> None:
-        if self._start is not None:
-            data = self._decide(self._start + data)
-        self._node.received(self, data)
+        assert self._start is not None
+        self._node.received(self, self._decide(self._start + data))
 
     def _decide(self, start: bytes) -> bytes:
         """Find out what the client speaks; returns what its bridge is to read now."""
@@ -77,6 +77,7 @@ class AmqpClient(Client):
             self._start = start
             return b""
         self._start = None
+        self.is_plain = True
         if protocol == AMQP_10:
             assert self._settings is not None
             bridge = Amqp10(self._node.broker, self._settings.amqp10, self.peer, self._common_name)
@@ -97,7 +98,8 @@ class AmqpClient(Client):
             self.begin(self._check_login)
         if bridge.pending_sasl is not None and not self.is_asking:
             self.begin(self._check_step)
-        self.read_or_not()
+        if not self.is_reading or self.is_full or not bridge.wants_data:
+            self.read_or_not()
 
     def put(self, output: list[bytes]) -> None:
         self.sent_bytes += sum(map(len, output))

@@ -13,8 +13,8 @@ class Appends:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiting: dict[Queue, list[tuple[int, asyncio.Future[None]]]] = {}
-        self._ends: dict[Queue, int] = {}
-        """Where each of these ended when it was last looked at."""
+        self.waiting: dict[Queue, int] = {}
+        """Streams that are waited for, and where each ended when it was last looked at."""
 
     async def beyond(self, queue: Queue, sequence: int) -> None:
         """Return when readers may see the message of that number, or the stream is gone."""
@@ -23,7 +23,7 @@ class Appends:
         waiter: asyncio.Future[None] = self._loop.create_future()
         entry = (sequence, waiter)
         self._waiting.setdefault(queue, []).append(entry)
-        self._ends.setdefault(queue, queue.end())
+        self.waiting.setdefault(queue, queue.end())
         try:
             await waiter
         except asyncio.CancelledError:
@@ -36,11 +36,11 @@ class Appends:
             entries.remove(entry)
             if not entries:
                 del self._waiting[queue]
-                del self._ends[queue]
+                del self.waiting[queue]
 
     def wake(self) -> None:
         """A turn is over."""
-        for queue in [q for q, end in self._ends.items() if q.end() != end or q.deleted]:
+        for queue in [q for q, end in self.waiting.items() if q.end() != end or q.deleted]:
             left = []
             end = queue.end()
             for sequence, waiter in self._waiting.pop(queue):
@@ -50,11 +50,7 @@ class Appends:
                     waiter.set_result(None)
                 else:
                     left.append((sequence, waiter))
-            del self._ends[queue]
+            del self.waiting[queue]
             if left:
                 self._waiting[queue] = left
-                self._ends[queue] = end
-
-    @property
-    def waiting(self) -> bool:
-        return bool(self._ends)
+                self.waiting[queue] = end

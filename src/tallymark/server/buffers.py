@@ -63,26 +63,30 @@ class Buffers:
         self.is_scarce = False
         """Whether clients are handed less at a time, since connections take too much."""
         self._recounted_ms = -RECOUNT_MS
+        self.most = self.input_limit = self.high_water = 0
+        self.limits_changed()
 
-    @property
-    def high_water(self) -> int:
-        """Bytes that may wait in a socket's buffer before nothing more is taken for it."""
-        usual = self._node.config.write_high_water
-        return min(SCARCE, usual) if self.is_scarce else usual
-
-    @property
-    def input_limit(self) -> int:
-        """Bytes of incomplete input over all connections: the largest message always fits."""
+    def limits_changed(self) -> None:
+        """Take over the configuration, and how scarce memory is."""
         config = self._node.config
-        return max(config.max_memory // 2, config.max_message_size + MIB)
+        self.most = config.max_memory // 2
+        """Bytes of output and input that are not too many."""
+        self.input_limit = max(self.most, config.max_message_size + MIB)
+        """Bytes of incomplete input over all connections: the largest message always fits."""
+        usual = config.write_high_water
+        self.high_water = min(SCARCE, usual) if self.is_scarce else usual
+        """Bytes that may wait in a socket's buffer before nothing more is taken for it."""
 
     def weigh(self, one: Weighed) -> None:
         """Something was read from it, or written to it."""
-        weight = one.input_bytes()
-        self.input += weight - one.input_weight
-        one.input_weight = weight
-        weight += one.output_bytes()
+        self.count(one, one.input_bytes(), one.output_bytes())
+
+    def count(self, one: Weighed, input_bytes: int, output_bytes: int) -> None:
+        """It has so much of both now."""
+        weight = input_bytes + output_bytes
+        self.input += input_bytes - one.input_weight
         self.total += weight - one.weight
+        one.input_weight = input_bytes
         one.weight = weight
 
     def forget(self, one: Weighed) -> None:
@@ -92,9 +96,13 @@ class Buffers:
         self.total -= one.weight
         one.weight = one.input_weight = 0
 
-    def look(self, limit: int) -> int:
-        """Return the sum, counted anew where it is more than `limit`: then clients are handed less
-        until it is half of that. Close who holds most of the input where that is too much."""
+    def look(self) -> int:
+        """Return the sum, counted anew where it is more than `most`: then clients are handed less
+        until it is half of that. Close who holds most of the input where that is too much.
+
+        To be called where `total` is above `most`, or memory is scarce: else it changes nothing,
+        since the input alone may be as much."""
+        limit = self.most
         if self.input > self.input_limit:
             self._shed()
         if self.total <= limit and not self.is_scarce:
@@ -107,6 +115,7 @@ class Buffers:
             is_scarce = self.total > (limit // 2 if self.is_scarce else limit)
             if is_scarce != self.is_scarce:
                 self.is_scarce = is_scarce
+                self.limits_changed()
                 for client in list(self._node.clients.values()):
                     client.limit_output(client.transport)
         return self.total

@@ -53,6 +53,9 @@ class Client(asyncio.Protocol):
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._buffers = node.buffers
+        self.is_plain = False
+        """Whether what is read goes to the bridge as it is: `take` would do no more."""
         self._last_words: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         """Finds out who the client is."""
@@ -96,7 +99,8 @@ class Client(asyncio.Protocol):
         raise NotImplementedError
 
     def take(self, data: bytes) -> None:
-        """Bring the bridge what was read. What it raises costs the connection."""
+        """Bring the bridge what was read, where it is not plain. What it raises costs the
+        connection."""
         raise NotImplementedError
 
     def flush(self) -> None:
@@ -133,7 +137,10 @@ class Client(asyncio.Protocol):
         if self.is_over:
             return
         try:
-            self.take(data)
+            if self.is_plain:
+                self._node.received(self, data)
+            else:
+                self.take(data)
         except Exception as error:  # a bug of ours costs this connection, not the others
             self.broken(error)
 
@@ -222,13 +229,14 @@ class Client(asyncio.Protocol):
 
     def limit_output(self, transport: asyncio.WriteTransport) -> None:
         """How much may wait in the socket's buffer [SC-D6]."""
-        high = self._node.buffers.high_water
+        high = self._buffers.high_water
         transport.set_write_buffer_limits(high, min(self._node.config.low_water, high // 2))
 
     def room(self) -> int:
         """Bytes that may be written before its buffer holds all it should; 1 at the least, since
         what a socket takes no more is told by pause_writing."""
-        return max(1, self._node.buffers.high_water - self.unsent())
+        room = self._buffers.high_water - self.transport.get_write_buffer_size()
+        return room if room > 1 else 1
 
     def unsent(self) -> int:
         """Bytes that wait in its socket's buffer."""
@@ -236,7 +244,7 @@ class Client(asyncio.Protocol):
 
     def output_bytes(self) -> int:
         """See buffers.py."""
-        return self.unsent() + self.bridge.output_bytes
+        return self.transport.get_write_buffer_size() + self.bridge.output_bytes
 
     def input_bytes(self) -> int:
         """See buffers.py."""

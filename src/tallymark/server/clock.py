@@ -32,12 +32,13 @@ def alignment_ns(readings: Iterable[tuple[int, int, int]]) -> int:
     return (wall - after) % MS_NS
 
 
-_ALIGNMENT_NS: Final = alignment_ns([read() for _ in range(READINGS)])
+ALIGNMENT_NS: Final = alignment_ns([read() for _ in range(READINGS)])
+"""What this process adds."""
 
 
 def now_ms() -> int:
     """Monotonic milliseconds, for protocol deadlines."""
-    return (time.monotonic_ns() + _ALIGNMENT_NS) // MS_NS
+    return (time.monotonic_ns() + ALIGNMENT_NS) // MS_NS
 
 
 def wall_ms() -> int:
@@ -50,4 +51,4 @@ def both_ms() -> tuple[int, int]:
     while True:
         before, wall, after = read()
         if after - before < TOGETHER_NS:
-            return wall // MS_NS, (after + _ALIGNMENT_NS) // MS_NS
+            return wall // MS_NS, (after + ALIGNMENT_NS) // MS_NS

@@ -69,7 +69,8 @@ class Housekeeping:
         self._checkpoint_begun = self._checkpoint_done = node.journal.checkpoint_position
         self.wants_checkpoint = False
         """At the next commit, however little the journal has grown."""
-        self._wants_anchor = False
+        self.wants_anchor = False
+        """At the next commit, though nothing be committed."""
         self._anchor_timer: asyncio.TimerHandle | None = None
         self._anchor_seen = 0
         """Where the journal ended when that was looked at last."""
@@ -106,7 +107,7 @@ class Housekeeping:
         self._grown_clean += grown
         if self.wants_checkpoint or self._grown_checkpoint >= self._checkpoint_distance:
             self.checkpoint(now)
-        if self._wants_anchor:
+        if self.wants_anchor:
             self._anchor()
         elif self._anchor_timer is None and not self._closed:
             self._anchor_timer = self._node.loop.call_later(ANCHOR_S, self._look_at_tail)
@@ -116,11 +117,6 @@ class Housekeeping:
         if self._grown_clean >= CLEAN_BYTES:
             self._grown_clean = 0
             self._clean_soon()
-
-    @property
-    def wants_commit(self) -> bool:
-        """Whether `committed` is to be called though nothing was."""
-        return self.wants_checkpoint or self._wants_anchor
 
     def _look_at_tail(self) -> None:
         """Have the end of the journal told of outside of it, once nothing more comes, or where it
@@ -134,12 +130,12 @@ class Housekeeping:
         elif not self._node.journal.is_anchored:
             if end == self._anchor_seen:
                 self._node.broker.tighten_marks()
-            self._wants_anchor = True
+            self.wants_anchor = True
             self._node.schedule()
 
     def _anchor(self) -> None:
         """The engine's state is that of the journal."""
-        self._wants_anchor = False
+        self.wants_anchor = False
         self._anchor_waits = 0
         queues, subscriptions = tail_of(self._node.broker)
         self._node.journal.write_anchor(queues, subscriptions, wall_ms())
@@ -150,8 +146,11 @@ class Housekeeping:
         broker, journal = node.broker, node.journal
         store = broker.store
         most = node.config.max_memory
-        buffered = node.buffers.look(most // 2)
-        budget = max(most - buffered, most // 2)
+        buffers = node.buffers
+        buffered = buffers.total
+        if buffered > buffers.most or buffers.is_scarce:
+            buffered = buffers.look()
+        budget = most - buffered if buffered <= buffers.most else buffers.most
         if store.resident_bytes > budget:
             broker.spill(budget, journal.written)
         if store.released:
@@ -159,7 +158,9 @@ class Housekeeping:
                 journal.release(position, size)
             store.released.clear()
         # Twice the budget: what is not yet written cannot be let go of, and what is pinned neither.
-        self._set("memory", store.resident_bytes + buffered > 2 * most)
+        is_short = store.resident_bytes + buffered > 2 * most
+        if is_short != ("memory" in self.alarms):
+            self._set("memory", is_short)
         if not journal.accepts_payloads:
             self._set("disk", True)
         if journal.lacks_files:

@@ -47,6 +47,7 @@ class NsqClient(Client):
     ) -> None:
         """limits: where they are others than those of the settings."""
         super().__init__(node)
+        self.is_plain = True
         self._settings = settings
         self._limits = limits
         self._context = tls
@@ -84,9 +85,6 @@ class NsqClient(Client):
     # -- reading
 
     def take(self, data: bytes) -> None:
-        if not self._layers:
-            self._node.received(self, data)
-            return
         self._layers.feed(data)
         if self._handshake is not None:
             self._shake_hands(self._handshake)
@@ -164,7 +162,8 @@ class NsqClient(Client):
             self.finish()
         elif bridge.pending_auth is not None and not self.is_asking:
             self.begin(self._ask)
-        self.read_or_not()
+        if not self.is_reading or self.is_full or not bridge.wants_data:
+            self.read_or_not()
 
     def put(self, output: list[bytes]) -> None:
         self.sent_bytes += sum(map(len, output))
@@ -226,6 +225,7 @@ class NsqClient(Client):
     def _upgrade(self, due: UpgradeDue) -> None:
         """All that was said before is written."""
         bridge = self.bridge
+        self.is_plain = False
         if due.layer == TLS:
             assert self._context is not None
             layer = TlsLayer(self._context)

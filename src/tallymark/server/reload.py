@@ -96,6 +96,7 @@ class Reloading:
             set_policies(node.broker, new.policies)
         if "log_level" in changed or "log_levels" in changed:
             logs.set_levels(new.log_level, new.log_levels)
+        node.buffers.limits_changed()
         if "write_high_water" in changed or "write_low_water" in changed:
             for client in node.clients.values():
                 if not client.transport.is_closing():

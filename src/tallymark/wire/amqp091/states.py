@@ -65,6 +65,8 @@ from tallymark.wire.amqp091.methods import (
 class State(Enum):
     """Of a connection. The value is RabbitMQ's word for it, as error texts show it."""
 
+    __hash__ = object.__hash__  # Enum's is interpreted, and states are looked up per frame
+
     HEADER = "handshake"
     OPENED = "pre_init"
     STARTING = "starting"
@@ -127,6 +129,8 @@ class ChannelState(Enum):
     OPEN --< close--> CLOSING --> close-ok--> CLOSED
     OPEN --(its peer's mistake)--> FAILED --< close--> CLOSING
     """
+
+    __hash__ = object.__hash__  # Enum's is interpreted, and states are looked up per frame
 
     OPEN = "open"
     FAILED = "failed"

@@ -33,6 +33,8 @@ from typing import Final
 class State(Enum):
     """Of a connection."""
 
+    __hash__ = object.__hash__  # Enum's is interpreted, and states are looked up per frame
+
     START = "START"
     SASL_MECHANISMS = "SASL MECHANISMS"
     SASL_DECIDING = "SASL DECIDING"
@@ -161,6 +163,8 @@ OVER: Final = frozenset((State.CLOSE_RCVD, State.CLOSE_SENT, State.DISCARDING, S
 
 
 class SessionState(Enum):
+    __hash__ = object.__hash__  # Enum's is interpreted, and states are looked up per frame
+
     UNMAPPED = "UNMAPPED"
     BEGIN_SENT = "BEGIN SENT"
     BEGIN_RCVD = "BEGIN RCVD"
@@ -199,6 +203,8 @@ SESSION_ENDING: Final = frozenset((SessionState.END_SENT, SessionState.DISCARDIN
 
 class LinkState(Enum):
     """REFUSED: attached without a terminus, the detach is on its way [§2.6.3]."""
+
+    __hash__ = object.__hash__  # Enum's is interpreted, and states are looked up per frame
 
     DETACHED = "DETACHED"
     ATTACH_SENT = "ATTACH SENT"

@@ -17,6 +17,7 @@ from typing import Final
 
 
 class State(Enum):
+    __hash__ = object.__hash__  # Enum's is interpreted, and states are looked up per frame
     MAGIC = "magic"
     INIT = "init"
     IDENTIFYING = "identifying"
