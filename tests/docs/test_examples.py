@@ -18,6 +18,7 @@ import typer
 
 from tallymark.cli.app import build
 from tests.docs.page import AMQP, HTTP, PAGES, ROOT, WITH_SPARK, examples
+from tests.support.long import long
 from tests.support.patience import PATIENCE_S
 
 DOCUMENTS = sorted(
@@ -70,6 +71,7 @@ def test_the_examples_of_a_page_run_as_printed(page: str) -> None:
     run_page(page)
 
 
+@long  # a JVM for each page; what the examples call is tested in tests/spark, in the session there
 @pytest.mark.spark
 @pytest.mark.parametrize("page", WITH_SPARK)
 def test_the_examples_with_spark_run_as_printed(page: str) -> None:
