@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests wait now and then, so there is one worker more than cores.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# Tests wait now and then, so there are two workers more than cores.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 PYTEST := -m pytest -q
 SOURCES := $(shell find src -name '*.py' -o -name 'py.typed') pyproject.toml setup.py
 # bash for pipefail
