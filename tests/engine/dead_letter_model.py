@@ -345,12 +345,12 @@ class Model:
             self.touched.append(queue)
 
     def quiesce(self) -> None:
-        """Everything that is due now happens."""
+        """Everything that is due now happens: first come, first looked after. A queue in line keeps
+        its place, whatever else enters it before its turn."""
         while self.touched:
-            touched, self.touched = self.touched, []
-            for queue in touched:
-                if not queue.deleted:
-                    self.look_after(queue)
+            queue = self.touched.pop(0)
+            if not queue.deleted:
+                self.look_after(queue)
 
     def retry_all(self) -> None:
         for queue in self.queues.values():

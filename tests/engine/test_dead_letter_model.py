@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tallymark.engine.annotations import Annotations, Death
@@ -447,7 +447,21 @@ WAYS = {
 }
 
 
+TWO_AT_ONCE = (
+    [
+        (True, {"dead-letter-exchange": "", "max-length": 1}),
+        (True, {"max-length": 0, "dead-letter-exchange": "fanout"}),
+        (True, {"max-length": 0, "dead-letter-exchange": "fanout", "dead-letter-hop-limit": 1}),
+    ],
+    [("a", "a")],
+    ["a", "b", "c"],
+    False,
+)
+"""b and c are too long at once, and each is where the other's letters go."""
+
+
 @longer
+@example("in runs", TWO_AT_ONCE, [("publish", "", "b", 1, -1, [], ["c"], True)])
 @settings(
     max_examples=sized(200, 1000, 20_000),
     deadline=None,
