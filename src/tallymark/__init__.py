@@ -6,7 +6,7 @@ __version__ = "0.1.0"
 
 
 def is_compiled() -> bool:
-    """Whether the hot layers run as compiled extensions (mypyc) or as plain Python."""
+    """Return whether the hot layers run as compiled extensions (mypyc) or as plain Python."""
     from tallymark.engine import message
 
     return not (message.__file__ or "").endswith(".py")

@@ -36,7 +36,7 @@ CONSUMER_COLUMNS = (
     "oldest_unsettled_ms", "credit", "idle_ms", "state",
 )  # fmt: skip
 SPARE_OF_CONSUMERS = ("vhost", "connection", "idle_ms", "credit", "delivered")
-"""What a narrow terminal goes without, first to last."""
+"""Columns that a narrow terminal leaves out, the first first."""
 
 subscriptions = typer.Typer(help="Durable subscriptions of a queue.", no_args_is_help=True)
 
@@ -47,7 +47,7 @@ def ask(url: str, login: str, method: str, path: str, body: dict[str, object] | 
 
 
 def ask_list(url: str, login: str, path: str) -> list[dict[str, Any]]:
-    """As ask, for what answers with a list."""
+    """Ask for a list and return it, as `ask` does for an object."""
     found = _told(url, login, lambda client: json.loads(client.get(path, {})))
     if not isinstance(found, list):
         fail(f"{path} answered {found!r}, expected a list")
@@ -104,8 +104,8 @@ def queues(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
 
 
 def spare_columns(rows: list[dict[str, Any]]) -> list[str]:
-    """What a narrow terminal shows last of queues: as long as can be, the account still adds up, so
-    of its columns those go first in which nothing is counted."""
+    """Return the columns of queues that a narrow terminal leaves out, the first first: those of the
+    account go late, and of them those first in which nothing is counted."""
     nothing = [name for name in (*GONE, *WAITING[::-1]) if not any(row.get(name) for row in rows)]
     last = [name for name in ("leased", "dropped") if name not in nothing]
     return ["ready_bytes", "durable", "consumers", "vhost", *nothing, *last]

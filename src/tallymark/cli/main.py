@@ -1,4 +1,4 @@
-"""What `tallymark` can do, and the way to it. Results go to stdout, logs and errors to stderr.
+"""The command `tallymark` and its subcommands. Results go to stdout, logs and errors to stderr.
 
 A command imports what it needs itself and nothing else: help and `nsqd` do without typer, and so
 does `serve` where its flags are plain. tests/cli/test_imports.py holds that.
@@ -47,7 +47,7 @@ GROUPS: Final = {
         "app",
     ),
 }
-"""Those that have commands of their own, and the name of their app in that module."""
+"""Groups of commands, and the name of their app in that module."""
 
 
 def help_text() -> str:

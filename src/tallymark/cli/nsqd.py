@@ -54,7 +54,7 @@ class Flag:
     """From nsqd's way of writing a value to ours. Raises ValueError: its text is what is
     expected."""
     setting: str = ""
-    """Of ours; "": nothing follows from it."""
+    """Setting of ours that the flag sets; "": it has no effect."""
     is_bool: bool = False
     repeats: bool = False
     note: str = ""
@@ -113,7 +113,8 @@ def tls_required(value: str) -> str:
 
 
 def tls_version(value: str) -> str:
-    """What is older than TLS 1.2 is taken for that: nobody needs it any more [RFC 8996]."""
+    """Return the TLS version to require; versions before 1.2 are raised to it, as they are obsolete
+    [RFC 8996]."""
     version = value.lower()
     if version == "ssl3.0":
         return "tls1.2"
@@ -230,16 +231,16 @@ DEFAULTS: Final = {
     "http-address": "0.0.0.0:4151",
     "data-path": "",
 }
-"""Of nsqd, where ours are others."""
+"""Defaults of nsqd that differ from ours."""
 HTTPS: Final = "0.0.0.0:4152"
-"""Where nsqd listens for HTTPS, if it has a certificate."""
+"""Address on which nsqd listens for HTTPS, if it has a certificate."""
 
 Given = dict[str, list[str]]
 """By flag name: values as nsqd writes them."""
 
 
 def parse(arguments: list[str]) -> Given:
-    """What is given. Raises FlagError."""
+    """Parse the command line's flags. Raises FlagError."""
     given: Given = {}
     rest = list(arguments)
     while rest:
@@ -262,7 +263,7 @@ def parse(arguments: list[str]) -> Given:
 
 
 def read_file(file: Path) -> Given:
-    """What nsqd's configuration file says. Raises FlagError."""
+    """Read nsqd's configuration file. Raises FlagError."""
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -1,4 +1,4 @@
-"""How results are shown: tables for people, JSON for scripts, errors on stderr."""
+"""Output of results: tables for people, JSON for scripts, errors on stderr."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> Table:
 
 
 def _width(table: Table, console: Console) -> int:
-    """How wide it wants to be."""
+    """Return the width that shows the table without cuts."""
     from rich.measure import Measurement
 
     return Measurement.get(console, console.options.update_width(UNBOUNDED), table).maximum

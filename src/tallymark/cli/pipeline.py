@@ -30,7 +30,7 @@ WRONG: Final = (
     ValueError, FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError,
     PermissionError,
 )  # fmt: skip
-"""What says that an argument cannot be right."""
+"""Exceptions that mean that an argument is wrong."""
 
 
 def _require(*modules: str, extra: str) -> None:

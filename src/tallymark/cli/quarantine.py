@@ -16,7 +16,7 @@ VHost = Annotated[str, typer.Option(help="Virtual host of the queue.")]
 
 @app.command(name="list")
 def list_all(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
-    """Which messages were put aside, by queue and sequence number, and why."""
+    """List messages that were put aside, by queue and sequence number, and why."""
     rows = ask(url, user, "GET", "/api/tallymark/quarantine")["quarantine"]
     if json:
         return show_json(rows)

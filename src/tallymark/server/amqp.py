@@ -30,7 +30,7 @@ log = log_of("amqp")
 
 
 class Settings:
-    """What all AMQP connections share."""
+    """Settings that all AMQP connections share."""
 
     def __init__(self, amqp091: amqp091.Settings, amqp10: Settings10) -> None:
         self.amqp091 = amqp091
@@ -50,7 +50,7 @@ class AmqpClient(Client):
         self._scram: ScramServer | None = None
         self._keys: ScramKeys | None = None
         self._start: bytes | None = None if settings is None else b""
-        """What was read as long as it does not say yet what the client speaks; None: it did."""
+        """Bytes read before the client's protocol was known; None: it is known."""
         self.is_plain = settings is None
         self._common_name = ""
         self.is_encrypted = False

@@ -25,7 +25,8 @@ MODES: Final = {
 
 
 def limits_of(config: Config) -> Limits:
-    """What AMQP 1.0 connections may do: the same settings as of 0-9-1, where they mean the same."""
+    """Return the limits of AMQP 1.0 connections, from the settings that limit 0-9-1 where they mean
+    the same."""
     return Limits(
         max_frame_size=config.frame_max,
         channel_max=config.channel_max - 1,

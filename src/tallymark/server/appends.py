@@ -1,4 +1,4 @@
-"""Who waits for a stream to grow: long polls. A turn costs per stream that somebody waits for."""
+"""Long polls that wait for a stream to grow. A turn costs only per stream that has waiters."""
 
 from __future__ import annotations
 
