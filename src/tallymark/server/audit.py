@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 OPERATIONS: Final = {CONFIGURE: "configure", WRITE: "write", READ: "read"}
 BY_FILE: Final = "users.json"
-"""Who changed users, where it was not this broker."""
+"""Author of a change of users that was read from the file and not made through this broker."""
 CHANGES: Final = (
     "/api/users", "/api/permissions", "/api/topic-permissions", "/api/policies",
     "/api/operator-policies", "/api/parameters", "/api/global-parameters", "/api/vhosts",
     "/api/definitions", "/api/connections", "/api/user-limits", "/api/vhost-limits",
     "/api/tallymark/log-levels", "/api/tallymark/config", "/api/tallymark/features",
 )  # fmt: skip
-"""How paths begin whose requests, unless they only look, are told of."""
+"""Path prefixes of audited HTTP requests; those that only read are not audited."""
 LONGEST: Final = 200
 
 
@@ -76,7 +76,7 @@ def request_done(interface: str, peer: str, user: str, method: str, path: str, s
 
 
 def is_change(method: str, path: str) -> bool:
-    """Whether a request over HTTP is one to tell of."""
+    """Return whether an HTTP request belongs in the audit log."""
     return method not in ("GET", "HEAD", "OPTIONS") and path.startswith(CHANGES)
 
 

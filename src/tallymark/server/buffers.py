@@ -61,7 +61,7 @@ class Buffers:
         self.others: dict[Weighed, None] = {}
         """Connections that are no clients of the node: HTTP's."""
         self.is_scarce = False
-        """Whether clients are handed less at a time, since connections take too much."""
+        """True while connections use too much memory together: each may then buffer less."""
         self._recounted_ms = -RECOUNT_MS
         self.most = self.input_limit = self.high_water = 0
         self.limits_changed()

@@ -1,4 +1,4 @@
-"""What the node knows of a client, whatever protocol it speaks: a socket and a bridge.
+"""A client connection as the node sees it, whatever protocol it speaks: a socket and a bridge.
 
 Every rule about the socket that does not depend on the protocol is here, so that no front end can
 lack it: who is read and who is not, what becomes of an exception, how a connection ends. A protocol
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tallymark.server.node import Node
 
 LAST_WORDS_S: Final = 3.0
-"""How long a client may take to read what is left for it when its connection is over, and to go."""
+"""Seconds that a client has to read the remaining output and close, once its connection is over."""
 CLOGGED: Final = 8
 """High water marks of bytes waiting in a client's socket buffer above which it is not read."""
 INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
@@ -47,50 +47,50 @@ class Client(asyncio.Protocol):
     transport: asyncio.Transport
     bridge: Bridge
     category = "server"
-    """Of the log that tells of it."""
+    """Category of the log that reports on it."""
     is_local = False
-    """Whether it has no socket: a request of somebody who has come in already."""
+    """True for a request that was authenticated elsewhere and has no socket of its own."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._buffers = node.buffers
         self.is_plain = False
-        """Whether what is read goes to the bridge as it is: `take` would do no more."""
+        """True where input goes to the bridge unchanged, so that `take` need not be called."""
         self._last_words: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         """Finds out who the client is."""
         self.log = log_of(self.category)
         self.resting = False
-        """Whether nothing is read from it for now, by the node's wish."""
+        """True while the node pauses reading from it."""
         self.yielding = False
-        """Whether nothing is read from it until others were, since it brought much in one go."""
+        """True while it is not read because others go first: it sent much in one read."""
         self.is_reading = True
         self.is_full = False
-        """Whether its socket takes no more for now."""
+        """True while the socket's send buffer is full."""
         self.is_over = False
-        """Whether everything was said: what still comes is thrown away."""
+        """True once all output was written: further input is read and discarded."""
         self.id = 0
         self.since_ms = wall_ms()
-        """When it connected; milliseconds since 1970."""
+        """Time of connection; milliseconds since 1970."""
         self.peer = ""
         self.peer_host = ""
         self.touched = False
-        """Whether it is on the node's list of clients to flush at the end of this turn."""
+        """True if it is on the node's list of clients to flush at the end of this turn."""
         self.armed: Entry | None = None
-        """When the node will look at its deadline next."""
+        """Entry in the node's heap of deadlines; None: no deadline is set."""
         self.received_bytes = 0
         self.sent_bytes = 0
         self.weight = self.input_weight = 0
         """Bytes of memory that are counted for it [buffers]."""
         self.publishing = False
-        """Whether it has ever published: it is held back when memory or disk run low."""
+        """True once it has published: it is paused when memory or disk run low."""
         self.read_at = 0
-        """When it was read last: the node's count of reads."""
+        """Number of the node's read in which it was read last."""
         self.held_for: dict[int, str] = {}
         """Queues whose consumers are too slow for what it publishes there [SC-D7]: names by id."""
         self.blocked_reason: str | None = None
         self.told = False
-        """Whether the log says already why it ends."""
+        """True once the log has its reason to end."""
 
     # -- what a protocol says
 
@@ -117,7 +117,8 @@ class Client(asyncio.Protocol):
 
     @property
     def has_entered(self) -> bool:
-        """Whether its coming and going is news: it is more than a socket."""
+        """Return whether the log reports that it comes and goes: there is an open connection, not
+        only a socket."""
         return self.bridge.connection is not None
 
     # -- from the socket
@@ -204,7 +205,8 @@ class Client(asyncio.Protocol):
         """The transport reads again: what was read before and waits goes first."""
 
     def is_clogged(self) -> bool:
-        """Whether what it asks for would pile up here, since it does not read."""
+        """Return whether its unread output exceeds `may_lag`, so that answers to new requests would
+        pile up."""
         return self.is_full and self.unsent() > self.may_lag()
 
     def catch_up(self) -> None:
@@ -228,7 +230,7 @@ class Client(asyncio.Protocol):
     # -- writing
 
     def limit_output(self, transport: asyncio.WriteTransport) -> None:
-        """How much may wait in the socket's buffer [SC-D6]."""
+        """Set how many bytes may wait in the socket's buffer [SC-D6]."""
         high = self._buffers.high_water
         transport.set_write_buffer_limits(high, min(self._node.config.low_water, high // 2))
 

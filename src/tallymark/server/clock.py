@@ -17,7 +17,7 @@ TOGETHER_NS: Final = 50_000_000
 """Clocks that are read within so many nanoseconds were read at one moment: a process may be
 stopped anywhere, and what passed meanwhile is no step of a clock."""
 READINGS: Final = 20
-"""Of both clocks at the start: the closest together counts."""
+"""Number of times that both clocks are read at the start; the reading that took least is used."""
 
 
 def read() -> tuple[int, int, int]:
@@ -33,7 +33,7 @@ def alignment_ns(readings: Iterable[tuple[int, int, int]]) -> int:
 
 
 ALIGNMENT_NS: Final = alignment_ns([read() for _ in range(READINGS)])
-"""What this process adds."""
+"""Nanoseconds that this process adds to the monotonic clock."""
 
 
 def now_ms() -> int:

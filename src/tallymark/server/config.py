@@ -48,12 +48,13 @@ def setting(default: T, kind: Kind[T], help: str, live: bool = False) -> T:
 
 
 LOCALHOST: Final = "localhost"
-"""Of listening addresses: the loopback of each address family that the machine has [RFC 6761]."""
+"""Listening address that stands for the loopback of each address family that the machine has [RFC
+6761]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """What a broker is told at start. Sizes in bytes, times in the unit of the name."""
+    """Settings of a broker. Sizes in bytes, times in the unit of the name."""
 
     data_dir: Path = setting(
         Path("tallymark-data"), kinds.PATH, "Folder of the journal, the users and the lock."
@@ -450,7 +451,7 @@ class Declaration:
     kind: Kind[Any]
     help: str
     live: bool
-    """Whether a running broker takes a new value."""
+    """True if a running broker takes a new value."""
 
     @property
     def flag(self) -> str:
@@ -514,7 +515,7 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str 
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a listening address can be reached from this machine only."""
+    """Return whether a listening address can be reached from this machine only."""
     if host == LOCALHOST:
         return True
     from ipaddress import ip_address

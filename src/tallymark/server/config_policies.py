@@ -34,7 +34,7 @@ class ConfiguredPolicy:
     operator: bool = False
 
     def value(self) -> dict[str, object]:
-        """As it is written in the configuration."""
+        """Return the policy as the configuration spells it."""
         placed = {"vhost": self.vhost, "name": self.policy.name, **self.policy.value()}
         return {**placed, "operator": True} if self.operator else placed
 

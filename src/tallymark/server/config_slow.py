@@ -61,10 +61,10 @@ _DELAY: Final = integer(1, 1 << 62)
 
 @dataclass(frozen=True, slots=True)
 class SlowSettings:
-    """What the section says."""
+    """Contents of the section."""
 
     value: dict[str, Any] = field(default_factory=dict)
-    """As it was written."""
+    """The section as it was written."""
     rules: Rules = field(default_factory=Rules, compare=False)
     period_s: float = DELAY * UNITS[TIMEUNIT]
     """Between two looks."""

@@ -37,12 +37,13 @@ class DefinitionsRefused(Exception):
 
 @dataclass(slots=True)
 class Imported:
-    """What came of definitions."""
+    """Result of importing definitions."""
 
     counts: dict[str, int]
     unsupported: list[str]
     failed: list[str] = field(default_factory=list)
-    """What looked right beforehand and was refused nevertheless; all else was done."""
+    """Definitions that passed the check beforehand and were refused nevertheless; all others took
+    effect."""
 
 
 # -- export
@@ -69,7 +70,7 @@ def export_all(node: Node, users: Mapping[str, User]) -> dict[str, Any]:
 
 
 def export_vhost(vhost: VirtualHost) -> dict[str, Any]:
-    """What is in one virtual host, entries without its name."""
+    """Return the definitions of one virtual host; its entries do not name it."""
     return {**_about(), **_sections(vhost)}
 
 

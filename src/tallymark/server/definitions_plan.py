@@ -1,4 +1,4 @@
-"""What a definitions file asks for, checked before anything is done.
+"""Import plans of definitions files, checked before anything is done.
 
 A file is a RabbitMQ export, of 3.x or 4.x, or our own (the same layout). Reading it sorts what it
 says into three: what can be done, what this broker does not offer (`unsupported`: passed over and
@@ -56,7 +56,7 @@ ABOUT: Final = (
     "rabbit_version", "rabbitmq_version", "product_name", "product_version", *BROKER,
     "rabbitmq_definition_format", "original_cluster_name", "original_vhost_name", "explanation",
 )  # fmt: skip
-"""What a file says of itself."""
+"""Keys with which a file describes itself."""
 SECTIONS: Final = (
     "users", "vhosts", "permissions", "topic_permissions", "parameters", "global_parameters",
     "policies", "queues", "exchanges", "bindings",
@@ -95,7 +95,7 @@ class NewBinding:
 
 @dataclass(slots=True)
 class Plan:
-    """What is to be done, in the order of the fields; see the module's text for the last two."""
+    """Definitions to make, in the order of the fields; see the module's text for the last two."""
 
     vhosts: list[str] = field(default_factory=list)
     default_types: dict[str, str] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Plan:
     users: dict[str, User] = field(default_factory=dict)
     """Without permissions; those of a user that is there already stay."""
     passwords: dict[str, str] = field(default_factory=dict)
-    """Of users that come with a password instead of its hash."""
+    """Passwords by user, of users that come with a password instead of its hash."""
     permissions: list[tuple[str, str, Permission]] = field(default_factory=list)
     """User, virtual host, permission."""
     policies: list[tuple[str, Policy, bool]] = field(default_factory=list)
@@ -115,7 +115,7 @@ class Plan:
     problems: list[str] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
-        """How many of each."""
+        """Return the number of definitions of each kind."""
         return {
             "users": len(self.users),
             "vhosts": len(self.vhosts),

@@ -1,4 +1,4 @@
-"""How many connections there may be, of all listeners and protocols together.
+"""The limit of connections, over all listeners and protocols together.
 
 Who is one too many is closed at once, unless somebody can go in his place: a connection that is
 over and waits for its peer, or one of HTTP on which nothing is under way. So silent connections
@@ -33,10 +33,10 @@ class Doors:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._open: dict[Line, bool] = {}
-        """Whether it is one of HTTP."""
+        """Open connections; True: of HTTP."""
         self._http = 0
         self._expendable: dict[Line, None] = {}
-        """Who may go for a newcomer, the first before the others."""
+        """Connections that may be closed for a new one, the first before the others."""
 
     def __len__(self) -> int:
         return len(self._open)
