@@ -1,4 +1,4 @@
-"""What keeps a node within its means: memory, disk, checkpoints, cleaning.
+"""Housekeeping keeps a node within its budgets: memory, disk, checkpoints, cleaning.
 
 Everything is driven by turns, except while an alarm is on and for the ledger's retention: an idle
 broker wakes up once in CLEAN_S. Alarms follow [rabbitmq alarms]: connections that publish are told
@@ -27,7 +27,7 @@ DISK_CHECK_BYTES: Final = 1 * MIB
 CLEAN_BYTES: Final = 16 * MIB
 """The same for what can be cleaned."""
 ANCHOR_S: Final = 1.0
-"""How long the journal must not have grown before its end is told of outside of it."""
+"""Seconds without growth after which the journal's end is recorded outside of it."""
 ANCHOR_WAITS: Final = 10
 """So often that is put off while it grows."""
 ALARM_CHECK_S: Final = 0.5
@@ -42,14 +42,15 @@ IDLE_STEPS: Final = 4
 CHECKPOINT_STEPS: Final = 120
 """The same while a checkpoint is being written, or failed and may be begun again."""
 EXCESS: Final = 16 * MIB
-"""What publishers may send, all together, after they were told to stop: it was on its way."""
+"""Bytes accepted from all publishers together after they were told to stop: they were on their
+way."""
 RELOCATE_BYTES: Final = 32 * MIB
 """Live bytes moved out of sparse segments at a time."""
 
 LONGEST_REASON: Final = 60
 """Letters of what a client is told, which is a short string (255 bytes) on the wire."""
 ROW_BYTES: Final = 72
-"""What a row of a checkpoint costs, its part of the bounds included."""
+"""Bytes of a checkpoint's row, its part of the bounds included."""
 COLUMNS_BYTES: Final = 28
 """The same of a packed message of a stream."""
 SIZE_SHARE: Final = 4
@@ -64,7 +65,7 @@ class Housekeeping:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.alarms: set[str] = set()
-        """Of "memory", "disk" and "files": what keeps publishers from being read."""
+        """Alarms that pause publishers: "memory", "disk" and "files"."""
         self.checkpoints = 0
         self._checkpoint_begun = self._checkpoint_done = node.journal.checkpoint_position
         self.wants_checkpoint = False
@@ -73,9 +74,9 @@ class Housekeeping:
         """At the next commit, though nothing be committed."""
         self._anchor_timer: asyncio.TimerHandle | None = None
         self._anchor_seen = 0
-        """Where the journal ended when that was looked at last."""
+        """End of the journal when it was last looked at."""
         self._anchor_waits = 0
-        """How often the journal had grown since."""
+        """Number of looks since that found the journal grown."""
         self._excess_bytes = 0
         """Read from publishers that were told to stop and are still read, since all were."""
         self._most_excess = min(EXCESS, node.config.segment_size // 4)
@@ -300,7 +301,8 @@ class Housekeeping:
 
     @property
     def told_alarms(self) -> list[str]:
-        """What somebody has to look at: also what keeps no publisher from being read."""
+        """Alarms for the administrator: those that pause publishers, and "quarantine", which does
+        not."""
         found = sorted(self.alarms)
         if any(queue.quarantined for queue in self._node.broker.queues.values()):
             found.append("quarantine")
@@ -308,7 +310,7 @@ class Housekeeping:
 
     @property
     def is_holding(self) -> bool:
-        """Whether publishers are held back now."""
+        """Return whether publishers are paused now."""
         return self._behind or bool(self.alarms)
 
     def hold(self, client: Client, size: int) -> None:
@@ -323,7 +325,7 @@ class Housekeeping:
 
     @property
     def _is_patient(self) -> bool:
-        """Whether clients that stop by themselves are read meanwhile [FC-7]."""
+        """Return whether clients that stop by themselves are still read [FC-7]."""
         return not self._behind and self._excess_bytes <= self._most_excess
 
     def _check_disk(self) -> None:

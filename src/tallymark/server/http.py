@@ -57,7 +57,7 @@ OWN: Final = "/api/tallymark/"
 """Paths that RabbitMQ has not; at its own a refused access is 401, as its clients expect."""
 MAX_REQUEST: Final = 1 << 20
 USER: Final = web.RequestKey("user", User)
-"""As whom the request came. What that user may do now, `user_of` says."""
+"""Name of the user that sent the request. `user_of` tells what that user may do now."""
 NODE: Final = web.AppKey("node", Node)
 
 Body = TypeVar("Body")
@@ -99,7 +99,8 @@ def number_in(request: web.Request, name: str) -> int:
 
 
 def user_of(request: web.Request) -> User:
-    """Who asks, with the rights of now: a body may take its time to come, and an answer to be due.
+    """Return the user that sent the request, with the rights of now: reading a body or waiting for
+    an answer takes time.
 
     Raises Refused 401: the user was deleted meanwhile.
     """
@@ -115,7 +116,7 @@ def user_of(request: web.Request) -> User:
 
 
 def check_rights_stayed(request: web.Request) -> None:
-    """What was asked about the user before the body came is true still. Raises Refused 401."""
+    """Check that the user's rights are those checked before the body came. Raises Refused 401."""
     before, now = request[USER], user_of(request)
     if (before.administrator, before.tags, before.vhosts) != (
         now.administrator, now.tags, now.vhosts,
@@ -151,13 +152,13 @@ class HttpServer:
         self.node = node
         self._guard = guard_of(node.config)
         self.amqp: list[tuple[str, int]] = []
-        """Where AMQP clients connect, for lists."""
+        """Addresses of the AMQP listeners, for lists."""
         self.amqps: list[tuple[str, int]] = []
         """The same inside TLS."""
         self.nsq: dict[str, list[tuple[str, int]]] = {}
-        """Where NSQ's do, by protocol."""
+        """Addresses of the NSQ listeners, by protocol."""
         self.addresses: list[tuple[str, int]] = []
-        """Where this listens."""
+        """Addresses that this server listens on."""
         app = web.Application(
             middlewares=[
                 self._errors,
@@ -209,7 +210,7 @@ class HttpServer:
         self.access(request, queue.vhost).check(QUEUE, queue.name, READ)
 
     def access(self, request: web.Request, vhost: str) -> Access:
-        """What the user may do in a virtual host. Raises AccessRefused: nothing."""
+        """Return the user's permissions in a virtual host. Raises AccessRefused: there are none."""
         user = user_of(request)
         permission = permission_in(user, vhost)
         if permission is None:

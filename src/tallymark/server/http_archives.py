@@ -37,7 +37,7 @@ class Range(msgspec.Struct, forbid_unknown_fields=True, rename={"low": "from", "
 
 
 class Release(msgspec.Struct, forbid_unknown_fields=True, rename={"high": "to"}):
-    """Of the stream with this id, offsets below `high`."""
+    """Release offsets below `high` of the stream with this id."""
 
     high: Offset
     id: int
@@ -91,7 +91,7 @@ class Archiving:
 
 
 def _shown(queue: Queue) -> dict[str, object]:
-    """How far the stream's archive goes, and where the stream begins."""
+    """Return the extent of the stream's archive and the stream's first offset."""
     known = queue.archive
     newest = None
     if known is not None:

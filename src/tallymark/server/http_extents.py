@@ -112,7 +112,7 @@ class _Files:
         return self._open[span.position >> 32]
 
     def end_of(self, span: Span) -> int:
-        """Where in the span's file the last of all spans ends."""
+        """Return the end of the last of all spans in this span's file."""
         return self._ends[span.position >> 32]
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class _Files:
 
 
 class _Out:
-    """Where an answer goes."""
+    """Destination of an answer."""
 
     def __enter__(self) -> None:
         pass
@@ -174,7 +174,7 @@ class _Plain(_Out):
         self._in_one_go = 0
         """Bytes that were sent since the loop had its turn."""
         self._waits = 0
-        """How often the socket was full so far; and when it was looked at last."""
+        """Number of times that the socket was full so far; and its value at the last look."""
         self._waits_then = 0
 
     @staticmethod
@@ -246,7 +246,7 @@ class _Plain(_Out):
             self._waiter.set_result(None)
 
     def _look(self) -> None:
-        """Whether something was sent since the last look."""
+        """Fail the answer if nothing was sent since the last look."""
         waiter = self._waiter
         if self._waits == self._waits_then and waiter is not None and not waiter.done():
             waiter.set_exception(TimeoutError(f"the reader took nothing for {STALLED_S:.0f} s"))
@@ -276,8 +276,8 @@ async def _send_spans(out: _Out, files: _Files, spans: list[Span]) -> None:
 
 
 def _is_cached(fd: int, offset: int) -> bool:
-    """Whether a byte of a file is in memory, as far as the file system says. What lies before it
-    and is wanted too was read ahead, or will be."""
+    """Return whether a byte of a file is in memory, as far as the file system says. What lies
+    before it and is wanted too was read ahead, or will be."""
     try:
         os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
     except BlockingIOError:

@@ -15,7 +15,7 @@ log = log_of("server")
 
 
 class Wanted(msgspec.Struct, forbid_unknown_fields=True):
-    """What a flag shall be."""
+    """Desired state of a flag."""
 
     enabled: bool = True
 

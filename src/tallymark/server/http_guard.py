@@ -96,7 +96,7 @@ def guard_of(config: Config) -> Guard:
 
 
 def name_of(host: str) -> str:
-    """Of a Host header, without its port and the brackets of an address."""
+    """Return the name in a Host header, without the port and an address's brackets."""
     if host.startswith("["):
         return host[1:].partition("]")[0].partition("%")[0]
     return host.rpartition(":")[0].rstrip(".") if ":" in host else host.rstrip(".")

@@ -28,7 +28,7 @@ from tallymark.server.node import Node
 
 WHOLE_BODY: Final = 15
 STOP_S: Final = 1.0
-"""How long requests that are being answered may take when the broker stops."""
+"""Seconds for which requests under way may continue when the broker stops."""
 
 log = log_of("http")
 
@@ -54,16 +54,16 @@ class HttpLine(web.RequestHandler):
         self._clock = node.loop.time
         self._timer: asyncio.TimerHandle | None = None
         self._began_s = 0.0
-        """When what is waited for began: a header, or the request that is being answered."""
+        """Start of the present wait: for a header, or of the request that is being answered."""
         self._heard_s = 0.0
-        """When something came last."""
+        """Time of the last input."""
         self._body_bytes = 0
         """Received since the request that is under way began."""
         self._line: asyncio.Transport | None = None
         """Also while aiohttp has let go of it and it still has an answer to write."""
         self._is_dropped = False
         self._is_stuck = False
-        """Whether the socket takes no more of the answer."""
+        """True while the socket takes no more of the answer."""
         self._unsent = 0
         """Bytes of the answer that waited when it was looked at last."""
         self.peer = ""
@@ -127,7 +127,7 @@ class HttpLine(web.RequestHandler):
 
     @property
     def _is_busy(self) -> bool:
-        """Whether a request is being answered."""
+        """Return whether a request is being answered."""
         return self._current_request is not None or bool(self._messages)
 
     def _watch(self, seconds: float) -> None:

@@ -50,7 +50,7 @@ def _without_slash(request: web.Request) -> web.Request | None:
 
 
 def allowed_methods(error: web.HTTPException, unsaid: str = "") -> str:
-    """Of a 405, as the header Allow lists them: what the path takes but for `unsaid`, and OPTIONS.
+    """Return the header Allow of a 405: the methods of the path without `unsaid`, and OPTIONS.
     Empty for any other error."""
     if not isinstance(error, web.HTTPMethodNotAllowed):
         return ""

@@ -78,8 +78,8 @@ class Quarantines:
 
 
 def quarantine_rows(queue: Queue) -> list[dict[str, Any]]:
-    """What of a queue cannot be read, with what the disk said of it. died_of: null, or the reason
-    of a death that it could not go on from."""
+    """Return rows for a queue's quarantined messages, which cannot be read, with the disk's error.
+    died_of: null, or the reason of a death that it could not go on from."""
     rows = []
     for entry in queue.quarantine:
         piece, letter = entry.piece, entry.letter

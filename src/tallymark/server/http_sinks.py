@@ -44,7 +44,7 @@ from tallymark.server.management_requests import Routes, whole
 from tallymark.server.users import permission_in
 
 EXPIRES_MS: Final = 6 * 3_600_000
-"""How long a staging waits for its commit, where its writer says nothing."""
+"""Milliseconds that a staging waits for its commit where its writer names no time."""
 LONGEST_MS: Final = 7 * 24 * 3_600_000
 FEED_BYTES: Final = 1 << 20
 """Read in one round of the loop: others are served in between."""
