@@ -1,4 +1,4 @@
-"""What a broker shows of itself: lists, status, log levels, the ledger's checkpoint, metrics."""
+"""Views of a broker's state: lists, status, log levels, the ledger's checkpoint, metrics."""
 
 from __future__ import annotations
 
@@ -229,8 +229,8 @@ def queue_row(queue: Queue, clock: Clock) -> dict[str, Any]:
 
 
 def stream_row(queue: Queue) -> dict[str, Any]:
-    """What a stream has besides: the offset of the oldest message that is kept, the one that
-    readers will see next, and who reads where."""
+    """Return a stream's additional columns: the offset of the oldest stored message, the next
+    offset to be written, and the readers' offsets."""
     return {
         "first_offset": first_offset(queue),
         "next_offset": queue.end() - 1,

@@ -124,7 +124,7 @@ class Streams:
         )
 
     def _arrived_ms(self, queue: Queue, which: int) -> int | None:
-        """When the oldest (0) or newest (-1) message arrived; wall time."""
+        """Return when the oldest (0) or newest (-1) message arrived; wall time."""
         fresh = queue.lanes[0].fresh
         if not fresh:
             return None
@@ -145,8 +145,8 @@ class Streams:
         return answer({"id": queue.id, "offset": max(queue.kept_from, min(place, queue.end())) - 1})
 
     async def _range(self, request: web.Request) -> web.Response:
-        """How far a batch from an offset on goes, within the reader's limits; waits for something
-        to be there."""
+        """Return the extent of a batch that begins at an offset, within the reader's limits; wait
+        until there is one."""
         first = number_in(request, "from")
         most = _number(request, "max_rows", MOST) or MOST
         most_bytes = _number(request, "max_bytes", MOST) or MOST
@@ -233,8 +233,8 @@ class Streams:
         return in_wall_time(extents.records, self._node.broker.clock.ahead_ms)
 
     def _take(self, request: web.Request) -> tuple[Queue, StreamExtents, list[Slice]]:
-        """What an answer to from, to, max_bytes and plan is made of. What the slices mean stays in
-        the journal until `_let_go`."""
+        """Return what answers a request with from, to, max_bytes and plan. What the slices mean
+        stays in the journal until `_let_go`."""
         queue = self._find(request)
         low, high = number_in(request, "from") + 1, number_in(request, "to") + 1
         plan = self._plan(request, queue)

@@ -78,7 +78,7 @@ class Settle(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Verdicts(msgspec.Struct, forbid_unknown_fields=True):
-    """What is to become of leased messages: (first lease sequence, how many, outcome)."""
+    """Outcomes of leased messages: (first lease sequence, count, outcome)."""
 
     epoch: int
     verdicts: list[tuple[int, int, str]]

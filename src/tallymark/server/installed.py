@@ -1,4 +1,4 @@
-"""What installed packages offer to the broker: entry points, without looking into every package.
+"""Entry points of installed packages, found without opening every package.
 
 importlib.metadata reads what every package in the environment offers, and is slow to import itself.
 A start asks about two groups that hardly any package has, so the files are searched for the group's

@@ -20,7 +20,7 @@ from tallymark.wire.nsq.upgrades import PIECE_MAX, SNAPPY, TLS, LayerError
 __all__ = ["Compression", "Layer", "LayerError", "Layers", "TlsLayer", "compression"]
 
 TLS_PIECE: Final = 16_384
-"""What one TLS record can hold."""
+"""Bytes that one TLS record can hold."""
 
 
 class Layer(Protocol):
@@ -31,7 +31,7 @@ class Layer(Protocol):
         """Up to PIECE_MAX bytes of what it stands for; empty: feed more. Raises LayerError."""
 
     def encode(self, data: bytes) -> bytes:
-        """What to send outside for `data`."""
+        """Return `data` as it is sent."""
 
 
 class TlsLayer:
@@ -53,7 +53,7 @@ class TlsLayer:
         return True
 
     def output(self) -> bytes:
-        """What is to be sent beside encoded data: handshake, alerts."""
+        """Return output beside encoded data: handshake, alerts."""
         return self._outgoing.read()
 
     def feed(self, data: bytes) -> None:
@@ -74,7 +74,7 @@ class TlsLayer:
         return self._outgoing.read()
 
     def close(self) -> bytes:
-        """What tells the peer that nothing follows."""
+        """Return the bytes that end the layer for the peer."""
         with contextlib.suppress(ssl.SSLError):  # the peer's own word is not waited for
             self._tls.unwrap()
         return self._outgoing.read()
@@ -87,7 +87,7 @@ class TlsLayer:
         return found[0] if found else ""
 
     def common_name(self) -> str:
-        """Of the client's certificate; empty: it showed none."""
+        """Return the common name of the client's certificate; empty: it showed none."""
         return common_name(self._tls.getpeercert())
 
 
@@ -119,7 +119,7 @@ def compression(name: str, level: int) -> Compression:
 
 
 class Layers:
-    """Those in place, the outermost first."""
+    """Layers in place, the outermost first."""
 
     def __init__(self) -> None:
         self._layers: list[Layer] = []
@@ -136,7 +136,7 @@ class Layers:
         self._layers[0].feed(data)
 
     def read(self) -> bytes:
-        """What is for the bridge, a piece; empty: feed more. Raises LayerError."""
+        """Return the next piece of input for the bridge; empty: feed more. Raises LayerError."""
         return self._read(len(self._layers) - 1)
 
     def _read(self, at: int) -> bytes:
@@ -151,7 +151,7 @@ class Layers:
             layer.feed(outer)
 
     def encode(self, data: bytes) -> bytes:
-        """What the bridge says, for the socket."""
+        """Return the bridge's output as the socket sends it."""
         for layer in reversed(self._layers):
             data = layer.encode(data)
         return data

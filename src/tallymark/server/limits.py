@@ -44,7 +44,7 @@ def save_limits(folder: Path, stored: Stored) -> None:
 def forget_limits(
     folder: Path, quotas: Quotas, vhosts: Collection[str], users: Collection[str]
 ) -> None:
-    """What is not among these is gone, and its limits go with it. Raises OSError."""
+    """Drop the limits of virtual hosts and users that are not among these. Raises OSError."""
     kept = Stored(
         {name: found for name, found in quotas.vhosts.items() if name in vhosts},
         {name: found for name, found in quotas.users.items() if name in users},

@@ -20,7 +20,7 @@ Address = tuple[str, int]
 
 
 def is_path(host: str) -> bool:
-    """Whether a listening address is a socket in the file system: no name has a slash."""
+    """Return whether a listening address is a socket in the file system: no name has a slash."""
     return "/" in host
 
 
@@ -40,7 +40,7 @@ def bind_path(path: str, held: contextlib.ExitStack) -> socket.socket:
 
 
 def _is_left_over(path: str) -> bool:
-    """Whether a socket is there that nobody listens on."""
+    """Return whether the file is a socket that nobody listens on."""
     if not stat.S_ISSOCK(os.stat(path).st_mode):
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -64,7 +64,7 @@ def shown(address: Address) -> str:
 
 
 def host_of(peername: object) -> str:
-    """Where a client is: its address, or localhost for one that came through the file system."""
+    """Return a client's address, or localhost for one that came through the file system."""
     match peername:
         case (str() as host, *_):
             return host

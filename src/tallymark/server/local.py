@@ -83,7 +83,7 @@ class Received:
 
 
 class LocalTransport(asyncio.Transport):
-    """Where the connection's output goes: put together to methods with their content."""
+    """Transport that puts the connection's output together to methods with their content."""
 
     def __init__(self, client: LocalClient, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class LocalTransport(asyncio.Transport):
         self.close()
 
     def pause_reading(self) -> None:
-        """What is sent has been received already: there is nothing to hold back."""
+        """Do nothing: input comes from this process and was received already."""
 
     def resume_reading(self) -> None:
         """See pause_reading."""
@@ -177,7 +177,7 @@ class LocalClient(AmqpClient):
         return Amqp091(self._node.broker, self._local, self.peer)
 
     def room(self) -> int:
-        """What it asks for is one answer."""
+        """Return no limit: a request asks for one answer."""
         return UNLIMITED
 
     def shut(self) -> None:
@@ -261,7 +261,8 @@ class LocalChannel:
         self._send(data)
 
     async def next(self) -> Received:
-        """What the broker says next on the channel. Raises ChannelRefused."""
+        """Return the broker's next method on the channel, with its content. Raises
+        ChannelRefused."""
         received = await self._transport.received.get()
         if received is None:
             raise ChannelRefused(CONNECTION_FORCED, "the broker ended the request's connection")

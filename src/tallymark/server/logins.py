@@ -1,16 +1,16 @@
-"""Which passwords are checked when: whoever tries wrong ones must not keep others out.
+"""Order of password checks: clients that try wrong passwords must not keep others out.
 
-A check is a scrypt, some 30 ms and 16 MiB, and so many run at a time as memory and threads bear.
-Who waits is served by turns:
+A check is one scrypt, some 30 ms and 16 MiB; memory and threads limit how many run at a time.
+Checks that wait are run in this order:
 
-    first   who has logged in from this address as this user lately
-    then    addresses of which the fewest checks run, and who has failed least
+    first   those of a user who has recently logged in from the same address
+    then    those of addresses with the fewest running checks, the fewest failures first
 
-One check runs at a time for each address and user; after a failure the next one waits, longer each
-time. Who finds too many waiting in his place is refused unchecked.
+One check runs at a time for each address and user. After a failure the next one is delayed, longer
+each time. A log-in is refused unchecked when too many checks wait.
 
-A password that was right is remembered for VERIFIED_MS, as a keyed hash in memory: whoever has it
-is let in without a check, however many wrong ones wait.
+A password that was right is remembered for VERIFIED_MS, as a keyed hash in memory: it is accepted
+without a check, however many wrong ones wait.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tallymark.server.clock import now_ms
 AT_A_TIME: Final = 4
 """Checks running: bounds memory and threads under a storm of log-ins."""
 OF_ONE_ADDRESS: Final = 3
-"""Of these, so that there is one left for somebody else."""
+"""Checks running for one address, so that one is left for others."""
 WAITING: Final = 1000
 WAITING_OF_ONE: Final = 64
 """Checks that wait, of everybody and of one address and user; more are refused."""
 VERIFIED_MS: Final = 300_000
-"""How long a right password is let in without a check."""
+"""Milliseconds that a verified password is accepted without a check."""
 KNOWN_MS: Final = 3_600_000
-"""How long an address goes first after it has logged in."""
+"""Milliseconds after a log-in for which its address goes first."""
 FIRST_DELAY_MS: Final = 50
 LONGEST_DELAY_MS: Final = 2000
 FORGIVEN_MS: Final = 60_000
@@ -58,7 +58,7 @@ class Waiting:
 
 
 class Failures:
-    """Of one address and user, lately."""
+    """Recent failures of one address and user."""
 
     __slots__ = ("count", "last_ms")
 
@@ -174,7 +174,7 @@ class Logins:
         return is_stranger, of_address, failures.count if failures else 0, one.number
 
     def _due(self, key: Key) -> int:
-        """When the next check of an address and user may begin."""
+        """Return when the next check of an address and user may begin."""
         failures = self._failures.get(key)
         if failures is None:
             return 0

@@ -46,7 +46,7 @@ class Log:
 
 _logs: Final = {category: Log(category) for category in CATEGORIES}
 AUDIT: Final = Log("audit")
-"""Of audit.py. It is in no list of categories, so that nothing sets its level."""
+"""Log of audit.py. It is in no list of categories, so that nothing sets its level."""
 _COLOURS: Final = {"debug": "32", "info": "32", "warning": "33", "error": "31"}
 _EVENT_WIDTH: Final = 30
 
@@ -103,7 +103,7 @@ def _plain(stamp: str, level: str, category: str, event: str, values: dict[str, 
 
 
 def _coloured(stamp: str, level: str, category: str, event: str, values: dict[str, object]) -> str:
-    """As _plain, with the escape sequences of a terminal."""
+    """Return `_plain` with the escape sequences of a terminal."""
     named = {f"\x1b[36m{name}\x1b[0m": value for name, value in values.items()}
     line = _plain(f"\x1b[2m{stamp}\x1b[0m", level, category, event, named)
     return line.replace(f"[{level:9}]", f"[\x1b[{_COLOURS[level]}m{level:9}\x1b[0m]", 1)
