@@ -45,22 +45,22 @@ def split_address(address: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announced:
-    """What nsqlookupd tells consumers of us."""
+    """Announcement that nsqlookupd passes on to consumers."""
 
     version: str
-    """Of nsqd, as whose equal we register."""
+    """Version of nsqd that we register as."""
     tcp_port: int
     http_port: int
     hostname: str
     broadcast_address: str
-    """Where clients connect to."""
+    """Address that clients connect to."""
     topology_region: str = ""
     topology_zone: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How long things take at most."""
+    """Time limits of a connection to nsqlookupd."""
 
     ping_s: float = PING_INTERVAL_MS / 1000
     answer_s: float = ANSWER_TIMEOUT_MS / 1000

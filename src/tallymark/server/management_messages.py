@@ -112,7 +112,7 @@ class Messages(Routes):
 
 
 async def _published(channel: Channel, publish: BasicPublish, section: bytes, body: bytes) -> bool:
-    """Whether the message reached a queue. Raises Refused: a queue said no."""
+    """Return whether the message was routed to a queue. Raises Refused: a queue refused it."""
     channel.send(publish, section, body)
     routed = True
     while True:

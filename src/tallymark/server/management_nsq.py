@@ -16,7 +16,7 @@ from tallymark.wire.nsq.states import State
 
 PROTOCOL: Final = "NSQ V2"
 NUMBER: Final = 0
-"""Of the only channel, as the consumers' rows have it."""
+"""Number of the only channel in the consumers' rows."""
 
 
 def _state_of(client: NsqClient) -> str:

@@ -20,7 +20,7 @@ EMPTY: Final = (
     "topic-permissions", "parameters", "parameters/{component}", "parameters/{component}/{vhost}",
     "global-parameters", "federation-links", "shovels",
 )  # fmt: skip
-"""What RabbitMQ has and this broker has not: lists without rows."""
+"""Lists that RabbitMQ has and this broker has not: they have no rows here."""
 SINGLE: Final = ("virtual-hosts", "node-is-mirror-sync-critical", "node-is-quorum-critical")
 """Health checks that only a cluster, or a virtual host that failed by itself, can fail."""
 ALARMS: Final = ("alarms", "local-alarms")

@@ -1,9 +1,9 @@
-"""What the routes of the management interface share: rights, bodies, lists.
+"""Rights, bodies and lists, as all routes of the management interface need them.
 
-Who may what, as far as this broker tells users apart: an administrator everything; who has the tag
-`monitoring` sees every virtual host and connection; anybody else sees the virtual hosts with
-permissions there, and the own connections. What changes or reads messages, queues, exchanges and
-bindings is decided by the permissions of AMQP, see local.py.
+An administrator may do everything. A user with the tag `monitoring` sees every virtual host and
+connection; any other user sees the virtual hosts in which it has permissions, and its own
+connections. Requests that read or change messages, queues, exchanges and bindings need the
+permissions of AMQP, see local.py.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DEFAULT_EXCHANGE: Final = "amq.default"
 ORDER: Final = ("vhost", "name", "source", "destination", "routing_key", "properties_key", "user")
 MISSING: Final = object()
 DIGITS: Final = 20
-"""Of a number that comes as text, at most."""
+"""Digits that a number sent as text may have."""
 
 
 def require_policymaker(request: web.Request, vhost: str) -> None:
@@ -112,8 +112,9 @@ async def fields_of(request: web.Request) -> Fields:
 
 
 async def uploaded_fields(request: web.Request) -> Fields:
-    """As fields_of; of a form that is sent in parts, as browsers and `curl -F file=@...` upload
-    files, the part `file` is the body. Raises Refused 400, 413."""
+    """Return the fields of a request as `fields_of` does; of a form that is sent in parts, as
+    browsers and `curl -F file=@...` upload files, the part `file` is the body. Raises Refused 400,
+    413."""
     if request.content_type != FORM:
         return await fields_of(request)
     try:
@@ -195,7 +196,7 @@ class Routes:
 
 
 class Channel(LocalChannel):
-    """As LocalChannel; what the broker refuses on it is raised as the answer to the request."""
+    """A LocalChannel whose refusals are raised as the answer to the request."""
 
     def __init__(self, node: Node, request: web.Request, vhost: str) -> None:
         super().__init__(node, user_of(request), vhost, f"http {request.remote} {request.method}")

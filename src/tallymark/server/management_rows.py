@@ -144,7 +144,7 @@ def consumer_row(consumer: Consumer) -> dict[str, Any]:
 
 
 def exchange_row(vhost: VirtualHost, exchange: Exchange) -> dict[str, Any]:
-    """As RabbitMQ's: `policy` only where there is one."""
+    """Return an exchange's row as RabbitMQ shows it: `policy` only where there is one."""
     policy = vhost.policy_of_exchange(exchange)
     row: dict[str, Any] = {
         "name": exchange.name,
@@ -194,8 +194,9 @@ def binding_rows(vhost: VirtualHost) -> Iterator[dict[str, Any]]:
 
 
 def properties_key(key: str, arguments: dict[str, object]) -> str:
-    """What tells a binding from others between the same two: as RabbitMQ's, the quoted key, and
-    behind a tilde six letters for the arguments (another hash than RabbitMQ's)."""
+    """Return the key that tells a binding from others between the same two: as RabbitMQ's, the
+    quoted routing key, and behind a tilde six letters for the arguments (another hash than
+    RabbitMQ's)."""
     quoted = quote_plus(key, safe="", errors="surrogateescape").replace("~", "%7E")
     if not arguments:
         return quoted or NO_ARGUMENTS
@@ -207,7 +208,7 @@ def properties_key(key: str, arguments: dict[str, object]) -> str:
 
 
 def peer_details(name: str) -> dict[str, Any]:
-    """What a connection's name says of its ends."""
+    """Return the peer's host and port as the connection's name has them."""
     found = PEER.fullmatch(name)
     if found is None:
         return {"name": name}

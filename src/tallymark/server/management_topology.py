@@ -53,7 +53,7 @@ from tallymark.wire.amqp091.methods import (
 )
 
 KEPT: Final = "surrogateescape"
-"""How keys that are no UTF-8 are quoted."""
+"""Error handler with which keys that are not UTF-8 are quoted."""
 ONE_QUEUE = "/api/queues/{vhost}/{name}"
 ONE_EXCHANGE = "/api/exchanges/{vhost}/{name}"
 BETWEEN = "/api/bindings/{vhost}/e/{source}/{kind:[qe]}/{destination}"
@@ -191,7 +191,7 @@ class Topology(Routes):
         return listed(request, (row for v in self.vhosts(request) for row in binding_rows(v)))
 
     def _ends(self, request: web.Request) -> tuple[VirtualHost, Exchange, Queue | Exchange]:
-        """What the path is about. Raises NotFound."""
+        """Return the virtual host, source and destination that the path names. Raises NotFound."""
         vhost = self.vhost(request)
         source = vhost.exchange(exchange_name(request, "source"))
         if request.match_info["kind"] == "q":

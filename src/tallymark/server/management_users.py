@@ -46,7 +46,7 @@ def user_row(user: User) -> dict[str, Any]:
 
 
 def permission_rows(user: User, vhosts: list[str]) -> Iterator[dict[str, Any]]:
-    """What the user may do in each of these virtual hosts."""
+    """Yield the user's permissions in each of these virtual hosts."""
     for vhost in vhosts:
         found = user.vhosts.get(vhost) or user.vhosts.get("*")
         if found is not None:

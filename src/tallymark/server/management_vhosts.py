@@ -23,7 +23,7 @@ from tallymark.server.node import Node, node_name
 from tallymark.server.users import Permission, User, UsersError, permission_in
 
 DEFAULT_TYPE: Final = ("default_queue_type", "defaultqueuetype")
-"""What clients call the type of queues whose declaration says none."""
+"""Field names under which clients send the type of queues whose declaration names none."""
 ONE: Final = "/api/vhosts/{vhost}"
 
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 STRATEGIES: Final = (AT_MOST_ONCE, AT_LEAST_ONCE, DISABLED)
-"""Of dead letters; disabled: the queue had no dead-letter exchange, or it was missing."""
+"""Strategies of dead-lettering; disabled: the queue had no dead-letter exchange, or it was
+missing."""
 _MEANING: Final = {
     "rejected": "Messages that died because a client refused them.",
     "expired": "Messages that died because their time to live was over.",
