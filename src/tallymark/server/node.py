@@ -67,7 +67,7 @@ from tallymark.server.slow_consumers import SlowConsumerWatch
 from tallymark.server.users import Users
 
 LINGER_S: Final = 0.002
-"""How long records that nobody waits for may stay out of the journal."""
+"""Seconds that records may stay out of the journal while no client waits for them."""
 LINGER_BYTES: Final = 64 * 1024
 """Read since the last commit: more is worth a block of its own."""
 LINGER_RECORDS: Final = 256
@@ -79,14 +79,14 @@ SUSPICIOUS_MS: Final = 1000
 """By how much the two clocks may move apart between two looks that are not taken for one."""
 LONGEST_SLEEP_MS: Final = 60_000
 GOODBYE_S: Final = 2.0
-"""How long clients have at a stop to answer connection.close."""
+"""Seconds that clients have at a stop to answer connection.close."""
 
 log = log_of("server")
 engine_log = log_of("engine")
 
 
 def node_name() -> str:
-    """What clients and lists are told that this broker is called."""
+    """Return the broker's name as clients and lists show it."""
     return f"tallymark@{platform.node() or 'localhost'}"
 
 
@@ -133,9 +133,9 @@ class Node:
         self._jumps = broker.clock.jumps
         """So many are told in the log."""
         self._is_told = False
-        """Whether the time was told by a read that the coming turn follows at once."""
+        """True if a read has just told the engine the time and the turn follows at once."""
         self._apart = 0
-        """How far wall time was ahead of monotonic time at the last look."""
+        """Milliseconds by which wall time was ahead of monotonic time at the last look."""
         self._numbers = 0
         self._last_gone: asyncio.Future[None] | None = None
         self._touched: list[Client] = []
@@ -406,8 +406,8 @@ class Node:
         self.schedule()
 
     def _may_linger(self) -> bool:
-        """Whether the turn's records, of which there are some, can wait for company; starts their
-        time."""
+        """Return whether the turn's records (there are some) can wait for others to be written with
+        them; starts the timer that ends the wait."""
         broker = self.broker
         if (
             broker.is_awaited()
@@ -523,7 +523,8 @@ class Node:
                 self._unsaid(effect, error)
 
     def _carry_out_now(self, effect: Effect) -> None:
-        """Of a command, before its turn: what is said of it leaves with the turn."""
+        """Carry out a command's effect before the turn; the client's answer leaves with the
+        turn."""
         self._carry_out_all([effect])
         self.schedule()
 
@@ -616,7 +617,7 @@ class Node:
 
 
 def _told_by(effect: Effect) -> Bridge | None:
-    """Whose client hears of an effect; None: no client does."""
+    """Return the bridge of the client that an effect concerns; None: it concerns no client."""
     match effect:
         case Deliver() | Drained() | Activated() | Cancelled() | CloseConsumer():
             return _bridge_of(effect.consumer.session)

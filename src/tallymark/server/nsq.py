@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tallymark.server.node import Node
 
 _numbers: Final = count(1)
-"""Of clients that came through the file system: they have no address to be told apart by."""
+"""Numbers that tell apart clients without an address: those that came through the file system."""
 SHARE_BYTES: Final = 256 * 1024
 """Taken from layers in one go: what a socket gives at most."""
 
@@ -61,7 +61,7 @@ class NsqClient(Client):
         self._written_bytes = 0
         """Handed to the transport, as they leave the layers."""
         self._has_ended = False
-        """Whether the client says no more."""
+        """True once the client sent its end of stream."""
 
     def meet(self, transport: asyncio.Transport) -> Bridge:
         peer = transport.get_extra_info("peername")

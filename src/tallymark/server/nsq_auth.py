@@ -49,7 +49,8 @@ class Authorities:
         self._session: ClientSession | None = None
 
     async def query(self, remote_ip: str, tls: bool, common_name: str, secret: bytes) -> AuthState:
-        """What the secret is worth from there. `common_name`: of the client's certificate, or "".
+        """Return the auth server's answer for a secret that came from this address. `common_name`:
+        of the client's certificate, or "".
 
         Raises:
             AuthUnavailable: none of them can be asked.

@@ -1,4 +1,4 @@
-"""Who an NSQ client is, on the protocol and over HTTP: NSQ itself knows no users.
+"""Identity of NSQ clients, on the protocol and over HTTP: NSQ itself knows no users.
 
     auth_http_address   AUTH, and what the auth server says of the secret
     nsq_user            everybody is this user, whose permissions hold; with an auth server both
@@ -62,19 +62,21 @@ class NsqDoors:
 
     @property
     def needs_login(self) -> bool:
-        """Who sends a request over HTTP, or has no auth server to ask, has to be a user."""
+        """Return whether HTTP requests, and clients without an auth server, have to name a user."""
         return not self._acting and self.has_users()
 
     def acting(self) -> Permissions | None:
-        """Of the user that every client is; None: there is no such user in the configuration."""
+        """Return the permissions of the user as whom every client acts; None: none is
+        configured, or it does not exist."""
         if not self._acting:
             return None
         user = self.user(self._acting)
         return Permissions(self._acting, {}) if user is None else permissions_of(user)
 
     def access_of(self, name: str) -> tuple[Access, bool] | None:
-        """What a user who logged in, or (empty) the one that everybody is, may do now, and whether
-        it is an administrator. None: nobody is asked. Raises KeyError: there is no such user."""
+        """Return the present access of a user who logged in, or (empty name) of the configured one,
+        and whether it is an administrator. None: there is no access control. Raises KeyError: there
+        is no such user."""
         name = name or self._acting
         if not name:
             return None
@@ -86,7 +88,7 @@ class NsqDoors:
         return access, user.administrator
 
     def name_in(self, secret: bytes) -> str:
-        """Who says to be there, where secrets are NAME:PASSWORD."""
+        """Return the claimed user name, where secrets are NAME:PASSWORD."""
         if self._authorities is not None:
             return ""
         name, colon, _ = secret.decode("utf-8", "replace").partition(":")
@@ -95,7 +97,7 @@ class NsqDoors:
     async def check(
         self, secret: bytes, peer_host: str, tls: bool, common_name: str
     ) -> tuple[AuthState, Permissions | None]:
-        """What a secret is worth, and the user it is the password of, if it is one.
+        """Return what a secret authorises, and the user's permissions if it is a user's password.
 
         Raises AuthUnavailable.
         """

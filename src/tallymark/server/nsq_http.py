@@ -63,7 +63,7 @@ HTTP_WORDS: Final = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO
 LOOKUPD_OPTION: Final = "nsqlookupd_tcp_addresses"
 LOG_OPTION: Final = "log_level"
 USER: Final = web.RequestKey("user", str)
-"""Who logged in."""
+"""Name of the user that logged in."""
 
 _half_escape: Final = re.compile(r"%(?![0-9A-Fa-f]{2})").search
 log = log_of("nsq")
@@ -154,9 +154,9 @@ class NsqHttp:
         self._doors = doors
         self._guard = guard_of(node.config)
         self.tcp_addresses: list[tuple[str, int]] = []
-        """Where the NSQ protocol is spoken, for /info."""
+        """Addresses of the NSQ protocol's listeners, for /info."""
         self.addresses: list[tuple[str, int]] = []
-        """Where this listens without TLS."""
+        """Addresses that this server listens on without TLS."""
         self.tls_addresses: list[tuple[str, int]] = []
         self.tls_required = False
         """Requests without TLS are refused."""
@@ -258,8 +258,8 @@ class NsqHttp:
         return await handler(request)
 
     def _access(self, request: web.Request) -> tuple[Access, bool] | None:
-        """What the request may do now, and whether an administrator sent it; None: nobody is asked.
-        Raises Refused."""
+        """Return the request's access, and whether an administrator sent it; None: there is no
+        access control. Raises Refused."""
         try:
             return self._doors.access_of(request.get(USER, ""))
         except KeyError:
@@ -310,7 +310,7 @@ class NsqHttp:
         return web.Response(text=body, status=403, headers=headers)
 
     async def _done(self) -> web.Response:
-        """What the request did is on disk. Raises JournalFailed."""
+        """Answer once the request's change is on disk. Raises JournalFailed."""
         await self._node.durable()
         return answer()
 

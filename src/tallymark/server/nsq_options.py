@@ -23,7 +23,7 @@ LOG_LEVELS: Final = {
 """Ours by nsqd's."""
 _TLS_REQUIRED: Final = {"false": 0, "tcp-https": 1, "true": 2}
 _TLS_VERSIONS: Final = {"tls1.0": 0x301, "tls1.1": 0x302, "tls1.2": 0x303, "tls1.3": 0x304}
-"""As nsqd numbers them."""
+"""Numbers of TLS versions in nsqd's options."""
 WITHOUT_EFFECT: Final[dict[str, Any]] = {
     "log_prefix": "[nsqd] ",
     "auth_http_request_method": "get",
@@ -58,8 +58,8 @@ def _node_id() -> int:
 
 
 def options(config: Config, limits: Limits, lookupd: Lookupd, tls_required: str) -> dict[str, Any]:
-    """What is in effect now, but for the addresses that are listened on. tls_required: as it is in
-    effect."""
+    """Return the options in effect now, without the addresses listened on. tls_required: as it is
+    in effect."""
     about = lookupd.announced
     return {
         **WITHOUT_EFFECT,

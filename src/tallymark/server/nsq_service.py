@@ -245,7 +245,8 @@ def go_version(version: str) -> str:
 
 
 def limits_of(config: Config, tls_available: bool) -> Limits:
-    """What NSQ connections may do. Raises ValueError where two settings do not go together."""
+    """Return the limits of NSQ connections. Raises ValueError where two settings do not go
+    together."""
     return Limits(
         max_msg_size=config.nsq_max_msg_size,
         max_body_size=config.nsq_max_body_size,

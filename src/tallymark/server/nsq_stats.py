@@ -1,4 +1,4 @@
-"""What nsqd's /stats shows, as JSON and as text: topics, channels, clients, latencies [NQ-21].
+"""Statistics of nsqd's /stats, as JSON and as text: topics, channels, clients, latencies [NQ-21].
 
 Field names and line forms are nsqd's, so nsqadmin, nsq_stat and whoever else reads them can. What
 has no counterpart here:
@@ -37,11 +37,11 @@ class ClientRow:
     """One client as /stats shows it."""
 
     queue: Queue | None
-    """Of the channel it subscribed to."""
+    """Queue of the channel it subscribed to."""
     client_id: str
     hostname: str
     version: str
-    """Of its protocol: V2."""
+    """Version of its protocol: V2."""
     remote_address: str
     """HOST:PORT."""
     state: int = STATE_SUBSCRIBED
@@ -150,7 +150,7 @@ class Latencies:
             del self._windows[gone]
 
     def result(self, queues: Iterable[Queue], now_ms: int) -> dict[str, Any]:
-        """Of all these queues together, as nsqd shows it: nanoseconds."""
+        """Return the latencies of all these queues together, as nsqd shows them: nanoseconds."""
         if not self.percentiles:
             return {"count": 0, "percentiles": None}
         windows = [self._windows[queue.id] for queue in queues if queue.id in self._windows]
@@ -177,7 +177,7 @@ class Stats:
             for topic in topics.topics()
             for queue in topic.channels.values()
         }
-        """What had entered when the broker started: nsqd counts from there."""
+        """Messages that had entered each queue when the broker started: nsqd counts from there."""
 
     def collect(
         self,
@@ -248,7 +248,7 @@ def _name_of(topic: Topic) -> str:
 
 
 def memory() -> dict[str, int]:
-    """Of this process, under nsqd's names."""
+    """Return this process's memory figures under nsqd's names."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
         "heap_objects": 0,
@@ -269,7 +269,7 @@ class Report:
 
     version: str
     built: str
-    """What it was built with, for the first line."""
+    """Compiler and version that it was built with, for the first line."""
     health: str
     started_ms: int
     now_ms: int
@@ -363,7 +363,7 @@ def _human(nanoseconds: float) -> str:
 
 
 def go_duration(ms: int) -> str:
-    """As Go writes a duration: 47m49.229s, 5ms, 0s."""
+    """Return a duration as Go writes it: 47m49.229s, 5ms, 0s."""
     if 0 < ms < 1000:
         return f"{ms}ms"
     seconds, rest = divmod(max(0, ms), 1000)

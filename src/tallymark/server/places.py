@@ -1,4 +1,4 @@
-"""Whose a connection is, and in which virtual host: for lists, whatever the protocol."""
+"""User and virtual host of a connection: for lists, whatever the protocol."""
 
 from __future__ import annotations
 

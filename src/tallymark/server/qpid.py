@@ -37,7 +37,7 @@ class QpidRefused(Exception):
 
 @dataclass(slots=True)
 class Imported:
-    """What was read."""
+    """Definitions that were read."""
 
     value: dict[str, Any]
     """A [slow_consumers] section, checked."""
