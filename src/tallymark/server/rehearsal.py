@@ -29,8 +29,8 @@ RANGES: Final = 5
 
 
 def rehearse(folder: Path) -> list[str]:
-    """What live messages need and is not there, accounts that do not add up, and what is missing at
-    the end; empty: nothing. Damage that `journal.verify` names is passed over.
+    """Return what live messages need and is missing, accounts that do not add up, and what is
+    missing at the journal's end; empty: nothing. Damage that `journal.verify` names is passed over.
 
     Raises OSError.
     """
@@ -65,7 +65,7 @@ def _rehearse(folder: Path) -> list[str]:
 
 
 def _lost(broker: Broker, stock: Stock) -> list[str]:
-    """Which messages have no bytes any more, by queue."""
+    """Return descriptions of messages whose bytes are missing, by queue."""
     gone: set[int] = set()
     packed = packed_payloads(broker)
     lost = {id(p) for p in live_payloads(broker) if not stock.retain(p.position, p.size)}

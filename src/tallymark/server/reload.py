@@ -33,7 +33,7 @@ class ReloadRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """What became of it, by names of settings."""
+    """Result of reading the configuration again, by names of settings."""
 
     changed: list[str]
     """In effect now."""
@@ -42,7 +42,7 @@ class Reloaded:
 
 
 class Certificates(Protocol):
-    """Those of the listeners, in the files that the configuration names."""
+    """Certificates of the listeners, in the files that the configuration names."""
 
     def check(self, config: Config) -> None:
         """Raises TlsRefused."""
@@ -115,14 +115,14 @@ class Reloading:
 
 
 def _check(broker: Broker, config: Config) -> None:
-    """What only a running broker knows. Raises BrokerError."""
+    """Check the configured policies against the running broker. Raises BrokerError."""
     for one in config.policies:
         broker.vhost(one.vhost)
         broker.check_policy(one.policy)
 
 
 def set_policies(broker: Broker, policies: Iterable[ConfiguredPolicy]) -> None:
-    """Those of the configuration, over what was set at run time under the same names."""
+    """Set the configuration's policies, over those set at run time under the same names."""
     for one in policies:
         broker.set_policy(one.vhost, one.policy, one.operator)
         AUDIT.info("policy.set", vhost=one.vhost, policy=one.policy.name, by="configuration")

@@ -71,10 +71,10 @@ JOURNAL: Final = 4
 ABSENT: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 """A name such as localhost may stand for an address family that this machine has not got."""
 LOOPBACKS: Final = ((socket.AF_INET, ("127.0.0.1",)), (socket.AF_INET6, ("::1",)))
-"""Of the name localhost, whatever a resolver says of it: clients that try one family after the
-other are to find the same broker."""
+"""Loopback addresses of the name localhost, whatever a resolver says of it: clients that try one
+family after the other are to find the same broker."""
 OTHERS: Final = 0o077
-"""Of a file's mode: what group and others may."""
+"""Bits of a file's mode that give group and others rights."""
 OUR_FILES: Final = (
     "*.segment", "*.ledger", "*.checkpoint", "lock", "users.json*", "features.json*", "tail.json*",
     "limits.json*",
@@ -85,7 +85,8 @@ OTHER_FILES: Final = 1024
 """Open files beside connections: journal, listeners, connections to others; and those that come in
 at once, before the first of them is told that there is no room."""
 OTHER_SHARE: Final = 4
-"""Where the system allows fewer, this part of them is for what else there is."""
+"""Fraction of the allowed open files that is reserved for other uses, where the system allows
+few."""
 
 log = logs.log_of("server")
 
@@ -160,7 +161,7 @@ def _check_ports(config: Config) -> None:
 
 
 def _amqp_tls(config: Config) -> ssl.SSLContext | None:
-    """Of AMQP, where there is a certificate. Raises StartRefused."""
+    """Return the TLS context of AMQP, where there is a certificate. Raises StartRefused."""
     try:
         return amqp10.tls_context(config)
     except TlsRefused as error:
@@ -168,7 +169,8 @@ def _amqp_tls(config: Config) -> ssl.SSLContext | None:
 
 
 def _nsq_tls(config: Config) -> ssl.SSLContext | None:
-    """Of NSQ, if it is served; its settings go together. Raises StartRefused."""
+    """Return the TLS context of NSQ, where it is served with a certificate, and check that its
+    settings go together. Raises StartRefused."""
     if not config.nsq:
         return None
     try:
@@ -232,7 +234,7 @@ async def _serve(config: Config, max_connections: int, read: Callable[[], Config
 
 
 class Tls:
-    """What is spoken inside TLS, each with its certificate."""
+    """TLS contexts of the protocols, each with its certificate."""
 
     def __init__(self, amqp: ssl.SSLContext | None, nsq: ssl.SSLContext | None) -> None:
         self.amqp = amqp
@@ -338,7 +340,7 @@ def _addresses_of(host: str, port: int) -> list[tuple[int, Any]]:
 
 
 def _port_of(bound: dict[Any, socket.socket]) -> int:
-    """Which one the first address has; 0: there is none yet."""
+    """Return the first bound address's port; 0: none is bound yet."""
     return address_of(next(iter(bound.values())))[1] if bound else 0
 
 
@@ -370,7 +372,8 @@ def _make_folder(folder: Path) -> None:
 
 
 def _close_to_others(folder: Path) -> None:
-    """What earlier versions made could be read by the group, and the folder by all."""
+    """Take the rights of group and others from the data folder and its files: earlier versions gave
+    them."""
     closed = 0
     for path in [folder, *(path for name in OUR_FILES for path in folder.glob(name))]:
         found = path.lstat()

@@ -55,13 +55,13 @@ class Entry:
         self.runs = 0
         self.errors = 0
         self.passed_over = 0
-        """How often it was still at work when its time came."""
+        """Number of runs skipped because the one before was still at work."""
         self.last_error = ""
         self.last_began_ms = 0
         """Wall time; 0: never."""
         self.last_took_s = 0.0
         self.period_s = 0.0
-        """As it was asked for last."""
+        """Period asked for last; seconds."""
         self.timer: asyncio.TimerHandle | None = None
         self.running: asyncio.Task[None] | None = None
 

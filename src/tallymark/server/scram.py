@@ -37,11 +37,11 @@ _PROHIBITED: Final = (
 
 
 class ScramError(Exception):
-    """What the client says is not SCRAM, or not what was offered."""
+    """The client's message is not SCRAM, or not of the mechanism that was offered."""
 
 
 class ScramKeys(msgspec.Struct, frozen=True):
-    """What is stored of a password: H(ClientKey) and ServerKey."""
+    """Keys stored of a password: H(ClientKey) and ServerKey."""
 
     salt: bytes
     iterations: int
@@ -137,7 +137,7 @@ def _decoded(response: bytes) -> str:
 
 
 def _unescaped(name: str) -> str:
-    """Of a name in client-first. Raises ScramError."""
+    """Return a name of client-first without its escapes. Raises ScramError."""
     rest = name.replace("=2C", "").replace("=3D", "")
     if "=" in rest:
         raise ScramError("a name with '=', expected =3D")

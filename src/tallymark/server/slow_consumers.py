@@ -40,11 +40,11 @@ class SlowConsumerWatch:
         self._held: dict[int, tuple[Queue, Watched]] = {}
         """Queues whose publishers are held back, and as what they were, by queue id."""
         self.found = 0
-        """How often a subscription came above its limits."""
+        """Number of times that a subscription exceeded its limits."""
         self.near = 0
-        """How often one came near them."""
+        """Number of times that one came near them."""
         self.acted: Counter[str] = Counter()
-        """How often something was done, by policy."""
+        """Number of actions by policy."""
         self.errors = 0
 
     def period_s(self) -> float:
@@ -176,7 +176,7 @@ class SlowConsumerWatch:
 
 
 def used(reading: Reading) -> dict[str, float]:
-    """Of each limit there is, how much is used; 1 is all of it. Of a rate the inverse."""
+    """Return the used fraction of each limit that is set; 1 is all of it. Of a rate its inverse."""
     rule = reading.rule
     measures = dict(
         zip(LIMITS, (reading.depth, reading.age_ms, reading.count, reading.rate), strict=True)
@@ -189,7 +189,7 @@ def used(reading: Reading) -> dict[str, float]:
 
 
 def _for_log(values: dict[str, Any]) -> dict[str, Any]:
-    """What a line of the log has room for: the ledger has all of it."""
+    """Return the values short enough for a line of the log: the ledger has all of them."""
     shown = {name: value for name, value in values.items() if name != "consumers"}
     shown["consumers"] = [one["tag"] for one in values["consumers"]]
     return shown

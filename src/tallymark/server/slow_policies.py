@@ -115,7 +115,7 @@ BUILT_IN: Final[dict[str, Make]] = {
 
 
 class SlowPolicies:
-    """Those there are, by name."""
+    """Slow-consumer policies by name."""
 
     def __init__(self, makes: Mapping[str, Make]) -> None:
         self._makes = {name.casefold(): make for name, make in makes.items()}
@@ -123,7 +123,7 @@ class SlowPolicies:
         self._made: dict[tuple[str, str], Action] = {}
 
     def action(self, name: str, options: Options) -> Action:
-        """What a policy does with these options; the same object for the same ones.
+        """Return a policy's action with these options; the same object for the same ones.
 
         Raises ValueError: the name is unknown, or the options are not what it takes.
         """
@@ -141,7 +141,8 @@ class SlowPolicies:
         return action
 
     def check(self, policy: Policy) -> None:
-        """Of a broker's policy: the one it names must be there. Raises PreconditionFailed."""
+        """Check that the slow-consumer policy named in a broker's policy exists. Raises
+        PreconditionFailed."""
         name, options = slow_policy_of(policy.definition)
         if name:
             try:

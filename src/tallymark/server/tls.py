@@ -25,7 +25,7 @@ def server_context(
     verify: ssl.VerifyMode,
     oldest: str,
 ) -> ssl.SSLContext:
-    """What a listener speaks TLS with.
+    """Return a listener's TLS context.
 
     names: of the settings that cert, key and ca come from, for the text of a refusal. key: None
     where it stands in the certificate's file. ca: of those that may sign a client's certificate;
@@ -61,7 +61,8 @@ def renew(context: ssl.SSLContext, cert: Path, key: Path | None, ca: Path | None
 
 
 def common_name(certificate: object) -> str:
-    """Of a peer's certificate as ssl's getpeercert gives it; empty: it showed none."""
+    """Return the common name in a peer's certificate as ssl's getpeercert gives it; empty: it
+    showed none."""
     subject: object = certificate.get("subject", ()) if isinstance(certificate, dict) else ()
     if isinstance(subject, tuple):
         for part in subject:

@@ -93,8 +93,8 @@ class User(msgspec.Struct, frozen=True):
     """For SCRAM-SHA-256, made when the password was set here; None: it cannot log in so."""
 
     def accepts(self, password: str) -> bool:
-        """Whether this is the password; an empty one never is, whatever the hash says. Takes the
-        time of one scrypt; call it off the loop."""
+        """Return whether this is the password; an empty one never is, whatever the hash says. Takes
+        the time of one scrypt; call it off the loop."""
         hashed = _scrypt(password, self.salt, self.cost, self.block, self.parallel)
         digest = RABBITMQ_DIGESTS.get(self.algorithm)
         if digest is not None:
@@ -242,7 +242,7 @@ def replace_file(folder: Path, name: str, data: bytes) -> None:
 
 
 class Users:
-    """Who may log in to a running broker."""
+    """Users that may log in to a running broker."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -251,7 +251,7 @@ class Users:
         self._all_scram = True
         self._has_looked = False
         self._by = BY_FILE
-        """Who is changing the users."""
+        """Author of the change of users under way."""
         self._key = secrets.token_bytes(32)
         self._logins = Logins()
         self._changing = asyncio.Lock()
@@ -393,7 +393,7 @@ def _tell_problems(users: dict[str, User]) -> None:
 
 
 def permission_in(user: User, vhost: str) -> Permission | None:
-    """What the user may do in a vhost; None: may not enter it."""
+    """Return the user's permissions in a virtual host; None: may not enter it."""
     return user.vhosts.get(vhost) or user.vhosts.get("*")
 
 

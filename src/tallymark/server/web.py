@@ -27,7 +27,8 @@ MODULES: Final = (
     "http_redrive", "http_sinks", "http_state", "http_streams", "http_subscriptions", "management",
     "nsq_http",
 )  # fmt: skip
-"""What is imported in a thread, so that it is there when the loop makes the servers."""
+"""Modules that are imported in a thread, so that they are loaded when the loop makes the
+servers."""
 
 
 class Web:
@@ -48,7 +49,7 @@ class Web:
         self._server: HttpServer | None = None
         self._opening: asyncio.Task[None] | None = None
         self.amqp: list[Address] = []
-        """Where AMQP clients connect, for lists."""
+        """Addresses of the AMQP listeners, for lists."""
         self.amqps: list[Address] = []
         """The same inside TLS."""
         self.failed: asyncio.Future[None] = node.loop.create_future()
