@@ -1,5 +1,5 @@
-"""What the broker knows of messages beside their bytes: their own TTL, further routing keys, where
-they are now, how often they died and why.
+"""Annotations: the broker's own facts about messages, beside their bytes. They are the messages'
+own TTL, further routing keys, the present route, and the count and causes of their deaths.
 
 Annotations are immutable and shared by all messages of a slice. One death makes new ones out of the
 old (`after_death`); the history in them is a list, newest death first, and every question about
@@ -41,11 +41,11 @@ EXPIRED: Final = "expired"
 MAXLEN: Final = "maxlen"
 DELIVERY_LIMIT: Final = "delivery_limit"
 REASONS: Final = (REJECTED, EXPIRED, MAXLEN, DELIVERY_LIMIT)
-"""Why a queue gives a message away [DL-1]; only the first is a client's act."""
+"""Reasons for which a queue dead-letters a message [DL-1]. Only the first is caused by a client."""
 
 Notes = tuple[tuple[str, bytes], ...]
-"""What consumers added to a message as they gave it back: (key, value encoded in AMQP 1.0), sorted
-by key [FC-20]."""
+"""Notes that consumers added to a message when they requeued or rejected it: (key, value encoded in
+AMQP 1.0), sorted by key [FC-20]."""
 Place = tuple[str, str, str]
 """(reason, queue, exchange) of a first or last death [DL-14]; the exchange is the one the message
 was published to before that death."""
@@ -72,7 +72,7 @@ class Death:
         self.reason = reason
         self.count = count
         self.exchange = exchange
-        """Where the message was published before the first of these deaths."""
+        """Exchange the message was published to before the first of these deaths."""
         self.keys = keys
         """Its routing keys then, those of BCC left out."""
         self.first_ms = first_ms
@@ -84,7 +84,8 @@ class Death:
 
 @final
 class Annotations:
-    """See the module's text. Shared: compared by identity, never altered."""
+    """Annotations of messages (see the module's docstring). Shared, immutable, compared by
+    identity."""
 
     __slots__ = (
         "_stored",
@@ -123,7 +124,8 @@ class Annotations:
         notes: Notes = (),
     ) -> None:
         self.due_ms = due_ms
-        """Not ready before, by its publisher's wish; engine time; 0: at once."""
+        """Time before which the message is not ready, chosen by its publisher; engine time, ms; 0:
+        ready at once."""
         self.ttl_ms = ttl_ms
         """The message's own TTL, milliseconds; -1: none. Gone after the first death [DL-11]."""
         self.more_keys = more_keys
@@ -131,11 +133,12 @@ class Annotations:
         self.bcc = bcc
         """The end of more_keys that is never shown."""
         self.hops = hops
-        """How many deaths it has left [DL-D1]; -1: they are not counted."""
+        """Remaining deaths allowed [DL-D1]; -1: deaths are not limited."""
         self.route = route
-        """Where it is now: dead-letter exchange and key. None: where it was published."""
+        """Present route: dead-letter exchange and key. None: the route it was published to."""
         self.since_ms = since_ms
-        """When it entered its present queue, engine time; 0: when it arrived."""
+        """Time at which the message entered its present queue, engine time, ms; 0: its arrival
+        time."""
         self.deaths = deaths
         """Newest first."""
         self.first_death = first_death
@@ -145,19 +148,19 @@ class Annotations:
         self.acquired = acquired
         """Deliveries in the queues it died in."""
         self.form = form
-        """How its history is stored [DL-19]; 0 while it has none."""
+        """Form in which the history is stored [DL-19]; 0 while there is no history."""
         self.notes = notes
         """Message annotations that consumers set by the outcome `modified`; they stay for good."""
         self._stored = b""
 
     def to_bytes(self) -> bytes:
-        """The stored form: the same object every time."""
+        """Return the stored form, the same object on every call."""
         if not self._stored:
             self._stored = json.dumps(self.to_object(), separators=(",", ":")).encode()
         return self._stored
 
     def to_object(self) -> dict[str, object]:
-        """The stored form as what JSON is made of."""
+        """Return the stored form as values for JSON."""
         out: dict[str, object] = {"v": VERSION, "form": self.form}
         if self.due_ms:
             out["due"] = self.due_ms
@@ -193,7 +196,7 @@ class Annotations:
 
     @staticmethod
     def from_bytes(blob: bytes) -> Annotations:
-        """What to_bytes of this or an earlier release gave.
+        """Decode annotations that to_bytes of this or an earlier release made.
 
         Raises ValueError for anything else: an unknown version, form or field is never guessed at.
         """
@@ -203,7 +206,7 @@ class Annotations:
 
     @staticmethod
     def from_object(value: object) -> Annotations:
-        """As from_bytes, for what JSON was read into."""
+        """Decode annotations, as from_bytes does, from values parsed from JSON."""
         fields = _Fields("annotations", value)
         version = fields.integer("v", -1)
         if version != VERSION:
@@ -255,7 +258,7 @@ def after_death(
     hops: int,
     route: Route,
 ) -> Annotations:
-    """What is known of messages once they died in `queue` [DL-9 to DL-14].
+    """Return the annotations of messages after they died in `queue` [DL-9 to DL-14].
 
     old: what was known before; published: where they were published first. exchange and key: the
     dead-letter exchange and routing key of the queue (None: their keys stay [DL-10]), and `route`
@@ -310,8 +313,8 @@ def after_death(
 
 
 def with_notes(old: Annotations | None, notes: Notes) -> Annotations:
-    """What is known of messages to which a consumer added something [FC-20]: its keys replace those
-    that are there."""
+    """Return the annotations of messages to which a consumer added notes [FC-20]. Its keys replace
+    existing ones."""
     if old is None:
         return Annotations(notes=tuple(sorted(notes)))
     made = ready_since(old, old.since_ms)
@@ -321,7 +324,7 @@ def with_notes(old: Annotations | None, notes: Notes) -> Annotations:
 
 
 def deferred_until(old: Annotations | None, due_ms: int) -> Annotations:
-    """What is known of messages that are to be ready then."""
+    """Return the annotations of messages that become ready at `due_ms` (engine time)."""
     if old is not None and old.due_ms == due_ms:
         return old
     made = Annotations() if old is None else ready_since(old, old.since_ms)
@@ -330,8 +333,8 @@ def deferred_until(old: Annotations | None, due_ms: int) -> Annotations:
 
 
 def ready_since(old: Annotations | None, since_ms: int) -> Annotations:
-    """What is known of messages that became ready later than they arrived: their time to live
-    counts from then."""
+    """Return the annotations of messages that became ready at `since_ms`, later than they arrived.
+    Their time to live counts from that time."""
     if old is None:
         return Annotations(since_ms=since_ms)
     return Annotations(
@@ -345,8 +348,8 @@ def ready_since(old: Annotations | None, since_ms: int) -> Annotations:
 def _with_death(
     deaths: tuple[Death, ...], new: Death, form: int, compact: bool
 ) -> tuple[Death, ...]:
-    """The history with one more death. Times are kept no finer than the form stores them, and in
-    the order of the list where it stores no order: a restart changes nothing."""
+    """Return the history with one more death. Times are rounded to the precision of the stored
+    form, and deaths are in its order where it stores none, so that a restart changes nothing."""
     if form == HEADER_FORM:
         new.first_ms = new.first_ms // 1000 * 1000
         new.last_ms = new.first_ms
@@ -365,7 +368,8 @@ def _with_death(
 
 
 def is_cycle(deaths: tuple[Death, ...], target: str) -> bool:
-    """Whether a message must not go on to the queue `target` [DL-15].
+    """Return whether a dead letter must not enter the queue `target` because it would be in a cycle
+    [DL-15].
 
     It died there before, and nothing since was a client's decision. deaths[0] is the present death;
     if that is a rejection the answer is no.
@@ -379,8 +383,8 @@ def is_cycle(deaths: tuple[Death, ...], target: str) -> bool:
 
 
 def keys_of(annotations: Annotations | None, route: Route) -> list[str]:
-    """All routing keys of a message that was published under `route`: the one it is shown with,
-    then CC, then BCC [DL-10]."""
+    """Return all routing keys of a message that was published under `route`: the visible key, then
+    CC, then BCC [DL-10]."""
     if annotations is None:
         return [route.key]
     if annotations.route is not None:
@@ -389,8 +393,9 @@ def keys_of(annotations: Annotations | None, route: Route) -> list[str]:
 
 
 def death_headers(annotations: Annotations) -> dict[str, str]:
-    """x-first-death-* and x-last-death-*, as readers see them and as a headers exchange matches
-    them with `all-with-x` or `any-with-x` [DL-14]. Empty before the first death."""
+    """Return the x-first-death-* and x-last-death-* headers, as readers see them and as a headers
+    exchange matches them with `all-with-x` or `any-with-x` [DL-14]. Empty before the first
+    death."""
     headers: dict[str, str] = {}
     first = annotations.first_death
     if first is not None:
@@ -409,7 +414,7 @@ def death_headers(annotations: Annotations) -> dict[str, str]:
 
 
 def _as_header(death: Death) -> dict[str, object]:
-    """Form 1."""
+    """Return a death in form 1."""
     out: dict[str, object] = {}
     if death.ttl_ms >= 0:
         out["original-expiration"] = str(death.ttl_ms)
@@ -423,7 +428,7 @@ def _as_header(death: Death) -> dict[str, object]:
 
 
 def _facts(death: Death, out: dict[str, object]) -> dict[str, object]:
-    """What forms 2 and 3 say of a death besides queue and reason."""
+    """Add the fields of a death besides queue and reason to `out`, for forms 2 and 3."""
     out["count"] = death.count
     out["exchange"] = death.exchange
     out["keys"] = list(death.keys)
@@ -435,8 +440,8 @@ def _facts(death: Death, out: dict[str, object]) -> dict[str, object]:
 
 
 def _by_key(deaths: tuple[Death, ...]) -> dict[str, object]:
-    """Form 2. Where a queue with a hop limit left several entries of one key, the second and later
-    ones carry a number behind it."""
+    """Return the history in form 2. Where a queue with a hop limit made several entries of one key,
+    the second and later ones have a number behind the key."""
     out: dict[str, object] = {}
     for death in deaths:
         key = plain = f"{death.queue}\0{death.reason}"
@@ -449,12 +454,12 @@ def _by_key(deaths: tuple[Death, ...]) -> dict[str, object]:
 
 
 def _as_entry(death: Death) -> dict[str, object]:
-    """Form 3."""
+    """Return a death in form 3."""
     return _facts(death, {"queue": death.queue, "reason": death.reason})
 
 
 def _deaths_of(form: int, value: object) -> tuple[Death, ...]:
-    """A history as it was stored. Raises ValueError."""
+    """Decode a stored history. Raises ValueError."""
     if form == UNORDERED_FORM:
         if not isinstance(value, dict):
             raise ValueError(f"history {value!r}, expected an object")
@@ -530,7 +535,7 @@ def _reason(text: str) -> str:
 
 @final
 class _Fields:
-    """Takes the members of a JSON object one by one; ValueError where they are not as expected."""
+    """Takes the members of a JSON object one by one. Raises ValueError for an unexpected value."""
 
     __slots__ = ("_left", "_what")
 
@@ -541,11 +546,11 @@ class _Fields:
         self._left: dict[str, object] = dict(value)
 
     def take(self, name: str) -> object:
-        """Any value; None where there is none."""
+        """Take any value; None if the member is missing."""
         return self._left.pop(name, None)
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A number from 0 up; without a default it has to be there."""
+        """Take an integer >= 0. Without a default the member is required."""
         value = self.take(name)
         if value is None and default is not None:
             return default
@@ -563,7 +568,7 @@ class _Fields:
         return self.text(name) if name in self._left else None
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of texts; none where it is missing."""
+        """Take a list of texts; empty if the member is missing."""
         value = self.take(name)
         if value is None:
             return ()
@@ -606,7 +611,7 @@ class _Fields:
         return tuple(sorted(found))
 
     def end(self) -> None:
-        """Nothing may be left."""
+        """Raise ValueError if any member is left."""
         if self._left:
             raise ValueError(f"{self._what} with unknown fields {sorted(self._left)}")
 

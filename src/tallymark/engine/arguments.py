@@ -27,25 +27,26 @@ from tallymark.engine.errors import PreconditionFailed
 
 MAX_PRIORITY: Final = 255
 LONGEST_MS: Final = 315_360_000_000
-"""Ten years: the longest time a queue or message may be given [rabbitmq MAX_EXPIRY_TIMER]."""
+"""Longest time that a queue or message may be given: ten years [rabbitmq MAX_EXPIRY_TIMER]."""
 MAX_HOPS: Final = 255
 QUEUE_TYPES: Final = ("classic", "quorum", "stream")
 STREAM: Final = "stream"
-"""The type of queue that keeps what it was given, for any number of readers."""
+"""Queue type that retains its messages for any number of readers."""
 AGE_UNITS: Final = {
     "Y": 365 * 86_400_000, "M": 30 * 86_400_000, "D": 86_400_000, "h": 3_600_000, "m": 60_000,
     "s": 1000,
 }  # fmt: skip
 """Milliseconds in the unit that an age such as 7D ends with [rabbitmq x-max-age]."""
 MOST_DIGITS: Final = 18
-"""Of the number in an age."""
+"""Maximum number of digits in an age."""
 LARGEST_SEGMENT: Final = 3_000_000_000
-"""Bytes a stream may be told to let go of at a time [rabbitmq]."""
+"""Largest number of bytes that a stream may be told to delete at a time [rabbitmq]."""
 DELIVER_AFTER: Final = ("written", "synced")
-"""When persistent messages may be handed out: as soon as they are on their way to the disk, or once
-they are there."""
+"""Values of x-deliver-after. Persistent messages may be delivered once they are written to the
+journal but perhaps not synced, or once they are synced to disk."""
 RETRY_TYPES: Final = ("all", "failed", "returned", "disabled")
-"""Which messages wait that are given back: all, those whose delivery failed, the others, none."""
+"""Types of delayed retry: the requeued messages that wait are all, those whose delivery failed, the
+others, or none."""
 INTEGER_TYPES: Final = {
     "b": "byte",
     "B": "unsignedbyte",
@@ -55,11 +56,12 @@ INTEGER_TYPES: Final = {
     "l": "long",
     "L": "long",
 }
-"""Names by the `tag` that a protocol's integers of unusual width may have."""
+"""Type names by the `tag` that a protocol's integers of unusual width may have."""
 
 
 def wire_bytes(text: str) -> bytes:
-    """The bytes a protocol's string came from; what is not UTF-8 was kept by surrogateescape."""
+    """Return the bytes a protocol's string was decoded from. Bytes that are not UTF-8 were decoded
+    by surrogateescape."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -67,12 +69,12 @@ def wire_bytes(text: str) -> bytes:
 
 
 def named(kind: str, name: str, vhost: str) -> str:
-    """How texts name a thing: `queue 'q' in vhost '/'`."""
+    """Return a thing's name as error texts show it: `queue 'q' in vhost '/'`."""
     return f"{kind} '{name}' in vhost '{vhost}'"
 
 
 def type_name(value: object) -> str:
-    """The AMQP 0-9-1 name of a value's type."""
+    """Return the AMQP 0-9-1 name of a value's type."""
     if value is None:
         return "void"
     if isinstance(value, bool):
@@ -99,7 +101,7 @@ def type_name(value: object) -> str:
 
 
 def erlang_term(value: object) -> str:
-    """A value as RabbitMQ prints terms in its texts."""
+    """Return a value in the form in which RabbitMQ prints terms in its texts."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -110,13 +112,13 @@ def erlang_term(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """A value between quotes as RabbitMQ shows it in inequivalent arguments."""
+    """Return a value between quotes, as RabbitMQ shows it in texts about inequivalent arguments."""
     return f"'{value}'" if isinstance(value, str) else f"'{erlang_term(value)}'"
 
 
 def equal_values(a: object, b: object) -> bool:
-    """Equality of table values: numbers by value (1 equals 1.0), text by its bytes whether it came
-    as string or binary, booleans only with booleans, containers by their items."""
+    """Return whether two table values are equal: numbers by value (1 equals 1.0), text by its bytes
+    whether string or binary, booleans only with booleans, containers by their items."""
     if isinstance(a, str) and isinstance(b, str):
         return a == b
     if isinstance(a, bool) or isinstance(b, bool):
@@ -142,7 +144,7 @@ def equal_values(a: object, b: object) -> bool:
 
 
 def same_argument(a: object, b: object) -> bool:
-    """Equality of arguments in declarations: as equal_values, but 1 is not 1.0."""
+    """Return whether two arguments of declarations are equal: as equal_values, but 1 is not 1.0."""
     return isinstance(a, float) == isinstance(b, float) and equal_values(a, b)
 
 
@@ -153,7 +155,7 @@ def inequivalent(name: str, what: str, received: str, current: str) -> Precondit
 
 
 def check_same_flag(name: str, what: str, received: bool, current: bool) -> None:
-    """Raises PreconditionFailed when a re-declaration changes a property such as `durable`."""
+    """Raise PreconditionFailed if a re-declaration changes a property such as `durable`."""
     if received != current:
         raise inequivalent(name, what, shown(received), shown(current))
 
@@ -183,7 +185,7 @@ def _described(name: str, arguments: dict[str, object]) -> str:
 
 
 def check_exchange_name(argument: str, what: str, arguments: dict[str, object]) -> None:
-    """The named argument, where given, must be an exchange's name: text.
+    """Check that the named argument, where given, is text and so can be an exchange's name.
 
     Raises: PreconditionFailed.
     """
@@ -247,7 +249,8 @@ def _text(value: object) -> str:
 
 
 def is_routing_key(value: object) -> bool:
-    """Whether readers can be told it: UTF-8 text of at most 255 bytes [amqp-0.9.1 shortstr]."""
+    """Return whether a routing key can be sent to readers: UTF-8 text of at most 255 bytes
+    [amqp-0.9.1 shortstr]."""
     if not isinstance(value, str):
         return False
     try:
@@ -270,7 +273,8 @@ def _overflow(value: object) -> str:
 
 
 def age_ms(value: object) -> int:
-    """Milliseconds in an age such as 7D or 12h; -1: it is none, or it is 0."""
+    """Return the milliseconds in an age such as 7D or 12h; -1 if the text is no age, or the age is
+    0."""
     if not isinstance(value, str) or len(value) < 2:
         return -1
     unit = AGE_UNITS.get(value[-1])
@@ -362,7 +366,7 @@ QUEUE_CHECKS: Final[dict[str, Callable[[object], str]]] = {
     "x-queue-master-locator": _text,
 }
 QUEUE_ARGUMENTS: Final = list(QUEUE_CHECKS)
-"""Compared when a queue is declared again."""
+"""Names of the arguments that are compared when a queue is declared again."""
 QUEUE_WITHOUT_EFFECT: Final = (
     "x-max-in-memory-length",
     "x-max-in-memory-bytes",
@@ -374,7 +378,7 @@ QUEUE_WITHOUT_EFFECT: Final = (
     "x-stream-filter-size-bytes",
     "x-initial-cluster-size",
 )
-"""Of these, those that mean nothing here."""
+"""Names of the arguments that are accepted and have no effect."""
 STREAM_ARGUMENTS: Final = (
     "x-max-age",
     "x-stream-max-segment-size-bytes",
@@ -384,11 +388,11 @@ STREAM_ARGUMENTS: Final = (
 OF_STREAMS: Final = frozenset(
     ("x-queue-type", "x-max-length-bytes", "x-queue-leader-locator", *STREAM_ARGUMENTS)
 )
-"""Known arguments that a stream may have."""
+"""Names of the known arguments that a stream may have."""
 READ_ARGUMENTS: Final = ("x-stream-offset",)
-"""Of consumers: for streams only."""
+"""Consumer arguments for streams only."""
 NOT_FOR_READERS: Final = ("x-priority", "x-cancel-on-ha-failover")
-"""Of consumers: for other queues only."""
+"""Consumer arguments for other queues than streams only."""
 CONSUMER_CHECKS: Final[dict[str, Callable[[object], str]]] = {
     "x-priority": _integer,
     "x-consumer-timeout": _not_negative,
@@ -407,7 +411,7 @@ def _check(
 
 
 def check_queue_arguments(what: str, arguments: dict[str, object]) -> None:
-    """Type and range of every known argument of a new queue.
+    """Check type and range of every known argument of a new queue.
 
     Raises: PreconditionFailed.
     """
@@ -434,7 +438,7 @@ def check_queue_arguments(what: str, arguments: dict[str, object]) -> None:
 
 
 def _kind(arguments: dict[str, object]) -> str:
-    """What RabbitMQ calls the type of a queue of these arguments."""
+    """Return RabbitMQ's name for the type of a queue with these arguments."""
     type = arguments.get("x-queue-type", "classic")
     return f"rabbit_{type}_queue"
 
@@ -444,7 +448,7 @@ def _wrong_type(name: str, what: str, kind: str) -> PreconditionFailed:
 
 
 def delays_out_of_order(least: object, most: object) -> str:
-    """What is wrong with the two limits of delayed retry; "": nothing."""
+    """Return an error text if the two limits of delayed retry contradict each other; "" if not."""
     if isinstance(least, int) and isinstance(most, int) and most < least:
         return f"delayed-retry-max ({most}) must not be smaller than delayed-retry-min ({least})"
     return ""
@@ -453,8 +457,8 @@ def delays_out_of_order(least: object, most: object) -> str:
 def check_lasting(
     what: str, arguments: dict[str, object], durable: bool, exclusive: bool, auto_delete: bool
 ) -> None:
-    """A queue that asks for type quorum or stream must be one that lasts. Raises:
-    PreconditionFailed."""
+    """Check that a queue of type quorum or stream is durable, not exclusive and not auto-delete.
+    Raises: PreconditionFailed."""
     if arguments.get("x-queue-type") not in ("quorum", STREAM):
         return
     if not durable and not exclusive:
@@ -466,14 +470,14 @@ def check_lasting(
 
 
 def check_named(name: str, arguments: dict[str, object]) -> None:
-    """Only a queue of type classic may be given its name by the broker. Raises:
+    """Check that a queue whose name is chosen by the broker is of type classic. Raises:
     PreconditionFailed."""
     if not name and arguments.get("x-queue-type") in ("quorum", STREAM):
         raise PreconditionFailed(f"Cannot declare a server-named queue for type {_kind(arguments)}")
 
 
 def check_default_type(type: str) -> None:
-    """Of a virtual host; "": none. Raises: PreconditionFailed."""
+    """Check the default queue type of a virtual host; "" means none. Raises: PreconditionFailed."""
     if type and type not in QUEUE_TYPES:
         raise PreconditionFailed(
             f"unsupported queue type '{type}', expected one of {', '.join(QUEUE_TYPES)}"
@@ -481,14 +485,14 @@ def check_default_type(type: str) -> None:
 
 
 def check_consumer_arguments(what: str, arguments: dict[str, object]) -> None:
-    """Type of every known argument of a consumer. Raises: PreconditionFailed."""
+    """Check the type of every known argument of a consumer. Raises: PreconditionFailed."""
     _check(CONSUMER_CHECKS, what, arguments)
 
 
 def check_consumer_suits(
     what: str, arguments: dict[str, object], of_queue: dict[str, object]
 ) -> None:
-    """Whether a consumer's arguments suit a queue with the arguments `of_queue`. Raises:
+    """Check that a consumer's arguments suit a queue with the arguments `of_queue`. Raises:
     PreconditionFailed."""
     is_stream = of_queue.get("x-queue-type") == STREAM
     for name in NOT_FOR_READERS if is_stream else READ_ARGUMENTS:
@@ -497,12 +501,14 @@ def check_consumer_suits(
 
 
 def consumer_priority(arguments: dict[str, object]) -> int:
-    """`x-priority` of checked arguments, 0 by default; higher ones are served first."""
+    """Return `x-priority` of checked arguments, 0 by default. Higher priorities are served
+    first."""
     value = arguments.get("x-priority", 0)
     return value if isinstance(value, int) else 0
 
 
 def consumer_timeout_ms(arguments: dict[str, object]) -> int:
-    """`x-consumer-timeout` of checked arguments, before the queue's own; -1: it says nothing."""
+    """Return `x-consumer-timeout` of checked arguments, which overrides the queue's; -1 if it is
+    not given."""
     value = arguments.get("x-consumer-timeout")
     return int(value) if isinstance(value, int) else -1

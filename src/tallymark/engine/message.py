@@ -21,32 +21,32 @@ if TYPE_CHECKING:
     from tallymark.engine.annotations import Annotations
 
 NOWHERE: Final = -1
-"""Position of a payload that the journal was never asked to keep."""
+"""Position of a payload that is not stored in the journal."""
 ON_ITS_WAY: Final = -2
 """Position of a payload whose record is emitted but not yet committed."""
 UNKNOWN: Final = -1
-"""Checksum of a payload that nobody worked out."""
+"""Checksum of a payload for which none was computed."""
 PACKED: Final = -3
-"""Position of a packed payload: each of its messages has its own."""
+"""Position of a packed payload: each of its messages has a position of its own."""
 PART: Final = 64
-"""Packed messages whose annotations are compressed together."""
+"""Number of packed messages whose annotations are compressed together."""
 FASTEST: Final = 1
-"""Level of compression."""
+"""Compression level."""
 
 
 def opened(part: bytes) -> list[bytes]:
-    """The stored annotations that are compressed together, in order; b"" for none."""
+    """Decompress the stored annotations of one part, in order; b"" for a message without."""
     return zlib.decompress(part).split(b"\n")
 
 
 def closed(blobs: list[bytes]) -> bytes:
-    """The other way round."""
+    """Compress the stored annotations of one part; the reverse of `opened`."""
     return zlib.compress(b"\n".join(blobs), FASTEST)
 
 
 @final
 class Route:
-    """Where a message was published: what its reader is shown."""
+    """The exchange and routing key a message was published with, as its readers see them."""
 
     __slots__ = ("exchange", "key")
 
@@ -57,7 +57,7 @@ class Route:
 
 @final
 class Pack:
-    """Where each message of a packed payload is, as columns: 28 bytes a message, and 4 of cuts."""
+    """Columns that locate each message of a packed payload: 28 bytes a message, and 4 of cuts."""
 
     __slots__ = ("annotations", "arrivals", "entered", "ids", "positions", "sums", "taken")
 
@@ -74,21 +74,22 @@ class Pack:
         self.ids = ids
         """array('Q'): broker-wide message ids."""
         self.arrivals = arrivals
-        """array('Q'): when each arrived, engine time."""
+        """array('Q'): arrival time of each message, engine time, ms."""
         self.annotations = annotations
-        """What is known of the messages, compressed, PART of them at a time: see `blobs`. Empty
-        where the slice says it of all."""
+        """Annotations of the messages, compressed, PART of them at a time: see `blobs`. Empty if
+        the slice's annotations apply to all."""
         self.entered = arrivals if entered is None else entered
-        """array('Q'): when each entered its queue, as far as the slice does not say it of all: a
-        column of its own where there are annotations, which may say so."""
+        """array('Q'): time at which each message entered its queue, where the slice does not give
+        one time for all. A separate column only if there are annotations, which may carry such a
+        time."""
         self.sums: array[int] | None = None
-        """array('I'): CRC-32C of each message's bytes; None: not known of all of them."""
+        """array('I'): CRC-32C of each message's bytes; None: not known for all of them."""
         self.taken = 0
-        """How many, from the front, were taken out again: payloads of their own."""
+        """Count of messages, from the front, that were unpacked into payloads of their own."""
 
     def together(self, whole: Payload, lo: int, hi: int) -> int:
-        """The end of the messages from `lo` on, `hi` at most, that might have been one payload:
-        they arrived at one moment on one route, and their bytes follow each other."""
+        """Return the end of the messages from `lo` on, `hi` at most, that might have been one
+        payload: they arrived at one time on one route, and their bytes are adjacent."""
         positions, ids, cuts, routes = self.positions, self.ids, whole.cuts, whole.routes
         arrived = self.arrivals[lo]
         at = lo + 1
@@ -103,8 +104,8 @@ class Pack:
         return at
 
     def blobs(self, lo: int, hi: int) -> list[bytes]:
-        """The stored annotations of messages lo..hi-1, b"" for none; no list at all where the
-        slice's hold for all."""
+        """Return the stored annotations of messages lo..hi-1, b"" for a message without; an empty
+        list if the slice's annotations apply to all."""
         if not self.annotations:
             return []
         out: list[bytes] = []
@@ -115,8 +116,8 @@ class Pack:
 
 @final
 class Payload:
-    """Messages that arrived together, in the wire format of their publisher. Immutable but for
-    where its bytes are: in memory (`raw`), in the journal (`position`), or both."""
+    """Messages that arrived together, in the wire format of their publisher. Immutable except for
+    the place of its bytes: in memory (`raw`), in the journal (`position`), or both."""
 
     __slots__ = (
         "format",
@@ -151,7 +152,7 @@ class Payload:
         largest_frame: int,
     ) -> None:
         self.format = format
-        """Wire format of the cells; only bridges and readers of the ledger look inside."""
+        """Wire format of the messages. Only bridges and readers of the ledger decode it."""
         self.count = len(cuts) - 1
         self.raw = raw
         """The messages end to end, or None while they are in the journal only."""
@@ -163,30 +164,32 @@ class Payload:
         self.first_id = first_id
         """Broker-wide message id of message 0; message i has first_id + i."""
         self.arrived_ms = arrived_ms
-        """When they arrived, engine time."""
+        """Arrival time of the messages, engine time, ms."""
         self.persistent = persistent
         self.largest_frame = largest_frame
         """Bytes of the largest frame in raw; a reader with a smaller limit needs re-framing."""
         self.position = NOWHERE
         """Journal position of raw; negative while it has none. Set by the journal's commit."""
         self.live = 0
-        """How many (queue, message) pairs still need these bytes; 0 releases them."""
+        """Count of (queue, message) pairs that still need these bytes; 0 releases them."""
         self.size = cuts[self.count]
         """Bytes of raw."""
         self.sum = UNKNOWN
-        """CRC-32C of raw, by which bytes are known again that were read back. Set by the journal's
-        commit; UNKNOWN before that, of parts, and of what earlier versions stored."""
+        """CRC-32C of raw, against which bytes read back are checked. Set by the journal's commit;
+        UNKNOWN before that, for parts, and for payloads stored by earlier versions."""
         self.sums: array[int] | None = None
-        """array('I'): the same of each message, where they were stored one by one."""
+        """array('I'): CRC-32C of each message, if they were stored one by one."""
         self.bodies: array[int] | None = None
-        """array('Q'): count + 1 running totals of body bytes; made where a queue's limit asks."""
+        """array('Q'): count + 1 running totals of body bytes; made only for queues that limit
+        bytes."""
         self.pack: Pack | None = None
-        """Set when this stands for many single messages of a deep backlog (packing.py): it has no
-        raw and no position of its own, and its messages are taken out as `single` ones."""
+        """Columns of a packed payload, which stands for many single messages of a deep backlog
+        (packing.py). It has no raw and no position of its own; its messages are unpacked as
+        `single` payloads."""
 
     def window(self, lo: int, hi: int) -> Payload:
-        """Messages lo..hi-1 as a payload of their own, bytes in the journal; packed where this one
-        is, but for their annotations."""
+        """Return messages lo..hi-1 as a payload of their own, with bytes in the journal. It is
+        packed if this one is, but has no packed annotations."""
         pack = self.pack
         if lo == 0 and hi == self.count and (pack is None or not pack.annotations):
             return self
@@ -207,12 +210,13 @@ class Payload:
         return part
 
     def single(self, i: int) -> Payload:
-        """Message i of a packed payload as a payload of its own, bytes in the journal."""
+        """Return message i of a packed payload as a payload of its own, with bytes in the
+        journal."""
         return self.stretch(i, i + 1)
 
     def stretch(self, lo: int, hi: int) -> Payload:
-        """Messages lo..hi-1 of a packed payload as a payload of their own, bytes in the journal.
-        They must lie `together` there."""
+        """Return messages lo..hi-1 of a packed payload as a payload of their own, with bytes in the
+        journal. Their bytes must be adjacent (`together`)."""
         pack = self.pack
         assert pack is not None
         cuts = self.cuts
@@ -268,37 +272,38 @@ class Slice:
         self.first = first
         """The queue's sequence number of message `lo`. Never reused, never changed."""
         self.acquired = acquired
-        """How often these messages were handed out before; above 0 they are redelivered."""
+        """Count of earlier deliveries of these messages; above 0 they are redelivered."""
         self.failed = failed
-        """How many of those deliveries failed [DL-5]."""
+        """Count of the earlier deliveries that failed [DL-5]."""
         self.priority = priority
-        """In the queue they are in; 0 where it has no priorities."""
+        """Priority in the present queue; 0 if that has no priorities."""
         self.annotations = annotations
-        """What is known of them beside their bytes; None: nothing, the ordinary case."""
+        """Annotations of the messages; None in the ordinary case that there are none."""
         self.shift = shift
-        """Their place in the queue's order is sequence + shift: above 0 only for what was put to
-        the tail again, and for what entered after such messages."""
+        """Distance of the messages' place from their sequence: place = sequence + shift. Above 0
+        only for messages put to the tail, and for messages that entered after those."""
 
     def __len__(self) -> int:
         return self.hi - self.lo
 
     def size(self) -> int:
-        """Raw bytes of these messages, framing included. O(1)."""
+        """Return the raw bytes of these messages, framing included. O(1)."""
         cuts = self.payload.cuts
         return cuts[self.hi] - cuts[self.lo]
 
     def body_bytes(self) -> int:
-        """Bytes of the bodies alone; payload.bodies must be there."""
+        """Return the bytes of the bodies alone. payload.bodies must be there."""
         bodies = self.payload.bodies
         assert bodies is not None, self.first
         return bodies[self.hi] - bodies[self.lo]
 
     def known(self) -> bytes:
-        """What is known of these messages beside their bytes, as a row's blob carries it."""
+        """Return the annotations in stored form, as a ledger row's blob carries them; b"" if there
+        are none."""
         return b"" if self.annotations is None else self.annotations.to_bytes()
 
     def part(self, start: int, stop: int) -> Slice:
-        """The messages with index start..stop-1 of this slice, as a slice of their own."""
+        """Return the messages with index start..stop-1 of this slice as a slice of their own."""
         return Slice(
             self.payload, self.lo + start, self.lo + stop, self.first + start, self.acquired,
             self.failed, self.priority, self.annotations, self.shift,
@@ -312,7 +317,7 @@ class Slice:
         return front
 
     def followed_by(self, other: Slice) -> bool:
-        """Whether `other` continues this slice, so that the two may be merged."""
+        """Return whether `other` continues this slice, so that the two can be merged."""
         return (
             self.payload is other.payload
             and self.hi == other.lo
@@ -325,11 +330,12 @@ class Slice:
         )
 
     def entered_ms(self) -> int:
-        """When they entered the queue they are in, of packed ones the first; engine time."""
+        """Return the time at which the messages entered their queue, for packed ones that of the
+        first; engine time, ms."""
         return self._entered_ms(self.lo)
 
     def last_ms(self) -> int:
-        """The same of the last one."""
+        """Return the time at which the last message entered its queue; engine time, ms."""
         return self._entered_ms(self.hi - 1)
 
     def _entered_ms(self, i: int) -> int:
@@ -340,7 +346,7 @@ class Slice:
         return self.payload.arrived_ms if pack is None else pack.entered[i]
 
     def older(self, time_ms: int) -> int:
-        """How many of them, from the first on, entered before then."""
+        """Return how many messages, from the first on, entered before `time_ms` (engine time)."""
         if self.last_ms() < time_ms:
             return len(self)
         pack = self.payload.pack

@@ -1,4 +1,4 @@
-"""A queue: what is ready, and the count of everything that ever entered.
+"""A queue: its ready messages, and the account of every message that ever entered it.
 
 Ready messages lie in lanes, one per priority; order within a lane is ready.py's.
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @final
 class SettledRange:
-    """Sequences low..high-1 settled in this turn by one owner."""
+    """A range of sequences, low..high-1, that one owner settled in this turn."""
 
     __slots__ = ("high", "low", "owner", "reason")
 
@@ -44,8 +44,9 @@ class SettledRange:
 
 @final
 class Letter:
-    """Dead letters that wait in their queue until something takes them [DL-22]: a slice as it was
-    before it died, why and when it did, and which targets have it already [DL-24]."""
+    """A dead letter: a slice that waits in its source queue until a target takes it [DL-22]. It
+    keeps the slice as it was before it died, the reason, the time of death and the targets that
+    already have it [DL-24]."""
 
     __slots__ = ("died_ms", "have", "piece", "reason")
 
@@ -56,27 +57,28 @@ class Letter:
         self.have = have
 
     def part(self, start: int, stop: int) -> Letter:
-        """The messages with index start..stop-1, as a letter of their own."""
+        """Return the messages with index start..stop-1 as a letter of their own."""
         return Letter(self.piece.part(start, stop), self.reason, self.died_ms, self.have[:])
 
 
 @final
 class Quarantined:
-    """Messages put aside, as their bytes could not be read; see quarantine.py."""
+    """Quarantined messages: their bytes could not be read (quarantine.py)."""
 
     __slots__ = ("letter", "piece", "trouble")
 
     def __init__(self, piece: Slice, letter: Letter | None, trouble: str) -> None:
         self.piece = piece
         self.letter = letter
-        """What they were to become; None: they were ready, or given back."""
+        """The dead letter that these messages belong to; None where they were ready or given
+        back."""
         self.trouble = trouble
-        """What the disk said when it was asked last."""
+        """Error text of the last attempt to read them."""
 
 
 @final
 class Queue(Timed):
-    """One queue. Plain state and its own bookkeeping: records and effects are the Broker's."""
+    """One queue: plain state and its own counters. Records and effects are made by the Broker."""
 
     __slots__ = (
         "acquired",
@@ -170,149 +172,159 @@ class Queue(Timed):
     ) -> None:
         super().__init__()
         self.id = id
-        """Broker-wide, never reused."""
+        """Number of the queue in this broker; never reused."""
         self.name = name
         self.vhost = vhost
         self.durable = durable
         self.exclusive_owner = exclusive_owner
-        """Id of the only connection that may use it; 0: anyone."""
+        """Id of the only connection that may use the queue; 0 means any connection."""
         self.auto_delete = auto_delete
         self.arguments = arguments
         self.stored = durable and exclusive_owner == 0
-        """Whether its transitions go to the journal: it can outlive this process."""
+        """True if the queue's transitions go to the journal: the queue can outlive this process."""
         self.deleted = False
         self.dirty = False
-        """Whether the Broker has it on its list of queues to pump."""
+        """True while the queue is in the Broker's list of queues to pump."""
         self.appended = False
-        """Of a stream: whether it is on the list of those that something entered in this turn."""
+        """True while this stream is in the list of streams that received messages in this turn."""
 
         self.settings = Settings(arguments, {})
-        """What arguments and policies come to; change it by `follow`."""
+        """Settings in effect: arguments and policies combined. Changed by `follow` only."""
         self.lanes = [Ready() for _ in range(self.settings.max_priority + 1)]
-        """By priority."""
+        """Lanes of ready messages, indexed by priority."""
         self.loose = 0
-        """How many of the newest slices were not yet looked at for packing."""
+        """Count of the newest slices that packing has not examined yet."""
         self.deep = False
-        """Whether the Broker has it on its list of queues to pack."""
+        """True while the queue is in the Broker's list of queues to pack."""
         self.ready = 0
         self.ready_bytes = 0
         self.body_bytes = OFF
-        """Of the ready and the pending, bodies alone; OFF: not weighed as nothing asked for it."""
+        """Bytes of the bodies alone, ready and pending; OFF: not counted, because no limit needs
+        it."""
         self.acquired = 0
         self.acquired_bytes = 0
         self.leased = 0
-        """Of the acquired: how many are leased to durable subscriptions."""
+        """Count of the acquired messages that are leased to durable subscriptions."""
         self.staged = 0
-        """Handed out, and settled in a transaction that has not ended [TX-4]."""
+        """Count of messages handed out and settled in a transaction that has not ended [TX-4]."""
         self.staged_bytes = 0
         self.deferrals: list[tuple[int, int, bool, Slice]] = []
-        """A heap: when due (wall ms), a number that keeps equal ones in order, whether to the tail,
-        the messages."""
+        """Heap of deferred slices: (due time in wall ms, a number that orders equal times, True if
+        the slice goes to the tail, the slice)."""
         self.deferrals_made = 0
         self.deferred = 0
         self.deferred_bytes = 0
         self.letters: deque[Letter] = deque()
-        """Dead-letter-pending, oldest first."""
+        """Dead-letter-pending messages, oldest first."""
         self.pending = 0
         self.pending_bytes = 0
         self.tried_generation = 0
-        """Of the topology the pending letters were last tried with."""
+        """Generation of the topology at the last attempt to hand over the pending letters."""
         self.retry_ms = 0
-        """When they are tried again; engine time."""
+        """Time of the next attempt to hand over the pending letters; engine time, ms."""
         self.retry_wait_ms = 0
-        """How long after an attempt at all of them that is."""
+        """Delay between an attempt at all pending letters and the next one, ms."""
         self.retry_at = 0
-        """How many of them were tried in the present attempt."""
+        """Count of the pending letters tried so far in the present attempt."""
         self.retry_began_ms = 0
-        """When that attempt began, whether or not it began anew since."""
+        """Time at which the present attempt began, engine time, ms. It stays the same if a topology
+        change restarts the attempt from the first letter."""
         self.quarantine: list[Quarantined] = []
-        """What is there and cannot be read, see quarantine.py."""
+        """Stored messages whose bytes cannot be read (quarantine.py)."""
         self.quarantined = 0
         self.entered = 0
-        """Sequences assigned so far; the next one is entered + 1."""
+        """Count of the sequences assigned so far; the next sequence is entered + 1."""
         self.shift = 0
-        """How many messages were put to the tail: what comes next has its place behind them."""
+        """Count of the messages put to the tail so far. The place of a new message is its sequence
+        plus this number."""
         self.settled = 0
         self.dead_lettered = 0
         self.dropped: dict[int, int] = {}
-        """Count by reason (records.DROPPED_*)."""
+        """Count of dropped messages by reason (records.DROPPED_*)."""
         self.requeued = 0
-        """Deliveries given back by their consumers since the broker started [NQ-21]."""
+        """Count of deliveries given back by their consumers since the broker started [NQ-21]."""
         self.timed_out = 0
-        """Deliveries taken back for having taken too long, since the broker started."""
+        """Count of deliveries taken back because they exceeded the consumer timeout, since the
+        broker started."""
         self.settled_ranges: list[SettledRange] = []
         self.seen_ids: dict[str, int] = {}
-        """Publisher-given ids of the deduplication window, oldest first: when each was taken."""
+        """Message ids given by publishers within the deduplication window, oldest first, with the
+        time at which each was accepted."""
 
         self.kept_from = 1
-        """Of a stream: what lies below it was let go of."""
+        """First sequence that a stream still retains; all lower ones were deleted."""
         self.let_go_bytes = 0
-        """Of a stream: how much that was, since it was made."""
+        """Bytes that a stream has deleted since it was declared."""
         self.archive: Archived | None = None
-        """Of a stream: the newest range that is safe elsewhere, and with it all before."""
+        """Newest archived range of a stream. Everything before it is archived, too."""
         self.pins: list[Pin] = []
-        """Of a stream: ranges that somebody wants to read whatever retention does."""
+        """Ranges of a stream that readers have pinned: retention does not delete them."""
         self.publishers: dict[str, int] = {}
-        """Of a stream: the highest number that each named publisher gave a message, by when each
-        published last."""
+        """Highest publishing number of each named publisher of a stream, ordered by the time of the
+        last publish."""
 
         self.own_ttl = False
-        """Whether messages with a time to live of their own may be among the ready."""
+        """True if ready messages may have a time to live of their own."""
         self.seen = 0
-        """Places up to here were taken when the queue was last looked after."""
+        """Highest place that was taken when the queue was last attended to."""
         self.used_ms = 0
-        """When it was last declared, got from or consumed from; engine time."""
+        """Time of the last declare, get or consume; engine time, ms."""
         self.paused = False
-        """Whether deliveries rest by an operator's word [NQ-9]."""
+        """True while an operator has paused deliveries [NQ-9]."""
         self.rests = False
-        """Whether nothing leaves until what cannot be read is seen to, see quarantine.py."""
+        """True while deliveries are stopped because messages could not be read (quarantine.py)."""
         self.watched = False
-        """Whether it must be looked after when it changes or time passes."""
+        """True if the queue must be attended to when it changes or time passes."""
         self.shows_counts = False
-        """Whether consumers are shown how often a message was delivered and failed [DL-5]."""
+        """True if consumers see how often a message was delivered and how often it failed
+        [DL-5]."""
 
         self.consumers: list[Consumer] = []
-        """Highest priority first; among equals in order of arrival."""
+        """Consumers, highest priority first; equal priorities in order of arrival."""
         self.seekers: list[Consumer] = []
-        """Those of the consumers that browse or filter."""
+        """Consumers that browse or filter."""
         self.draining = 0
-        """How many of the consumers are to be drained."""
+        """Count of the consumers that are to be drained."""
         self.active: Consumer | None = None
-        """The only one that is served, where the queue has a single active consumer."""
+        """The one consumer that is served where the queue has a single active consumer."""
         self.next_turn = 0
-        """Index of the consumer whose turn it is, among those of equal priority."""
+        """Index of the next consumer to be served among those of equal priority."""
         self.had_consumer = False
         self.comings = 0
-        """How often a consumer came or went."""
+        """Count of the consumers that were added or removed so far."""
         self.holds_publishers = False
-        """Whether connections that publish to it are held back, since its consumer is too slow
-        [SC-D7]; see Broker.hold_publishers."""
+        """True while connections that publish to the queue are blocked because its consumer is too
+        slow [SC-D7]; see Broker.hold_publishers."""
         self.subscriptions: list[Subscription] = []
 
         self.mark = 0
-        """Sequences below it may have been handed out, as far as the journal was told."""
+        """High-water mark of delivered sequences that was sent to the journal: sequences below it
+        may have been delivered."""
         self.mark_durable = 1 if self.settings.is_stream else 0
-        """The same, as far as the disk is known to say so. Nothing at or above it is handed out. Of
-        a stream: what lies below it is on disk, and shown to readers."""
+        """High-water mark that is known to be on disk. No sequence at or above it is delivered. For
+        a stream: all messages below it are on disk, and readers may see them."""
         self.shown = UNLIMITED
-        """Sequences from it on are not handed out before the disk has them; UNLIMITED: all are."""
+        """First sequence that is not delivered before it is on disk; UNLIMITED: no sequence
+        waits."""
         self.holds = 0
-        """How many turns' messages are waited for so, the present one's included."""
+        """Count of the turns whose messages wait for the disk in this way, including the present
+        turn."""
         self.is_held = False
-        """Whether some of these entered in the present turn."""
+        """True if messages that wait for the disk in this way entered in the present turn."""
         self.reserve = 0
-        """How far ahead the next mark is set."""
+        """Distance by which the next high-water mark runs ahead of deliveries, in messages."""
         self.reached = 0
-        """Sequences below it were handed out, or asked to be, since the broker started."""
+        """First sequence that was neither delivered nor due for delivery since the broker
+        started."""
         self.burst = 0
-        """How many of these in the last turn that handed out any, which was turn `turn`."""
+        """Count of the sequences delivered in turn `turn`, the last turn that delivered any."""
         self.turn = 0
         self.stalled = False
-        """Whether something waited for the present mark."""
+        """True if a delivery had to wait for the present high-water mark to reach the disk."""
         self.follow(self.settings)
 
     def follow(self, settings: Settings) -> None:
-        """These settings are in effect from now on."""
+        """Put new settings into effect."""
         self.settings = settings
         self.shows_counts = (
             settings.is_quorum or settings.delivery_limit >= 0 or settings.acquired_limit >= 0
@@ -326,7 +338,7 @@ class Queue(Timed):
         self.watch()
 
     def watch(self) -> None:
-        """Work out `watched` anew."""
+        """Recompute `watched`."""
         settings = self.settings
         self.watched = (
             settings.bounded
@@ -341,8 +353,8 @@ class Queue(Timed):
     # -- ready messages
 
     def push(self, payload: Payload, annotations: Annotations | None) -> int:
-        """Append all messages of a payload; returns the first sequence they got. Not for queues
-        with priorities or a limit on bytes: there `push_part`."""
+        """Append all messages of a payload and return their first sequence. A queue with priorities
+        or a limit on bytes uses `push_part` instead."""
         first = self.entered + 1
         count = payload.count
         self.entered += count
@@ -357,7 +369,7 @@ class Queue(Timed):
     def push_part(
         self, payload: Payload, lo: int, hi: int, priority: int, annotations: Annotations | None
     ) -> int:
-        """Append messages lo..hi-1 of a payload; returns the first sequence they got."""
+        """Append messages lo..hi-1 of a payload and return their first sequence."""
         first = self.entered + 1
         self.entered += hi - lo
         self.ready += hi - lo
@@ -385,15 +397,15 @@ class Queue(Timed):
         return first
 
     def pass_by(self, count: int) -> int:
-        """Sequences for messages that enter and end at once; returns the first. The caller counts
-        their end."""
+        """Assign sequences to messages that enter and end at once, and return the first one. The
+        caller counts the end."""
         first = self.entered + 1
         self.entered += count
         return first
 
     def defer(self, piece: Slice, due_ms: int, to_tail: bool) -> None:
-        """Messages, no longer ready or acquired, wait until `due_ms`; then they are ready at their
-        old place, or at the tail."""
+        """Defer messages until `due_ms` (wall ms). They are no longer ready or acquired; when due,
+        they become ready at their old place or at the tail."""
         self.deferrals_made += 1
         heapq.heappush(self.deferrals, (due_ms, self.deferrals_made, to_tail, piece))
         self.deferred += len(piece)
@@ -401,7 +413,7 @@ class Queue(Timed):
         self.watched = True
 
     def take_due(self, now_ms: int) -> list[tuple[int, int, bool, Slice]]:
-        """Take out the deferrals whose time has come, for `end_deferrals`."""
+        """Remove the deferrals that are due and return them, for `end_deferrals`."""
         due: list[tuple[int, int, bool, Slice]] = []
         deferrals = self.deferrals
         while deferrals and deferrals[0][0] <= now_ms:
@@ -412,8 +424,8 @@ class Queue(Timed):
         return due
 
     def end_deferrals(self, due: list[tuple[int, int, bool, Slice]]) -> None:
-        """These messages, taken out by `take_due`, become ready. They must have been weighed
-        where the queue is."""
+        """Make deferrals that `take_due` removed ready. Their body bytes must be known if the queue
+        counts body bytes."""
         back: list[Slice] = []
         for due_ms, _, to_tail, piece in due:
             self.ready += len(piece)
@@ -434,14 +446,14 @@ class Queue(Timed):
             self._to_places(back)
 
     def clear_deferred(self) -> list[Slice]:
-        """Take everything deferred out; the caller counts its end."""
+        """Remove all deferred messages and return them. The caller counts their end."""
         pieces = [entry[3] for entry in sorted(self.deferrals, key=_due)]
         self.deferrals.clear()
         self.deferred = self.deferred_bytes = 0
         return pieces
 
     def _to_tail(self, piece: Slice) -> None:
-        """Behind everything that is there, and before everything that is to come."""
+        """Append a slice behind all present messages and before all future ones."""
         piece.shift = self.entered + self.shift + 1 - piece.first
         self.shift += len(piece)
         self.lanes[piece.priority].fresh.append(piece)
@@ -449,7 +461,7 @@ class Queue(Timed):
 
     def _to_places(self, pieces: list[Slice]) -> None:
         for consumer in self.seekers:
-            if not consumer.browses:  # it may want now what it did not get then
+            if not consumer.browses:  # its filter looks again at what lies before its cursor
                 cursors = consumer.cursors
                 for piece in pieces:
                     place = piece.first + piece.shift
@@ -464,7 +476,7 @@ class Queue(Timed):
             self.lanes[priority].give_back(some)
 
     def lane(self) -> Ready:
-        """Where the next message comes from: the highest priority that has any."""
+        """Return the lane of the next message: the highest priority that has any."""
         lanes = self.lanes
         at = len(lanes) - 1
         while at > 0:
@@ -475,13 +487,14 @@ class Queue(Timed):
         return lanes[0]
 
     def head(self) -> Slice | None:
-        """The slice that leaves next; its bytes may not be in memory."""
+        """Return the slice that leaves next. Its bytes may not be in memory."""
         lanes = self.lanes
         lane = lanes[0] if len(lanes) == 1 else self.lane()
         return lane.head()
 
     def take(self, n: int) -> Slice:
-        """Take n messages off the head slice (0 < n <= its length): ready becomes acquired."""
+        """Take n messages off the head slice (0 < n <= its length): they change from ready to
+        acquired."""
         lanes = self.lanes
         lane = lanes[0] if len(lanes) == 1 else self.lane()
         piece = lane.take(n)
@@ -495,8 +508,8 @@ class Queue(Timed):
         return piece
 
     def pick(self, lane: Ready, place: int, n: int) -> Slice:
-        """Take the n messages at `place` and behind it, all of one slice, out of the lane's
-        `returned`: ready becomes acquired."""
+        """Take n messages of one slice, from `place` on, out of the lane's `returned`: they change
+        from ready to acquired."""
         piece = lane.pick(place, n)
         size = piece.size()
         self.ready -= n
@@ -508,7 +521,7 @@ class Queue(Timed):
         return piece
 
     def let_go(self, n: int) -> Slice:
-        """Of a stream: take up to n of the oldest messages out for good; the caller counts their
+        """Delete up to n of a stream's oldest messages and return them. The caller counts their
         end."""
         piece = self.lanes[0].drop_oldest(n)
         self.ready -= len(piece)
@@ -518,7 +531,7 @@ class Queue(Timed):
         return piece
 
     def remove(self, lane: Ready, n: int) -> Slice:
-        """Take n messages off the lane's head slice for good; the caller counts their end."""
+        """Remove n messages from the lane's head slice for good. The caller counts their end."""
         piece = lane.take(n)
         self.ready -= n
         self.ready_bytes -= piece.size()
@@ -527,28 +540,28 @@ class Queue(Timed):
         return piece
 
     def move_out(self, piece: Slice) -> None:
-        """Ready messages are done with: another queue has them. The caller cuts them out of their
-        lane."""
+        """Count ready messages as settled because another queue has taken them over. The caller
+        removes them from their lane."""
         self.count_out(piece)
         self.settled += len(piece)
 
     def waits_for_disk(self) -> bool:
-        """Whether a mark, or messages that are not handed out before, are on their way to the disk:
-        what is ready may be handed out soon."""
+        """Return whether ready messages may become deliverable when a pending disk write ends: that
+        of a high-water mark, or of messages that are not delivered before they are on disk."""
         if self.deleted or not self.stored:
             return False
         return self.mark_durable < self.mark or self.holds > 0
 
     def count_out(self, piece: Slice) -> None:
-        """Ready messages are ready no longer. The caller takes them out of their lane."""
+        """Subtract a slice from the ready counters. The caller removes it from its lane."""
         self.ready -= len(piece)
         self.ready_bytes -= piece.size()
         if self.body_bytes >= 0:
             self.body_bytes -= piece.body_bytes()
 
     def make_ready(self, piece: Slice) -> None:
-        """Messages that were put aside become ready, at their old places. They must have been
-        weighed where the queue is."""
+        """Make quarantined messages ready at their old places. Their body bytes must be known if
+        the queue counts body bytes."""
         self.ready += len(piece)
         self.ready_bytes += piece.size()
         if self.body_bytes >= 0:
@@ -558,18 +571,18 @@ class Queue(Timed):
         self._to_places([piece])
 
     def put_aside(self, entry: Quarantined) -> None:
-        """Messages, no longer ready or acquired, are quarantined."""
+        """Count messages that are no longer ready or acquired as quarantined."""
         self.quarantine.append(entry)
         self.quarantined += len(entry.piece)
 
     def take_from_aside(self, entry: Quarantined) -> None:
-        """They are quarantined no longer; the caller says what they are."""
+        """Remove an entry from the quarantine. The caller counts its messages elsewhere."""
         self.quarantine.remove(entry)
         self.quarantined -= len(entry.piece)
 
     def give_back(self, pieces: list[Slice], failed: bool, to_tail: bool = False) -> None:
-        """Acquired becomes ready, at the old positions [TX-9] or at the tail [NQ-12]; handed out
-        once more than before, and, where `failed`, failed once more."""
+        """Return acquired messages to ready, at their old positions [TX-9] or at the tail [NQ-12].
+        Their delivery count rises by one and, where `failed`, their failure count too."""
         for piece in pieces:
             size = piece.size()
             count = piece.hi - piece.lo
@@ -589,15 +602,16 @@ class Queue(Timed):
             self._to_places(pieces)
 
     def slices(self) -> list[Slice]:
-        """Every ready slice, in the order they would leave. The queue's own objects: do not change
-        them."""
+        """Return all ready slices in delivery order. They are the queue's own objects and must not
+        be changed."""
         lanes = self.lanes
         if len(lanes) == 1:
             return lanes[0].slices()
         return [piece for lane in reversed(lanes) for piece in lane.slices()]
 
     def leading_bytes(self, n: int) -> int:
-        """Body bytes of the n messages that leave next; the queue is weighed. O(their slices)."""
+        """Return the body bytes of the n messages that leave next. The queue must count body bytes.
+        O(slices)."""
         if n >= self.ready:
             return self.body_bytes - sum(letter.piece.body_bytes() for letter in self.letters)
         total = 0
@@ -612,12 +626,12 @@ class Queue(Timed):
         return total
 
     def unpack(self) -> None:
-        """Take every packed message out, for a reader of the whole queue. O(messages)."""
+        """Unpack all packed messages, for a reader of the whole queue. O(messages)."""
         for lane in self.lanes:
             lane.unpack()
 
     def clear(self) -> list[Slice]:
-        """Take everything ready out; the caller counts its end."""
+        """Remove all ready messages and return them. The caller counts their end."""
         pieces = self.slices()
         for lane in self.lanes:
             lane.clear()
@@ -629,7 +643,7 @@ class Queue(Timed):
     # -- the account
 
     def settle(self, piece: Slice, lo: int, hi: int, owner: int, reason: int) -> bool:
-        """Messages lo..hi-1 of an acquired slice's payload are done with.
+        """Settle messages lo..hi-1 of an acquired slice's payload.
 
         Returns whether this is the first of the turn that needs a record.
         """
@@ -653,37 +667,41 @@ class Queue(Timed):
         return False
 
     def end(self) -> int:
-        """Of a stream: the sequence number behind the last message that readers may see."""
+        """Return the sequence behind the last message of a stream that readers may see."""
         return self.mark_durable
 
     def leave_acquired(self, piece: Slice) -> None:
-        """Acquired messages end without success; the caller counts how."""
+        """Count acquired messages as ended without success. The caller counts the reason."""
         self.acquired -= piece.hi - piece.lo
         self.acquired_bytes -= piece.size()
 
     def stage(self, piece: Slice) -> None:
-        """Acquired messages are settled in a transaction: they wait for its end [TX-4]."""
+        """Count acquired messages as settled in an open transaction; they wait for its end
+        [TX-4]."""
         self.leave_acquired(piece)
         self.staged += piece.hi - piece.lo
         self.staged_bytes += piece.size()
 
     def unstage(self, piece: Slice) -> None:
-        """Their transaction ends: they are acquired again, and what follows is the caller's."""
+        """Count staged messages as acquired again, as their transaction ends. The caller decides
+        what follows."""
         self.leave_staged(piece)
         self.acquired += piece.hi - piece.lo
         self.acquired_bytes += piece.size()
 
     def leave_staged(self, piece: Slice) -> None:
-        """Staged messages end before their transaction does; the caller counts how."""
+        """Count staged messages as ended before their transaction has ended. The caller counts the
+        reason."""
         self.staged -= piece.hi - piece.lo
         self.staged_bytes -= piece.size()
 
     def drop(self, count: int, reason: int) -> None:
-        """Messages, no longer ready or acquired, ended without success."""
+        """Count messages that are no longer ready or acquired as dropped for a reason."""
         self.dropped[reason] = self.dropped.get(reason, 0) + count
 
     def keep(self, letter: Letter) -> None:
-        """Messages, no longer ready or acquired, became dead-letter-pending."""
+        """Add a letter to the dead-letter-pending messages. They are no longer ready or
+        acquired."""
         piece = letter.piece
         self.letters.append(letter)
         self.pending += len(piece)
@@ -693,14 +711,15 @@ class Queue(Timed):
         self.watched = True
 
     def release(self, piece: Slice) -> None:
-        """Pending messages, already off `letters`, end; the caller counts how."""
+        """Count pending messages, already removed from `letters`, as ended. The caller counts the
+        reason."""
         self.pending -= len(piece)
         self.pending_bytes -= piece.size()
         if self.body_bytes >= 0:
             self.body_bytes -= piece.body_bytes()
 
     def counters(self) -> dict[str, object]:
-        """The account as plain values: what COUNTERS records, the HTTP API and Spark show."""
+        """Return the account as plain values, for COUNTERS records, the HTTP API and Spark."""
         of_streams: dict[str, object] = {}
         if self.settings.is_stream:
             of_streams["kept_from"] = self.kept_from
@@ -721,7 +740,8 @@ class Queue(Timed):
         }
 
     def is_balanced(self) -> bool:
-        """Whether what entered is here or gone, each message once [LC-5]."""
+        """Return whether each message that entered is counted exactly once, as present or as ended
+        [LC-5]."""
         gone = self.settled + self.dead_lettered + sum(self.dropped.values())
         here = self.ready + self.acquired + self.deferred + self.staged + self.pending
         return self.entered == here + self.quarantined + gone

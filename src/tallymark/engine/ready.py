@@ -17,7 +17,7 @@ from tallymark.engine.message import Slice
 from tallymark.engine.packing import unpack_all, unpack_head, view
 
 FEW: Final = 8
-"""Up to so many slices are put back one by one; more are sorted in together."""
+"""Largest number of slices that are inserted one by one; more are sorted in together."""
 
 
 def _place(piece: Slice) -> int:
@@ -26,25 +26,26 @@ def _place(piece: Slice) -> int:
 
 @final
 class Ready:
-    """See the module's text. Counts nothing: that is the Queue's."""
+    """Ordered ready messages (see the module's docstring). The counters are the Queue's."""
 
     __slots__ = ("_gone", "fresh", "returned")
 
     def __init__(self) -> None:
         self.returned: list[Slice] = []
-        """Its first `_gone` entries were taken; empty as soon as all were."""
+        """Returned slices, sorted by place. The first `_gone` entries were taken; the list is
+        emptied when all were."""
         self._gone = 0
         self.fresh: deque[Slice] = deque()
 
     def in_front(self) -> list[Slice]:
-        """What was returned, in order. Do not change it."""
+        """Return the returned slices, in order. The list must not be changed."""
         if self._gone:
             del self.returned[: self._gone]
             self._gone = 0
         return self.returned
 
     def head(self) -> Slice | None:
-        """The slice that leaves next; its bytes may not be in memory."""
+        """Return the slice that leaves next. Its bytes may not be in memory."""
         if self.returned:
             return self.returned[self._gone]
         fresh = self.fresh
@@ -71,7 +72,7 @@ class Ready:
         return piece
 
     def give_back(self, pieces: list[Slice]) -> None:
-        """Slices taken earlier return to their old positions [TX-9]."""
+        """Insert slices taken earlier at their old positions [TX-9]."""
         fresh = self.fresh
         if fresh:
             for piece in pieces:
@@ -101,7 +102,7 @@ class Ready:
                 del returned[at]
 
     def _make_way(self, place: int) -> None:
-        """What is fresh and lies before `place` counts as returned from now on."""
+        """Move fresh slices that lie before `place` to `returned`."""
         fresh = self.fresh
         while fresh and fresh[0].first + fresh[0].shift < place:
             if fresh[0].payload.pack is not None:
@@ -109,8 +110,9 @@ class Ready:
             self.returned.append(fresh.popleft())
 
     def index_of(self, place: int) -> int:
-        """Of a stream: which slice the message at `place` is in, or the first one behind it; as
-        many as there are slices: none is. O(log slices) where the end is not what is asked for."""
+        """Return the index of a stream's slice that contains the message at `place`, or of the
+        first slice behind it. The result is the number of slices if there is neither. O(1) at the
+        end, else O(log slices)."""
         fresh = self.fresh
         if not fresh:
             return 0
@@ -127,8 +129,8 @@ class Ready:
         return low if place < fresh[low].first + len(fresh[low]) else low + 1
 
     def peek(self, place: int) -> Slice | None:
-        """As `at`, for a stream: nothing is moved or taken apart, and of what is packed those
-        messages are shown whose bytes follow each other."""
+        """Return a stream's messages from `place` on, as `at` does, without moving or unpacking
+        anything. Of a packed slice it returns the messages whose bytes follow each other."""
         index = self.index_of(place)
         if index == len(self.fresh):
             return None
@@ -136,8 +138,8 @@ class Ready:
         return view(piece, max(0, place - piece.first))
 
     def between(self, low: int, high: int) -> list[Slice]:
-        """Of a stream: what lies at places low..high-1, packed as it may be, as parts of their own.
-        O(slices) of that."""
+        """Return a stream's slices at places low..high-1 as new parts, packed ones included.
+        O(slices) in the range."""
         fresh = self.fresh
         index = self.index_of(low)
         found: list[Slice] = []
@@ -151,8 +153,8 @@ class Ready:
         return found
 
     def since(self, time_ms: int) -> int:
-        """Of a stream: the place of the first message that entered then or later; behind the last
-        one where there is none. Wall time, ms."""
+        """Return the place of a stream's first message that entered at `time_ms` or later (wall
+        time); the place behind the last message if there is none."""
         fresh = self.fresh
         low, high = 0, len(fresh)
         while low < high:  # the first slice whose last message is not too old
@@ -167,8 +169,8 @@ class Ready:
         return piece.first + piece.older(time_ms)
 
     def isolated(self, place: int, n: int) -> list[Slice]:
-        """Of a stream: the n messages from `place` on, which lie in one slice, as slices of the
-        lane that hold nothing else. What is packed is taken apart."""
+        """Return n messages of a stream from `place` on, all of one slice, as slices of the lane
+        with no other messages in them. Packed slices are unpacked."""
         fresh = self.fresh
         index = self.index_of(place)
         before = [fresh.popleft() for _ in range(index)]
@@ -189,11 +191,11 @@ class Ready:
         return found
 
     def put_between(self, piece: Slice) -> None:
-        """Of a stream: a slice that was taken out is at its place again."""
+        """Insert a slice that was taken out of a stream at its place."""
         self.fresh.insert(self.index_of(piece.first), piece)
 
     def discard(self, piece: Slice) -> None:
-        """Take a slice of the lane out, which is one of its own objects."""
+        """Remove one of the lane's own slice objects."""
         returned = self.in_front()
         for at in range(len(returned)):
             if returned[at] is piece:
@@ -207,16 +209,15 @@ class Ready:
         raise ValueError(f"no slice of the lane begins at {piece.first}")
 
     def drop_oldest(self, n: int) -> Slice:
-        """Of a stream: take up to n messages off the oldest slice, packed as it may be."""
+        """Take up to n messages off a stream's oldest slice, which may be packed."""
         fresh = self.fresh
         if n < len(fresh[0]):
             return fresh[0].take(n)
         return fresh.popleft()
 
     def at(self, place: int) -> Slice | None:
-        """The messages from `place` on, as far as one slice goes: its own part, not in the lane;
-        None: there is nothing at or behind it. What lies before the end of that slice counts as
-        returned from now on."""
+        """Return a part with the messages from `place` on, up to the end of their slice; None if
+        nothing is at or behind it. All slices up to that one move to `returned`."""
         returned = self.in_front()
         at = bisect_left(returned, place + 1, key=_place)
         if at > 0:
@@ -238,7 +239,7 @@ class Ready:
         return None
 
     def pick(self, place: int, n: int) -> Slice:
-        """Take n messages out that `at` gave: those from `place` on."""
+        """Take out n messages from `place` on, in a range that `at` returned."""
         returned = self.in_front()
         at = bisect_left(returned, place + 1, key=_place) - 1
         whole = returned[at]
@@ -253,13 +254,13 @@ class Ready:
         return piece
 
     def cut_out(self, spans: list[tuple[int, int]]) -> None:
-        """Take messages out that `at` gave: n from a place on for each (place, n), in order of
-        their places, each of one slice. O(slices) of `returned`, once for all of them."""
+        """Take out messages that `at` returned: for each (place, n), n messages of one slice. The
+        spans are in order of their places. O(slices) of `returned`, once for all spans."""
         returned = self.in_front()
         kept: list[Slice] = []
         at = 0
         rest: Slice | None = None
-        """What is left of returned[at - 1]."""
+        """Remaining part of returned[at - 1]."""
         for place, n in spans:
             if rest is None or place >= rest.first + rest.shift + len(rest):
                 if rest is not None:
@@ -278,15 +279,15 @@ class Ready:
         self.returned = kept
 
     def slices(self) -> list[Slice]:
-        """Every slice, in order. The lane's own objects: do not change them."""
+        """Return all slices, in order. They are the lane's own objects and must not be changed."""
         return [*self.in_front(), *self.fresh]
 
     def unpack(self) -> None:
-        """Take every packed message out, for a reader of everything. O(messages)."""
+        """Unpack all packed messages, for a reader of the whole lane. O(messages)."""
         self.fresh = unpack_all(self.fresh)
 
     def clear(self) -> list[Slice]:
-        """Take everything out."""
+        """Remove all slices and return them."""
         pieces = self.slices()
         self.returned = []
         self._gone = 0

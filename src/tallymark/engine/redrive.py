@@ -1,4 +1,5 @@
-"""Redrive: ready messages of a queue, mostly dead letters, go back to where they were published.
+"""Redrive: ready messages of a queue, mostly dead letters, return to the exchange they were first
+published to.
 
 A caller names messages by (sequence, message id), as a browse showed them. `look` says of each what
 would become of it; `move` carries that out. Each message moves whole or not at all: that it left
@@ -37,26 +38,29 @@ from tallymark.engine.vhost import VirtualHost
 
 MOVED: Final = "moved"
 GONE: Final = "gone"
-"""Not in the queue any more, or another message has its number."""
+"""Status: the message is no longer in the queue, or another message has its sequence."""
 NOT_READY: Final = "not_ready"
-"""A consumer, a subscription or a transaction has it, or it is deferred or pending."""
+"""Status: a consumer, a subscription or a transaction holds the message, or it is deferred or
+pending."""
 UNROUTABLE: Final = "unroutable"
-"""No such exchange, or no queue takes it from there."""
+"""Status: the exchange does not exist, or routes the message to no queue."""
 UNREADABLE: Final = "unreadable"
-"""Its bytes have to be looked at and cannot be read: it stays where it is."""
+"""Status: routing needs the message's bytes and they cannot be read. The message stays in its
+queue."""
 FULL: Final = "full"
-"""A target refuses for want of room."""
+"""Status: a target queue refuses the message because it is full."""
 NO_LETTER: Final = "no_letter"
-"""It never died, and no target was named."""
+"""Status: the message was never dead-lettered, and the caller named no target."""
 FORBIDDEN: Final = "forbidden"
-"""The caller may not publish to that exchange."""
+"""Status: the caller may not publish to that exchange."""
 REPEATED: Final = "repeated"
-"""It was moved before under the same name of a run, and came back."""
+"""Status: an earlier call with the same run name moved the message, and it came back."""
 
 
 @final
 class Way:
-    """Where messages go that are to be alike where they arrive."""
+    """A destination and the annotations that messages get there; shared by messages that are
+    alike."""
 
     __slots__ = ("exchange", "is_home", "keys", "made", "notes", "queues", "source", "ttl_ms")
 
@@ -66,21 +70,22 @@ class Way:
         self.exchange = exchange
         self.keys = keys
         self.ttl_ms = ttl_ms
-        """The time to live they have of their own, ms; -1: none."""
+        """Time to live of the messages themselves, ms; -1: none."""
         self.notes = notes
-        """What consumers and earlier redrives left on them."""
+        """Notes that consumers and earlier redrives added to the messages."""
         self.is_home = is_home
-        """Whether it is the route that their payloads name."""
+        """True if the destination is the route that the messages' payloads name."""
         self.source: Exchange | None = None
         self.queues: list[Queue] | None = None
-        """Where all of them go; None: not known yet, or that depends on their headers."""
+        """Target queues of all messages; None: not routed yet, or routing depends on message
+        headers."""
         self.made: Annotations | None = None
-        """What is known of them once they have moved."""
+        """Annotations of the messages after the move; None until they are made."""
 
 
 @final
 class Found:
-    """What is or would become of one message that a caller asked for."""
+    """The result of a redrive, actual or predicted, for one message that a caller named."""
 
     __slots__ = ("id", "lane", "place", "queues", "sequence", "status", "way")
 
@@ -89,16 +94,16 @@ class Found:
         self.id = id
         self.status = GONE
         self.way: Way | None = None
-        """Where it goes, if it is ready and that is known."""
+        """Destination of the message, if the message is ready and its destination is known."""
         self.queues: list[Queue] = []
-        """What it enters, where its status is MOVED or FULL."""
+        """Queues that the message enters, if its status is MOVED or FULL."""
         self.lane = 0
         self.place = 0
 
 
 @final
 class Redrives:
-    """Shares its parts with the Broker."""
+    """The redrive operations. Exchanges, queues and store are the Broker's own objects."""
 
     __slots__ = ("_clock", "_connections", "_entrance", "_records", "_transactions", "_vhosts")
 
@@ -126,8 +131,9 @@ class Redrives:
         key: str | None = None,
         done: Callable[[Notes], bool] | None = None,
     ) -> list[Found]:
-        """What would become of these messages (sequence, message id), in this order: MOVED where
-        `move` would try. Changes nothing, and does not foresee that a target gets full.
+        """Predict the result of `move` for messages (sequence, message id), in the given order:
+        MOVED where `move` would try. Changes nothing. A target that fills up meanwhile is not
+        foreseen.
 
         exchange: another target than that of the first publish, and `key` there (None: as first
         published). done: tells by a message's notes that it is not to be moved again.
@@ -176,8 +182,8 @@ class Redrives:
     def move(
         self, queue: Queue, found: list[Found], stamp: Callable[[Notes], Notes] | None = None
     ) -> None:
-        """Carry out what `look` said in this turn, each message by itself, in this order; what has
-        no room becomes FULL and stays.
+        """Carry out in the same turn what `look` returned, each message by itself, in order. A
+        message that finds a target full gets the status FULL and stays.
 
         stamp: what their notes become.
         """
@@ -198,8 +204,8 @@ class Redrives:
         stamp: Callable[[Notes], Notes] | None,
         spans: dict[int, list[tuple[int, int]]],
     ) -> None:
-        """Messages enter their targets, and are counted out of the queue; where they are in it is
-        put in `spans`: (place, n) by lane."""
+        """Publish messages to their targets and subtract them from the queue's counters. Their
+        places in the queue are added to `spans`: (place, n) by lane."""
         at = 0
         asked: set[int] = set()
         while at < len(found):
@@ -225,7 +231,7 @@ class Redrives:
         stamp: Callable[[Notes], Notes] | None,
         spans: dict[int, list[tuple[int, int]]],
     ) -> None:
-        """Messages with numbers in a row on one way, as far as each slice of them goes."""
+        """Move messages with consecutive sequences that go the same way, one slice at a time."""
         way = run[0].way
         assert way is not None
         if way.made is None:
@@ -274,7 +280,8 @@ class Redrives:
     # -- where they are
 
     def _find(self, queue: Queue, one: Found, place: int) -> Slice | None:
-        """The message as a slice of its own, if it is ready; where it is, is noted."""
+        """Return the message as a slice of its own if it is ready; its lane and place are noted in
+        `one`."""
         if not 0 < one.sequence <= queue.entered:
             return None
         for i, lane in enumerate(queue.lanes):
@@ -285,7 +292,7 @@ class Redrives:
         return None
 
     def _held(self, queue: Queue) -> IntervalSet:
-        """Sequences that are in the queue and not ready. O(ranges)."""
+        """Return the sequences of messages that are in the queue and not ready. O(ranges)."""
         pieces = [entry[3] for entry in queue.deferrals]
         pieces += [letter.piece for letter in queue.letters]
         pieces += [lease.slice for s in queue.subscriptions for lease in s.leases]
@@ -310,7 +317,8 @@ class Redrives:
         exchange: str | None,
         key: str | None,
     ) -> Way | None:
-        """Where messages go of which this is known; None: they are no letters."""
+        """Return the destination of messages with these annotations; None if they are no dead
+        letters."""
         keys: tuple[str, ...] = (published.key,)
         home = None
         ttl_ms = -1
@@ -333,7 +341,8 @@ class Redrives:
         return way
 
     def _see_queues(self, queue: Queue, one: Found, way: Way, piece: Slice) -> None:
-        """Which queues one message would enter, if it can be read where that depends on it."""
+        """Find the queues that one message would enter, provided its bytes can be read where
+        routing depends on them."""
         by_headers = way.source is not None and (
             self._vhosts[queue.vhost].needs_headers(way.exchange)
         )
@@ -344,7 +353,7 @@ class Redrives:
         one.status = MOVED if one.queues else UNROUTABLE
 
     def _queues(self, queue: Queue, way: Way, piece: Slice) -> list[Queue]:
-        """The queues that one message enters."""
+        """Return the queues that one message enters."""
         if way.source is None:
             return []
         if way.queues is not None:
@@ -362,7 +371,7 @@ class Redrives:
         return queues
 
     def _made(self, way: Way, stamp: Callable[[Notes], Notes] | None) -> Annotations:
-        """What is known of messages from now on."""
+        """Return the annotations of messages after the move."""
         return Annotations(
             ttl_ms=way.ttl_ms,
             more_keys=way.keys[1:],
@@ -372,7 +381,7 @@ class Redrives:
         )
 
     def _fits(self, targets: list[Queue], piece: Slice) -> bool:
-        """Whether every target has room, where it is one that refuses [DL-6]."""
+        """Return whether every target that refuses messages when full has room [DL-6]."""
         entrance = self._entrance
         n = len(piece)
         for target in targets:
@@ -391,7 +400,7 @@ class Redrives:
 
 
 def _follows(before: Found, after: Found) -> bool:
-    """Whether two messages may move together."""
+    """Return whether two messages may move together."""
     return (
         after.status == MOVED
         and after.way is before.way
@@ -403,7 +412,8 @@ def _follows(before: Found, after: Found) -> bool:
 
 
 def _tails(queue: Queue, found: list[Found]) -> dict[int, int]:
-    """Where messages are that were put to the tail, or entered behind such: place by sequence."""
+    """Return the places of messages that were put to the tail, or entered after such messages, by
+    sequence."""
     wanted = sorted({one.sequence for one in found})
     places: dict[int, int] = {}
     queue.unpack()
@@ -416,8 +426,8 @@ def _tails(queue: Queue, found: list[Found]) -> dict[int, int]:
 
 
 def _first_death(known: Annotations) -> Death | None:
-    """The death that made it a letter. The history is ordered by the newest death of each entry, so
-    it need not be the last one."""
+    """Return the death that made the message a dead letter. The history is ordered by the newest
+    death of each entry, so that this need not be the last entry."""
     if not known.deaths:
         return None
     first = known.first_death
@@ -434,7 +444,7 @@ def _route_of(piece: Slice) -> Route:
 
 
 def _id_of(piece: Slice) -> int:
-    """The broker-wide id of its first message."""
+    """Return the broker-wide id of the first message."""
     payload = piece.payload
     pack = payload.pack
     return payload.first_id + piece.lo if pack is None else pack.ids[piece.lo]

@@ -1,4 +1,4 @@
-"""Who publishes and consumes: connections, sessions, consumers, and what they hold.
+"""Clients: connections, sessions, consumers, and the messages they hold unsettled.
 
 A session is an AMQP 0-9-1 channel, an AMQP 1.0 session, an NSQ connection. Every message handed to
 it gets the next *tag* of the session (the acquisition number of LC-2: AMQP 0-9-1's delivery tag);
@@ -22,36 +22,38 @@ from tallymark.engine.queue import Queue
 
 UNLIMITED: Final = 1 << 62
 MERGE_MS: Final = 20
-"""Messages handed out within so long share an entry and its time: how late a time-out may be."""
+"""Messages delivered within this many milliseconds share an entry and its time-out. A time-out may
+be late by as much."""
 CONSUMER_TIMEOUT_MS: Final = 30 * 60 * 1000
-"""How long a delivery may stay unsettled where nobody says otherwise [LC-4]."""
+"""Default consumer timeout: milliseconds a delivery may stay unsettled unless the queue or the
+consumer sets another [LC-4]."""
 
 ACCEPTED: Final = 1
-"""Outcome: done with. [amqp-0.9.1 basic.ack]"""
+"""Outcome: acknowledged. [amqp-0.9.1 basic.ack]"""
 REJECTED: Final = 2
-"""Outcome: refused for good, a failed delivery. [amqp-0.9.1 basic.reject, requeue=false]"""
+"""Outcome: rejected for good; a failed delivery. [amqp-0.9.1 basic.reject, requeue=false]"""
 RETURNED: Final = 3
-"""Outcome: given back, not counted as a failure. [amqp-1.0 §3.4.4 released]"""
+"""Outcome: requeued, not counted as a failure. [amqp-1.0 §3.4.4 released]"""
 FAILED: Final = 4
-"""Outcome: given back, counted as a failure. [amqp-0.9.1 basic.reject, requeue=true]"""
+"""Outcome: requeued, counted as a failure. [amqp-0.9.1 basic.reject, requeue=true]"""
 DISCARDED: Final = 5
-"""Outcome: refused for good, not counted as a failure [DL-5]. [basic.nack, requeue=false]"""
+"""Outcome: rejected for good, not counted as a failure [DL-5]. [basic.nack, requeue=false]"""
 NACKED: Final = 6
-"""Outcome: given back, counted as a failure where the queue reads it so [DL-5]. [amqp-0.9.1
-basic.nack, requeue=true]"""
+"""Outcome: requeued, counted as a failure if the queue's delivery limit counts nacks [DL-5].
+[amqp-0.9.1 basic.nack, requeue=true]"""
 
 STOPS: Final = 0
-"""A consumer that holds a message for too long is stopped [LC-4]."""
+"""Time-out action: stop a consumer that holds a message for too long [LC-4]."""
 REQUEUES: Final = 1
-"""What it holds for too long goes to the tail, and it goes on [NQ-14]."""
+"""Time-out action: requeue the overdue messages at the tail; the consumer continues [NQ-14]."""
 RELEASES: Final = 2
-"""What it holds for too long returns to its old position, and it gets nothing more until it has
-settled that in vain [FC-18, LC-4]."""
+"""Time-out action: return the overdue messages to their old position. The consumer gets nothing
+more until it has settled them, which then has no effect [FC-18, LC-4]."""
 
 
 @final
 class Connection:
-    """One client connection, as far as the engine cares."""
+    """One client connection, as the engine sees it."""
 
     __slots__ = (
         "allowance",
@@ -74,19 +76,22 @@ class Connection:
         self.user = user
         self.name = name
         self.paused = False
-        """Its socket takes no more: nothing is taken from a queue for it [SC-D6]."""
+        """True while the socket accepts no more output: no message is taken from a queue for this
+        connection [SC-D6]."""
         self.gated = False
-        """Its output waits for the disk: as if it were paused."""
+        """True while the connection's output waits for the disk; deliveries stop as if it were
+        paused."""
         self.holds_output = False
-        """Whether its owner holds a delivery back, and what follows it, that `waits` for the
-        disk."""
+        """True while the connection's owner delays a delivery that waits for the disk, and all
+        output behind it."""
         self.allowance = 0
-        """Bytes that may be handed to it in a turn, above 0: the message that reaches it is the
-        last. The owner changes it between turns, of those in Dispatcher.spent only."""
+        """Bytes that may be delivered to the connection in a turn, above 0. The message that
+        reaches the limit is the last one. The owner changes it between turns, for connections in
+        Dispatcher.spent only."""
         self.room = 0
-        """What is left of that in this turn."""
+        """Bytes of the allowance that are unused in this turn."""
         self.handle: object = None
-        """The bridge's own."""
+        """Object of the bridge; the engine only passes it through."""
         self.sessions: list[Session] = []
         self.exclusive_queues: list[Queue] = []
 
@@ -121,24 +126,29 @@ class InFlight:
         self.first = first
         self.last = last
         self.slice = slice
-        """Its messages are those of the tags, from first on."""
+        """Messages of the tags, in order, beginning with that of `first`."""
         self.queue = queue
         self.consumer = consumer
-        """None where the client asked for the message itself [amqp-0.9.1 basic.get]."""
+        """Consumer that received the messages; None for messages fetched by the client
+        [amqp-0.9.1 basic.get]."""
         self.given_ms = since_ms
-        """When the first of them was handed out; the others within MERGE_MS after it."""
+        """Time at which the first message was delivered, engine time, ms. The others followed
+        within MERGE_MS."""
         self.since_ms = since_ms
-        """From when their time counts: later than given_ms where they were touched [NQ-13]."""
+        """Start of the consumer timeout, engine time, ms. Later than given_ms if the messages were
+        touched [NQ-13]."""
         self.void = False
-        """Their queue has them no longer in this session's hands: settling them does nothing."""
+        """True if the queue has taken the messages back from this session: settling them has no
+        effect."""
         self.is_late = False
-        """They are void for having taken too long."""
+        """True if the messages are void because they exceeded the consumer timeout."""
         self.done: bytearray | None = None
-        """One byte per tag from `first`, 1 = settled; None while none was out of order."""
+        """One byte per tag from `first`, 1 = settled; None while no tag was settled out of
+        order."""
         self.left = last - first + 1
 
     def cut(self, low: int, high: int) -> InFlight | None:
-        """Tags low..high as an entry of its own; None where none of them is outstanding."""
+        """Return tags low..high as an entry of their own; None if none of them is unsettled."""
         stretches = self.pieces(low, high) if low <= high else []
         if not stretches:
             return None
@@ -153,7 +163,7 @@ class InFlight:
         return part
 
     def pieces(self, low: int, high: int) -> list[tuple[int, int]]:
-        """The unsettled stretches (first tag, last tag) among low..high, ascending."""
+        """Return the unsettled stretches (first tag, last tag) among low..high, ascending."""
         done = self.done
         if done is None:
             return [(low, high)]
@@ -169,14 +179,14 @@ class InFlight:
         return found
 
     def part(self, low: int, high: int) -> Slice:
-        """The messages of tags low..high as a slice of their own."""
+        """Return the messages of tags low..high as a slice of their own."""
         whole = self.slice
         return whole.part(low - self.first, high + 1 - self.first)
 
 
 @final
 class Consumer:
-    """Someone who is sent a queue's messages as long as credit lasts [LC-3]."""
+    """A consumer: receives a queue's messages as long as it has credit [LC-3]."""
 
     __slots__ = (
         "active",
@@ -221,7 +231,7 @@ class Consumer:
         since_ms: int = 0,
     ) -> None:
         self.id = id
-        """Broker-wide; the owner in the ledger."""
+        """Broker-wide number of the consumer, and its owner number in the ledger."""
         self.session = session
         self.queue = queue
         self.tag = tag
@@ -229,49 +239,54 @@ class Consumer:
         self.exclusive = exclusive
         self.priority = priority
         self.limit = limit
-        """How many unsettled messages it may hold [amqp-0.9.1 basic.qos]; `by_link`: how many it
-        may still be sent [amqp-1.0 §2.6.7]."""
+        """Maximum of unsettled messages [amqp-0.9.1 basic.qos]; with `by_link`, the number of
+        messages that may still be sent [amqp-1.0 §2.6.7]."""
         self.timeout_ms = timeout_ms
-        """How long it may hold one; 0: without limit, OFF: what the queue says [LC-4]."""
+        """Consumer timeout, ms; 0: no limit; OFF: the queue's setting applies [LC-4]."""
         self.on_timeout = STOPS
-        """What happens when it holds a message for too long: STOPS, REQUEUES or RELEASES."""
+        """Action when the consumer holds a message for too long: STOPS, REQUEUES or RELEASES."""
         self.overdue = 0
-        """How many messages were released from it and it has not settled since."""
+        """Count of messages released from the consumer by a time-out that it has not settled
+        since."""
         self.by_link = False
-        """Its limit is spent on sending and granted anew by the client [LC-3]."""
+        """True if the limit is link credit: sending uses it up and the client grants it anew
+        [LC-3]."""
         self.draining = False
-        """What is left of its limit is void once nothing is there for it now [FC-5]."""
+        """True if the unused limit becomes void as soon as no more messages are available
+        [FC-5]."""
         self.browses = False
-        """It is shown copies: each ready message once, and takes none."""
+        """True if the consumer is sent copies: each ready message once, and none is removed."""
         self.filter: Filter | None = None
-        """It wants only messages that match; None: all."""
+        """Filter that messages must match; None: all messages match."""
         self.cursors: list[int] = []
-        """Where it browses or filters: per lane, the place from which it has not looked yet. Empty:
-        it takes what is at the head."""
+        """Cursors of a consumer that browses or filters: for each lane, the first place it has not
+        examined. Empty for a consumer that takes messages from the head."""
         self.unacked = 0
         self.in_line = False
-        """Whether it waits, in its session's line, for what its consumers share."""
+        """True while the consumer waits in its session's line for the limit that the session's
+        consumers share."""
         self.share = 0
-        """What is reserved for it of the limit that its session's consumers share: for one turn, or
-        as long as it waits for the disk's word."""
+        """Part of the session's shared limit that is reserved for this consumer: for one turn, or
+        while it waits for a disk write."""
         self.delivered = 0
-        """Messages it was sent."""
+        """Count of the messages sent to the consumer."""
         self.last_ms = 0
-        """When it was last sent something; engine time; 0: never."""
+        """Time of the last send, engine time, ms; 0: nothing was sent yet."""
         self.since_ms = since_ms
-        """When it began."""
+        """Time at which the consumer started, engine time, ms."""
         self.pace = Pace(since_ms)
-        """Of what it settled, whatever it said of it; where nothing is to be settled, of what it
-        was sent."""
+        """Pace of the messages settled, whatever the outcome. For a consumer without
+        acknowledgements, of the messages sent."""
         self.told = 0
-        """`progress` when the ledger was told of it last."""
+        """Value of `progress` at the last ledger record about it."""
         self.active = True
         self.handle: object = None
-        """The bridge's own."""
+        """Object of the bridge; the engine only passes it through."""
 
     def wanted(self) -> int:
-        """How many messages it is willing and able to take, as soon as the broker may send them.
-        One that browses or filters may want none of those that are there."""
+        """Return how many messages the consumer can accept once the broker may send them. A
+        consumer that browses or filters may want none of the messages present, so it counts as
+        0."""
         session = self.session
         if not session.flow or session.connection.paused or self.cursors:
             return 0
@@ -281,11 +296,11 @@ class Consumer:
 
     @property
     def progress(self) -> int:
-        """Greater whenever it was sent or settled something."""
+        """Counter that grows with each message sent or settled."""
         return self.delivered + self.pace.done
 
     def sent(self, n: int, now_ms: int) -> None:
-        """It was sent n messages."""
+        """Count n messages as sent to the consumer."""
         self.delivered += n
         self.last_ms = now_ms
         if self.no_ack:
@@ -298,11 +313,11 @@ class Consumer:
             self.session.reserved -= used
 
     def credit(self) -> int:
-        """How many messages from the queue's head may be sent now."""
+        """Return how many messages from the head of the queue may be sent now."""
         return 0 if self.cursors else self.room()
 
     def room(self) -> int:
-        """How many messages may be sent now."""
+        """Return how many messages may be sent now."""
         session = self.session
         connection = session.connection
         if not session.flow or connection.paused or connection.gated or connection.room <= 0:
@@ -314,8 +329,9 @@ class Consumer:
         return self._left()
 
     def _left(self) -> int:
-        """What its own limit and the one it shares leave it. Without acknowledgements it uses up
-        neither, and gets nothing while the shared one is full [rabbitmq basic.qos global]."""
+        """Return the smaller of its own remaining limit and the shared one. A consumer without
+        acknowledgements uses up neither, and gets nothing while the shared limit is exhausted
+        [rabbitmq basic.qos global]."""
         session = self.session
         own = UNLIMITED if self.no_ack else self.limit - self.unacked
         if session.limit == UNLIMITED:
@@ -324,14 +340,15 @@ class Consumer:
         return own if own < shared or (self.no_ack and shared > 0) else shared
 
     def is_waiting(self) -> bool:
-        """Whether its queue has something, and its own limit lets it have more [LC-3]."""
+        """Return whether the queue has ready messages and the consumer's own limit allows more
+        [LC-3]."""
         if not self.active or not self.queue.ready or self.by_link:
             return False
         return self.no_ack or self.limit > self.unacked
 
 
 def timeout_of(consumer: Consumer | None, queue: Queue) -> int:
-    """How long a delivery may stay unsettled, milliseconds; 0: without limit [LC-4]."""
+    """Return how long a delivery may stay unsettled, in milliseconds; 0: no limit [LC-4]."""
     if consumer is not None and consumer.timeout_ms >= 0:
         return consumer.timeout_ms
     given = queue.settings.consumer_timeout_ms
@@ -340,7 +357,7 @@ def timeout_of(consumer: Consumer | None, queue: Queue) -> int:
 
 @final
 class Session(Timed):
-    """Publishes, consumes and settles, with numbers of its own for both directions."""
+    """A session publishes, consumes and settles, with a series of numbers for each direction."""
 
     __slots__ = (
         "closed",
@@ -368,67 +385,69 @@ class Session(Timed):
         self.id = id
         self.connection = connection
         self.handle: object = None
-        """The bridge's own."""
+        """Object of the bridge; the engine only passes it through."""
         self.closed = False
         self.flow = True
-        """False: the client wants no deliveries for now [TX-10]."""
+        """False while the client has stopped deliveries [TX-10]."""
         self.confirming = False
         self.published = 0
-        """Publishes since confirms were asked for; the number of the last one."""
+        """Count of publishes since confirms were enabled, and the number of the last one."""
         self.confirm_asked = 0
-        """Up to which publish a confirm has been requested."""
+        """Highest publish number for which a confirm has been requested."""
         self.consumers: dict[str, Consumer] = {}
         self.limit = UNLIMITED
-        """Unsettled messages all consumers together may hold. [basic.qos, global=true]"""
+        """Maximum of unsettled messages of all consumers together. [basic.qos, global=true]"""
         self.consumer_limit = UNLIMITED
-        """Limit that consumers made from now on get. [basic.qos, global=false]"""
+        """Limit for consumers started from now on. [basic.qos, global=false]"""
         self.line: OrderedDict[int, Consumer] = OrderedDict()
-        """By id, in the order of their turns: consumers for which nothing of that limit was left,
-        and whose queues have something, as far as was seen."""
+        """Line of consumers that found the shared limit exhausted although their queues had
+        messages: by consumer id, in the order in which they will be served."""
         self.reserved = 0
-        """How much of that limit is reserved for single consumers."""
+        """Part of the shared limit that is reserved for single consumers."""
         self.is_offered = False
-        """Whether what is free of that limit is to be shared out in the coming turn."""
+        """True if the free part of the shared limit is to be distributed in the next turn."""
         self.next_tag = 1
         self.inflight: deque[InFlight] = deque()
         self.unacked = 0
         self.got = 0
-        """Of the unacked: those that the client asked for itself, which no prefetch limits
-        [amqp-0.9.1 basic.get]."""
+        """Count of the unacknowledged messages that the client fetched itself; no prefetch limits
+        them [amqp-0.9.1 basic.get]."""
 
     def free(self) -> int:
-        """How much of the limit that its consumers share is neither used nor reserved."""
+        """Return the part of the shared limit that is neither used nor reserved."""
         return self.limit - self.unacked + self.got - self.reserved
 
     def left_for(self, consumer: Consumer) -> int:
-        """How much of that limit one consumer may use now: while others wait in line, what is
-        reserved for it."""
+        """Return how much of the shared limit one consumer may use now. While others wait in line,
+        that is the part reserved for it."""
         return consumer.share if self.line else self.free() + consumer.share
 
     def step_in(self, consumer: Consumer) -> None:
-        """The consumer waits in line, behind the others."""
+        """Put the consumer at the end of the line."""
         consumer.in_line = True
         self.line[consumer.id] = consumer
 
     def step_out(self, consumer: Consumer) -> None:
-        """The consumer waits in line no longer."""
+        """Remove the consumer from the line."""
         if consumer.in_line:
             consumer.in_line = False
             del self.line[consumer.id]
 
     def give_share_back(self, consumer: Consumer) -> None:
-        """What was reserved for the consumer is free again."""
+        """Release the part of the shared limit that was reserved for the consumer."""
         self.reserved -= consumer.share
         consumer.share = 0
 
     def take_tag(self) -> int:
-        """A tag for a message that comes from no queue: nothing is held under it."""
+        """Return a new tag for a message that comes from no queue. Nothing is in flight under
+        it."""
         tag = self.next_tag
         self.next_tag = tag + 1
         return tag
 
     def held(self, queue: Queue, into: list[Slice]) -> int:
-        """Append what it holds of a queue, unsettled; returns how many messages that is."""
+        """Append the messages of a queue that this session holds unsettled to `into`; return their
+        count."""
         count = 0
         for entry in self.inflight:
             if entry.queue is queue and not entry.void:
@@ -438,7 +457,7 @@ class Session(Timed):
         return count
 
     def find(self, tag: int) -> int:
-        """Index of the in-flight range that holds the tag.
+        """Return the index of the in-flight range that contains the tag.
 
         Raises:
             PreconditionFailed: the tag was never given out or is settled already.
@@ -459,7 +478,7 @@ class Session(Timed):
         raise PreconditionFailed(f"unknown delivery tag {tag}")
 
     def forget(self, at: int, low: int, high: int) -> None:
-        """Tags low..high of the range at index `at` (all unsettled) are settled."""
+        """Settle tags low..high of the range at index `at`; all of them are unsettled."""
         inflight = self.inflight
         entry = inflight[at]
         entry.left -= high - low + 1
@@ -479,7 +498,8 @@ class Session(Timed):
         entry.done[start : start + size] = b"\x01" * size
 
     def isolate(self, at: int, tag: int) -> InFlight:
-        """An entry of its own for one outstanding tag of the range at index `at`."""
+        """Split the range at index `at` so that one unsettled tag has an entry of its own; return
+        that entry."""
         entry = self.inflight[at]
         if entry.first == entry.last:
             return entry
@@ -501,7 +521,8 @@ class Session(Timed):
         return found
 
     def shorten(self, entry: InFlight, n: int) -> None:
-        """Drop the first n tags of a range, and settled ones right behind them; some are left."""
+        """Drop the first n tags of a range, and the settled ones directly behind them. At least one
+        tag remains."""
         done = entry.done
         if done is not None:
             n = done.find(0, n)

@@ -1,4 +1,4 @@
-"""What a queue was told, by its arguments and by policies, as values in effect.
+"""Settings of a queue: the values in effect, derived from its arguments and from policies.
 
 A policy's definition has the keys of queue arguments without `x-`. Where both speak [DL-2]:
 the argument wins for the dead-letter keys and what is said of the queue's nature; the smaller value
@@ -18,7 +18,7 @@ DEFAULT_HOPS: Final = 32
 """Hop limit where it is switched on without a number."""
 
 OFF: Final = -1
-"""Of a time, length or limit: there is none."""
+"""Value of a time, length or limit that is not set."""
 
 UNLIMITED: Final = 1 << 62
 """More than any sequence number."""
@@ -27,14 +27,14 @@ DROP_HEAD: Final = "drop-head"
 REJECT_PUBLISH: Final = "reject-publish"
 REJECT_PUBLISH_DLX: Final = "reject-publish-dlx"
 DROP_TAIL: Final = "drop-tail"
-"""What comes while the queue is full is dropped and counted, and its publisher hears nothing: NSQ's
-ephemeral channels [NQ-10]."""
+"""Overflow behaviour: a publish to a full queue is dropped and counted without notice to its
+publisher, as in NSQ's ephemeral channels [NQ-10]."""
 AT_LEAST_ONCE: Final = "at-least-once"
 LEDGER: Final = "ledger"
-"""Key of policies: how much of a queue is in the ledger."""
+"""Policy key for the amount of ledger records about a queue."""
 EVERYTHING: Final = "all"
 ACCOUNT: Final = "account"
-"""What the equation needs, and what a restart does; no deliveries."""
+"""Ledger level: records that the account and a restart need; no deliveries."""
 RETRY_DISABLED: Final = "disabled"
 RETRY_ALL: Final = "all"
 RETRY_FAILED: Final = "failed"
@@ -42,13 +42,13 @@ RETRY_RETURNED: Final = "returned"
 RETURNS: Final = "returns"
 FAILURES: Final = "failures"
 LIMIT_COUNTS: Final = (RETURNS, FAILURES)
-"""Readings of a delivery limit: every delivery that a client of AMQP 0-9-1 gives back counts
-(RabbitMQ 3.8 to 4.2), or only those that it rejects, and not those of basic.nack (4.3)."""
+"""Counts for the delivery limit: every delivery that a client of AMQP 0-9-1 requeues (RabbitMQ 3.8
+to 4.2), or only rejected ones and not those of basic.nack (4.3)."""
 
 
 @final
 class Settings:
-    """The values in effect for one queue. Replaced as a whole when one changes, never altered."""
+    """The values in effect for one queue. Immutable; a change makes a new object."""
 
     __slots__ = (
         "acquired_limit",
@@ -84,82 +84,83 @@ class Settings:
     )
 
     def __init__(self, arguments: dict[str, object], policy: dict[str, object]) -> None:
-        """arguments: of the declaration, checked. policy: the merged definition, checked."""
+        """arguments: those of the declaration, checked. policy: the merged definition, checked."""
         self.is_quorum = arguments.get("x-queue-type") == "quorum"
         self.ttl_ms = _smaller(arguments, policy, "message-ttl")
-        """Milliseconds a message may be ready; OFF: for ever."""
+        """Milliseconds a message may be ready; OFF: no limit."""
         self.expires_ms = _smaller(arguments, policy, "expires")
         """Milliseconds the queue may be unused before it is deleted."""
         self.max_length = _smaller(arguments, policy, "max-length")
         self.max_bytes = _smaller(arguments, policy, "max-length-bytes")
-        """Of message bodies."""
+        """Maximum bytes of message bodies."""
         overflow = _text(policy if self.is_quorum else arguments, arguments, policy, "overflow")
         if overflow == REJECT_PUBLISH_DLX and self.is_quorum:
             overflow = DROP_HEAD
         self.overflow = overflow or DROP_HEAD
         exchange = _text(arguments, arguments, policy, "dead-letter-exchange")
         self.dead_letter_exchange = exchange
-        """None: dead letters are dropped."""
+        """Dead-letter exchange; None: dead letters are dropped."""
         key = _text(arguments, arguments, policy, "dead-letter-routing-key")
         self.dead_letter_key = key if key is None or is_routing_key(key) else None
-        """None: letters keep their own keys. So they do where a declaration from before such keys
-        were refused has one that no message can carry."""
+        """Dead-letter routing key; None: letters keep their own keys. It is None, too, if an old
+        declaration has a key that no message can carry: such keys are refused today."""
         strategy = _text(arguments, arguments, policy, "dead-letter-strategy")
         self.at_least_once = strategy == AT_LEAST_ONCE and exchange is not None
-        """Whether a letter that nothing takes is kept pending [DL-22]."""
+        """True if a letter that no target takes is kept pending [DL-22]."""
         self.hop_limit = _hops(arguments, policy)
         """Hops a message may have left when it first dies here; OFF: cycles are cut by DL-15."""
         self.delivery_limit = _smaller(arguments, policy, "delivery-limit")
         """Failed deliveries a message survives [DL-5]."""
         counts = _text(arguments, arguments, policy, "delivery-limit-counts")
         self.counts_nacks = counts != FAILURES
-        """Whether basic.nack with requeue makes a delivery a failed one [DL-5]."""
+        """True if basic.nack with requeue counts as a failed delivery [DL-5]."""
         self.acquired_limit = _smaller(arguments, policy, "acquired-limit")
-        """Deliveries of any kind after which a message is not given back [DL-D6]."""
+        """Number of deliveries of any kind after which a message is not requeued [DL-D6]."""
         self.max_priority = max(0, _integer(arguments.get("x-max-priority")))
         self.single_active = arguments.get("x-single-active-consumer") is True
         self.delayed_retry_min_ms = max(0, _smaller(arguments, policy, "delayed-retry-min"))
-        """Milliseconds they wait for each time they failed, once at least."""
+        """Milliseconds of delay for each failure, at least once."""
         most = _smaller(arguments, policy, "delayed-retry-max")
         self.delayed_retry_max_ms = most if most > 0 else self.delayed_retry_min_ms
-        """Milliseconds they wait at most; where nothing was said, the same as the least."""
+        """Maximum delay in milliseconds; the minimum if none is given."""
         retry = _text(policy, arguments, policy, "delayed-retry-type") or RETRY_DISABLED
         self.delayed_retry = retry if self.delayed_retry_min_ms else RETRY_DISABLED
-        """Which messages that are given back wait before they are ready again. None do as long as
-        nobody said how long."""
+        """Requeued messages that wait before they are ready again. DISABLED as long as no delay is
+        given."""
         self.consumer_timeout_ms = shorter_timeout(
             _integer(arguments.get("x-consumer-timeout")), _integer(policy.get("consumer-timeout"))
         )
-        """Milliseconds a delivery may stay unsettled; 0: without end, OFF: what is usual [LC-4]."""
+        """Milliseconds a delivery may stay unsettled; 0: no limit; OFF: the default [LC-4]."""
         self.records_deliveries = policy.get(LEDGER) != ACCOUNT or self.acquired_limit >= 0
-        """Whether the ledger says when messages are handed out, and to whom. The account needs it
-        not; a limit of deliveries does, since that is how they are counted across a crash."""
+        """True if the ledger records deliveries and their receivers. The account does not need
+        them; a limit on deliveries does, because it counts them across a crash."""
         self.dedup_ms = _smaller(arguments, policy, "message-deduplication")
-        """Window in which a publisher-given id is taken once; OFF: any number of times."""
+        """Window in which a publisher-given id is accepted once; OFF: no deduplication."""
         after = _text(arguments, arguments, policy, "deliver-after")
         self.after_sync = UNSAID if after is None else int(after == "synced")
-        """Whether persistent messages are handed out only once they are on disk: 1 or 0; UNSAID: as
-        the broker was told."""
+        """1 if persistent messages are delivered only once they are on disk, 0 if earlier; UNSAID:
+        the broker's own setting applies."""
         self.slow_rule = rule_of_definition(policy)
-        """What the queue, as a subscription to topics, may leave lying; None: nothing is said."""
+        """Slow-consumer rule of the queue as a subscription to topics; None: not set by its
+        policy."""
         self.is_stream = arguments.get("x-queue-type") == STREAM
-        """Whether it keeps what it was given, for any number of readers. Nothing above but this is
-        meant for streams, and none of it is in effect there."""
+        """True for a stream, which retains its messages for any number of readers. The settings
+        above, except this one, have no effect on streams."""
         self.type = STREAM if self.is_stream else "quorum" if self.is_quorum else "classic"
-        """As declarations call it."""
+        """Name of the queue type in declarations."""
         self.retain_bytes = OFF
-        """Bytes that a stream keeps, framing included."""
+        """Bytes that a stream retains, framing included."""
         self.max_age_ms = OFF
-        """How long a stream keeps a message."""
+        """Milliseconds that a stream retains a message."""
         self.segment_bytes = 0
-        """A stream lets go of what is beyond its size no fewer bytes at a time."""
+        """Smallest number of bytes that a stream deletes at a time when it exceeds its size."""
         if self.is_stream:
             self._become_stream(arguments, policy)
         self.bounded = self.ttl_ms >= 0 or self.max_length >= 0 or self.max_bytes >= 0
-        """Whether what is ready has to be looked after."""
+        """True if ready messages need attention: they may expire or exceed a limit."""
         limited = self.max_length >= 0 or self.max_bytes >= 0
         self.guarded = (limited and self.overflow != DROP_HEAD) or self.dedup_ms > 0
-        """Whether a publish may be refused or passed over."""
+        """True if a publish may be refused or dropped."""
 
     def _become_stream(self, arguments: dict[str, object], policy: dict[str, object]) -> None:
         self.retain_bytes = self.max_bytes
@@ -177,7 +178,7 @@ class Settings:
         self.counts_nacks = True
 
     def retry_delay_ms(self, failures: int, failed: bool) -> int:
-        """How long a message waits that is given back [rabbitmq 4.3 delayed retry].
+        """Return the delay of a requeued message, ms; 0: none [rabbitmq 4.3 delayed retry].
 
         failures: how often it has failed in this queue by now. failed: whether it did just now.
         """
@@ -209,14 +210,14 @@ def _integer(value: object) -> int:
 
 
 def shorter_timeout(a: int, b: int) -> int:
-    """The shorter of two time-outs, of which 0 has no end and OFF says nothing."""
+    """Return the shorter of two time-outs; 0 means no limit and OFF means not set."""
     if a > 0 and b > 0:
         return min(a, b)
     return max(a, b, OFF)
 
 
 def _smaller(arguments: dict[str, object], policy: dict[str, object], key: str) -> int:
-    """The smaller of the two; where one is negative, the larger."""
+    """Return the smaller of the two values; where one is negative, the larger."""
     own = _integer(arguments.get("x-" + key))
     given = _integer(policy.get(key))
     if own < 0 or given < 0:
@@ -227,7 +228,7 @@ def _smaller(arguments: dict[str, object], policy: dict[str, object], key: str) 
 def _text(
     first: dict[str, object], arguments: dict[str, object], policy: dict[str, object], key: str
 ) -> str | None:
-    """A text; `first` says which of the two wins."""
+    """Return a text; the value in `first` wins."""
     own, given = arguments.get("x-" + key), policy.get(key)
     value = given if first is policy and given is not None else own
     if value is None:
@@ -236,7 +237,8 @@ def _text(
 
 
 def _hops(arguments: dict[str, object], policy: dict[str, object]) -> int:
-    """A number, or true for the default; the argument wins, and false switches it off."""
+    """Return the hop limit: a number, or true for the default. The argument wins, and false
+    switches it off."""
     value = arguments.get("x-dead-letter-hop-limit")
     if value is None:
         value = policy.get("dead-letter-hop-limit")

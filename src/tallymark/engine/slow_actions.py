@@ -1,4 +1,4 @@
-"""What can be done about a subscription that is too slow [SC-6 to SC-8, SC-D7].
+"""Actions on a subscription that is too slow [SC-6 to SC-8, SC-D7].
 
 A policy is handed a `SlowSubscription` and nothing else, and whatever that does reaches the
 subscription's own queue, the consumers of it and their sessions [SC-1]. Messages that other queues
@@ -21,12 +21,12 @@ from tallymark.engine.records import Record
 from tallymark.engine.slow_consumers import Reading, messages_of
 
 TEXT: Final = "Consuming too slow."
-"""What the client is told [SC-7]."""
+"""Text sent to the client [SC-7]."""
 
 
 @final
 class SlowSubscription:
-    """One that is above a limit now. Good for the moment it is handed out, and no longer."""
+    """A subscription that exceeds a limit. Valid only during the call that it is passed to."""
 
     __slots__ = ("_broker", "reading")
 
@@ -36,13 +36,14 @@ class SlowSubscription:
 
     @property
     def is_durable(self) -> bool:
-        """Whether the subscription outlives its consumer [SC-7]."""
+        """Return whether the subscription outlives its consumer [SC-7]."""
         queue = self.reading.queue
         return queue.durable and not queue.exclusive_owner and not queue.auto_delete
 
     def disconnect(self, delete_persistent: bool, whole_session: bool = True) -> bool:
-        """Close the sessions that consume, and delete the queue [SC-7]. A durable subscription
-        goes only where `delete_persistent`; else nothing happens, and the answer is False.
+        """Close the consuming sessions and delete the queue [SC-7]. A durable subscription is
+        closed and deleted only with `delete_persistent`; otherwise nothing happens and the result
+        is False.
 
         whole_session: False closes the consumer alone, where its protocol has links.
         """
@@ -66,22 +67,23 @@ class SlowSubscription:
         return True
 
     def drop_oldest(self) -> int:
-        """What is ready goes from the head until the subscription is at its limits; returns how
-        many messages that were. What its consumer holds stays with it."""
+        """Drop ready messages from the head until the subscription is within its limits, and return
+        their count. Messages held by its consumer stay with it."""
         pieces = self._excess()
         for piece in pieces:
             self._broker.dead_letters.drop(self.reading.queue, piece, records.DROPPED_SLOW_CONSUMER)
         return sum([len(piece) for piece in pieces])
 
     def dead_letter(self) -> int:
-        """As drop_oldest; they go to the queue's dead-letter exchange, for reason maxlen."""
+        """Dead-letter ready messages from the head, for reason maxlen, until the subscription is
+        within its limits. Returns their count."""
         pieces = self._excess()
         if pieces:
             self._broker.dead_letters.bury(self.reading.queue, pieces, records.DEAD_MAXLEN)
         return sum([len(piece) for piece in pieces])
 
     def hold_publishers(self) -> bool:
-        """Whoever publishes to the queue from now on is held back; False: that is so already.
+        """Hold back the publishers to the queue from now on; False if they are held back already.
         Broker.hold_publishers ends it."""
         queue = self.reading.queue
         if not self._may_act() or queue.holds_publishers:
@@ -93,8 +95,8 @@ class SlowSubscription:
         return self._broker.slow.is_subscription(self.reading.queue)
 
     def _excess(self) -> list[Slice]:
-        """Take out of the queue what is above its limits on age, number and bytes: so much of it as
-        fits a turn."""
+        """Take the messages above the limits on age, count and bytes out of the queue, up to as
+        many as one turn may handle."""
         if not self._may_act():
             return []
         queue, rule = self.reading.queue, self.reading.rule
@@ -127,8 +129,8 @@ class SlowSubscription:
 
 
 def record(broker: Broker, reading: Reading, event: int, values: dict[str, object]) -> None:
-    """Put into the ledger what a subscription is, or what was done about it. event:
-    records.SLOW_*; values: of the reading, taken before its consumer was ended."""
+    """Add a record to the ledger about a subscription's state or an action on it. event:
+    records.SLOW_*; values: those of the reading, taken before its consumer was ended."""
     broker.records.append(
         Record(
             records.SLOW, reading.queue.id, 0, 0, broker.clock.now_ms,

@@ -1,4 +1,5 @@
-"""Who is too slow: subscriptions to topics that hold more than their rules allow [SC].
+"""Slow consumers: measurement of the subscriptions to topics that hold more than their rules allow
+[SC].
 
 A queue is a *subscription* here while it is bound to a topic exchange and only one may consume from
 it: it is exclusive to its connection, or its consumer is [SC-1]. Nothing else is ever looked at.
@@ -28,12 +29,12 @@ from tallymark.engine.transactions import Transactions
 from tallymark.engine.vhost import VirtualHost
 
 NEAR_PERCENT: Final = 80
-"""From so much of a limit on, a subscription is said to be near it [SC-D5]."""
+"""Percentage of a limit at which a subscription is reported as near it [SC-D5]."""
 SAMPLE_MS: Final = 1_000
-"""Between two looks at how far a consumer came, where it has to keep a rate."""
+"""Interval between two samples of a consumer's progress where a rate is required, ms."""
 SAMPLED: Final = 8
-"""Messages of a packed slice whose framing is looked at; all are taken to have as much of it as
-those that have most, so that nobody is found too slow by an estimate."""
+"""Number of messages of a packed slice whose framing is measured. All messages are assumed to have
+as much framing as the largest of these, so that an estimate never makes a consumer slow."""
 
 FINE: Final = 0
 NEAR: Final = 1
@@ -42,7 +43,7 @@ OVER: Final = 2
 
 @final
 class Watched:
-    """A queue bound to a topic exchange, the rule that holds for it, and what was seen of it."""
+    """A queue bound to a topic exchange, the rule that applies to it, and its last measurement."""
 
     __slots__ = (
         "comings",
@@ -62,45 +63,46 @@ class Watched:
     def __init__(self, queue: Queue, keys: list[str], rule: Rule) -> None:
         self.queue = queue
         self.keys = keys
-        """Of its bindings to topic exchanges."""
+        """Binding keys of the queue on topic exchanges."""
         self.settings = queue.settings
-        """Of the queue, when the rule was worked out."""
+        """Settings of the queue at the time the rule was determined."""
         self.rule = rule
         self.state = FINE
-        """What it was when it was looked at last."""
+        """State found by the last measurement: FINE, NEAR or OVER."""
         self.reading: Reading | None = None
-        """Of then, unless it was fine."""
+        """Reading of the last measurement; None if the state was FINE."""
         self.samples: dict[int, deque[Sample]] = {}
-        """By consumer: how far it had come, oldest first, since it last had kept up."""
-        # As of the last look:
+        """Samples of each consumer's progress, by consumer id, oldest first, since it last had kept
+        up."""
+        # Values at the last measurement:
         self.entered = self.count = self.comings = -1
         self.due_ms = 0
-        """When it can be in another state though nothing happens to it."""
+        """Time from which the state can change without any event, engine time, ms."""
         self.young_ms = 0
-        """Before then nothing in it is near the limit on age."""
+        """Time before which no message is near the limit on age, engine time, ms."""
 
     def forget(self) -> None:
-        """It is to be looked at again, whatever happens to it or does not."""
+        """Make the queue due for a new measurement, whether or not anything happens to it."""
         self.due_ms = 0
 
 
 @final
 class Sample:
-    """How far a consumer had come at one moment."""
+    """A consumer's progress at one moment."""
 
     __slots__ = ("at_ms", "done", "entered")
 
     def __init__(self, at_ms: int, done: int, entered: int) -> None:
         self.at_ms = at_ms
         self.done = done
-        """Messages it had settled."""
+        """Messages settled by the consumer so far."""
         self.entered = entered
-        """Messages that had entered the queue."""
+        """Messages that had entered the queue so far."""
 
 
 @final
 class Reading:
-    """What was measured of one subscription."""
+    """A measurement of one subscription."""
 
     __slots__ = ("age_ms", "consumers", "count", "depth", "near", "over", "queue", "rate", "rule")
 
@@ -108,19 +110,20 @@ class Reading:
         self.queue = queue
         self.rule = rule
         self.consumers = consumers
-        """At least one."""
+        """Consumers of the subscription; at least one."""
         self.count = messages_of(queue)
-        """Messages ready and unsettled."""
+        """Count of messages ready and unsettled."""
         self.depth = queue.ready_bytes + queue.acquired_bytes + queue.staged_bytes
-        """Bytes of their bodies; far from the limit, framing included."""
+        """Body bytes of these messages; framing is included while the value is far from the
+        limit."""
         self.age_ms = 0
-        """Since the oldest of them arrived."""
+        """Age of the oldest of these messages, ms."""
         self.rate = -1.0
         """Messages settled per second by the slowest consumer; below 0: not known."""
         self.over: list[str] = []
-        """Limits it is above, or for the rate below."""
+        """Names of the limits that are exceeded; for the rate: undercut."""
         self.near: list[str] = []
-        """Limits it has reached NEAR_PERCENT of."""
+        """Names of the limits that are used to NEAR_PERCENT or more."""
 
     @property
     def state(self) -> int:
@@ -128,7 +131,7 @@ class Reading:
         return OVER if self.over else NEAR if self.near else FINE
 
     def values(self, now_ms: int) -> dict[str, object]:
-        """For logs and the ledger: measures, limits and who."""
+        """Return measures, limits and names of those involved, for logs and the ledger."""
         consumer = self.consumers[0]
         connection = consumer.session.connection
         shown: dict[str, object] = {
@@ -153,7 +156,7 @@ class Reading:
 
 @final
 class _Known:
-    """The subscriptions of one virtual host, and what they were found with."""
+    """The subscriptions of one virtual host, and the topology and rules they were found with."""
 
     __slots__ = ("generation", "rules", "watched")
 
@@ -165,7 +168,7 @@ class _Known:
 
 @final
 class SlowConsumers:
-    """Knows the subscriptions of all virtual hosts, and measures them."""
+    """Finds and measures the subscriptions of all virtual hosts."""
 
     __slots__ = (
         "_clock",
@@ -192,23 +195,24 @@ class SlowConsumers:
         self._connections = connections
         self._entrance = entrance
         self.rules = Rules()
-        """Set it to a new object to change it: in effect with the next look."""
+        """Rules in effect. A change assigns a new object, which applies from the next measurement
+        on."""
         self._known: dict[str, _Known] = {}
-        """By virtual host."""
+        """Subscriptions by virtual host."""
         self.walked = 0
-        """Slices that were gone through so far: what looking cost."""
+        """Count of slices examined so far: the cost of measuring."""
 
-    # -- which
+    # -- subscriptions
 
     def watched(self) -> list[Watched]:
-        """Every queue that is bound to a topic exchange and has a rule."""
+        """Return all queues that are bound to a topic exchange and have a rule."""
         found: list[Watched] = []
         for known in self._up_to_date():
             found += known.watched.values()
         return found
 
     def due(self) -> list[Watched]:
-        """Those that may be in another state than when they were looked at last."""
+        """Return the subscriptions whose state may have changed since the last measurement."""
         now = self._clock.now_ms
         found: list[Watched] = []
         for known in self._up_to_date():
@@ -224,7 +228,8 @@ class SlowConsumers:
         return found
 
     def _up_to_date(self) -> list[_Known]:
-        """O(virtual hosts) where nothing was declared or bound since, else O(their bindings)."""
+        """Return the subscriptions of all virtual hosts, found anew where needed. O(virtual hosts)
+        if no declaration or binding changed, else O(their bindings)."""
         for name in [name for name in self._known if name not in self._vhosts]:
             del self._known[name]
         for vhost in self._vhosts.values():
@@ -269,17 +274,18 @@ class SlowConsumers:
         return _Known(vhost.generation, rules, found)
 
     def is_subscription(self, queue: Queue) -> bool:
-        """Whether it is bound to a topic exchange, and one alone may consume from it [SC-1]."""
+        """Return whether the queue is bound to a topic exchange and only one connection or consumer
+        may consume from it [SC-1]."""
         vhost = self._vhosts.get(queue.vhost)
         if vhost is None or queue.deleted or not _owners(queue):
             return False
         return any(b.source.routes_as == TOPIC for b in vhost.inbound.get(queue.id, ()))
 
-    # -- how it is
+    # -- measurement
 
     def look(self, watched: Watched) -> Reading | None:
-        """Measure one, and remember what state it is in; None: it holds nothing, or is nobody's
-        subscription now."""
+        """Measure one subscription and remember its state. Returns None if it holds nothing or is
+        no longer a subscription."""
         queue = watched.queue
         watched.entered, watched.comings = queue.entered, queue.comings
         watched.count = messages_of(queue)
@@ -306,7 +312,8 @@ class SlowConsumers:
         return reading
 
     def _held(self, queue: Queue) -> list[Slice]:
-        """What sessions hold of the queue, unsettled, or settled in a transaction that is open."""
+        """Return the queue's messages that sessions hold unsettled, or settled in an open
+        transaction."""
         pieces: list[Slice] = []
         missing = queue.acquired - queue.leased
         seen: set[int] = set()
@@ -329,7 +336,7 @@ class SlowConsumers:
         return pieces
 
     def _body_bytes(self, queue: Queue, limit: int) -> int:
-        """Bytes of bodies: all of them, or of so many that they are above the limit."""
+        """Return the body bytes of the subscription. Counting may stop above the limit."""
         total = 0
         for piece in self._held(queue):
             total += self._weight(piece)
@@ -343,8 +350,8 @@ class SlowConsumers:
         return total
 
     def fitting(self, queue: Queue, limit: int) -> int:
-        """How many ready messages, from the last to leave on, have no more body bytes than the
-        limit leaves room for beside what is unsettled."""
+        """Return how many ready messages, counted from the one that leaves last, fit into the limit
+        on body bytes together with the unsettled messages."""
         room = limit - sum([self._weight(piece) for piece in self._held(queue)])
         count = 0
         pieces = queue.slices()
@@ -359,7 +366,7 @@ class SlowConsumers:
         return count
 
     def _fitting_of(self, piece: Slice, weight: int, room: int) -> int:
-        """How many of a slice's last messages fit."""
+        """Return how many of a slice's last messages fit into `room` bytes."""
         if room <= 0:
             return 0
         bodies = piece.payload.bodies
@@ -368,8 +375,8 @@ class SlowConsumers:
         return piece.hi - bisect_left(bodies, bodies[piece.hi] - room, piece.lo, piece.hi)
 
     def _weight(self, piece: Slice) -> int:
-        """Body bytes of a slice. Of a packed one, whose messages lie each in a place of its own,
-        estimated."""
+        """Return the body bytes of a slice. For a packed slice whose messages are stored one by
+        one, the result is an estimate."""
         payload = piece.payload
         pack = payload.pack
         if pack is None:
@@ -383,7 +390,8 @@ class SlowConsumers:
         return max(0, piece.size() - framing * count)
 
     def _oldest(self, queue: Queue) -> int:
-        """When the oldest message arrived that is ready or unsettled; engine time."""
+        """Return the arrival time of the oldest message that is ready or unsettled; engine time,
+        ms."""
         oldest = self._clock.now_ms
         for piece in self._held(queue):
             oldest = min(oldest, piece.entered_ms())
@@ -394,8 +402,8 @@ class SlowConsumers:
         return oldest
 
     def _judge_age(self, watched: Watched, reading: Reading) -> None:
-        """What is there never gets older than the clock says, so that it need not be looked at
-        again before it can be near the limit."""
+        """Judge the age of the oldest message, and set the time before which no new judgement is
+        needed: present messages age no faster than the clock."""
         now, limit = self._clock.now_ms, reading.rule.age
         if reading.state == FINE and now < watched.young_ms:
             watched.due_ms = min(watched.due_ms, watched.young_ms)
@@ -411,9 +419,9 @@ class SlowConsumers:
             watched.due_ms = min(watched.due_ms, due)
 
     def _judge_rate(self, watched: Watched, reading: Reading) -> None:
-        """By its slowest consumer, of those that want messages or have some to settle. Time counts
-        from when a consumer last had kept up: everything that was there at one look was gone at
-        the next."""
+        """Judge the rate of the slowest consumer that wants messages or has some to settle. The
+        rate is measured from the last sample at which a consumer had kept up, that is, all messages
+        present at one sample were gone at the next."""
         now, queue = self._clock.now_ms, watched.queue
         gone = queue.entered - watched.count
         samples = watched.samples
@@ -446,14 +454,14 @@ class SlowConsumers:
 
 
 def messages_of(queue: Queue) -> int:
-    """Messages that are ready, or with a consumer and not settled for good: what a transaction
-    settled counts until that is committed [TX-4]."""
+    """Return the count of messages that are ready or unsettled. Messages settled in an open
+    transaction count until it commits [TX-4]."""
     return queue.ready + queue.acquired + queue.staged
 
 
 def _owners(queue: Queue) -> list[Consumer]:
-    """The consumers of a queue that one connection or one consumer has for itself; browsers, which
-    take nothing, aside."""
+    """Return the consumers of a queue that is exclusive to one connection or one consumer, without
+    browsers, which take no message."""
     consumers = queue.consumers
     if not consumers or not (queue.exclusive_owner or consumers[0].exclusive):
         return []
@@ -461,7 +469,8 @@ def _owners(queue: Queue) -> list[Consumer]:
 
 
 def _judge(reading: Reading, name: str, value: int, limit: int) -> None:
-    """Above the limit, not at it [SC-3]."""
+    """Note a value above its limit, or near it [SC-3]. A value equal to the limit is not above
+    it."""
     if limit <= 0:
         return
     if value > limit:

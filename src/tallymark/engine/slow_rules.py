@@ -1,4 +1,5 @@
-"""What a subscription may leave lying, and what is to happen to one that leaves more [SC-2, SC-5].
+"""Rules for slow consumers: limits on a subscription's backlog, and the action on one that exceeds
+them [SC-2, SC-5].
 
 A *rule* says as much as its writer wanted: a limit it does not name is left to the rule before it.
 For one subscription the rules that apply are, each overriding what those before it say:
@@ -25,16 +26,16 @@ AGE: Final = "age"
 COUNT: Final = "count"
 RATE: Final = "rate"
 LIMITS: Final = (DEPTH, AGE, COUNT, RATE)
-"""Bytes of bodies; milliseconds since the oldest message arrived; messages; messages settled per
-second, and here less is slow."""
+"""Names of the limits: bytes of bodies; milliseconds since the oldest message arrived; messages;
+messages settled per second, where a lower value is slow."""
 
 POLICY_PREFIX: Final = "slow-consumer-"
-"""A policy's keys are this and the name of a limit, `policy` or `options`."""
+"""Prefix of policy keys, followed by the name of a limit, `policy` or `options`."""
 
 
 @final
 class Rule:
-    """One section of the configuration, or what several come to. Never altered."""
+    """One section of the configuration, or several sections combined. Immutable."""
 
     __slots__ = ("age", "count", "depth", "options", "policy", "rate")
 
@@ -47,26 +48,26 @@ class Rule:
         policy: str = "",
         options: dict[str, object] | None = None,
     ) -> None:
-        """Limits: UNSAID, 0 for none, or above. options: of the policy."""
+        """limits: UNSAID, 0 for no limit, or above. options: options of the policy."""
         self.depth = depth
         self.age = age
         self.count = count
         self.rate = rate
         self.policy = policy
-        """Name of what is done; "": unsaid."""
+        """Name of the action; "": not set by this rule."""
         self.options = options or {}
 
     @property
     def has_limit(self) -> bool:
-        """Whether anything can be above, or for the rate below, what is allowed."""
+        """Return whether the rule has any limit that can be exceeded, or undercut for the rate."""
         return self.depth > 0 or self.age > 0 or self.count > 0 or self.rate > 0
 
     def values(self) -> tuple[object, ...]:
-        """All of it, to compare."""
+        """Return all fields, for comparison."""
         return self.depth, self.age, self.count, self.rate, self.policy, self.options
 
     def limits(self) -> dict[str, object]:
-        """The limits there are, by name."""
+        """Return the limits that are set, by name."""
         found: dict[str, object] = {}
         if self.depth > 0:
             found[DEPTH] = self.depth
@@ -79,8 +80,8 @@ class Rule:
         return found
 
     def followed_by(self, later: Rule) -> Rule:
-        """What both come to: `later`, and this where that says nothing. Options belong to the
-        policy they stand with."""
+        """Return this rule overridden by `later`. A field that `later` leaves unset keeps its value
+        here; options belong to the policy they are given with."""
         return Rule(
             self.depth if later.depth == UNSAID else later.depth,
             self.age if later.age == UNSAID else later.age,
@@ -93,14 +94,15 @@ class Rule:
 
 @final
 class SubscriptionRule:
-    """A rule for a subscription by name; with a topic only where it is bound so."""
+    """A rule for a subscription by name; with a topic, only where the subscription is bound to that
+    topic."""
 
     __slots__ = ("name", "rule", "topic")
 
     def __init__(self, name: str, topic: str, rule: Rule) -> None:
         self.name = name
         self.topic = topic
-        """A key pattern; "": whatever it is bound with."""
+        """Key pattern of the topic; "": any binding."""
         self.rule = rule
 
 
@@ -119,9 +121,9 @@ class Rules:
     ) -> None:
         self.general = general
         self.topics = topics or {}
-        """By key pattern: `*` one word, `#` any number."""
+        """Rules by key pattern: `*` stands for one word, `#` for any number of words."""
         self.queues = queues or {}
-        """By name."""
+        """Rules by queue name."""
         self.subscriptions = subscriptions or []
         self._by_key: TopicTrie[str] = TopicTrie()
         for pattern in self.topics:
@@ -131,7 +133,7 @@ class Rules:
             self._by_name.setdefault(one.name, []).append(one)
 
     def rule_of(self, queue: Queue, keys: list[str]) -> Rule | None:
-        """What holds for a subscription that is bound with these keys; None: nothing does."""
+        """Return the rule for a subscription with these binding keys; None if no limit applies."""
         found = self.general
         for later in (self._of_topic(keys), queue.settings.slow_rule, self.queues.get(queue.name)):
             if later is not None:
@@ -141,7 +143,7 @@ class Rules:
         return found if found is not None and found.has_limit else None
 
     def _of_topic(self, keys: list[str]) -> Rule | None:
-        """Of the topic rules that cover one of the keys, the one that says most of it [SC-A5]."""
+        """Return the most specific topic rule whose pattern covers one of the keys [SC-A5]."""
         best = ""
         closest = NOT_CLOSE
         if self.topics:
@@ -154,7 +156,8 @@ class Rules:
         return None if closest == NOT_CLOSE else self.topics[best]
 
     def _of_subscription(self, name: str, keys: list[str]) -> list[SubscriptionRule]:
-        """Those that apply, the one for the closest topic last."""
+        """Return the rules that apply to a subscription by name, the rule for the closest topic
+        last."""
         found: list[SubscriptionRule] = []
         for one in self._by_name.get(name, ()):
             if not one.topic:
@@ -175,14 +178,16 @@ def _topic_closeness(one: SubscriptionRule) -> tuple[int, int, int, str]:
 
 
 def _closeness(pattern: str) -> tuple[int, int, int, str]:
-    """Greater for the pattern that says more: words first, then fewer `#`, then length."""
+    """Return a sort key that is greater for the more specific pattern: words first, then fewer `#`,
+    then length."""
     words = words_of(pattern)
     plain = len([word for word in words if word not in ("*", "#")])
     return plain, -words.count("#"), len(words), pattern
 
 
 def in_order(words: list[str]) -> list[str]:
-    """The same pattern with each run of wildcards in one form: `*`s before a single `#`."""
+    """Return an equivalent pattern with each run of wildcards in one form: `*`s before a single
+    `#`."""
     out: list[str] = []
     many = False
     for word in words:
@@ -199,8 +204,8 @@ def in_order(words: list[str]) -> list[str]:
 
 
 def covers(pattern: list[str], bound: list[str]) -> bool:
-    """Whether every routing key that `bound` matches is matched by `pattern`; both as in_order
-    gives them. Never wrongly true; wrongly false only for patterns with several `#`."""
+    """Return whether `pattern` matches every routing key that `bound` matches; both are in the form
+    of in_order. True is always right; False may be wrong for patterns with several `#`."""
     end = len(pattern)
     reached = _with_skips(pattern, [0])
     for word in bound:
@@ -217,7 +222,7 @@ def covers(pattern: list[str], bound: list[str]) -> bool:
 
 
 def _with_skips(pattern: list[str], places: list[int]) -> list[int]:
-    """These places of the pattern and those behind a `#` there, which may stand for nothing."""
+    """Return these positions in the pattern, and those behind a `#`, which may match no word."""
     found: list[int] = []
     for at in places:
         if at not in found:
@@ -228,7 +233,7 @@ def _with_skips(pattern: list[str], places: list[int]) -> list[int]:
 
 
 def slow_policy_of(definition: dict[str, object]) -> tuple[str, dict[str, object]]:
-    """The policy that a definition, checked, names, and its options; "": none."""
+    """Return the policy named in a checked definition, and its options; "" if it names none."""
     name = definition.get(POLICY_PREFIX + "policy")
     options = definition.get(POLICY_PREFIX + "options")
     return (
@@ -238,7 +243,7 @@ def slow_policy_of(definition: dict[str, object]) -> tuple[str, dict[str, object
 
 
 def rule_of_definition(definition: dict[str, object]) -> Rule | None:
-    """What a policy's definition, checked, says of slow consumers; None: nothing."""
+    """Return the rule for slow consumers in a policy's checked definition; None if it has none."""
     depth, age, count, rate = [definition.get(POLICY_PREFIX + limit) for limit in LIMITS]
     policy, options = slow_policy_of(definition)
     if depth is None and age is None and count is None and rate is None and not policy:

@@ -1,4 +1,5 @@
-"""What a transaction holds until it ends: publishes, as runs, and settlements, in their order.
+"""Staging: the publishes, as runs, and the settlements of a transaction, in their order, until it
+ends.
 
 Publishes that arrive one by one are gathered into runs, so that a commit costs per run, as
 publishing in stretches does. A run is added to for as long as no queue that its messages go to
@@ -19,19 +20,19 @@ from tallymark.engine.routing import Targets
 from tallymark.engine.session import InFlight, Session
 
 RUN_BYTES: Final = 64 * 1024
-"""A run of so many bytes is added to no more."""
+"""Size in bytes at which a run is closed to further messages."""
 OPEN_RUNS: Final = 64
-"""Runs of one transaction that may be added to at a time."""
+"""Maximum number of open runs in one transaction."""
 MOST_WEIGHT: Final = 1 << 20
-"""What a transaction may hold: some 4 for a run or a settlement and 1 for each queue a run goes to,
-which bounds its memory beside the bodies (a few hundred MiB) and the size of its block."""
+"""Maximum weight of a transaction: about 4 for each run or settlement and 1 for each queue a run
+goes to. It bounds the memory besides bodies (a few hundred MiB) and the size of the transaction's
+block."""
 ENTRY_WEIGHT: Final = 4
 
 MUST_ARRIVE: Final = 1
-"""Rule for messages: where no queue takes them any more at the commit, nothing is committed."""
+"""Rule for messages: if they reach no queue at the commit, nothing is committed."""
 AS_DUE: Final = 2
-"""Rule for messages: when they are to be ready was given as a moment, not as a time from publishing
-on, which would count from the commit."""
+"""Rule for messages: their due time is a moment, not a delay that would count from the commit."""
 
 
 @final
@@ -65,27 +66,28 @@ class StagedRun:
     ) -> None:
         self.session = session
         self.targets = targets
-        """Where they were routed, when `generation` was the topology's."""
+        """Target queues at the topology generation `generation`."""
         self.annotations = annotations
         self.handle = handle
-        """The bridge's own: see `Transactions.publish`. None: it wants to hear nothing."""
+        """Object of the bridge: see `Transactions.publish`. None: the bridge wants no
+        notification."""
         self.rules = rules
-        """MUST_ARRIVE, AS_DUE."""
+        """Rules of the messages: MUST_ARRIVE, AS_DUE."""
         self.generation = generation
         self.staged_ms = staged_ms
-        """When the first of them was published; engine time."""
+        """Time at which the first message was published; engine time, ms."""
         self.parts: list[Payload] = []
-        """As they arrived, until the run is sealed."""
+        """Payloads as they arrived, until the run is sealed."""
         self.payload: Payload | None = None
-        """All of them, once it is."""
+        """Payload of all messages; None until the run is sealed."""
         self.count = 0
         self.size = 0
         self.reached = False
-        """After the commit: whether they are in any queue."""
+        """True after the commit if the messages entered any queue."""
 
     def seal(self, first_id: int) -> Payload:
-        """Make one payload of the parts; nothing is added any more. first_id: of as many message
-        ids as there are messages."""
+        """Make one payload of the parts and close the run. first_id: first of as many consecutive
+        message ids as there are messages."""
         parts, self.parts = self.parts, []
         whole = parts[0] if len(parts) == 1 else _joined(parts, first_id)
         self.payload = whole
@@ -93,7 +95,7 @@ class StagedRun:
 
 
 def _joined(parts: list[Payload], first_id: int) -> Payload:
-    """The messages of several payloads as one; their bytes are in memory."""
+    """Return the messages of several payloads as one payload. Their bytes are in memory."""
     first = parts[0]
     cuts = array("I", (0,))
     raws: list[bytes] = []
@@ -120,7 +122,7 @@ def _joined(parts: list[Payload], first_id: int) -> Payload:
 
 @final
 class StagedSettlement:
-    """What a client said of deliveries, to be done at the commit."""
+    """A settlement of deliveries that takes effect at the commit."""
 
     __slots__ = ("due_ms", "entries", "is_final", "notes", "outcome", "session")
 
@@ -131,15 +133,16 @@ class StagedSettlement:
         self.outcome = outcome
         self.notes = notes
         self.due_ms = due_ms
-        """Not ready again before then; 0: at once."""
+        """Time before which the messages are not ready again, engine time, ms; 0: at once."""
         self.is_final = is_final
-        """The client is through with them whatever becomes of the transaction: after a rollback
-        they are given back; else they are in its hands again [TX-15]."""
+        """True if the client is done with the deliveries even if the transaction fails: a rollback
+        requeues them. If False, a rollback makes them unsettled in the client's session again
+        [TX-15]."""
         self.entries: list[InFlight] = []
-        """Taken out of the session, by tag."""
+        """In-flight entries taken out of the session, ordered by tag."""
 
     def add(self, entry: InFlight, may_merge: bool) -> bool:
-        """One more entry; True: it went on from the last one and was merged with it."""
+        """Add one entry. Returns True if it continued the last entry and was merged with it."""
         if may_merge and self.entries and continues(self.entries[-1], entry):
             extend(self.entries[-1], entry)
             return True
@@ -148,7 +151,7 @@ class StagedSettlement:
 
 
 def continues(entry: InFlight, after: InFlight) -> bool:
-    """Whether two entries of one session may be one."""
+    """Return whether two entries of one session can be merged."""
     return (
         entry.last + 1 == after.first
         and entry.done is None
@@ -164,7 +167,7 @@ def continues(entry: InFlight, after: InFlight) -> bool:
 
 
 def extend(entry: InFlight, after: InFlight) -> None:
-    """`after` becomes part of `entry`, whose slice may be shared: it gets one of its own."""
+    """Merge `after` into `entry`. Its slice may be shared, so `entry` gets one of its own."""
     whole = entry.slice.part(0, len(entry.slice))
     whole.hi = after.slice.hi
     entry.slice = whole
@@ -173,8 +176,8 @@ def extend(entry: InFlight, after: InFlight) -> None:
 
 
 def take_out(session: Session, at: int, low: int, high: int) -> InFlight:
-    """Tags low..high, all outstanding, of the range at index `at` leave the session as an entry of
-    their own. What is left of the range stays in place; its slice is no longer than its tags."""
+    """Take tags low..high, all unsettled, of the range at index `at` out of the session, as an
+    entry of their own. The rest of the range stays in place, and its slice is cut to its tags."""
     inflight = session.inflight
     entry = inflight[at]
     if low == entry.first and high == entry.last and len(entry.slice) == high + 1 - low:
@@ -200,7 +203,8 @@ def _first(entry: InFlight) -> int:
 
 
 def put_back(session: Session, entries: list[InFlight]) -> None:
-    """Entries taken out of the session are outstanding again, in the order of their tags."""
+    """Make entries that were taken out of the session unsettled there again, in the order of their
+    tags."""
     together = [*session.inflight, *entries]
     together.sort(key=_first)
     session.inflight.clear()
@@ -247,56 +251,61 @@ class Transaction(Timed):
     def __init__(self, id: int, session: Session) -> None:
         super().__init__()
         self.id = id
-        """Broker-wide, never reused: also the owner of its rows in the ledger."""
+        """Broker-wide number, never reused; also the owner number of the transaction's ledger
+        rows."""
         self.session = session
-        """With it the transaction ends."""
+        """Session whose end also ends the transaction."""
         self.due_ms = 0
-        """When its time is up, engine time; 0: never."""
+        """Time-out of the transaction, engine time, ms; 0: none."""
         self.ended = False
         self.failure = ""
-        """Why it can only be rolled back [TX-13]; empty: nothing is wrong."""
+        """Error text if the transaction can only be rolled back [TX-13]; empty otherwise."""
         self.is_stored = False
-        """After the commit: whether any of it has to reach the disk."""
+        """True after the commit if any part of the transaction must reach the disk."""
         self.runs: list[StagedRun] = []
-        """In the order in which the first message of each was published."""
+        """Runs, in the order in which the first message of each was published."""
         self.settlements: list[StagedSettlement] = []
-        """In the order in which they were issued."""
+        """Settlements, in the order in which they were issued."""
         self.acquisitions: list[tuple[Session, int, int]] = []
-        """Tags handed out under it [TX-16]: session, first, last."""
+        """Tags delivered under the transaction [TX-16]: session, first, last."""
         self.published = 0
-        """Messages it publishes."""
+        """Count of messages it publishes."""
         self.settled = 0
-        """Deliveries it settles."""
+        """Count of deliveries it settles."""
         self.reopened: list[tuple[Session, int, int]] = []
-        """After a rollback: tags that are in their sessions' hands again."""
+        """After a rollback: tags that are unsettled in their sessions again."""
         self.released: list[tuple[Session, int, int]] = []
-        """After a rollback: tags handed out under it, whose messages are ready again."""
+        """After a rollback: tags delivered under the transaction, whose messages are ready
+        again."""
         self.weight = 0
-        """See MOST_WEIGHT."""
+        """Weight of the transaction; see MOST_WEIGHT."""
         self.unwritten = 0
-        """Bytes of its sealed runs that the journal will keep and was not given yet."""
+        """Bytes of its sealed runs that the journal will store and has not received yet."""
         self.untold = False
-        """Whether the Transactions have it on their list of those the ledger does not know of."""
+        """True while the transaction is in the list of those with settlements not yet in the
+        ledger."""
         self._told_of = 0
-        """How many of the settlements the ledger was told of."""
+        """Count of the settlements that are in the ledger."""
         self.last_handled: StagedRun | None = None
-        """The last run that has a handle: only that one is added to, so that their order stays."""
+        """Last run with a handle. Only that run of those with a handle is extended, so that their
+        order is kept."""
         self._open: dict[tuple[object, ...], StagedRun] = {}
-        """Runs that may be added to, by what their messages have in common."""
+        """Open runs, by the properties that their messages share."""
         self._names: set[str] = set()
-        """Of all queues that those may get to, however the topology changes."""
+        """Names of all queues that messages of the open runs may reach, however the topology
+        changes."""
 
     @property
     def is_empty(self) -> bool:
         return not self.runs and not self.settlements
 
     def check_open(self) -> None:
-        """Raises PreconditionFailed once it has ended."""
+        """Raise PreconditionFailed if the transaction has ended."""
         if self.ended:
             raise PreconditionFailed(f"transaction {self.id} has ended")
 
     def fits(self, weight: int) -> None:
-        """Raises ResourceExhausted where it would hold more than it may."""
+        """Raise ResourceExhausted if the added weight exceeds the maximum."""
         if self.weight + weight > MOST_WEIGHT:
             raise ResourceExhausted(
                 f"transaction of weight {self.weight + weight}, at most {MOST_WEIGHT} expected: "
@@ -316,7 +325,7 @@ class Transaction(Timed):
         generation: int,
         now_ms: int,
     ) -> tuple[StagedRun, list[StagedRun]]:
-        """The run that the messages belong to, and runs that are added to no more. Raises
+        """Return the run that the messages belong to, and the runs that are closed now. Raises
         ResourceExhausted."""
         direct = payload.route.exchange == ""
         key = (
@@ -346,7 +355,7 @@ class Transaction(Timed):
         return run, full
 
     def close_runs(self) -> list[StagedRun]:
-        """Add to no run any more; returns those that are not sealed."""
+        """Close all runs; return those that are not sealed."""
         closed = list(self._open.values())
         self._open.clear()
         self._names.clear()
@@ -357,7 +366,7 @@ class Transaction(Timed):
     def settlement_for(
         self, session: Session, outcome: int, notes: Notes, due_ms: int, is_final: bool
     ) -> StagedSettlement:
-        """The one that comes last, if it is like this; else a new one."""
+        """Return the last settlement if it has the same properties; else a new one."""
         if len(self.settlements) > self._told_of:
             last = self.settlements[-1]
             if (
@@ -373,27 +382,28 @@ class Transaction(Timed):
         return made
 
     def park(self, into: StagedSettlement, entry: InFlight) -> None:
-        """An entry, taken out of its session, waits for the end."""
+        """Add an entry, taken out of its session, to a settlement until the transaction ends."""
         self.settled += entry.left
         if not into.add(entry, True):
             self.weight += ENTRY_WEIGHT
 
     def take_untold(self) -> list[StagedSettlement]:
-        """Settlements that the ledger was not told of; it is now."""
+        """Return the settlements that are not in the ledger, and count them as recorded."""
         found = self.settlements[self._told_of :]
         self._told_of = len(self.settlements)
         return found
 
     def told(self) -> list[StagedSettlement]:
-        """Settlements that the ledger was told of."""
+        """Return the settlements that are in the ledger."""
         return self.settlements[: self._told_of]
 
 
 def _names_of(
     targets: Targets, payload: Payload, annotations: Annotations | None, direct: bool
 ) -> list[str]:
-    """Of the queues that messages may get to at the commit: those they were routed to; through the
-    default exchange, those that have their keys as names, whether they are there or not."""
+    """Return the names of the queues that messages may reach at the commit: the queues they were
+    routed to, or, through the default exchange, queues named like their keys, whether or not these
+    exist."""
     if not direct:
         return [queue.name for queue in targets.queues]
     routes = [payload.route] if payload.routes is None else payload.routes
