@@ -101,8 +101,8 @@ class SenderPort(ABC):
     @property
     @abstractmethod
     def is_blocked(self) -> bool:
-        """What was handed over has not left: the session's window is closed. Producer.unblocked
-        follows, or Producer.taken_back of some."""
+        """Return whether messages that were handed over have not left, because the session's window
+        is closed. Producer.unblocked follows, or Producer.taken_back for some of them."""
 
     @abstractmethod
     def send(self, messages: list[bytes], settled: bool, work: Work | None = None) -> Iterable[int]:
@@ -203,7 +203,7 @@ class ManagementPort(ABC):
 
 
 class Peer(ABC):
-    """What an adapter tells the owner of the connection."""
+    """Callbacks through which an adapter reports to the owner of the connection."""
 
     @abstractmethod
     def opened(self, container_id: str, properties: Mapping[str, object]) -> None:
@@ -237,7 +237,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def next_deadline(self) -> int | None:
-        """When to call tick, monotonic ms."""
+        """Return when to call tick next; monotonic milliseconds."""
 
     @abstractmethod
     def begin(self, dispatcher: Dispatcher) -> SessionPort:

@@ -62,7 +62,7 @@ CAPABILITIES: Final = (
 FLOW: Final = "channel_flow"
 """Capability of servers that honour channel.flow(active=false); RabbitMQ answers 540 [TX-D3]."""
 GUEST: Final = "guest"
-"""Who logs in, and the password, with PLAIN where the address names nobody."""
+"""User name and password that log in, with PLAIN, where the address has no user."""
 ACCESS_REFUSED: Final = 403
 
 

@@ -1,4 +1,4 @@
-"""Who has a channel of AMQP 0-9-1."""
+"""Interface of objects that own a channel of AMQP 0-9-1."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ ANSWERS: Final = (
 
 @final
 class Amqp091Management(ManagementPort, ChannelUser):
-    """Of one connection."""
+    """Declarations and deletions of one connection, each as a method of AMQP 0-9-1."""
 
     def __init__(self, adapter: Amqp091) -> None:
         self._adapter = adapter

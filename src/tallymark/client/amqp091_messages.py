@@ -30,7 +30,7 @@ from tallymark.wire.conversion.to_amqp10 import split
 from tallymark.wire.conversion.values import text_or_bytes
 
 LONGEST_TTL_MS: Final = (1 << 32) - 1
-"""What a header's ttl can say."""
+"""Longest ttl that a message header can carry."""
 DELIVERY_COUNT: Final = "x-delivery-count"
 
 _SECTION: Final = b"\x00\x53"
@@ -38,7 +38,7 @@ _SECTION: Final = b"\x00\x53"
 
 @final
 class Front:
-    """What stands in front of bodies."""
+    """Encoded sections in front of the body of a message received over 0-9-1."""
 
     __slots__ = ("is_encoded", "of_data", "of_sections")
 
@@ -128,7 +128,8 @@ def _ttl(expiration: str | None, annotations: dict[object, object]) -> object:
 
 
 def _is_body(body: bytes) -> bool:
-    """Whether it is a value or sequences, and maybe a footer, and nothing else."""
+    """Return whether the bytes are body sections of AMQP 1.0 (a value or sequences), perhaps with a
+    footer, and nothing else."""
     try:
         sections = Sections(body, 0, len(body))
         values = sections.bodies

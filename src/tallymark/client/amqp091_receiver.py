@@ -351,8 +351,8 @@ def _queue(options: ReceiverOptions) -> str:
 
 
 def _arguments(options: ReceiverOptions) -> dict[str, object]:
-    """Of basic.consume. Raises NotPossible for options that the protocol has nothing for,
-    ValueError for arguments that cannot be written."""
+    """Return the arguments of basic.consume. Raises NotPossible for options that the protocol
+    cannot express, ValueError for arguments that cannot be encoded."""
     _impossible(options.browse, "browse=True: AMQP 0-9-1 consumers take what they are sent")
     _impossible(options.rcv_mode == "second", "rcv_mode='second': AMQP 0-9-1 settles in one step")
     _impossible(

@@ -74,7 +74,7 @@ class Amqp091Session(SessionPort, ChannelUser):
         self._open: dict[int, Subscription] = {}
         """Deliveries that are not settled, by tag, ascending."""
         self._recovering: list[Subscription] = []
-        """Of each delivery that was unsettled when basic.recover was said."""
+        """Subscription of each delivery that was unsettled when basic.recover was sent."""
         self._arrived: list[ReceivedMessage] = []
         self._arrived_for: Consumer | None = None
         self._numbers = 0
@@ -87,9 +87,9 @@ class Amqp091Session(SessionPort, ChannelUser):
         self._is_waiting = False
         """For the answer to a commit or a rollback."""
         self._held: deque[tuple[Method, bytes | None, bytes]] = deque()
-        """What is to be said behind it."""
+        """Methods to send after the answer to a commit or rollback has come."""
         self._ending: deque[tuple[Work | None, dict[int, Subscription]]] = deque()
-        """Whose commit or rollback was asked for, with what was parked."""
+        """Transactions whose commit or rollback was sent, with the deliveries settled in each."""
         self._will_commit = False
         self._returned = 0
         self._stopping = 0
@@ -340,7 +340,8 @@ class Amqp091Session(SessionPort, ChannelUser):
             work.ended(None, returned)
 
     def _rolled_back(self) -> None:
-        """What was settled in it is ours again under its old tags [TX-6]."""
+        """Make the deliveries settled in the transaction unsettled again, with their old tags
+        [TX-6]."""
         work, parked = self._ending.popleft()
         self._open = dict(sorted({**self._open, **parked}.items()))
         self._answered()
@@ -393,8 +394,9 @@ class Amqp091Session(SessionPort, ChannelUser):
 
     @property
     def has_to_say(self) -> bool:
-        """What was settled outside of transactions waits behind a commit of such, and is to be said
-        before the end. The end of a transaction is waited for elsewhere."""
+        """Return whether settlements made outside of transactions wait for the answer to such a
+        commit: they have to be sent before the close. The end of a transaction is waited for
+        elsewhere."""
         return bool(self._held) and all(work is None for work, _ in self._ending)
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ ROLLED_BACK: Final = (TRANSACTION_UNKNOWN_ID, TRANSACTION_ROLLBACK, TRANSACTION_
 
 @final
 class CoordinatorEnd:
-    """Of one session."""
+    """One session's link to the transaction coordinator."""
 
     __slots__ = (
         "_asked",

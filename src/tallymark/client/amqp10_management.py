@@ -87,13 +87,13 @@ class Reply:
 
 
 Conversation: TypeAlias = Generator[Ask, Reply, QueueState | None]
-"""What is asked for one request of the client, one after the other; returns its result. Refusals
-do not reach it."""
+"""Requests that one call of the client needs, one after the other; returns the call's result.
+Replies that refuse are not sent into it."""
 
 
 @final
 class Amqp10Management(ManagementPort):
-    """Of one connection."""
+    """Declarations and deletions of one connection, through the node `/management`."""
 
     def __init__(self, wire: Connection) -> None:
         """Raises NotPossible where the peer takes no more sessions."""
@@ -108,7 +108,7 @@ class Amqp10Management(ManagementPort):
         self._conversation: Conversation | None = None
         self._unsent: bytes | None = None
         self._id = ""
-        """Of the message whose answer is awaited."""
+        """Message id of the request whose answer is awaited."""
 
     # What the client asks for
 
@@ -258,7 +258,8 @@ def refusal(request: Request, reply: Reply) -> RequestRefused:
 
 
 def conversation(request: Request) -> Conversation:
-    """What to ask for it. Raises NotPossible for what the node does not offer."""
+    """Return the conversation that carries out a request. Raises NotPossible for requests that the
+    node does not offer."""
     match request:
         case DeclareQueue():
             reply = yield Ask("PUT", _queue(request.name), _described(request))

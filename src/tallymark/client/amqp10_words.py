@@ -1,4 +1,4 @@
-"""What the wire says, in the client's words."""
+"""Translation of AMQP 1.0's events and errors into those of the client."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def outcome_of(state: object) -> Outcome | None:
 
 
 def error_of(kind: type[E], error: Error | None, text: str) -> E:
-    """What the peer said about why it closed something."""
+    """Return an error of this kind with the condition and description that the peer gave."""
     if error is None:
         return kind(text, is_remote=True)
     return kind(
