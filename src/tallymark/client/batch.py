@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tallymark.client.consumer import Consumer
 
 DRAIN_S: Final = 5.0
-"""How long a batch waits for its drain to be answered; seconds."""
+"""Seconds that a batch waits for the answer to its drain."""
 
 
 async def next_batch(consumer: Consumer, n: int, timeout: float | None) -> list[ReceivedMessage]:

@@ -52,7 +52,8 @@ from tallymark.client.waiting import TIME_IS_UP, Opening, Waiter, answer_to, res
 Opener: TypeAlias = Callable[
     [Endpoint, Callable[[], asyncio.Protocol]], Awaitable[tuple[object, asyncio.Protocol]]
 ]
-"""How bytes get to a broker: makes a transport for the protocol that the function makes."""
+"""Opener of transports: connects to the endpoint and attaches the protocol that the function
+makes."""
 
 TRACE_VARIABLE: Final = "TALLYMARK_TRACE"
 RESOURCE_LOCKED: Final = "amqp:resource-locked"
@@ -175,7 +176,7 @@ class Connection:
 
     @property
     def properties(self) -> Mapping[str, object]:
-        """What the peer says of itself (product, version, ...)."""
+        """Properties with which the peer described itself (product, version, ...)."""
         return {} if self._line is None else self._line.properties
 
     @property
@@ -324,7 +325,8 @@ class Connection:
             line.abort()
 
     async def _restore_session(self, dispatcher: Dispatcher) -> None:
-        """What the peer does not want any more is closed with its error; the rest goes on."""
+        """Begin the session again and restore its links. Links that the peer no longer accepts are
+        closed with its error; the others go on."""
         try:
             await self._begin(dispatcher)
         except (SessionClosed, NotPossible) as error:

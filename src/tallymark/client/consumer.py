@@ -1,4 +1,4 @@
-"""What the client knows of one receiver: its buffer, its window, and what is not settled.
+"""State of one receiver: its buffer, its window, and its unsettled messages.
 
     BUFFERED --hand_over--> HELD --settle--> SETTLED                 mode first
                             HELD --settle--> SETTLING --> SETTLED    mode second, when answered
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 @final
 class Consumer:
-    """Of one receiver, for as long as that lives; the link behind it may be replaced."""
+    """A receiver for as long as it lives; the link behind it may be replaced."""
 
     __slots__ = (
         "_credit_lost",
@@ -104,10 +104,11 @@ class Consumer:
         """rcv-settle-mode in effect."""
         self.buffer: deque[ReceivedMessage] = deque()
         self.held: dict[int, weakref.ref[ReceivedMessage]] = {}
-        """What the application has: no reference of ours keeps it, so that a message which it has
-        forgotten is noticed."""
+        """Messages that the application holds, by tag; weak, so that a message which the
+        application has forgotten is noticed."""
         self.dropped: dict[int, ReceivedMessage] = {}
-        """What it has forgotten; such a one we keep ourselves."""
+        """Messages that the application has forgotten unsettled, by tag; these are held
+        strongly."""
         self.settling: dict[int, ReceivedMessage] = {}
         """The sender's answer is awaited, with or without anybody who waits [FC-12, FC-A4]."""
         self.staged: dict[int, ReceivedMessage] = {}
@@ -126,14 +127,14 @@ class Consumer:
         self.settled_total = 0
         self.was_attached = False
         self.peer_drains = True
-        """As far as we know."""
+        """False once the peer has left a drain unanswered."""
         self.on_state_changed: StateCallback | None = None
         self.leaks = LeakWatch(self)
         self._is_touched = False
         self._was_paused = True
         self.draining: Waiter | None = None
         self.batching: Waiter | None = None
-        """Who waits for a batch; see batch.py."""
+        """Caller that waits for a batch; see batch.py."""
         self._credit_lost = 0
 
     # Called by the adapter
@@ -362,9 +363,9 @@ class Consumer:
         self._credit_lost = 0
 
     def take_back(self, mark: int, error: ClientError) -> list[int]:
-        """What was delivered up to the mark goes back to the broker: tags, in any order. Messages
-        that were sent settled stay: nobody would send them again. Those of a receiver that was
-        closed are the broker's already, and are not shown any more."""
+        """Give the deliveries up to the mark back to the broker and return their tags, in any
+        order. Messages that were sent settled stay: nobody would send them again. Those of a
+        receiver that was closed are the broker's already, and are not shown any more."""
         tags = [tag for tag in (*self.held, *self.dropped) if tag <= mark]
         gone: list[ReceivedMessage | None] = []
         for tag in tags:
@@ -575,7 +576,8 @@ class Consumer:
 
 
 def known_tags(first: int, last: int, known: Mapping[int, object]) -> list[int]:
-    """Those of first..last that are in `known`, ascending; never walks more than it has to."""
+    """Return the tags of first..last that are in `known`, ascending, in time of the smaller of the
+    two."""
     if last - first < len(known):
         return [tag for tag in range(first, last + 1) if tag in known]
     return sorted(tag for tag in known if first <= tag <= last)

@@ -1,4 +1,4 @@
-"""How many messages a receiver may be sent: credit follows settlement [FC-17]. Pure.
+"""Credit of a receiver, which follows settlement [FC-17]. Pure.
 
 A window of W slots. Each slot is at any time one of: free, announced to the sender as credit, taken
 by a message that waits in the buffer, or by one that the application holds. A settlement, whatever

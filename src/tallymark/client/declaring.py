@@ -1,4 +1,4 @@
-"""What a session declares, binds, purges and deletes; see docs/client.md, "Declaring"."""
+"""Declarations of a session: declare, bind, purge and delete; see docs/client.md, "Declaring"."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ Arguments = Mapping[str, object]
 NO_ARGUMENTS: Final[Arguments] = {}
 QUEUE_TYPE: Final = "x-queue-type"
 EXCLUSIVE_NAME: Final = "client.gen-"
-"""How names that we make up begin. Made by the client, they are the same after a reconnect."""
+"""Prefix of generated names. The client generates them, so that they are the same after a
+reconnect."""
 
 
 class Declaring:
@@ -142,8 +143,8 @@ class Declaring:
         await self._ask(Unbind(source, destination, True, key, dict(arguments or NO_ARGUMENTS)))
 
     async def queue_state(self, name: str) -> QueueState:
-        """How many messages are ready in a queue, and how many consumers it has; nothing is made.
-        Raises RequestRefused, 404, where it is not there."""
+        """Return the number of ready messages and of consumers of a queue, which is not declared.
+        Raises RequestRefused, 404, if it does not exist."""
         return await self._ask_for_state(AskForQueue(name))
 
     async def purge_queue(self, name: str) -> int:

@@ -39,7 +39,7 @@ ErrorCallback = Callable[[ClientError], object]
 
 
 class Deliveries(ABC):
-    """What a Dispatcher is, but for what begins and ends."""
+    """A Dispatcher without the beginning and end of sessions and transactions."""
 
     __slots__ = (
         "_is_marked",
@@ -72,9 +72,11 @@ class Deliveries(ABC):
         self.gate = Gate(turn.loop, self._resumed)
         self.error: ClientError | None = None
         self.highest_tag = -1
-        """Of the deliveries that have arrived; -1: none yet on this protocol's session [TX-22]."""
+        """Highest tag of the deliveries that have arrived; -1: none yet on this protocol's session
+        [TX-22]."""
         self.rollback_mark = -1
-        """What was delivered up to it is not shown any more [TX-18]."""
+        """Highest tag that a rollback has taken back: deliveries up to it are not shown any more
+        [TX-18]."""
         self.has_no_inflow = False
         """A rollback goes on: no credit, and no delivery."""
         self.work: Work | None = None
@@ -91,11 +93,13 @@ class Deliveries(ABC):
 
     @abstractmethod
     def work_of(self, transaction: Transaction) -> Work:
-        """What is done now, naming a transaction, is done in this."""
+        """Return the present unit of work of a named transaction, to which a settlement or message
+        is added."""
 
     @abstractmethod
     def may_say(self, work: Work | None) -> bool:
-        """Whether what was done in it, or in none, may be said to the broker now."""
+        """Return whether settlements and messages of this unit of work, or of none, may be sent to
+        the broker now."""
 
     # A rollback
 
@@ -107,7 +111,7 @@ class Deliveries(ABC):
         return tags
 
     def forget_unsaid(self, work: Work) -> list[int]:
-        """What was settled in it and the broker has not heard of: tags."""
+        """Forget the unit's settlements that were not sent to the broker, and return their tags."""
         runs = self.unsaid + self.settlements.take()
         self.unsaid = [run for run in runs if run.work is not work]
         if self.unsaid:
@@ -265,7 +269,7 @@ class Deliveries(ABC):
             consumer.evaluate()
 
     def say_settlements(self) -> None:
-        """Those of this turn so far: before credit that may have come of them."""
+        """Send the settlements of this turn so far, before credit that they may have freed."""
         runs = self.settlements.take()
         if self.unsaid:
             runs = self.unsaid + runs

@@ -1,4 +1,4 @@
-"""Who gets a session's deliveries, and when: the one object that owns delivery, stop, commit,
+"""The dispatcher of a session's deliveries: the one object that owns delivery, stop, commit,
 rollback, recover and close [TX-17 to TX-26].
 
 It knows no protocol: tags are whole numbers that only grow within a session, settlements are
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 @final
 class Dispatcher(Deliveries):
-    """Of one session, for as long as that lives; the protocol's session may be replaced."""
+    """A session for as long as it lives; the protocol's session may be replaced."""
 
     __slots__ = (
         "_askers",
@@ -90,7 +90,7 @@ class Dispatcher(Deliveries):
     def __init__(self, turn: Turn, reporter: Reporter) -> None:
         super().__init__(turn, reporter)
         self.answer_s = ANSWER_S
-        """How long a broker may take to answer."""
+        """Seconds that a broker may take to answer."""
         self.was_open = False
         self.transaction: Transaction | None = None
         """The session's, if it is in one."""
@@ -106,7 +106,7 @@ class Dispatcher(Deliveries):
         self._lock = asyncio.Lock()
         self._live: list[Work] = []
         self._ending: Work | None = None
-        """Of the session's transaction: the commit or rollback is said, and not answered."""
+        """The session's unit of work whose commit or rollback was sent and is not answered."""
         self._endings = Endings(turn.loop, self.gate, reporter)
         self._askers: list[Waiter] = []
         self._is_selected = False
@@ -118,7 +118,8 @@ class Dispatcher(Deliveries):
     # Transactions: one ends at a time, and no handler of the application runs in it [TX-23]
 
     def work_of(self, transaction: Transaction) -> Work:
-        """What is done now, naming a transaction, is done in this."""
+        """Return the present unit of work of a named transaction. Raises NotPossible: it is of
+        another session."""
         if transaction.dispatcher is not self:
             raise NotPossible("a transaction of another session")
         return transaction.present()
@@ -174,8 +175,8 @@ class Dispatcher(Deliveries):
         self._renew(transaction, False)
 
     def _renew(self, transaction: Transaction, last: bool) -> Work | None:
-        """What is done from now on belongs to the next one, or with `last` to none. Returns what
-        was being done."""
+        """Begin the transaction's next unit of work, or with `last` end the transaction. Return the
+        unit before."""
         before = transaction.work
         work: Work | None = None
         if not last:
@@ -213,8 +214,8 @@ class Dispatcher(Deliveries):
             await self._until(self.port, is_told, self.answer_s)
 
     def may_say(self, work: Work | None) -> bool:
-        """Whether what was done in it, or in none, may be said to the broker now. Begins it, if
-        this is the first."""
+        """Return whether settlements and messages of this unit of work, or of none, may be sent to
+        the broker now. Begins the transaction on the broker if nothing was sent in it yet."""
         port = self.port
         if port is None:
             return False
@@ -354,7 +355,7 @@ class Dispatcher(Deliveries):
         return None if isinstance(error, Closed) and error.was_asked_for else error
 
     async def _give_one_back(self, work: Work, error: ClientError) -> None:
-        """What was settled in an explicit transaction, and nothing else."""
+        """Roll an explicit transaction back: only what was settled in it is undone."""
         port = self.port
         is_done = True
         if port is not None:

@@ -15,7 +15,7 @@ from tallymark.client.waiting import Waiter, resolve
 
 @final
 class Endings:
-    """Of one session."""
+    """Commits and rollbacks under way of one session."""
 
     __slots__ = ("_gate", "_loop", "_reporter", "_tasks")
 

@@ -1,4 +1,4 @@
-"""What a user of the client catches.
+"""Errors that a user of the client catches.
 
 Each error says how far it reaches (`scope`: what is gone with it), who caused it (`is_remote`) and
 whether trying again can help (`may_retry`). `condition` is the standard's name of the error, for
@@ -68,7 +68,7 @@ NOTHING_KNOWN: Final[Mapping[object, object]] = {}
 
 
 class Scope(Enum):
-    """What an error takes with it."""
+    """Extent of an error: the object that is gone with it."""
 
     REQUEST = "request"
     """Nothing but the call."""
@@ -96,7 +96,7 @@ class ClientError(Exception):
         self.text = text
         self.condition = condition
         self.info = info
-        """What the peer added, by symbol."""
+        """The peer's additional information, by symbol."""
         self.is_remote = is_remote
         """The peer did it."""
         self.in_doubt = False

@@ -1,4 +1,4 @@
-"""What the client tells its owner besides results: through the stdlib's logging, and a callback.
+"""Events that the client reports besides results: through the stdlib's logging, and a callback.
 
 Loggers are named `tallymark.client.credit` (each credit decision, at debug level), `.leaks`
 (messages nobody settles), `.connection` and `.handler`. Each record carries the event's fields as
@@ -35,7 +35,7 @@ EventCallback = Callable[[Event], None]
 
 
 class Decision(Enum):
-    """What was decided about a receiver's credit."""
+    """Decision about a receiver's credit."""
 
     RESUME = "resume"
     """Credit after there was none."""
@@ -73,7 +73,7 @@ class CreditDecided(Event):
     settle_mode: str
     """rcv-settle-mode: first or second."""
     delivery_tag: bytes
-    """Of the delivery that arrived or was settled last; empty before the first."""
+    """Delivery-tag of the delivery that arrived or was settled last; empty before the first."""
 
     @property
     def delivery_uuid(self) -> uuid.UUID | None:
@@ -282,7 +282,7 @@ class Reporter:
         self._callback = callback
 
     def wants(self, kind: type[Event]) -> bool:
-        """Whether anybody listens to events of this kind; ask before building one often."""
+        """Return whether events of this kind have a listener; ask before building one often."""
         return self._callback is not None or kind.log.isEnabledFor(kind.level)
 
     def report(self, event: Event, error: BaseException | None = None) -> None:
