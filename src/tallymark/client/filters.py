@@ -49,9 +49,10 @@ def application_properties(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def stream_offset(start: int | str | datetime) -> dict[str, object]:
-    """Where to begin to read a stream, as RabbitMQ and Tallymark have it: an offset; `first`,
-    `last` or `next`; an interval back from now, such as `5m`; or a time (one without a time zone is
-    local time). Joined with others by `|`: `stream_offset("first") | sql("n > 3")`.
+    """Return the filter that names where to begin reading a stream, as RabbitMQ and Tallymark have
+    it: an offset; `first`, `last` or `next`; an interval back from now, such as `5m`; or a time
+    (one without a time zone is local time). Joined with others by `|`: `stream_offset("first") |
+    sql("n > 3")`.
 
     Raises ValueError: an offset below 0, or a time before 1970.
     """

@@ -1,4 +1,5 @@
-"""Whether messages are handed over, and whether a handler is at work on one [TX-20, TX-21, TX-25].
+"""A session's gate: it opens and closes delivery to the application, and counts the handlers at
+work on a message [TX-20, TX-21, TX-25].
 
     running --stop, pause--> stopping --no handler runs any more--> stopped --resume--> running
     closed from any
@@ -28,7 +29,7 @@ class State(Enum):
 
 @final
 class Gate:
-    """Of one session."""
+    """The gate of one session."""
 
     __slots__ = (
         "_at_work",

@@ -26,16 +26,17 @@ if TYPE_CHECKING:
     from tallymark.client.consumer import Consumer
 
 WARN_AT: Final = 0.8
-"""Of the time there is."""
+"""Part of the allowed time after which the application is warned."""
 LOCK_RELEASE_AT: Final = 0.9
-"""Of the time for which a broker holds a lock: the release has to arrive before it is over."""
+"""Part of a broker's lock time after which a message is released: the release has to arrive before
+the lock expires."""
 SOONEST_MS: Final = 10
 """Between two looks."""
 
 
 @final
 class LeakWatch:
-    """Of one receiver."""
+    """Watch over the unsettled messages of one receiver."""
 
     __slots__ = (
         "_consumer",
@@ -198,7 +199,8 @@ class LeakWatch:
                 self._attend_buffered(message)
 
     def _attend(self, message: ReceivedMessage, is_dropped: bool) -> None:
-        """What is due for a message that the application has."""
+        """Report or release a message that the application holds too long, or set the timer for
+        it."""
         used_ms, limit_ms, release_ms = self._time_of(message)
         if limit_ms < 0:
             return

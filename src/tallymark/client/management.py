@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 @final
 class Management:
-    """Of one connection, for as long as that lives; the port goes with the socket."""
+    """Requests of one connection to declare and delete, for as long as it lives; the port goes with
+    the socket."""
 
     __slots__ = ("_adapter", "_port", "_turn", "_waiting")
 

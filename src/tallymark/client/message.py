@@ -244,7 +244,7 @@ class Message:
 
     @property
     def kind(self) -> BodyKind | Literal[""]:
-        """Which sections the body is in; "" where there is none."""
+        """Kind of the body's sections; "" where there are none."""
         return self._parts.kind
 
     @property
@@ -317,7 +317,7 @@ class Message:
 
     @property
     def application_properties(self) -> dict[str, object]:
-        """What applications say to each other."""
+        """Properties that applications define for each other."""
         return self._parts.application_properties
 
     # Header and annotations [amqp-1.0 §3.2.1 to §3.2.3]
@@ -350,7 +350,7 @@ class Message:
 
     @property
     def expires_at(self) -> datetime | None:
-        """When it is of no use any more, as its sender says."""
+        """Time at which its sender considers it expired."""
         return datetime_of(self._parts.properties.absolute_expiry_time)
 
     def __repr__(self) -> str:

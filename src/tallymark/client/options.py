@@ -1,4 +1,4 @@
-"""What can be asked of a connection, a receiver, a sender. Times in ms unless a name says seconds.
+"""Options of a connection, a receiver, a sender. Times in ms unless a name says seconds.
 
 Users pass these as keywords of `connect`, `session.receiver` and `session.sender`; the client keeps
 them as they are here, because a connection that comes back must be asked the same again.
@@ -23,7 +23,7 @@ OnSuccess: TypeAlias = Literal["accept"] | None
 Sasl: TypeAlias = Literal["PLAIN", "ANONYMOUS", "EXTERNAL", "none"]
 
 ANSWER_S: Final = 30.0
-"""How long a peer may take to answer an open, begin, attach, detach, end or close; seconds."""
+"""Seconds that a peer may take to answer an open, begin, attach, detach, end or close."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

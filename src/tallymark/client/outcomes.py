@@ -1,4 +1,4 @@
-"""How a message ends: the four outcomes, as whoever receives it decides [amqp-1.0 §3.4].
+"""Outcomes of a message, of which its receiver chooses one [amqp-1.0 §3.4].
 
 Accepted   processed
 Rejected   it is invalid; a broker drops or dead-letters it

@@ -1,4 +1,4 @@
-"""What the client knows of one sender: messages that wait for credit, and who waits for them.
+"""State of one sender: messages that wait for credit, and the calls that wait for them.
 
 A message that waits is here and nowhere else: the protocol hears of it when it may leave. So a send
 that is cancelled before that leaves no trace, and credit and delivery-count are as if it never had
@@ -98,7 +98,7 @@ class Pending:
 
 @final
 class Producer:
-    """Of one sender, for as long as that lives; the link behind it may be replaced."""
+    """A sender for as long as it lives; the link behind it may be replaced."""
 
     __slots__ = (
         "_is_marked",
@@ -301,7 +301,7 @@ class Producer:
                 pending.finish(error.again())
 
     def fail_posted(self, work: Work, error: ClientError) -> None:
-        """What waits to be sent in a transaction never will be."""
+        """Fail the messages that wait to be sent in a transaction: they never will be."""
         failed = [pending for pending in self.queue if pending.work is work]
         if failed:
             self.queue = deque(pending for pending in self.queue if pending.work is not work)

@@ -114,14 +114,14 @@ class ReceivedMessage(Message):
 
     @property
     def stream_offset(self) -> int | None:
-        """Where it is in the stream that it was read from (annotation x-stream-offset); None: it
-        comes from a queue."""
+        """Offset in the stream that it was read from (annotation x-stream-offset); None: it comes
+        from a queue."""
         offset = self._parts.annotations.get(STREAM_OFFSET)
         return offset if isinstance(offset, int) else None
 
     @property
     def locked_until(self) -> datetime | None:
-        """When the broker gives it to somebody else unless it is settled (annotation
+        """Time at which the broker delivers it again unless it is settled (annotation
         x-opt-locked-until); None: the broker does not say. By the broker's clock."""
         return datetime_of(self.locked_until_ms())
 
@@ -132,8 +132,8 @@ class ReceivedMessage(Message):
 
     @property
     def expires_at(self) -> datetime | None:
-        """When its time to live is over: as its sender says, or counted from its arrival here. It
-        may be settled later all the same."""
+        """Time at which its time to live ends: as its sender says, or counted from its arrival
+        here. It may be settled later all the same."""
         at = self._parts.properties.absolute_expiry_time
         ttl = self._parts.header.ttl
         if at is None and ttl is not None:
@@ -148,7 +148,8 @@ class ReceivedMessage(Message):
 
     @property
     def outcome(self) -> Outcome | None:
-        """How it was settled; None while it is not, and of one that was sent settled."""
+        """Outcome that it was settled with; None while it is unsettled, and for a message sent
+        settled."""
         found = self.outcome_or_error
         return None if isinstance(found, ClientError) or self.state != SETTLED else found
 
@@ -194,10 +195,10 @@ class ReceivedMessage(Message):
         *,
         transaction: Transaction | None = None,
     ) -> Outcome | None:
-        """As release, but counted as failed, and with annotations for whoever gets it next (keys
-        begin with `x-`). `undeliverable_here`: not to this receiver again; most brokers take it
-        for a rejection. See `accept`. Raises NotPossible for annotations over AMQP 0-9-1, which
-        has no way to say them."""
+        """Release it, counted as failed, and with annotations for the next receiver (keys begin
+        with `x-`). `undeliverable_here`: not to this receiver again; most brokers take it for a
+        rejection. See `accept`. Raises NotPossible for annotations over AMQP 0-9-1, which has no
+        way to say them."""
         outcome = modified(failed, undeliverable_here, annotations)
         self.consumer.dispatcher.settle(self, outcome, transaction)
         return await self._result()
@@ -290,7 +291,7 @@ _STATES: Final = (
 
 
 def result_of(message: ReceivedMessage, state: Outcome | None) -> Outcome | ClientError:
-    """What a settlement led to, now that the sender has answered with `state`."""
+    """Return the settlement's result, given the `state` that the sender answered."""
     asked = message.outcome_or_error
     assert asked is not None
     assert not isinstance(asked, ClientError)

@@ -47,7 +47,8 @@ class Receiver:
         return self
 
     async def __anext__(self) -> ReceivedMessage:
-        """As `receive`; the loop ends when the application itself closes the receiver."""
+        """Return the next message, as `receive` does; the loop ends when the application itself
+        closes the receiver."""
         try:
             message = self._consumer.take()
             if message is None:
@@ -202,12 +203,12 @@ class Receiver:
 
     @property
     def address(self) -> str:
-        """As the peer calls it; of a dynamic receiver, what others send to."""
+        """The peer's name of the source; of a dynamic receiver, the address to send to."""
         return self._consumer.address
 
     @property
     def name(self) -> str:
-        """Of the link."""
+        """Name of the link."""
         return self._consumer.options.name
 
     @property
