@@ -18,7 +18,7 @@ from tallymark.client.errors import ClientError, Closed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """How long to wait before each attempt: `initial_ms`, then `factor` times as long up to
+    """Waiting times between attempts to connect: `initial_ms`, then `factor` times as long up to
     `max_ms`, less a random part of up to `jitter` of it, so that clients do not come back all at
     once."""
 

@@ -143,12 +143,12 @@ class Sender:
 
     @property
     def address(self) -> str | None:
-        """As the peer calls it; None: each message says where it goes (`to`)."""
+        """The peer's name of the target; None: each message says where it goes (`to`)."""
         return self._producer.address
 
     @property
     def name(self) -> str:
-        """Of the link."""
+        """Name of the link."""
         return self._producer.options.name
 
     @property

@@ -172,7 +172,7 @@ class Session(Declaring):
         return Sender(self, producer)
 
     async def _ready(self) -> Dispatcher:
-        """When the connection is there; forgets links that are no more."""
+        """Wait for the connection and return the dispatcher; forgets links that were closed."""
         await self.connection.ready(self.timeout_s)
         dispatcher = self._dispatcher
         if dispatcher.error is not None:
@@ -302,7 +302,7 @@ async def attach_consumer(consumer: Consumer, timeout_s: float) -> None:
 
 
 async def attach_producer(producer: Producer, timeout_s: float) -> None:
-    """As `attach_consumer`, of a sender."""
+    """Attach a sender to its session, for the first time or again. Raises as `Session.sender`."""
     dispatcher = producer.dispatcher
     if dispatcher.port is None:
         raise (dispatcher.error or Closed("the session is not there")).again()

@@ -1,4 +1,4 @@
-"""What was settled in one turn of the event loop, as ranges."""
+"""Settlements of one turn of the event loop, as ranges."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Run(NamedTuple):
     last: int
     outcome: Outcome
     second: Consumer | None
-    """Whose link settles them in two steps."""
+    """Consumer whose link settles them in two steps; None: one step."""
     work: Work | None
     """The transaction that they are settled in."""
 
@@ -62,7 +62,8 @@ class Settlements:
         return was_empty
 
     def take(self) -> list[Run]:
-        """Of contiguous tags only, ascending; then there are none."""
+        """Return the settlements since the last call as runs of contiguous tags, ascending, and
+        forget them."""
         if self._outcome is None:
             return []
         runs = self._runs

@@ -19,7 +19,7 @@ class Flushable(Protocol):
 
 @final
 class Turn:
-    """Of one connection, whichever transport carries it at the time."""
+    """Turns of the event loop for one connection, whichever transport carries it at the time."""
 
     __slots__ = ("_handle", "_marked", "is_paused", "loop", "write")
 

@@ -1,5 +1,5 @@
-"""Where to connect, and how: `amqp://user:password@host:port/vhost`, or `amqps://` for TLS; over
-AMQP 0-9-1 `amqp091://` and `amqps091://`."""
+"""Addresses of brokers: `amqp://user:password@host:port/vhost`, or `amqps://` for TLS; over AMQP
+0-9-1 `amqp091://` and `amqps091://`."""
 
 from __future__ import annotations
 

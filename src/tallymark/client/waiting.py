@@ -54,8 +54,8 @@ T = TypeVar("T", bound=Closable)
 
 @final
 class Opening(Generic[T]):
-    """What opens something: `await` it and close it yourself, or `async with` it. Nothing happens
-    before."""
+    """An operation that opens something: `await` it and close the result yourself, or use `async
+    with`. Nothing happens before."""
 
     __slots__ = ("_made", "_open")
 

@@ -36,7 +36,8 @@ class Stage(Enum):
 
 @final
 class Work:
-    """Of one session. The adapter calls begun, ended and failed."""
+    """A unit of work: what is settled and sent in one transaction of a session. The adapter calls
+    begun, ended and failed."""
 
     __slots__ = (
         "dispatcher",
@@ -55,13 +56,13 @@ class Work:
         self.handle: object = None
         """The adapter's own, such as a transaction's id."""
         self.settled: list[ReceivedMessage] = []
-        """What was settled in it, in that order: each takes its slot until the end [TX-4]."""
+        """Messages settled in it, in that order: each takes its slot until the end [TX-4]."""
         self.unanswered = 0
         """Messages posted in it whose outcome is not known yet."""
         self.returned = 0
         """Messages that the commit found no queue for."""
         self.is_committing = False
-        """Of ENDING: not rolled back."""
+        """In stage ENDING: True for a commit, False for a rollback."""
         self.error: TransactionError | None = None
         """Why it failed, can only be rolled back, or was where it should be committed."""
 
@@ -95,7 +96,7 @@ class Work:
     # Called by the adapter
 
     def begun(self) -> None:
-        """What waits for it may be said."""
+        """Send what waited for the broker to begin the transaction."""
         if self.stage is Stage.BEGINNING:
             self.stage = Stage.OPEN
             self.dispatcher.work_changed(self)

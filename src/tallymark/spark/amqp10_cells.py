@@ -55,12 +55,13 @@ _METHOD: Final = method_of(Route("", ""))
 
 @dataclass(frozen=True, slots=True)
 class _Bodies:
-    """Where the body of each message is, and what stands in front of it ends."""
+    """Positions of the messages' bodies, which are also the ends of the sections in front of
+    them."""
 
     quick: Bools
     """One data section, or one value of text or binary, and nothing behind it."""
     at: Ints
-    """Where its section begins."""
+    """Position at which the body's section begins."""
     starts: Ints
     lengths: Ints
 
@@ -79,7 +80,7 @@ class _Alone:
 def decode_amqp10_cells(
     raw: pa.Buffer, starts: Ints, ends: Ints, wanted: frozenset[str]
 ) -> dict[str, pa.Array]:
-    """As cells.decode_cells."""
+    """Decode AMQP 1.0 messages; see cells.decode_cells."""
     rows = len(starts)
     data = np.frombuffer(raw, np.uint8)
     if rows == 0:
@@ -175,8 +176,8 @@ def _properties(
 
 
 def _convert(head: bytes) -> tuple[bytes, bool]:
-    """What stands in front of a body as an AMQP 0-9-1 property section, and whether some of it
-    cannot be read."""
+    """Return the sections in front of a body as an AMQP 0-9-1 property section, and whether some of
+    them cannot be decoded."""
     end = len(head)
     try:
         front = read_front(head, 0, end)

@@ -31,7 +31,7 @@ QUARANTINE: Final = "_quarantine"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """Whose messages they are: where verdicts go."""
+    """Subscription that the messages were read from, to which their outcomes are sent."""
 
     queue: str
     subscription: str
@@ -42,7 +42,7 @@ class Reader:
 
 
 class Landing:
-    """What foreachBatch calls."""
+    """Function for foreachBatch that writes a batch to a table."""
 
     def __init__(
         self,
