@@ -27,7 +27,7 @@ class Block:
     header: layout.Header
     data: bytes
     rows: NDArray[Any]
-    """As layout.ROW_DTYPE names its fields."""
+    """Rows of the block; layout.ROW_DTYPE names their fields."""
     bounds: NDArray[np.uint32]
 
     def routes(self) -> pa.BinaryArray:

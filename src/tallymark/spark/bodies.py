@@ -35,7 +35,7 @@ class NoSchema(ValueError):
 
 
 class Schema:
-    """Of the bodies of one table."""
+    """Schema of the bodies in one table."""
 
     def __init__(self, text: str, folder: Path) -> None:
         """text: `infer`, Spark's DDL (`id bigint, note string`), or `@file` with either that or
@@ -54,7 +54,7 @@ class Schema:
             self._known = parsed(text_of(text))
 
     def of(self, number: int) -> StructType | None:
-        """What the batch with this number is read by; None: `find` it."""
+        """Return the schema of the batch with this number; None: call `find`."""
         if self._begun.exists():
             begun = json.loads(self._begun.read_text())
             if begun["batch"] == number:
@@ -99,7 +99,8 @@ def read_by(schema: StructType, batch: DataFrame) -> DataFrame:
 
 
 def text_of(given: str) -> str:
-    """What `@file` stands for, and any other text as it is. Raises NoSchema."""
+    """Return the contents of the file for `@file`, and any other text unchanged. Raises
+    NoSchema."""
     if not given.startswith("@"):
         return given
     try:

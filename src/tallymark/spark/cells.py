@@ -72,13 +72,13 @@ class _Field:
 
 @dataclass(frozen=True, slots=True)
 class _Frames:
-    """Where the parts of each message lie. What is wrong stands in `framed` and `listed`."""
+    """Positions of the parts of each message. What is wrong stands in `framed` and `listed`."""
 
     framed: Bools
     """Method and header frame have the right form."""
     body_size: Ints
     bodies: Ints
-    """Where the body frames begin."""
+    """Positions at which the body frames begin."""
     properties: Ints
     properties_end: Ints
     flags: Ints

@@ -62,7 +62,8 @@ def shown_url(url: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where a broker's HTTP interface is, and who asks. Picklable, without any connection."""
+    """Address of a broker's HTTP interface, with user and password. Picklable, without any
+    connection."""
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
@@ -70,9 +71,9 @@ class Endpoint:
     user: str = "guest"
     password: str = field(default="guest", repr=False)
     retry_ms: int = 60_000
-    """How long a call is tried again while the broker cannot be reached."""
+    """Milliseconds for which a call is repeated while the broker cannot be reached."""
     timeout_ms: int = 30_000
-    """How long one answer may take; a long poll has its own time on top."""
+    """Milliseconds for one answer; a long poll has its own time on top."""
 
     @staticmethod
     def from_url(url: str, **rest: object) -> Endpoint:

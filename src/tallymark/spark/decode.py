@@ -61,7 +61,7 @@ class _Places:
     starts: Ints
     ends: Ints
     known: Ints
-    """What is known beside the bytes: index into the block's letters.Table."""
+    """Index into the block's letters.Table, which has the broker's annotations of the message."""
 
     def part(self, index: Any) -> _Places:
         return _Places(*(getattr(self, name)[index] for name in self.__slots__))
@@ -235,7 +235,8 @@ def _by_columns(bounds: Ints, payload: Any, message: Ints) -> tuple[Ints, Ints]:
 
 
 def _own_column(bounds: Ints, payload: Any, message: Ints, number: int) -> Ints:
-    """What a payload with columns of its own says of each message: ids, arrivals, positions."""
+    """Return the column `number` of a payload with columns of its own, for each message: ids,
+    arrivals, positions."""
     count = payload["count"].astype(np.int64)
     routes = np.where(payload["flags"] & layout.ROUTE_COLUMN != 0, count, 0)
     at = payload["lo"].astype(np.int64) + count + 1 + routes + 2 * (number * count + message)
@@ -280,7 +281,7 @@ def _columns(
 
 
 def _content(whole: pa.Buffer, places: _Places, wanted: frozenset[str]) -> dict[str, pa.Array]:
-    """What is inside the messages: properties, body, malformed."""
+    """Return the columns read from inside the messages: properties, body, malformed."""
     # Cells are read in the order they lie in. They lie in the order they are read, unless messages
     # came back to their queue behind others.
     starts, ends = places.starts, places.ends

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 NO_VERSION: Final = -1
-"""Of an application that has not committed to the table."""
+"""Version of an application that has not committed to the table."""
 
 
 class QueryId:
@@ -81,7 +81,7 @@ def append_once(
 def append_batch(
     batch: DataFrame, number: int, table: str, query: QueryId, partition_by: list[str] | None
 ) -> bool:
-    """As append_once, for a batch of foreachBatch."""
+    """Append a batch of foreachBatch once; see append_once."""
     application = query.of(batch.sparkSession)
     if committed(table, application) >= number:
         return False  # before it is gathered

@@ -47,7 +47,7 @@ class CheckFailed(Exception):
 
 @dataclass(slots=True)
 class Stage:
-    """What every scene has at hand."""
+    """Objects that all scenes share."""
 
     console: Console
     out: Path
@@ -55,9 +55,9 @@ class Stage:
     broker: BrokerProcess
     checks: list[tuple[str, bool]] = field(default_factory=list)
     files: dict[str, Path] = field(default_factory=dict)
-    """What the newcomer may want to look at afterwards."""
+    """Files that are named at the end, for a look."""
     in_account: list[Callable[[reconcile.Reconciliation], None]] = field(default_factory=list)
-    """What scenes have to check in the account at the end."""
+    """Checks of scenes on the account at the end."""
     skipped: int = 0
     _spark: Future[SparkSession] | None = None
 
@@ -94,7 +94,7 @@ class Stage:
         return self._spark.result()
 
     def queue(self, name: str) -> dict[str, Any]:
-        """What the broker says of a queue now."""
+        """Return the broker's state of a queue."""
         client = Client(self.broker.endpoint)
         try:
             answer = client.call("GET", api_path("queues"))

@@ -54,10 +54,10 @@ SHIFT_S: Final = 60.0
 
 @dataclass(slots=True)
 class Shift:
-    """What the application saw under one contract."""
+    """Deliveries that the application saw under one contract."""
 
     came: Counter[str] = field(default_factory=Counter)
-    """How often each order was delivered."""
+    """Number of deliveries of each order."""
     expired: int = 0
     """Deliveries that the broker took back because their time was up."""
     most_held: int = 0
@@ -144,7 +144,8 @@ def declare(parameters: pika.ConnectionParameters) -> None:
 
 
 def ended_once(queue: dict[str, Any]) -> bool:
-    """Whether all orders entered the queue, were settled, and nothing else became of any."""
+    """Return whether all orders entered the queue and were settled: none is in it now, and none
+    was dropped."""
     return (
         int(queue["entered"]) == int(queue["settled"]) == ORDERS
         and int(queue["ready"]) == int(queue["acquired"]) == 0
@@ -159,8 +160,8 @@ def taken_back(account: Reconciliation, queue: str) -> int:
 
 
 def is_in_journal(account: Reconciliation, old: Shift) -> bool:
-    """Whether the journal knows of each lock that the application saw expire, and of none under
-    the other contract. It may know of more: deliveries that were still on their way."""
+    """Return whether the journal has each lock that the application saw expire, and none under the
+    other contract. It may know of more: deliveries that were still on their way."""
     return taken_back(account, HANDOVER) >= old.expired > 0 == taken_back(account, SETTLEMENT)
 
 

@@ -1,4 +1,4 @@
-"""What the demo publishes: the lines of a file, or a day of orders as a shop has them."""
+"""Messages that the demo publishes: the lines of a file, or a day of a shop's orders."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ POISONOUS: Final = 0.01
 DUPLICATE: Final = 0.03
 """Share that a nervous shop sends twice."""
 LONGEST_LINE: Final = 400
-"""Of a file: the worker refuses lines longer than this many bytes."""
+"""Longest line of a file, in bytes, that the worker does not refuse."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is published, and how the topic exchange spreads it."""
+    """Messages to publish, and the binding keys by which the topic exchange routes them."""
 
     name: str
     media_type: str

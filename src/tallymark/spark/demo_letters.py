@@ -45,15 +45,15 @@ QUIET_S: Final = 10.0
 
 @dataclass(slots=True)
 class Work:
-    """What the worker did."""
+    """Results of the worker."""
 
     done: int = 0
     late: int = 0
-    """Of the done: how many had been refused before."""
+    """Number of the done that had been refused before."""
     parked: list[bytes] = field(default_factory=list)
     refusals: int = 0
     counts_hold: bool = True
-    """Whether x-death said of each message exactly how often it had been refused."""
+    """True if each message's x-death had exactly the number of its refusals."""
     last_history: list[dict[str, Any]] = field(default_factory=list)
     """x-death of the order that was parked last."""
 
@@ -154,7 +154,7 @@ def _work(channel: BlockingChannel, orders: int) -> Work:
 
 
 def _refusals(history: list[dict[str, Any]]) -> int:
-    """How often a worker refused the message, as x-death has it."""
+    """Return the number of refusals by a worker in the message's x-death."""
     for death in history:
         if (death["queue"], death["reason"]) == (WORK, "rejected"):
             return int(death["count"])
