@@ -24,7 +24,7 @@ class PublishingEnded(Exception):
 
 @dataclass(slots=True)
 class Published:
-    """What went out, and what the broker has confirmed."""
+    """Counts of published, confirmed and refused messages."""
 
     digests: list[bytes] = field(default_factory=list)
     """SHA-256 of body n, which has message-id n."""

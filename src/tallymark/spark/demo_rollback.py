@@ -44,7 +44,7 @@ NAMES: Final = [name_of(number) for number in range(ORDERS)]
 
 @dataclass(slots=True)
 class Work:
-    """What the worker saw."""
+    """Deliveries that the worker saw."""
 
     attempts: list[list[str]] = field(default_factory=list)
     """The orders of each transaction, as they came."""
@@ -63,7 +63,7 @@ class Work:
         )
 
     def is_in_order(self) -> bool:
-        """What was committed came in the orders' order."""
+        """Return whether the committed orders came in the order of publication."""
         committed = [name for attempt in self.attempts[self.rollbacks :] for name in attempt]
         return committed == NAMES
 
@@ -203,7 +203,7 @@ def order_of(body: bytes) -> str:
 
 
 def invoices(parameters: pika.ConnectionParameters) -> list[str]:
-    """Those that are in the queue, which is empty then."""
+    """Return the orders in the invoices' queue, and empty it."""
     found: list[str] = []
     with pika.BlockingConnection(parameters) as connection:
         channel = connection.channel()
@@ -215,7 +215,8 @@ def invoices(parameters: pika.ConnectionParameters) -> list[str]:
 
 
 def ended_once(queue: dict[str, Any]) -> bool:
-    """Whether all orders entered the queue, were settled, and nothing else became of any."""
+    """Return whether all orders entered the queue and were settled: none is in it now, and none
+    was dropped."""
     return (
         int(queue["entered"]) == int(queue["settled"]) == ORDERS
         and int(queue["ready"]) == int(queue["acquired"]) == int(queue["staged"]) == 0

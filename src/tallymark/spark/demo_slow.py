@@ -127,7 +127,7 @@ SLOW: Final = "506 Consuming too slow."
 
 
 def _why_closed(screen: Screen) -> str:
-    """What the client library makes of it."""
+    """Return the error with which the client library reports the close."""
     try:
         screen.channel.start_consuming()
     except ChannelClosedByBroker as closed:

@@ -229,7 +229,7 @@ def _show(stage: Stage, work: Workload, table: DataFrame) -> None:
 
 
 def _show_orders(stage: Stage, table: DataFrame) -> None:
-    """What Spark finds in the orders: the late, the poisonous and the doubled ones."""
+    """Show the orders as Spark finds them: late, malformed and duplicate ones."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 

@@ -34,17 +34,17 @@ MORNING: Final = 150
 EVENING: Final = 50
 SEED: Final = 16
 TIMEOUT_MS: Final = 1_000
-"""What the one that hangs asked for: the shortest there is."""
+"""Message timeout of the worker that hangs: the shortest there is."""
 DELAY_MS: Final = 400
 READY: Final = 20
 HELD: Final = 10
-"""What the worker holds when it leaves."""
+"""Messages in flight at the worker when it disconnects."""
 QUIET_S: Final = 10.0
 
 
 @dataclass(slots=True)
 class Work:
-    """What the worker that is awake did."""
+    """Results of the worker that keeps running."""
 
     done: list[bytes] = field(default_factory=list)
     again: dict[int, Delivery] = field(default_factory=dict)

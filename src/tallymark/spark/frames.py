@@ -28,7 +28,7 @@ PERSISTENT: Final = 2
 KEPT: Final = 4_096
 """Distinct property lists and routing keys remembered per task."""
 CHUNK_BYTES: Final = 4 << 20
-"""What is handed over at a time ends with the message that passes this."""
+"""Bytes of frames after which a chunk ends, with the message that passes them."""
 
 _TEXTS: Final = (
     "content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "message_id",
@@ -43,7 +43,8 @@ PROPERTIES: Final = {
 """Columns that become properties, and Spark's types of them."""
 EXPECTED: Final = {"body": ("binary", "string"), "routing_key": ("string",), **PROPERTIES}
 IGNORED: Final = frozenset(schema.ALL) - frozenset(EXPECTED) | {"date", "outcome"}
-"""What the source says of a delivery, and what landing and verdicts add."""
+"""Columns without effect on the message: the source's about a delivery, and those of landing and
+outcomes."""
 
 
 def check_columns(given: StructType, needs_key: bool) -> None:
@@ -84,7 +85,7 @@ class Encoder:
         self._mandatory = mandatory
         self._methods: dict[str, bytes] = {}
         self._sections: dict[tuple[Any, ...], bytes] = {}
-        """Of rows with values for `_named`."""
+        """Encoded property sections, by the row's values of the columns `_named`."""
         self._named: list[str] = []
 
     def chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[bytes, int]]:
@@ -172,7 +173,7 @@ def _properties(names: Sequence[str], row: Sequence[Any]) -> Properties:
 
 
 def _wrong(names: list[str], row: tuple[Any, ...]) -> str:
-    """What is wrong with a row that cannot be encoded, by its column."""
+    """Return why a row cannot be encoded, naming the column."""
     for name, value in zip(names, row, strict=True):
         try:
             encode_properties(_properties([name], [value]))
@@ -182,7 +183,7 @@ def _wrong(names: list[str], row: tuple[Any, ...]) -> str:
 
 
 def _says(batch: pa.RecordBatch, name: str) -> bool:
-    """Whether the batch has anything in a column."""
+    """Return whether the batch has a value in a column."""
     at = batch.schema.get_field_index(name)
     return bool(at >= 0 and batch.column(at).null_count < batch.num_rows)
 

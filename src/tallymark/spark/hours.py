@@ -24,15 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Hour:
-    """What became of the messages that entered a queue within an hour."""
+    """Account of the messages that entered a queue within an hour."""
 
     queue: str
     vhost: str
     hour: str
-    """When it began, in ISO 8601; "" for what never entered."""
+    """Beginning of the hour in ISO 8601; "" for messages that never entered."""
     entered: int
     there: int
-    """Of these, at the end of the ledger: ready, acquired, deferred, staged or pending."""
+    """Number of these still in the queue at the end of the ledger: ready, acquired, deferred,
+    staged or pending."""
     settled: int
     dead_lettered: int
     dropped: dict[str, int]

@@ -76,7 +76,7 @@ def machine_java() -> Java | None:
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept for this user: $XDG_CACHE_HOME/tallymark or
+    """Return this user's folder for files that can be made again: $XDG_CACHE_HOME/tallymark or
     ~/.cache/tallymark, and a folder of the user's own under the temporary one if neither can be
     written."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")

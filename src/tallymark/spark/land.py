@@ -45,7 +45,7 @@ _WRAPPINGS: Final = (
     "StreamingQueryException", "SparkException", "Exception", "Py4JJavaError", "PythonException",
 )  # fmt: skip
 _CAUSED_BY: Final = re.compile("^(Caused by)?: ")
-"""What Java's causes begin with, and py4j's."""
+"""Prefixes of causes in error messages of Java and py4j."""
 _PERIOD: Final = re.compile(r"(\d+)\s*(ms|s|m|h)")
 _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
 
@@ -64,7 +64,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """What one run put into the table."""
+    """Rows and batches that one run added to the table."""
 
     rows: int
     batches: int
@@ -139,7 +139,7 @@ def land_batches(
     landing: Callable[[DataFrame, int], None],
     trigger: str = AVAILABLE_NOW,
 ) -> StreamingQuery:
-    """As `land`, each batch by a Landing: to Delta, with bodies as columns."""
+    """Land each batch through a Landing: to Delta, with bodies as columns; otherwise as `land`."""
     return (
         messages.writeStream.foreachBatch(landing)
         .option("checkpointLocation", str(Path(to) / CHECKPOINT))
@@ -184,7 +184,7 @@ def _batch(progress: Any) -> Batch:
 
 
 class Display(Protocol):
-    """Where progress goes."""
+    """Output of the progress."""
 
     def batch(self, batch: Batch, so_far: int) -> None:
         """A batch was committed; so_far counts the rows of this run."""
@@ -345,7 +345,7 @@ def preflight(options: SourceOptions, to: Path) -> str | None:
 
 
 def _can_be_subscribed(client: Client, options: SourceOptions) -> bool:
-    """Whether the queue is there at all. Raises CannotLand when it is none for subscriptions."""
+    """Return whether the queue exists. Raises CannotLand when it cannot have subscriptions."""
     for row in client.call("GET", api_path("queues"))["queues"]:
         if (row["vhost"], row["name"]) == (options.vhost, options.queue):
             if not row["durable"] or row["exclusive"]:
@@ -391,7 +391,7 @@ BY_FORMAT: Final = {
     "_delta_log": "a Delta table",
     "batch=*": "Parquet with a schema",
 }
-"""What a table's folder holds by which readers know how to read it."""
+"""Files in a table's folder that tell its kind, by pattern."""
 
 
 def check_table(to: Path, mark: str) -> None:

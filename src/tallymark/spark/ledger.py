@@ -154,7 +154,7 @@ def checkpoints(folder: Path) -> list[LedgerFile]:
 
 
 def journal_folder(folder: Path) -> Path:
-    """Where the journal's files are under a data folder. Raises FileNotFoundError."""
+    """Return the folder of the journal's files. Raises FileNotFoundError."""
     if folder.is_dir() and any(segment.parsed_name(path.name) for path in folder.iterdir()):
         return folder
     raise FileNotFoundError(f"{folder}: no journal here, expected files like 0000000001-*.segment")
@@ -179,7 +179,7 @@ class LedgerReader(DataSourceReader):
 
 
 def plan(folder: Path, upto: int | None = None) -> list[FilePartition]:
-    """What to read for the ledger up to the checkpoint at `upto` (None: the newest): that
+    """Return the partitions of the ledger up to the checkpoint at `upto` (None: the newest): that
     checkpoint, and every file with rows below it. Raises LedgerIncomplete."""
     folder = folder.absolute()  # executors of a cluster stand in folders of their own
     state = find_checkpoint(folder, upto)
@@ -214,7 +214,7 @@ def find_checkpoint(folder: Path, upto: int | None) -> LedgerFile:
 
 
 def time_of(checkpoint: LedgerFile) -> datetime:
-    """When the broker wrote it, to the millisecond as its own clock had it."""
+    """Return when the broker wrote a checkpoint, to the millisecond as its own clock had it."""
     data, headers = _checkpoint_blocks(checkpoint)
     times = [int(block_at(data, one).rows["time"].max()) for one in headers if one.rows]
     if not times:
@@ -223,7 +223,8 @@ def time_of(checkpoint: LedgerFile) -> datetime:
 
 
 def beyond(folder: Path, position: int) -> tuple[int, datetime] | None:
-    """How many blocks tell of something after `position`, and when the last of it happened."""
+    """Return the number of blocks with events after `position`, and the time of the last event;
+    None: there are none."""
     count, last = 0, 0
     for file in ledger_files(folder):
         if file.number < position >> 32:
@@ -365,8 +366,8 @@ def _where(values: Any, holds: Any) -> pa.Array:
 
 
 def _dues(rows: Any, blobs: list[str | None]) -> pa.Array:
-    """When what is deferred is ready: DEFERRED rows say it themselves, and what is known of
-    messages that entered so does."""
+    """Return when each deferred message becomes ready: DEFERRED rows carry the time, and so do the
+    annotations of messages that entered."""
     dues: list[int | None] = [None] * len(rows)
     for i in np.flatnonzero(rows["kind"] == records.DEFERRED).tolist():
         dues[i] = int(rows["other"][i]) * 1000
