@@ -1,4 +1,5 @@
-"""What the broker knows of messages beside their bytes, as columns: above all, how they died.
+"""Annotations of messages, which the broker stores beside their bytes, as columns: above all, how
+they died.
 
 A row of a block carries it as a blob, which all messages of the row share and mostly those of other
 rows too. So each distinct blob is read once, and a message's column is a take of what was read.
@@ -74,8 +75,8 @@ class Table:
 
 
 def read_table(block: Block, rows: Any) -> tuple[Table, Ints] | None:
-    """What is known of the messages of each of these rows: a table, and its index for each row.
-    None where nothing is known of any.
+    """Return the annotations of these rows' messages: a table, and its index for each row. None
+    where no message has any.
 
     Raises LayoutError when a row points outside the text of its block.
     """

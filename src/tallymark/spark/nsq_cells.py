@@ -31,7 +31,7 @@ SIZE: Final = 4
 def decode_nsq_cells(
     raw: pa.Buffer, starts: Ints, ends: Ints, wanted: frozenset[str]
 ) -> dict[str, pa.Array]:
-    """As cells.decode_cells."""
+    """Decode NSQ messages; see cells.decode_cells."""
     rows = len(starts)
     data = np.frombuffer(raw, np.uint8)
     if rows == 0:

@@ -19,7 +19,7 @@ DEFAULT_MAX_ROWS: Final = 50_000
 DEFAULT_MAX_BYTES: Final = 128 * 1024 * 1024
 SUBSCRIPTION_ROWS: Final = 100_000
 SUBSCRIPTION_BYTES: Final = 256 * 1024 * 1024
-"""What the broker lets a subscription hold unsettled where nobody says."""
+"""Bytes that a subscription may hold unsettled unless an option says otherwise."""
 STREAM_MAX_ROWS: Final = 1_000_000
 STREAM_MAX_BYTES: Final = 1024 * 1024 * 1024
 """A stream's reader holds nothing in the broker; a micro-batch costs 0.2 s whatever is in it."""
@@ -70,7 +70,7 @@ OF_STREAMS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What a user asked for, as plain values: pickled to wherever the source runs."""
+    """Options of the source as plain values."""
 
     endpoint: Endpoint = DEFAULT_ENDPOINT
     vhost: str = "/"
@@ -78,7 +78,7 @@ class SourceOptions:
     stream: str = ""
     subscription: str = ""
     starting: str = ""
-    """What `at` or `time` says in a query of an offset; "": nothing was said."""
+    """Argument `at` or `time` of the request for the starting offset; "": none was given."""
     ending: str = ""
     fail_on_data_loss: bool = True
     read_segments: bool = False

@@ -1,4 +1,4 @@
-"""What commands over the ledger have in common: a session, the rows, and reasons in one line."""
+"""Parts shared by the commands over the ledger: a session, the rows, and errors in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ledger's rows mean by their payloads: ids and routes of messages, found by position.
+"""Messages of the ledger's rows: ids and routes, found by the position of their payload.
 
 A row names the bytes it speaks of by their position in the journal, and the PAYLOAD row of the same
 position says which ids those messages have and how they were routed. Here that is looked up among

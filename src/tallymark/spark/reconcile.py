@@ -46,12 +46,12 @@ MOST_TASKS: Final = 64
 ASK_AGAIN: Final = 5
 RETRY_MS: Final = 5_000
 WRITTEN_S: Final = 5.0
-"""How long a checkpoint may take from being asked for to being in the folder."""
+"""Seconds within which a requested checkpoint has to be in the folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the broker says of one queue at one journal position."""
+    """Counters that the broker gives for one queue at one journal position."""
 
     id: int
     vhost: str
@@ -117,11 +117,11 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Beyond:
-    """What the journal holds past the checkpoint, and the account does not tell of."""
+    """Extent of the journal behind the checkpoint, which the account does not cover."""
 
     blocks: int
     until: str
-    """When the last of it happened, in ISO 8601."""
+    """Time of the last event, in ISO 8601."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +132,15 @@ class Reconciliation:
     accounts: list[Account]
     faults: list[Fault] = field(default_factory=list)
     letters: list[Letters] = field(default_factory=list)
-    """As far as the ledger goes back; a message that had two targets counts in both."""
+    """Dead letters by source and target, as far as the ledger goes back; a message with two targets
+    counts in both."""
     returned: list[Returned] = field(default_factory=list)
-    """As far as the ledger goes back; a message that came back twice counts twice."""
+    """Returned deliveries by reason, as far as the ledger goes back; a message that came back twice
+    counts twice."""
     source: str = ""
-    """Who said what is still there: "checkpoint", or the address of the broker that was asked."""
+    """Source of the claims: "checkpoint", or the address of the broker that was asked."""
     as_of: str = ""
-    """When that was, in ISO 8601."""
+    """Time of the claims, in ISO 8601."""
     beyond: Beyond | None = None
     hours: list[Hour] = field(default_factory=list)
     """The account of each queue and hour, where it was asked for."""
@@ -428,7 +430,7 @@ def main(
 
 
 def _check_broker(endpoint: Endpoint, data_dir: Path) -> None:
-    """Whether this broker can be asked and uses this folder.
+    """Check that this broker answers and uses this folder.
 
     Raises LedgerIncomplete, BrokerRefused, BrokerUnreachable.
     """
@@ -447,8 +449,8 @@ def _check_broker(endpoint: Endpoint, data_dir: Path) -> None:
 
 
 def _check_checkpoint(data_dir: Path, user: str | None, password: str | None) -> str:
-    """Whether there is a checkpoint to speak for the broker; returns what to do for the present
-    state of affairs. Raises LedgerIncomplete."""
+    """Check that there is a checkpoint whose claims can stand for the broker's; return advice on
+    how to reconcile the present state instead. Raises LedgerIncomplete."""
     using = ledger.user_of(data_dir)
     if using is None:
         present = "start the broker and use --url"

@@ -46,7 +46,7 @@ Told = Callable[[str, Range], None]
 
 @dataclass(slots=True)
 class Archived:
-    """What one run did."""
+    """Result of one run."""
 
     to: str
     stream: str
@@ -55,7 +55,7 @@ class Archived:
     upto: int = 0
     """Offsets below it are archived, all that were there."""
     first: int = 0
-    """Where the stream itself begins now."""
+    """First offset that the stream still has."""
     lost: list[tuple[int, int]] = field(default_factory=list)
     """Offsets (from, to) behind what was archived that retention took before they were."""
     seconds: float = 0.0
@@ -75,7 +75,7 @@ class Stream:
         return self._call("GET", "archive")
 
     def reach(self, first: int, rows: int, size: int) -> tuple[int, int]:
-        """Where a range from `first` on ends, and where the stream does."""
+        """Return the end of a range that begins at `first`, and the end of the stream."""
         query = f"range?from={first}&id={self.id}&max_rows={rows}&max_bytes={size}"
         found = self._call("GET", query)
         return int(found["to"]), int(found["next"])
@@ -237,7 +237,7 @@ def _write_range(
 
 
 def _checksum(messages: DataFrame) -> Column:
-    """Of all rows whatever their order: the exclusive or of a hash of every column."""
+    """Return a checksum of all rows in any order: the exclusive or of a hash of every column."""
     from pyspark.sql import functions as f
 
     columns = [
@@ -350,14 +350,14 @@ def main(
 
 
 class Display:
-    """What the command prints: one JSON object a line, or words."""
+    """Output of the command: one JSON object a line, or words."""
 
     def __init__(self, stream: str, as_json: bool) -> None:
         self._stream = stream
         self._as_json = as_json
 
     def progress(self, what: str, one: Range) -> None:
-        """Of a range that is archived, or was before and is recorded now."""
+        """Show a range that was archived now, or was archived before and is recorded now."""
         if what != RECORDED:
             return
         if self._as_json:

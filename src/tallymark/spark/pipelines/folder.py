@@ -61,7 +61,7 @@ class Range:
     """Fewer than offsets where some were passed over."""
     checksum: str
     folder: str = ""
-    """Of its rows, by its name in the archive's folder."""
+    """Name of the folder of its rows, within the archive's folder."""
     files: tuple[File, ...] = ()
 
     @property
@@ -128,8 +128,8 @@ class Archive:
         return found
 
     def ranges(self) -> list[Range]:
-        """What is complete, in order. Raises ArchiveDamaged where files are missing, or two
-        ranges have offsets in common."""
+        """Return the complete ranges in order. Raises ArchiveDamaged where files are missing, or
+        two ranges overlap."""
         names = sorted(name for name in os.listdir(self._manifests) if _MANIFEST.fullmatch(name))
         found = [self._range(name) for name in names]
         for before, after in pairwise(found):
@@ -144,7 +144,7 @@ class Archive:
         return max((one.high for one in self.ranges()), default=0)
 
     def attempt(self, low: int, high: int) -> Path:
-        """Where the rows of a range are to be written: nothing is there."""
+        """Return a new folder for the rows of a range."""
         return self.folder / f"range-{low:020d}-{high:020d}-{uuid.uuid4().hex[:8]}"
 
     def paths(self) -> list[str]:

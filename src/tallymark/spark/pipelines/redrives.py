@@ -38,7 +38,7 @@ MOVED: Final = "moved"
 STATUSES: Final = (
     MOVED, "gone", "not_ready", "unroutable", "full", "no_letter", "forbidden", "repeated",
 )  # fmt: skip
-"""What the broker answers for a message, in the order in which it is shown."""
+"""Results that the broker gives for a message, in the order in which they are shown."""
 BATCH: Final = 1_000
 """Messages of one request, at most: what one turn of the broker does for us."""
 A_SECOND: Final = 4
@@ -49,25 +49,25 @@ NAMES: Final = ("queue", "sequence", "broker_message_id")
 
 @dataclass(slots=True)
 class Way:
-    """Where some of the messages went, or would go."""
+    """Target of some of the messages, or the target they would have."""
 
     exchange: str
     routing_keys: list[str]
     queues: list[str]
     """Empty: no queue takes them from there."""
     results: dict[str, int] = field(default_factory=dict)
-    """How many messages, by what became of them."""
+    """Number of messages by result."""
 
 
 @dataclass(slots=True)
 class Redriven:
-    """What became of the messages, or would."""
+    """Result of a redrive, or of its rehearsal."""
 
     run: str
     dry_run: bool
     chosen: int = 0
     asked: int = 0
-    """How many of the chosen the broker has answered for."""
+    """Number of the chosen messages for which the broker has answered."""
     results: dict[str, int] = field(default_factory=dict)
     ways: list[Way] = field(default_factory=list)
     seconds: float = 0.0
@@ -121,8 +121,9 @@ def browse(
     vhost: str | None = None,
     columns: str | None = None,
 ) -> DataFrame:
-    """What is ready in a queue now, as a table: nothing is taken. columns: those to make, as the
-    option of format("tallymark"); `queue`, `sequence` and `broker_message_id` name a message."""
+    """Return the ready messages of a queue as a table; none is taken. columns: those to make, as
+    the option of format("tallymark"); `queue`, `sequence` and `broker_message_id` name a
+    message."""
     given = {"url": url, "user": user, "password": password, "vhost": vhost, "columns": columns}
     options = {name: value for name, value in given.items() if value is not None}
     return spark.read.format("tallymark").options(queue=queue, **options).load()
@@ -276,7 +277,7 @@ def main(
 
 
 def _ask(endpoint: Endpoint, vhost: str, queue: str, run: str) -> None:
-    """Whether this queue can be redriven by this user. Raises BrokerRefused, BrokerUnreachable."""
+    """Check that this user may redrive this queue. Raises BrokerRefused, BrokerUnreachable."""
     client = Client(endpoint)
     try:
         client.patient("GET", api_path("queues"))
@@ -287,7 +288,7 @@ def _ask(endpoint: Endpoint, vhost: str, queue: str, run: str) -> None:
 
 
 class Display:
-    """What the command prints: one JSON object a line, or words and a table."""
+    """Output of the command: one JSON object a line, or words and a table."""
 
     def __init__(self, queue: str, as_json: bool) -> None:
         self._queue = queue

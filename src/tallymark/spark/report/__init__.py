@@ -1,4 +1,4 @@
-"""What became of the messages: latencies, redeliveries, dead-letter paths, consumers, credit.
+"""Report on messages: latencies, redeliveries, dead-letter paths, consumers, credit.
 
     from tallymark.spark import pipelines
     found = pipelines.report(pipelines.read_ledger(spark, Path("tallymark-data")))
