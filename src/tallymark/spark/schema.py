@@ -95,7 +95,7 @@ COLUMNS: Final = (
 )
 BY_NAME: Final = {column.name: column for column in (*COLUMNS, OFFSET)}
 ALL: Final = tuple(column.name for column in COLUMNS)
-"""Of a queue."""
+"""Names of a queue's columns."""
 ALL_OF_STREAM: Final = tuple("offset" if name == "lease_sequence" else name for name in ALL)
 
 

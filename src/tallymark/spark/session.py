@@ -42,7 +42,7 @@ LOOPBACK: Final = "127.0.0.1"
 
 MASTER_PORT: Final = 7077
 MASTER_S: Final = 5.0
-"""How long a standalone master may take to accept a connection."""
+"""Seconds for which a standalone master may take to accept a connection."""
 _KNOWN_MASTER: Final = re.compile(
     r"local|local\[(\*|\d+)(,\s*\d+)?\]|local-cluster\[.+\]|spark://.+|k8s://.+|yarn"
 )

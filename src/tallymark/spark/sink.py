@@ -51,7 +51,7 @@ class SinkClient(Client):
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What one task handed over."""
+    """Messages that one task staged."""
 
     ids: list[int]
     rows: int
@@ -61,7 +61,7 @@ _clients: dict[Endpoint, SinkClient] = {}
 
 
 class Batches:
-    """What batches and streams have in common."""
+    """Common part of the writers of batches and of streams."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options

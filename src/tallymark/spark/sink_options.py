@@ -34,12 +34,13 @@ _SPELLING: Final = {name.lower(): name for name in KNOWN}
 _SPARKS_OWN: Final = ("path", "checkpointlocation")
 _OF_SOURCES: Final = ("url", "host", "port", "user", "password", "vhost", "retryMs")
 ONCE_FORGET_MS: Final = 3_600_000
-"""How long the broker knows a write without batchId: as long as its commit may be repeated."""
+"""Milliseconds for which the broker remembers a write without batchId: for so long its commit may
+be repeated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """What a user asked for, as plain values: pickled to wherever the sink runs."""
+    """Options of the sink as plain values."""
 
     endpoint: Endpoint = DEFAULT_ENDPOINT
     vhost: str = "/"

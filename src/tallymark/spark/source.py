@@ -58,7 +58,8 @@ def shared_client(endpoint: Endpoint) -> Client:
 
 
 class TallymarkDataSource(DataSource):
-    """What Spark finds under the name "tallymark". Options: see tallymark.spark.options."""
+    """Data source that Spark finds under the name "tallymark". Options: see
+    tallymark.spark.options."""
 
     @classmethod
     def name(cls) -> str:
@@ -290,7 +291,7 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class QueueBrowser(DataSourceReader):
-    """What is in a queue now, without taking anything out of it.
+    """Reader of the messages in a queue now; none is taken out of it.
 
     The broker pins the messages under a plan, so that all tasks see the same ones, whatever is
     consumed meanwhile; a plan that nobody uses for ten minutes expires.
@@ -361,6 +362,6 @@ def read_browsed(options: SourceOptions, span: Span, path: str) -> Iterator[pa.R
 
 
 def is_dense(numbers: Ints, first: int) -> bool:
-    """Whether the numbers are first, first + 1, first + 2, ..."""
+    """Return whether the numbers are first, first + 1, first + 2, ..."""
     expected = np.arange(first, first + len(numbers))
     return bool((numbers == expected).all())

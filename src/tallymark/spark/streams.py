@@ -73,7 +73,7 @@ def lose(options: SourceOptions, low: int, first: int, failure: Gone | None = No
 
 
 class _Planner:
-    """What both readers do on the driver."""
+    """Part of both stream readers that runs on the driver."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -129,7 +129,7 @@ class StreamTail(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- called on the driver, one after the other
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where startingOffsets or startingTimestamp says; the same however often it is asked."""
+        """Return the offset of startingOffsets or startingTimestamp; the same one at every call."""
         self._find()
         if self._beginning is None:
             self._beginning = self._planner.place(self._options.starting or "at=next")
@@ -144,7 +144,7 @@ class StreamTail(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = int(self._planner.stat()["next"])
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """How far the next batch goes.
+        """Return the offset at which the next batch ends.
 
         Waits up to `waitMs` for messages (not under available-now): an idle query would otherwise
         ask about 70 times a second.

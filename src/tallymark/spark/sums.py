@@ -1,4 +1,4 @@
-"""Whether bytes from where they lie in the journal are those that were written.
+"""Checksums of bytes that were read from where they lie in the journal.
 
 The broker sends them without looking at them; the rows that come with them have their checksums.
 """

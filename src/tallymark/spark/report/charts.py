@@ -17,7 +17,7 @@ MARKS_MS: Final = (
     1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 6 * 3_600_000, 86_400_000,
     7 * 86_400_000, 28 * 86_400_000,
 )  # fmt: skip
-"""Where the axis of durations has marks."""
+"""Positions of ticks on the axis of durations, in milliseconds."""
 SERIES: Final = ("s1", "s2", "s3", "s4", "s5")
 """Classes of the style: a colour each."""
 
@@ -234,7 +234,7 @@ def _moment(at_ms: int) -> str:
 
 
 def _scale(most: float) -> tuple[float, float]:
-    """Where an axis ends, and the step of its marks: 1, 2 or 5 times a power of ten.
+    """Return the end of an axis and the step of its ticks: 1, 2 or 5 times a power of ten.
 
     >>> _scale(37), _scale(1)
     ((40, 10), (1.0, 0.5))

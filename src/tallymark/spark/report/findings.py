@@ -1,4 +1,4 @@
-"""What the report says, as plain values: each chapter a list of small dicts, ready for JSON."""
+"""Findings of the report as plain values: each chapter a list of small dicts, ready for JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the ids of the ledger stand for."""
+    """Names for the ledger's ids."""
 
     queues: dict[int, str]
     subscriptions: dict[int, str]
@@ -83,7 +83,7 @@ def collect(
 
 
 def bucket_of(first_ms: int, last_ms: int) -> int:
-    """How long the stretches are that a span of time is cut into.
+    """Return the length of the intervals that a span of time is cut into; milliseconds.
 
     >>> bucket_of(0, 24 * 3_600_000), bucket_of(0, 20_000)
     (3600000, 500)
@@ -212,8 +212,8 @@ def _deliveries(
 def _duplicates(
     given: Rows, names: Names, sums: Iterable[tuple[int, str, str | None, int]]
 ) -> Rows:
-    """Of each queue: publishes passed over because their id was known, and messages that consumers
-    saw more than once."""
+    """Return for each queue the publishes dropped as duplicates, and the messages delivered more
+    than once."""
     out = {
         one["queue"]: {
             "queue": one["queue"],
@@ -288,7 +288,7 @@ def _called(blob: str | None) -> str:
 
 
 def _slow(names: Names, said: Iterable[Any]) -> Rows:
-    """What the broker itself found of slow consumers [SC-4], the newest last."""
+    """Return the broker's reports on slow consumers [SC-4], the newest last."""
     out = [
         {
             "queue": names.queue(row.queue_id),

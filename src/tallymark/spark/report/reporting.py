@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found, and the ways to show it."""
+    """Findings of a report, and their formats."""
 
     data: dict[str, Any]
     """Every chapter as plain values, see docs/pipelines.md."""
