@@ -21,7 +21,7 @@ MS_OF_HOUR: Final = 3_600_000
 ENDS: Final = ("settled", "dropped", "dead_lettered")
 HAPPENED: Final = ("entered", *ENDS, "pending")
 WHATS: Final = (*HAPPENED, "live", "letter", "transferred")
-"""What a range of sequences can be said to be or to have undergone: see `intervals`."""
+"""Properties and events of a range of sequences: see `intervals`."""
 MOVED_ON: Final = ("transfer", "redrive")
 """Why messages were settled though no consumer had them: they went on to other queues."""
 REASONS: Final = ("", *sorted(DROP_REASONS.values()))
@@ -75,7 +75,7 @@ def intervals(rows: DataFrame) -> DataFrame:
 
 
 def _transferred() -> Column:
-    """Whether a row says that messages were handed on to other queues."""
+    """Return whether a row records messages that were moved to other queues."""
     from pyspark.sql import functions as f
 
     return (f.col("kind") == "settled") & f.col("reason").isin(*MOVED_ON)
@@ -229,7 +229,8 @@ def drops(ranges: DataFrame) -> DataFrame:
 
 
 def moves(rows: DataFrame) -> DataFrame:
-    """How many dead letters went from one queue to another: (source, target, letters), by id."""
+    """Return the number of dead letters from one queue to another: (source, target, letters), by
+    id."""
     from pyspark.sql import functions as f
 
     entered = rows.where("source = 'journal' and kind = 'entered' and from_queue_id is not null")
@@ -251,8 +252,8 @@ def moves(rows: DataFrame) -> DataFrame:
 
 
 def returns(rows: DataFrame) -> DataFrame:
-    """How many deliveries came back to a queue and why: (queue_id, reason, deliveries). A message
-    counts each time."""
+    """Return the number of returned deliveries by queue and reason: (queue_id, reason, deliveries).
+    A message counts each time."""
     from pyspark.sql import functions as f
 
     return (

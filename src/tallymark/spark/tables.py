@@ -67,8 +67,8 @@ def decode_tables(tables: pa.BinaryArray) -> tuple[pa.MapArray, Bools]:
 
 
 def _plain_tables(tables: pa.BinaryArray) -> tuple[Bools, Ints, Ints, Ints]:
-    """Which tables hold values of the types in SIZES only; and of their entries the table's number,
-    in order, the place of the key's length byte, and that of the value's type."""
+    """Find the tables whose values all have types in SIZES. Of their entries, return the table's
+    number, in order, the position of the key's length byte, and that of the value's type."""
     buffers = tables.buffers()
     offsets = np.frombuffer(buffers[1], np.int32, len(tables) + 1).astype(np.int64)
     data = np.frombuffer(buffers[2], np.uint8) if buffers[2] else np.zeros(0, np.uint8)

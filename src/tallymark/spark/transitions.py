@@ -106,7 +106,7 @@ def transitions(rows: DataFrame) -> DataFrame:
 
 
 def _outcome() -> Column:
-    """What became of the message with this event; null where nothing is decided by it."""
+    """Return the message's outcome with this event; null where the event decides none."""
     from pyspark.sql import functions as f
 
     event, reason = f.col("event"), f.col("reason")
