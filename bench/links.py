@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Scenarios a to f over AMQP 1.0 beside the same work over AMQP 0-9-1, on one Tallymark.
 
-The AMQP 1.0 load comes from `amqp10.c`, built here with the machine's C compiler; the AMQP 0-9-1
-load from ../shared/bench, whose scenarios these are. The two take turns, so that a change in the
-machine's speed hits both. Without ../shared only AMQP 1.0 runs.
+The AMQP 1.0 load comes from `amqp10.c`, the AMQP 0-9-1 load from `loadgen.c`; both are built here
+with the machine's C compiler. The two take turns, so that a change in the machine's speed hits both
+of them.
 
     links.py [--scenarios abcdef] [--runs 3] [--scale 1.0] [-- FLAGS of tallymark serve]
 """
@@ -23,9 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.brokers import Running, scratch, tallymark
-
-HERE = Path(__file__).resolve().parent
-SHARED = HERE.parents[1] / "shared" / "bench" / "loadgen.c"
+from bench.loadgen import CHANNELS, LINKS, build
 
 DURABLE = "--size 1024 --durable --credit 1000"
 SCENARIOS = {
@@ -37,14 +35,6 @@ SCENARIOS = {
     "f": (40_000, f"{DURABLE} --ack-every 1 --rate 2000"),
 }
 """Messages, and flags of amqp10.c."""
-
-
-def build(source: Path, folder: Path) -> str:
-    """Compile a load generator; returns the path of the program."""
-    program = folder / source.stem
-    command = ["gcc", "-O2", "-Wall", "-o", str(program), str(source), "-lpthread"]
-    subprocess.run(command, check=True)
-    return str(program)
 
 
 def queue(broker: Running, method: str, name: str, durable: bool) -> None:
@@ -136,16 +126,15 @@ def main() -> None:
     args = parser.parse_args()
     rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
     with scratch() as folder, tallymark(folder / "data", *args.flags) as broker:
-        links = build(HERE / "amqp10.c", folder)
-        channels = build(SHARED, folder) if SHARED.exists() else None
+        links = str(build(LINKS, folder))
+        channels = str(build(CHANNELS, folder))
         print(f"tallymark {broker.note}", flush=True)
         for number in range(args.runs):
             for scenario in args.scenarios:
                 messages = int(SCENARIOS[scenario][0] * args.scale)
                 name = f"bench-{scenario}-{number}"
-                if channels is not None:
-                    found = over_channels(channels, broker, scenario, messages, name)
-                    rows.setdefault((scenario, "0-9-1"), []).append(found)
+                found = over_channels(channels, broker, scenario, messages, name)
+                rows.setdefault((scenario, "0-9-1"), []).append(found)
                 found = over_links(links, broker, scenario, messages, name)
                 rows.setdefault((scenario, "1.0"), []).append(found)
     print(table(dict(sorted(rows.items()))))

@@ -5,7 +5,7 @@ Scenarios a, c, d, e and f with PUB, with MPUB of 100, and over AMQP with persis
 durable queues, confirms and every message acknowledged by itself: as NSQ has it, whose every OK is
 from the disk and whose every message is finished. All against one broker, in turn.
 
-Needs the load generator of ../shared/bench and gcc.
+Needs gcc.
 
     nsq.py [--runs 3] [--scale 1.0] [--scenarios acdef] [--out build/nsq.jsonl]
 """
@@ -24,9 +24,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.brokers import Running, scratch, tallymark
+from bench.loadgen import CHANNELS, build
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE = ROOT.parent / "shared" / "bench" / "loadgen.c"
 LIMIT = 1.5
 """CPU of a message over NSQ may be so many times that over AMQP."""
 KIB = ("--size", "1024")
@@ -99,8 +99,7 @@ def main() -> int:
         (scenario, way): [] for scenario in args.scenarios for way in WAYS
     }
     with scratch() as folder:
-        loadgen = folder / "loadgen"
-        subprocess.run(["gcc", "-O2", "-o", loadgen, SOURCE, "-lpthread"], check=True)
+        loadgen = build(CHANNELS, folder)
         with tallymark(folder / "tallymark") as broker, args.out.open("a") as out:
             print(f"tallymark ({broker.note}), {args.runs} runs, scale {args.scale:g}", flush=True)
             for _ in range(args.runs):

@@ -2,8 +2,7 @@
 """`make bench`: the scenarios a to f and the project's own patterns, beside RabbitMQ.
 
 Starts Tallymark as installed and, where Debian's package is there, RabbitMQ, each on free ports
-with a data folder of its own. The scenarios need ../shared/bench (its load generator is C) and are
-left out without it.
+with a data folder of its own. The load generator of the scenarios is C: they need gcc.
 
     run.py [--runs 3] [--scale 1.0] [--scenarios abcdef] [--patterns all|none|NAME,...]
            [--messages 100000] [--no-rabbitmq] [--table build/bench.md] [--out build/bench.jsonl]
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import platform
-import subprocess
 import sys
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -22,25 +20,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench import patterns
+from bench import compare, patterns
 from bench.brokers import Running, rabbitmq, rabbitmq_installed, scratch, tallymark
 
 ROOT = Path(__file__).resolve().parents[1]
-COMPARE = ROOT.parent / "shared" / "bench" / "compare.py"
 
 
-def compare(brokers: list[Running], scenarios: str, runs: int, scale: float, out: Path) -> str:
+def side_by_side(brokers: list[Running], scenarios: str, runs: int, scale: float, out: Path) -> str:
     """The scenarios' table, or why there is none."""
     if not scenarios:
         return "Scenarios a to f left out: none asked for."
-    if not COMPARE.exists():
-        return f"Scenarios a to f left out: {COMPARE} not found."
-    command = [sys.executable, str(COMPARE), "--scenarios", scenarios, "--runs", str(runs)]
-    command += ["--scale", str(scale), "--out", str(out)]
-    command += [f"{broker.name}=amqp:{broker.port}:{broker.pid}" for broker in brokers]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    verdict = "" if done.returncode == 0 else f"\n\nA scenario failed: exit {done.returncode}."
-    return done.stdout.strip() + verdict
+    where = {broker.name: f"amqp:{broker.port}:{broker.pid}" for broker in brokers}
+    rows, is_sound = compare.compare(where, scenarios, runs, scale, out)
+    found = compare.table(rows, scenarios, list(where))
+    return found + ("" if is_sound else "\n\nA scenario failed: see above.")
 
 
 def own_patterns(
@@ -92,7 +85,7 @@ def main() -> int:
         text = heading(brokers)
         print(text, flush=True)
         for part in (
-            lambda: compare(brokers, args.scenarios, args.runs, args.scale, args.out),
+            lambda: side_by_side(brokers, args.scenarios, args.runs, args.scale, args.out),
             lambda: own_patterns(
                 brokers, chosen_patterns(args.patterns), args.messages, args.runs, args.out
             ),
