@@ -62,7 +62,7 @@ DEFAULT_VHOST: Final = "/"
 
 @final
 class Part:
-    """Messages lo..hi-1 of a payload and where they go."""
+    """Messages lo..hi-1 of a payload and their target queues."""
 
     __slots__ = ("hi", "lo", "targets")
 
@@ -74,7 +74,7 @@ class Part:
 
 @final
 class Counter:
-    """Hands out 1, 2, 3, ...; continues after a restart where it was."""
+    """A counter that returns 1, 2, 3, ... and continues after a restart."""
 
     __slots__ = ("last",)
 
@@ -86,7 +86,7 @@ class Counter:
         return self.last
 
     def at_least(self, number: int) -> None:
-        """Never hand out `number` or below again."""
+        """Skip all numbers up to `number`."""
         if number > self.last:
             self.last = number
 
@@ -103,14 +103,14 @@ class Broker:
         self.vhosts: dict[str, VirtualHost] = {}
         self.deadlines = Deadlines()
         self.formats: dict[int, Format] = {}
-        """Readers of wire formats by Payload.format; filled by the owner."""
+        """Decoders of wire formats by Payload.format; filled by the owner."""
         self.backlogs = Backlogs(self.store)
         self.dispatcher = Dispatcher(
             self.clock, self.deadlines, self.store, self.records, self.effects
         )
         self.dispatcher.seeking = Seeking(self.dispatcher)
         self.quarantine = Quarantine(self.clock, self.store, self.records, self.effects)
-        """Messages that cannot be read: try them again, drop them."""
+        """Messages that cannot be read, with operations to retry or drop them."""
         self.quarantine.dispatcher = self.dispatcher
         self.dispatcher.quarantine = self.quarantine
         self.entrance = Entrance(
@@ -122,7 +122,7 @@ class Broker:
         )
         self.entrance.letters = self.quarantine.letters = self.dead_letters
         self.archives = Archives(self.clock, self.dead_letters, self.records)
-        """Ranges of streams that are safe elsewhere."""
+        """Archived ranges of streams."""
         self.upkeep = Upkeep(
             self.clock, self.deadlines, self.dispatcher, self.entrance, self.dead_letters
         )
@@ -135,46 +135,49 @@ class Broker:
         self.durability = Durability(self.dispatcher)
         self.queue_ids = Counter()
         self.owner_ids = Counter()
-        """Consumers, sessions, connections and transactions share one series of ids."""
+        """Counter of ids, shared by consumers, sessions, connections and transactions."""
         self.message_ids = Counter()
         self.transactions = Transactions(
             self.clock, self.deadlines, self.entrance, self.settlement, self.store, self.vhosts,
             self.records, self.effects, self.owner_ids, self.new_message_ids,
         )  # fmt: skip
-        """Begin, settle under, commit and roll back; publish under one by `stage`."""
+        """Operations on transactions: begin, settle, commit, roll back. Publishing under one is
+        `stage`."""
         self.sinks = Sinks(
             self.clock, self.deadlines, self.entrance, self.store, self.vhosts, self.records,
             self.owner_ids,
         )  # fmt: skip
-        """Stage, commit, abort: batches that are published once."""
+        """Operations on sinks: stage, commit, abort batches that are published once."""
         self.queues: dict[int, Queue] = {}
-        """Every queue by id."""
+        """All queues by id."""
         self.connections: dict[int, Connection] = {}
         self.redrives = Redrives(
             self.clock, self.entrance, self.vhosts, self.connections, self.transactions,
             self.records,
         )  # fmt: skip
-        """Dead letters back to where they came from."""
+        """Operations that return dead letters to the exchange they were first published to."""
         self.slow = SlowConsumers(
             self.clock, self.vhosts, self.connections, self.entrance, self.transactions
         )
-        """Subscriptions to topics, and which of them hold too much; see slow_actions.py."""
+        """Measurement of subscriptions to topics that hold too much; the actions are in
+        slow_actions.py."""
         self.held: dict[int, dict[int, Connection]] = {}
-        """Publishing connections that are held back, by queue for whose sake and by their id."""
+        """Publishing connections that are held back, by id of the queue that caused it and by
+        connection id."""
         self.published = 0
         self.quotas = Quotas()
         self.observers: list[Callable[[Queue, bool], None]] = []
-        """Each is told at once of every queue that is made (True) or gone (False)."""
+        """Callbacks called at once with each queue that is declared (True) or deleted (False)."""
         self.policy_checks: list[Callable[[Policy], None]] = []
-        """Each is asked of a policy that is to be set, and raises PreconditionFailed. What the
-        journal has was asked of then."""
+        """Callbacks called with each policy before it is set; they raise PreconditionFailed to
+        refuse it. Policies read from the journal were checked when they were set."""
         self.get_must_wait = False
-        """Whether the message that `get` gave out last has to wait for `await_durable`."""
+        """True if the message that `get` returned last must wait for `await_durable`."""
 
     # -- virtual hosts and topology
 
     def add_vhost(self, name: str) -> VirtualHost:
-        """The virtual host of that name, made and recorded if need be."""
+        """Return the virtual host of that name. It is made and recorded if it does not exist."""
         vhost = self.vhosts.get(name)
         if vhost is None:
             blob = definitions.vhost_definition(name)
@@ -183,13 +186,14 @@ class Broker:
         return vhost
 
     def enter_vhost(self, name: str) -> VirtualHost:
-        """A new virtual host, unrecorded: it stands in the journal already."""
+        """Add a virtual host without a record, because it is in the journal already."""
         vhost = VirtualHost(name, self.clock, self.records, self.queue_ids)
         self.vhosts[name] = vhost
         return vhost
 
     def set_default_queue_type(self, vhost: VirtualHost, type: str) -> None:
-        """The type of queues whose declaration says none, from now on; "": classic.
+        """Set the type of queues whose declaration names none, for future declarations; "":
+        classic.
 
         Raises: PreconditionFailed.
         """
@@ -200,7 +204,7 @@ class Broker:
             self.records.append(Record(records.DEFINITION, 0, 0, 0, self.clock.now_ms, blob=blob))
 
     def vhost(self, name: str) -> VirtualHost:
-        """Raises NotFound when there is none of that name."""
+        """Return the virtual host of that name. Raises NotFound."""
         vhost = self.vhosts.get(name)
         if vhost is None:
             raise NotFound(f"vhost {name} not found")
@@ -242,9 +246,9 @@ class Broker:
         return queue
 
     def use(self, queue: Queue) -> None:
-        """Somebody uses the queue: its expiry starts anew [x-expires]. What it holds is as of now:
-        what consumers can be given is theirs, what had its time or is too much is gone, or goes
-        with the next turns where it is a lot."""
+        """Note the use of a queue: its expiry starts anew [x-expires]. Its content is brought up to
+        date first: consumers get what they can be given, and messages that expired or exceed a
+        limit leave, over several turns if they are many."""
         self.dispatcher.look(queue)
         self._attend(queue)
 
@@ -256,21 +260,22 @@ class Broker:
             self.upkeep.room = UNLIMITED
 
     def _use_head(self, queue: Queue) -> None:
-        """As use, for a command that takes what the queue holds: all that had its time is gone."""
+        """Note the use of a queue, as `use` does, before a command that takes messages: all expired
+        messages leave first."""
         self.dispatcher.look(queue)
         queue.used_ms = self.clock.now_ms
         if queue.watched:
             self.upkeep.attend(queue)
 
     def revive(self, queue: Queue) -> None:
-        """A restart found the queue as it is: time goes on for it from now."""
+        """Start a queue's timers now, after a restart."""
         queue.used_ms = self.clock.now_ms
         queue.follow(queue.settings)
         if queue.watched:
             self.dispatcher.mark(queue)
 
     def resettle(self, queue: Queue) -> None:
-        """The queue's settings changed: they are in effect at once."""
+        """Apply changed settings of a queue at once."""
         queue.used_ms = self.clock.now_ms
         queue.retry_ms = 0
         self.dispatcher.mark(queue)
@@ -278,7 +283,7 @@ class Broker:
     def delete_queue(
         self, connection: Connection, name: str, if_unused: bool, if_empty: bool
     ) -> int:
-        """Delete a queue with all it holds; returns how many messages were ready or pending.
+        """Delete a queue with all it holds; return how many messages were ready or pending.
 
         Raises:
             NotFound, ResourceLocked, PreconditionFailed (in use, not empty).
@@ -300,12 +305,13 @@ class Broker:
         self._resettle(vhost)
 
     def check_policy(self, policy: Policy) -> None:
-        """Ask everybody who knows more of its keys than the engine. Raises PreconditionFailed."""
+        """Ask the policy checks about a policy. They know keys that the engine does not. Raises
+        PreconditionFailed."""
         for check in self.policy_checks:
             check(policy)
 
     def delete_policy(self, vhost_name: str, name: str, operator: bool = False) -> None:
-        """Take a policy away, effective at once. Raises NotFound."""
+        """Delete a policy, effective at once. Raises NotFound."""
         vhost = self.vhost(vhost_name)
         vhost.delete_policy(name, operator)
         self._resettle(vhost)
@@ -321,8 +327,8 @@ class Broker:
         vhost.resettled.clear()
 
     def purge(self, queue: Queue) -> int:
-        """Drop everything ready, deferred or quarantined, and letters that wait there; returns how
-        many these were. Unsettled and leased messages stay.
+        """Drop all ready, deferred, quarantined and dead-letter-pending messages; return their
+        count. Unsettled and leased messages stay.
 
         Raises: Unsupported (a stream).
         """
@@ -335,8 +341,8 @@ class Broker:
             raise _not_of_streams("queue.purge", queue)
 
     def empty(self, queue: Queue) -> None:
-        """Drop everything, also what consumers hold and have not settled; leased messages stay
-        [NQ-15]. What they were not sent yet they need not be."""
+        """Drop all messages, including unsettled ones that consumers hold; leased messages stay
+        [NQ-15]. Deliveries not sent yet are not sent."""
         self._check_purge(queue)
         self._attend(queue)
         self._drop_ready(queue, records.DROPPED_PURGED)
@@ -346,26 +352,26 @@ class Broker:
             self.transactions.drop(queue, records.DROPPED_PURGED, True)
 
     def pause(self, queue: Queue, paused: bool) -> None:
-        """Stop or resume deliveries from a queue, for all its consumers; outlives a restart where
-        the queue does [NQ-9]."""
+        """Stop or resume deliveries from a queue to all its consumers. Survives a restart if the
+        queue does [NQ-9]."""
         if queue.paused != paused:
             self.vhost(queue.vhost).pause_queue(queue, paused)
             self.dispatcher.mark(queue)
 
     def tighten_marks(self) -> None:
-        """Nothing happened for a while: have the journal say exactly what may have been delivered.
-        O(queues)."""
+        """Lower the high-water marks in the journal to what was really delivered, when nothing has
+        happened for a while. O(queues)."""
         for queue in self.queues.values():
             if not queue.settings.is_stream:
                 self.dispatcher.tighten(queue)
 
     def deliver_after_sync(self, is_so: bool) -> None:
-        """Whether persistent messages that enter from now on are handed out only when they are on
-        disk, where neither arguments nor policies of their queue say when."""
+        """Set whether persistent messages that enter from now on are delivered only once they are
+        on disk, for queues whose arguments and policies do not say."""
         self.dispatcher.syncs_first = is_so
 
     def pause_unreadable(self, pauses: bool) -> None:
-        """Whether queues rest from now on while something of theirs cannot be read."""
+        """Set whether queues stop deliveries while any of their messages cannot be read."""
         self.quarantine.pauses = pauses
         for queue in self.queues.values():
             rests = pauses and queue.quarantined > 0
@@ -374,9 +380,10 @@ class Broker:
                 self.dispatcher.mark(queue)
 
     def transfer(self, source: Queue, targets: list[Queue]) -> None:
-        """Everything ready or deferred in `source` enters each of `targets`, in one step; attempts
-        count anew there. Without a target it stays. A target that drops what it has no room for
-        [NQ-10] does so. What has to be read for that and cannot be is put aside."""
+        """Move all ready and deferred messages of `source` to each of `targets`, in one step;
+        delivery counts start anew there. Without a target they stay. A target that drops messages
+        when full does so [NQ-10]. Messages that must be read for this and cannot be are
+        quarantined."""
         if not targets:
             return
         self.use(source)
@@ -415,7 +422,8 @@ class Broker:
         return count
 
     def _bury(self, queue: Queue) -> int:
-        """The queue is out of its virtual host's tables: end all that hangs on it."""
+        """End everything that depends on a queue, after it was removed from its virtual host's
+        tables."""
         self._flush_settled(queue)
         reason = records.DROPPED_QUEUE_DELETED
         count = self._drop_ready(queue, reason)
@@ -448,7 +456,8 @@ class Broker:
     # -- connections and sessions
 
     def open_connection(self, vhost: str, user: str, name: str) -> Connection:
-        """Raises NotFound when the virtual host does not exist, NotAllowed above a limit."""
+        """Open a connection. Raises NotFound if the virtual host does not exist, NotAllowed above a
+        limit."""
         self.vhost(vhost)
         self.quotas.enter(vhost, user)
         connection = Connection(self.owner_ids(), vhost, user, name)
@@ -457,7 +466,8 @@ class Broker:
         return connection
 
     def close_connection(self, connection: Connection, lost: bool) -> None:
-        """End a connection: its sessions close, its exclusive queues go. Repeating is no error."""
+        """End a connection: its sessions close, its exclusive queues are deleted. A second call has
+        no effect."""
         for session in list(connection.sessions):
             self.close_session(session, lost)
         for queue in list(connection.exclusive_queues):
@@ -468,15 +478,15 @@ class Broker:
             held.pop(connection.id, None)
 
     def open_session(self, connection: Connection) -> Session:
-        """Raises NotAllowed above a limit."""
+        """Open a session. Raises NotAllowed above a limit."""
         self.quotas.begin(connection.user)
         session = Session(self.owner_ids(), connection)
         connection.sessions.append(session)
         return session
 
     def close_session(self, session: Session, lost: bool) -> None:
-        """End a session: consumers go, its transactions are rolled back, unsettled messages return
-        to their old positions.
+        """End a session: its consumers stop, its transactions are rolled back, unsettled messages
+        return to their old positions.
 
         lost: the peer vanished without a closing handshake. Repeating is no error.
         """
@@ -496,14 +506,14 @@ class Broker:
             self._maybe_unused(consumer.queue)
 
     def wake(self, connection: Connection) -> None:
-        """The connection can take output again (`paused` is false now)."""
+        """Resume deliveries to a connection that can take output again (`paused` is false now)."""
         for session in connection.sessions:
             self.dispatcher.mark_session(session)
 
     # -- publishing
 
     def new_message_ids(self, n: int) -> int:
-        """Reserve n consecutive broker-wide message ids; returns the first."""
+        """Reserve n consecutive broker-wide message ids; return the first."""
         first = self.message_ids.last + 1
         self.message_ids.last += n
         return first
@@ -515,8 +525,8 @@ class Broker:
         payload: Payload,
         annotations: Annotations | None = None,
     ) -> None:
-        """Every message of the payload enters every target queue; they count as publishes of the
-        session. With no target they are gone (the bridge returns mandatory ones).
+        """Publish every message of the payload to every target queue; each counts as a publish of
+        the session. With no target the messages end here (the bridge returns mandatory ones).
 
         annotations: what is known of them all. Messages that a queue has no room for are refused
         [DL-6]: a confirming session is told by a Refused effect.
@@ -575,8 +585,8 @@ class Broker:
         kept: bool,
         number: int,
     ) -> None:
-        """Messages lo..hi-1, some queue of whose targets asks for more than to be appended to.
-        number: of the session's last publish before them."""
+        """Publish messages lo..hi-1 to targets of which at least one must do more than append.
+        number: the session's last publish number before these messages."""
         if targets.holding:
             self._hold_publisher(session.connection, targets)
         refused = self.entrance.publish(targets, payload, lo, hi, annotations, kept)
@@ -591,8 +601,9 @@ class Broker:
         parts: list[Part],
         annotations: Annotations | None = None,
     ) -> None:
-        """As publish, for a payload whose messages go to different sets of queues: the parts are
-        in order and do not overlap; messages in no part go nowhere and are not counted here."""
+        """Publish a payload whose messages go to different sets of queues, as `publish` does. The
+        parts are in order and do not overlap; messages in no part go nowhere and are not counted
+        here."""
         now_ms = self.clock.now_ms
         kept = False
         count = users = 0
@@ -651,14 +662,14 @@ class Broker:
     def commit_sink(
         self, vhost: str, name: str, identity: str, batch: int, ids: list[int], forget_ms: int = 0
     ) -> Committed:
-        """Publish a batch that was staged: see Sinks.commit."""
+        """Publish a staged batch of a sink: see Sinks.commit."""
         done = self.sinks.commit(vhost, name, identity, batch, ids, forget_ms)
         self.published += done.published
         return done
 
     def hold_publishers(self, queue: Queue, held: bool) -> None:
-        """Whoever publishes to the queue from now on is to be held back, told by a PublisherHeld
-        effect; or nobody is any more [SC-D7]."""
+        """Hold back publishers to the queue from now on, each announced by a PublisherHeld effect,
+        or release them [SC-D7]."""
         if queue.holds_publishers == held or queue.deleted:
             return
         queue.holds_publishers = held
@@ -680,7 +691,8 @@ class Broker:
             self.effects.append(PublisherHeld(connection, queue, False))
 
     def published_nowhere(self, session: Session, count: int) -> None:
-        """Publishes that ended before any queue (unroutable, refused) still get their confirm."""
+        """Count publishes that reached no queue (unroutable, refused), so that they are
+        confirmed."""
         self.published += count
         if session.confirming:
             self.durability.published(session, count)
@@ -695,7 +707,8 @@ class Broker:
         handle: object = None,
         rules: int = 0,
     ) -> None:
-        """As publish, when and if the transaction is committed: see Transactions.publish."""
+        """Publish messages under a transaction, effective at its commit: see
+        Transactions.publish."""
         self.published += payload.count
         self.transactions.publish(
             transaction, session, targets, payload, annotations, handle, rules
@@ -742,8 +755,8 @@ class Broker:
         return consumer
 
     def browse(self, session: Session, queue: Queue, tag: str, filter: Filter | None) -> Consumer:
-        """Start a consumer that is shown copies of what is ready, each once, in order, and of what
-        enters later; it takes nothing, and its tags need no settling.
+        """Start a consumer that is sent copies of all messages, ready now or later, each once and
+        in order. It removes none, and its tags need no settlement.
 
         Raises: NotAllowed, AccessRefused: as consume.
         """
@@ -762,8 +775,8 @@ class Broker:
         no_ack: bool,
         filter: Filter | None = None,
     ) -> Consumer:
-        """Start a reader of a stream. Every reader is shown everything from `start` on; to settle
-        it gives credit back, whatever the outcome, and changes nothing in the stream [DL-17].
+        """Start a reader of a stream, which is sent all messages from `start` on. Settling returns
+        credit, whatever the outcome, and changes nothing in the stream [DL-17].
 
         no_ack: nothing has to be settled.
 
@@ -825,20 +838,20 @@ class Broker:
         return consumer
 
     def cancel(self, consumer: Consumer) -> None:
-        """Stop a consumer; what it has not settled stays with its session [LC]."""
+        """Stop a consumer; its unsettled messages stay with its session [LC]."""
         self._forget_consumer(consumer)
         self._maybe_unused(consumer.queue)
 
     def detach(self, consumer: Consumer) -> None:
-        """Stop a consumer; what it has not settled returns to the old positions, not counted as
+        """Stop a consumer; its unsettled messages return to their old positions, not counted as
         failed [FC-19]."""
         self._forget_consumer(consumer)
         self.settlement.return_of(consumer.session, consumer, records.RETURNED_BY_CLOSE)
         self._maybe_unused(consumer.queue)
 
     def grant(self, consumer: Consumer, credit: int, drain: bool) -> None:
-        """A consumer may be sent `credit` messages from now on [FC-3]. drain: what is left of that
-        when nothing more is there for it is void, and a Drained effect says so [FC-5]."""
+        """Set a consumer's credit to `credit` messages [FC-3]. drain: credit that is unused when no
+        more messages are available becomes void, announced by a Drained effect [FC-5]."""
         if not consumer.active:
             return
         queue = consumer.queue
@@ -904,13 +917,13 @@ class Broker:
             session.consumer_limit = limit
 
     def set_flow(self, session: Session, active: bool) -> None:
-        """Stop or resume deliveries to a session; after False none is made [TX-10]."""
+        """Stop or resume deliveries to a session; after False, none is made [TX-10]."""
         session.flow = active
         if active:
             self.dispatcher.mark_session(session)
 
     def get(self, session: Session, queue: Queue, no_ack: bool) -> tuple[Slice, int] | None:
-        """Take one message; returns it with its tag, or None when none is ready.
+        """Take one message; return it with its tag, or None when none is ready.
 
         It may leave for the client only when `await_durable` says so if `get_must_wait` is true:
         the queue's mark does not yet cover it, or it is handed out once the disk has it.
@@ -985,12 +998,13 @@ class Broker:
         self.settlement.settle_up_to(session, last, outcome)
 
     def recover(self, session: Session) -> None:
-        """Return everything unsettled to its old position, redelivered [TX-8]."""
+        """Return all unsettled messages of a session to their old positions, marked as redelivered
+        [TX-8]."""
         self.settlement.return_all(session, records.RETURNED_BY_CLIENT)
 
     def drop_subscription(self, subscription: Subscription) -> int:
-        """End a durable subscription by an operator's word: what it leased and has not settled
-        returns to the old positions. Returns how many messages those are."""
+        """Delete a durable subscription for an operator. Messages that it leased and has not
+        settled return to their old positions; returns their count."""
         queue = subscription.queue
         pieces = self.leases.remove(subscription)
         count = sum(len(piece) for piece in pieces)
@@ -1002,7 +1016,8 @@ class Broker:
     # -- browsing
 
     def pin(self, queue: Queue) -> list[Slice]:
-        """What is ready now, as slices whose bytes stay readable until `unpin`."""
+        """Return the messages that are ready now, as slices whose bytes stay readable until
+        `unpin`."""
         queue.unpack()
         pieces = [piece.part(0, len(piece)) for piece in queue.slices()]
         for piece in pieces:
@@ -1016,19 +1031,20 @@ class Broker:
     # -- the turn
 
     def await_durable(self, waiter: object) -> None:
-        """A Durable(waiter) effect comes once all records emitted so far are on disk."""
+        """Request a Durable(waiter) effect once all records emitted so far are on disk."""
         self.durability.ask(waiter)
 
     def is_awaited(self) -> bool:
-        """Whether somebody waits for the records emitted so far: a confirm, a mark, a waiter."""
+        """Return whether a confirm, a high-water mark or a waiter waits for the records emitted so
+        far."""
         return self.durability.is_awaited()
 
     def has_work(self) -> bool:
-        """Whether a turn would do something that no later command announces."""
+        """Return whether a turn would do something that no later command announces."""
         return self.dispatcher.has_work() or bool(self.records) or self.store.is_behind
 
     def turn(self, now_ms: int) -> list[Effect]:
-        """Deliver what can be delivered; returns the effects since the last turn, in order. now_ms:
+        """Deliver messages to consumers; return all effects since the last turn, in order. now_ms:
         engine time."""
         self.clock.tell(now_ms)
         self.store.sweep()
@@ -1051,12 +1067,11 @@ class Broker:
         return effects
 
     def next_due(self) -> int:
-        """When a turn is due though nothing happens until then; engine time, deadlines.NEVER: no
-        time by itself."""
+        """Return when a turn is due without any event; engine time, ms. deadlines.NEVER: never."""
         return self.deadlines.next_due()
 
     def _look_at(self, thing: Timed) -> None:
-        """Its deadline came."""
+        """Handle a deadline that has come."""
         if isinstance(thing, Session):
             for consumer in self.timeouts.look_at(thing):
                 self.cancel(consumer)
@@ -1101,32 +1116,33 @@ class Broker:
         queue.settled_ranges.clear()
 
     def take_records(self) -> list[Record]:
-        """The records since the last call, in order and in wall time: they must become one
+        """Return the records since the last call, in order and in wall time. They must become one
         block."""
         out = self.records[:]
         self.records.clear()
         return in_wall_time(out, self.clock.ahead_ms)
 
     def committed(self, position: int) -> None:
-        """The records taken last are in the block that ends at `position` (no records: where the
-        journal ends now)."""
+        """Note that the records taken last are in the block that ends at `position` (no records:
+        the present end of the journal)."""
         self.store.committed()
         self.durability.committed(position)
 
     def synced(self, position: int) -> list[Effect]:
-        """The journal is on disk up to `position`: what that releases."""
+        """Note that the journal is on disk up to `position`, and return the effects that this
+        releases."""
         return self.durability.synced(position)
 
     def spill(self, budget: int, written: int) -> None:
-        """Keep at most `budget` bytes of payloads in memory where that can be done: those in the
-        journal below `written` need no memory. Call when the turn's effects are carried out."""
+        """Reduce the payload bytes in memory to `budget` where possible. Payloads in the journal
+        below `written` need no memory. Called after the turn's effects are carried out."""
         if self.transactions.open and self.store.resident_bytes > budget:
             self.transactions.press()
         self.store.spill(budget, written, self.records)
         self.backlogs.pack(written)
 
     def pack_all(self, written: int) -> None:
-        """After a restore: pack what deep backlogs hold; all of it is in the journal."""
+        """Pack deep backlogs after a restore; all their messages are in the journal."""
         for queue in self.queues.values():
             self.backlogs.look_at(queue)
         self.backlogs.pack(written)
@@ -1156,8 +1172,8 @@ class Broker:
         self.sinks.check()
 
     def _check_shares(self, session: Session) -> None:
-        """Assert that what a session's consumers share adds up, and that nothing of it is idle
-        while somebody waits for it."""
+        """Assert that the shares of a session's consumers add up, and that no part of the shared
+        limit is unused while a consumer waits for it."""
         reserved = 0
         assert 0 <= session.got <= session.unacked, (session.got, session.unacked)
         for consumer in session.consumers.values():
@@ -1171,11 +1187,12 @@ class Broker:
 
 
 def _consumes(connection: Connection, queue: Queue) -> bool:
-    """Whether it is the one that must be read for the queue to become shorter."""
+    """Return whether this connection also consumes from the queue. Its socket has to be read then,
+    or the queue never gets shorter."""
     return any(consumer.session.connection is connection for consumer in queue.consumers)
 
 
 def _not_of_streams(what: str, queue: Queue) -> Unsupported:
-    """As RabbitMQ words it."""
+    """Return RabbitMQ's error for an operation that streams do not support."""
     where = named("queue", queue.name, queue.vhost)
     return Unsupported(f"{what} not supported by stream queues {where}")

@@ -1,4 +1,4 @@
-"""Dead letters: from the queue a message died in to where its letter goes.
+"""Dead letters: the way from the queue in which a message died to its targets.
 
 A letter is the same bytes with other annotations. Source and target share one journal and a turn is
 one block, so the move is atomic and makes no duplicates, whatever the strategy: DEAD_LETTERED in
@@ -36,15 +36,15 @@ from tallymark.engine.vhost import Targets, VirtualHost
 
 HOP_LIMIT_HEADER: Final = b"x-opt-dead-letter-hop-limit"
 CYCLES_TOLD: Final = 10_000
-"""Distinct cycles remembered, so that each is reported once."""
+"""Number of distinct cycles remembered, so that each is logged once."""
 ROUTES_KEPT: Final = 4096
 ADDRESSES_KEPT: Final = 4096
 
 PASSED_ON: Final = 4096
 PASSED_ON_EACH: Final = 64
-"""How often letters of one cause are passed on by full queues with reject-publish-dlx: so often,
-and so often for each message. Where each of n such queues leads to all others, one message would
-make n! letters in one turn."""
+"""Budget for letters that full queues with reject-publish-dlx dead-letter again, per cause: this
+number plus this number for each message. Where each of n such queues leads to all others, one
+message would make n! letters in one turn."""
 
 DISABLED: Final = "disabled"
 AT_MOST_ONCE: Final = "at_most_once"
@@ -57,13 +57,13 @@ _DROPPED: Final = {
     records.DEAD_MAXLEN: records.DROPPED_MAXLEN,
     records.DEAD_DELIVERY_LIMIT: records.DROPPED_DELIVERY_LIMIT,
 }
-"""How a message ends that has no dead-letter exchange to go to."""
+"""Reasons for dropping a message that has no dead-letter exchange, by reason of death."""
 
 
 @final
 class Address:
-    """Where letters that died alike go, and what is known of them then. `before` and `published`
-    are held so that nothing else gets their identity while this is found by it."""
+    """The destination and the new annotations of letters that died alike. It holds `before` and
+    `published`, so that their identities, by which it is found, are not reused."""
 
     __slots__ = ("annotations", "before", "exchange", "keys", "published")
 
@@ -84,7 +84,7 @@ class Address:
 
 @final
 class DeadLetters:
-    """Shares its parts with the Broker."""
+    """The dead-letter operations. Clock, records and stores are the Broker's own objects."""
 
     __slots__ = (
         "_busy",
@@ -122,31 +122,31 @@ class DeadLetters:
         self.records = records
         self.effects = effects
         self.death_form = 3
-        """The stored form a first death gets [DL-19]."""
+        """Stored form of the history of a first death [DL-19]."""
         self.counts: dict[tuple[str, str], int] = {}
-        """Messages by (strategy, reason or "confirmed") [DL-8]."""
+        """Count of messages by (strategy, reason or "confirmed") [DL-8]."""
         self.pending = PendingLetters(self)
-        """What nothing takes for now."""
+        """Letters that no target takes for now."""
         self._routes: dict[tuple[str, str], Route] = {}
         self._made: dict[tuple[object, ...], Address] = {}
-        """Addresses made at `_made_ms`, so that letters that died alike share one."""
+        """Addresses made at `_made_ms`, shared by letters that died alike."""
         self._made_ms = 0
         self._todo: deque[tuple[Queue, list[Slice], int]] = deque()
         self._busy = False
         self._may_pass_on = 0
-        """How many letters full queues may still pass on; then they refuse them."""
+        """Count of letters that full queues may still dead-letter again; at 0 they refuse them."""
         self._shares = False
-        """Whether several causes share that number."""
+        """True if several causes share that budget."""
         self._cycles: set[tuple[str, str, str, str]] = set()
 
     # -- from a queue
 
     def bury(self, queue: Queue, pieces: list[Slice], reason: int) -> None:
-        """Messages that are neither ready nor acquired any more died of `reason` (DEAD_*), in this
-        order [DL-7]. Their account, records and letters are seen to here."""
+        """Dead-letter messages that are no longer ready or acquired, for `reason` (DEAD_*), in this
+        order [DL-7]. Account, records and letters are updated here."""
         self._todo.append((queue, pieces, reason))
         if self._busy:
-            return  # a letter that its target refused: after those before it
+            return  # a letter that its target refused: it is handled after those before it
         self._busy = True
         if not self._shares:
             self.limit_cascade(sum([len(piece) for piece in pieces]), False)
@@ -158,8 +158,8 @@ class DeadLetters:
             self._busy = False  # bytes that cannot be read cost one client, not all later letters
 
     def limit_cascade(self, n: int, shares: bool) -> None:
-        """So many messages are about to die or to be tried again: how often full queues pass their
-        letters on is counted from here. shares: until the next call, together."""
+        """Set the budget for letters that full queues dead-letter again, before n messages die or
+        are retried. shares: all causes until the next call share it."""
         self._may_pass_on = PASSED_ON + PASSED_ON_EACH * n
         self._shares = shares
 
@@ -178,7 +178,8 @@ class DeadLetters:
                     self.pending.keep(queue, left)
 
     def resume(self, queue: Queue, letter: Letter) -> None:
-        """Letters that could not be read when they died, and can be now, go on from there."""
+        """Continue with letters whose bytes can be read again; they could not when the messages
+        died."""
         exchange = self.exchange_of(queue)
         if exchange is None and not queue.settings.at_least_once:
             self.lose(queue, letter.piece, letter.reason)
@@ -189,12 +190,12 @@ class DeadLetters:
         self.limit_cascade(0, False)
 
     def lose(self, queue: Queue, piece: Slice, reason: int) -> None:
-        """Messages died where there is no dead-letter exchange: they end here [DL-8]."""
+        """Drop messages that died in a queue without a dead-letter exchange [DL-8]."""
         self._count(DISABLED, records.DEATHS[reason], len(piece))
         self.drop(queue, piece, _DROPPED[reason])
 
     def drop(self, queue: Queue, piece: Slice, reason: int) -> None:
-        """Messages that are neither ready nor acquired any more end here, counted."""
+        """Drop messages that are no longer ready or acquired, and count them."""
         n = len(piece)
         of_stream = reason == records.DROPPED_RETENTION or reason == records.DROPPED_ARCHIVED
         size = piece.size() if of_stream else 0
@@ -223,8 +224,8 @@ class DeadLetters:
     # -- to its targets
 
     def send(self, queue: Queue, exchange: Exchange | None, letter: Letter) -> list[Letter]:
-        """Send letters of one route on; returns what the strategy keeps pending of them. Letters
-        that have to be read for that and cannot be are put aside, whole."""
+        """Send letters of one route to their targets; return the ones that stay pending by the
+        strategy. Letters that must be read for this and cannot be are quarantined whole."""
         if exchange is None:
             return [letter]
         known = letter.piece.annotations
@@ -248,7 +249,7 @@ class DeadLetters:
         return kept
 
     def _by_hop_limit(self, letter: Letter, limit: int) -> tuple[list[Letter], list[int]]:
-        """The letter in parts, with the hops each has: what their senders say, or the queue."""
+        """Split a letter by remaining hops: those set by the senders, or the queue's."""
         piece = letter.piece
         payload = piece.payload
         raw = payload.raw
@@ -269,7 +270,7 @@ class DeadLetters:
         return parts, limits
 
     def _address(self, queue: Queue, exchange: Exchange, letter: Letter, hops: int) -> Address:
-        """What becomes of the letter's annotations, and where it is published."""
+        """Return the destination and the new annotations of a letter."""
         now = self._now()
         if now != self._made_ms:
             self._made.clear()
@@ -303,7 +304,7 @@ class DeadLetters:
         return address
 
     def _route(self, exchange: str, key: str) -> Route:
-        """One object per place, so that readers' templates are found by identity."""
+        """Return one object per route, so that the readers' templates are found by identity."""
         route = self._routes.get((exchange, key))
         if route is None:
             if len(self._routes) >= ROUTES_KEPT:
@@ -312,7 +313,7 @@ class DeadLetters:
         return route
 
     def _deliver(self, queue: Queue, address: Address, letter: Letter) -> list[Letter]:
-        """Route letters of one address; those routed by their headers one by one."""
+        """Route letters of one address; letters routed by their headers are routed one by one."""
         vhost = self.vhosts[queue.vhost]
         piece = letter.piece
         if not vhost.needs_headers(address.exchange.name):
@@ -335,7 +336,8 @@ class DeadLetters:
     def _hand_over(
         self, queue: Queue, address: Address, letter: Letter, targets: Targets
     ) -> list[Letter]:
-        """Letters of one set of targets enter those they may; returns what stays pending."""
+        """Add letters to those target queues that may have them; return the letters that stay
+        pending."""
         piece = letter.piece
         allowed = targets.queues
         if letter.reason != records.DEAD_REJECTED and queue.settings.hop_limit < 0:
@@ -375,8 +377,8 @@ class DeadLetters:
         return []
 
     def _has_read(self, queue: Queue, letter: Letter) -> bool:
-        """Make sure that the bytes are in memory; False: they cannot be read, and the letters are
-        put aside in their queue. Ask before any target has them."""
+        """Load the letters' bytes; False: they cannot be read, and the letters are quarantined in
+        their queue. Called before any target has them."""
         if self.entrance.store.tried(letter.piece.payload):
             return True
         self._quarantine.put(queue, letter.piece, letter)
@@ -391,8 +393,8 @@ class DeadLetters:
         return kept
 
     def _enter(self, queue: Queue, target: Queue, address: Address, piece: Slice) -> bool:
-        """One target takes the letters, or refuses them for want of room. An id taken before is no
-        reason: a message that comes back is the same message."""
+        """Add the letters to one target, or return False if it is full. A deduplication id seen
+        before is no reason to refuse: a message that comes back is the same message."""
         entrance = self.entrance
         payload = piece.payload
         n = len(piece)
@@ -420,7 +422,8 @@ class DeadLetters:
     def _pass_on(
         self, target: Queue, address: Address, piece: Slice, kept: bool, source: int
     ) -> None:
-        """A full target with reject-publish-dlx: the letters die again at once [DL-6]."""
+        """Dead-letter the letters again at once, from a full target with reject-publish-dlx
+        [DL-6]."""
         entrance = self.entrance
         payload = piece.payload
         self._may_pass_on -= len(piece)
@@ -438,7 +441,7 @@ class DeadLetters:
     # -- the end
 
     def _complete(self, queue: Queue, letter: Letter) -> None:
-        """Every target that can have the letters has them: they left the queue."""
+        """Count the letters as dead-lettered, now that every possible target has them."""
         piece = letter.piece
         payload = piece.payload
         n = len(piece)
@@ -457,7 +460,7 @@ class DeadLetters:
         self.entrance.store.finish(payload, n)
 
     def _is_told(self, queue: Queue, names: list[str]) -> bool:
-        """Whether one of these targets has rows of its own in the ledger."""
+        """Return whether one of these targets has rows of its own in the ledger."""
         queues = self.vhosts[queue.vhost].queues
         for name in names:
             target = queues.get(name)
@@ -466,8 +469,8 @@ class DeadLetters:
         return False
 
     def _continues(self, left: Record) -> bool:
-        """Letters to one queue that leave one by one, as a consumer says no to them: where this one
-        goes on from the one before it, the rows of that one grow to cover both."""
+        """Extend the previous rows if this letter continues them, as letters to one queue do that
+        leave one by one when a consumer rejects them."""
         out = self.records
         if len(out) < 3:
             return False
@@ -491,8 +494,8 @@ class DeadLetters:
         return True
 
     def _end(self, queue: Queue, letter: Letter, reason: int) -> None:
-        """Nothing takes the letters, and the strategy does not keep them [DL-15]. The ledger has a
-        row for it; the log would drown in them."""
+        """Drop letters that no target takes and the strategy does not keep [DL-15]. They get a
+        ledger row but no log line, as there may be very many."""
         self.drop(queue, letter.piece, reason)
 
     def _tell_cycle(
@@ -503,7 +506,7 @@ class DeadLetters:
         targets: list[Queue],
         allowed: list[Queue],
     ) -> None:
-        """One line per distinct cycle; each dropped message has its row in the ledger [DL-D2]."""
+        """Log each distinct cycle once; every dropped message has its row in the ledger [DL-D2]."""
         if len(self._cycles) >= CYCLES_TOLD:
             return
         reason = records.DEATHS[letter.reason]
@@ -541,7 +544,7 @@ class DeadLetters:
 
 
 def _follows(before: Record, after: Record) -> bool:
-    """Whether one row may say what these two say of a queue."""
+    """Return whether one row can replace these two about a queue."""
     return (
         before.queue == after.queue
         and before.first + before.count == after.first
@@ -556,7 +559,7 @@ def _follows(before: Record, after: Record) -> bool:
 
 
 def _looks_inside(target: Queue, piece: Slice) -> bool:
-    """Whether letters have to be read to enter this queue."""
+    """Return whether letters must be read before they enter this queue."""
     settings = target.settings
     if settings.is_stream:
         return not piece.payload.persistent
@@ -566,13 +569,13 @@ def _looks_inside(target: Queue, piece: Slice) -> bool:
 
 
 def _route_of(piece: Slice) -> Route:
-    """Where messages of one route were published."""
+    """Return the route under which the messages were published; they share one."""
     payload = piece.payload
     return payload.route if payload.routes is None else payload.routes[piece.lo]
 
 
 def _by_route(piece: Slice) -> list[Slice]:
-    """The slice in stretches of one route each."""
+    """Split the slice into stretches of one route each."""
     routes = piece.payload.routes
     if routes is None or len(piece) == 1:
         return [piece]

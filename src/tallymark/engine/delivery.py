@@ -1,4 +1,4 @@
-"""From ready to acquired: which consumer gets what, and how much of it, in one turn.
+"""Delivery: the assignment of ready messages to consumers, and its limits, in one turn.
 
 Bounds, each checked per slice:
 - the consumer's credit, and its session's where that is shared [LC-3];
@@ -40,9 +40,11 @@ if TYPE_CHECKING:
     from tallymark.engine.upkeep import Upkeep
 
 TURN_BYTES: Final = 1 << 20
-"""Raw bytes handed to one connection in one turn: the message that reaches it is the last."""
+"""Raw bytes that one connection is given in one turn. The message that reaches the limit is the
+last one."""
 IN_A_TURN: Final = 4096
-"""Slices that expire, or are too many, in one turn: others are served meanwhile."""
+"""Number of slices that may expire or exceed a limit in one turn; other queues are served in
+between."""
 LARGEST_QUOTA: Final = 32
 LARGEST_RESERVE: Final = 8192
 SMALLEST_RESERVE: Final = 32
@@ -50,7 +52,7 @@ SMALLEST_RESERVE: Final = 32
 
 @final
 class MarkWait:
-    """A queue whose mark is on its way to the disk."""
+    """A queue whose high-water mark is being written to disk."""
 
     __slots__ = ("mark", "queue", "reached")
 
@@ -58,12 +60,12 @@ class MarkWait:
         self.queue = queue
         self.mark = mark
         self.reached = reached
-        """Up to where its messages had been handed out."""
+        """Sequence up to which messages had been delivered when the mark was emitted."""
 
 
 @final
 class Dispatcher:
-    """Pumps queues. Owns the per-turn room of connections and the list of queues to look at."""
+    """Serves queues. Owns the connections' room in this turn and the list of queues to serve."""
 
     __slots__ = (
         "_granted",
@@ -104,55 +106,61 @@ class Dispatcher:
         self.records = records
         self.effects = effects
         self.seeking: Seeking
-        """Set by the Broker: serves consumers that browse or filter."""
+        """Service of consumers that browse or filter. Set by the Broker."""
         self.quarantine: Quarantine
-        """Set by the Broker: where a head goes that cannot be read."""
+        """Quarantine for a head that cannot be read. Set by the Broker."""
         self.upkeep: Upkeep
-        """Set by the Broker: looks after watched queues around serving them."""
+        """Upkeep of watched queues around serving them. Set by the Broker."""
         self.changed: list[Queue] = []
-        """Queues to pump in the coming turn."""
+        """Queues to serve in the coming turn."""
         self.again: list[Queue] = []
-        """Queues that stopped for want of room only: due in the turn after, behind all others."""
+        """Queues that stopped only because their connections had no room; served in the next turn,
+        after all others."""
         self._starved: list[Queue] = []
-        """The same, of which nothing at all was handed out for that: before all others."""
+        """Queues that for that reason delivered nothing at all; served before all others."""
         self.offers: list[Session] = []
-        """Sessions where some of a shared limit is free, and consumers wait in line for it."""
+        """Sessions with free shared limit and consumers that wait for it."""
         self._granted: list[Consumer] = []
-        """Consumers that have a share reserved."""
+        """Consumers that have a reserved share."""
         self._looked_at = False
-        """Whether a queue is served for a command that looks at it."""
+        """True while a queue is served on behalf of a command that examines it."""
         self.carry_out: Callable[[Effect], None] | None = None
-        """The owner's: carries an effect out at once, see `look`; None: with the turn's others."""
+        """Callback of the owner that carries an effect out at once, see `look`; None: effects are
+        collected with the turn's others."""
         self.appended: list[Queue] = []
-        """Streams that something entered in this turn: readers see it when it is on disk."""
+        """Streams that received messages in this turn. Readers see the messages once they are on
+        disk."""
         self.turns = 0
         self.held: list[Queue] = []
-        """Queues that messages entered in this turn which are handed out once the disk has them."""
+        """Queues that received messages in this turn which are delivered only once they are on
+        disk."""
         self.commits = False
-        """Whether what enters now is part of something that happens as a whole: a transaction, a
-        batch of a sink."""
+        """True while entering messages belong to an atomic commit: of a transaction or of a sink's
+        batch."""
         self.syncs_first = False
-        """Whether the same goes for all persistent messages, where their queue says nothing."""
+        """True if all persistent messages wait for the disk before delivery, in queues without a
+        setting of their own."""
         self.spent: list[Connection] = []
         self.mark_waits: list[MarkWait] = []
 
     def mark(self, queue: Queue) -> None:
-        """The queue may have something to deliver now."""
+        """Put the queue in the list of queues to serve."""
         if not queue.dirty:
             queue.dirty = True
             self.changed.append(queue)
 
     def note_append(self, queue: Queue) -> None:
-        """Something entered a stream: shown to readers once it is on disk, so that an offset that
-        anybody has seen is never another message's."""
+        """Put the stream in the list of streams with new messages. Readers see these only once they
+        are on disk, so that an offset that a reader has seen never gets another message after a
+        crash."""
         if not queue.appended:
             queue.appended = True
             self.appended.append(queue)
 
     def entered(self, queue: Queue, first: int, kept: bool, is_moved: bool) -> None:
-        """Messages from sequence `first` on entered just now. Those that came by a commit, or from
-        another queue, are handed out only when the disk has them: after a crash they would be where
-        they came from, or never have been. Other persistent ones as their queue was told.
+        """Decide whether messages from sequence `first` on, which just entered, wait for the disk
+        before delivery. Those of a commit, or from another queue, do: a crash might undo the commit
+        or the move. Other persistent messages follow the queue's setting.
 
         kept: the journal keeps them. is_moved: they come from another queue.
         """
@@ -161,7 +169,7 @@ class Dispatcher:
             self.hold(queue, first)
 
     def hold(self, queue: Queue, first: int) -> None:
-        """Sequences from `first` on are handed out when what this turn does is on disk."""
+        """Deliver sequences from `first` on only when the records of this turn are on disk."""
         if first < queue.shown:
             queue.shown = first
         if not queue.is_held:
@@ -170,33 +178,33 @@ class Dispatcher:
             self.held.append(queue)
 
     def mark_session(self, session: Session) -> None:
-        """The session's consumers may have credit now."""
+        """Put the queues of the session's consumers in the list, as they may have credit now."""
         for consumer in session.consumers.values():
             if consumer.queue.ready:
                 self.mark(consumer.queue)
         self.offer(session)
 
     def offer(self, session: Session) -> None:
-        """Some of the limit that the session's consumers share may be free now. O(1): the queues
-        they wait for are looked at when it is shared out."""
+        """Note that part of the session's shared limit may be free. O(1): queues are examined when
+        it is distributed."""
         if session.line and not session.is_offered:
             session.is_offered = True
             self.offers.append(session)
 
     def share(self, session: Session, limit: int) -> None:
-        """The session's consumers share this limit from now on."""
+        """Set the limit that the session's consumers share from now on."""
         session.limit = limit
         for consumer in list(session.line.values()):
             session.step_out(consumer)
         self.mark_session(session)
 
     def has_work(self) -> bool:
-        """Whether another `pump` would do something that nothing else announces."""
+        """Return whether another `pump` would do something that nothing else announces."""
         return bool(self.changed or self.again or self._starved or self.offers)
 
     def pump(self) -> None:
-        """Serve every changed queue once. What is free of a limit that consumers share is shared
-        out then, when it is known who could have something."""
+        """Serve every changed queue once, then distribute free shared limits among the consumers in
+        line."""
         self.turns += 1
         for connection in self.spent:
             connection.room = connection.allowance
@@ -241,8 +249,8 @@ class Dispatcher:
             self.upkeep.attend(queue)
 
     def look(self, queue: Queue) -> None:
-        """Somebody is about to look at what is ready in the queue, or to change it: what its
-        consumers can be given is theirs, though no turn came since it entered.
+        """Serve a queue before a command examines or changes its ready messages, so that its
+        consumers first get what they can be given in this turn.
 
         What that causes is carried out at once, so that it is said in the order in which it was
         done. A message that the queue's mark does not cover yet is taken too where its consumer's
@@ -268,9 +276,8 @@ class Dispatcher:
             self.carry_out(effect)
 
     def _share_out(self) -> list[Queue]:
-        """What is free of the limits that sessions' consumers share goes round, one message to
-        each in turn; whose turn it was stands behind the others then. Returns the queues that they
-        are to be served from.
+        """Distribute the free part of shared limits, one message to each consumer in line in turn.
+        A consumer that got one goes to the end of the line. Returns the queues to serve them from.
 
         O(consumers that get something), however many wait.
         """
@@ -312,9 +319,8 @@ class Dispatcher:
         queues[consumer.queue.id] = consumer.queue
 
     def _end_shares(self) -> None:
-        """What consumers left of their shares is free again for the others in line, who go on with
-        the next turn. Who waits for the disk's word keeps its share until then; who waits for room
-        in its connection keeps its place."""
+        """Release unused shares for the next consumers in line. A consumer that waits for the disk
+        keeps its share; one whose connection has no room keeps its place in the line."""
         granted, self._granted = self._granted, []
         for consumer in granted:
             if not consumer.share:
@@ -329,7 +335,7 @@ class Dispatcher:
             self.offer(session)
 
     def _line_up(self, queue: Queue) -> None:
-        """Who could have more but for a limit shared with others waits in line for it."""
+        """Put consumers that only a shared limit stops in their session's line."""
         for consumer in queue.consumers:
             if (
                 consumer.session.limit != UNLIMITED
@@ -341,8 +347,8 @@ class Dispatcher:
                 consumer.session.step_in(consumer)
 
     def demand(self, queue: Queue) -> int:
-        """How many more messages the queue's consumers want now. What only keeps them waiting for
-        a moment (the disk's word, the turn's room) does not count; a full socket does."""
+        """Return how many more messages the queue's consumers want now. A short wait (for the disk,
+        or for room in this turn) does not reduce it; a full socket does."""
         wanted = 0
         if queue.paused or queue.rests:
             return 0
@@ -387,7 +393,7 @@ class Dispatcher:
                 self._line_up(queue)
 
     def _serve_equals(self, queue: Queue, start: int, end: int) -> None:
-        """Consumers start..end-1, all of one priority, take turns."""
+        """Serve consumers start..end-1, all of one priority, in turn."""
         consumers = queue.consumers
         eligible = 0
         for at in range(start, end):
@@ -423,7 +429,8 @@ class Dispatcher:
         queue.next_turn = at
 
     def _end_drains(self, queue: Queue) -> None:
-        """Consumers that got all there is for them now: what is left of their limits is void."""
+        """End the drain of consumers that have got all messages available to them: their unused
+        credit becomes void."""
         queue.draining = 0
         for consumer in queue.consumers:
             if not consumer.draining:
@@ -445,7 +452,7 @@ class Dispatcher:
                 queue.draining += 1
 
     def _hand_over(self, queue: Queue, consumer: Consumer, most: int) -> int:
-        """Give the consumer up to `most` messages of the head slice; returns how many."""
+        """Give the consumer up to `most` messages of the head slice; return their count."""
         head = self.upkeep.next_head(queue) if queue.watched else queue.head()
         if head is None:
             return 0
@@ -485,7 +492,8 @@ class Dispatcher:
     def acquire(
         self, session: Session, queue: Queue, piece: Slice, consumer: Consumer | None, no_ack: bool
     ) -> int:
-        """Enter a slice just taken from its queue into the session's account; returns its tag."""
+        """Add a slice taken from its queue to the session's in-flight entries; return its first
+        tag."""
         n = piece.hi - piece.lo
         tag = session.next_tag
         session.next_tag = tag + n
@@ -549,7 +557,7 @@ class Dispatcher:
         return tag
 
     def cover(self, queue: Queue, upto: int) -> bool:
-        """Ask the journal to mark sequences below `upto` as possibly delivered.
+        """Ask the journal for a high-water mark of delivered sequences that is at least `upto`.
 
         Returns whether the disk is already known to say so. The mark is set ahead and renewed at
         half way, so that steady delivery does not wait; how far ahead is worked out each time the
@@ -572,8 +580,8 @@ class Dispatcher:
         return False
 
     def covered(self, queue: Queue, mark: int, reached: int) -> None:
-        """The disk says that sequences below `mark` may have been delivered; reached: up to where
-        they had been when it was asked to.
+        """Note that the high-water mark `mark` is on disk, and set how far ahead the next one is.
+        reached: sequences that had been delivered when the mark was emitted.
 
         The next mark is set ahead by what the last turn delivered that delivered anything, and by
         twice what was delivered meanwhile, since it is renewed at half way; and twice as far as the
@@ -587,22 +595,23 @@ class Dispatcher:
         queue.reserve = min(max(ahead, SMALLEST_RESERVE), LARGEST_RESERVE)
 
     def tighten(self, queue: Queue) -> None:
-        """Nothing was delivered for a while: set the mark back to what was. Nothing above it is
-        delivered from now on before a new mark is on disk."""
+        """Lower the mark to what was really delivered, when nothing was delivered for a while.
+        Nothing above it is delivered before a new mark is on disk."""
         if queue.stored and queue.reached < queue.mark == queue.mark_durable:
             queue.mark = queue.mark_durable = queue.reached
             queue.reserve = 0
             self.records.append(Record(records.MARK, queue.id, queue.mark, 0, self.clock.now_ms))
 
     def _within_mark(self, queue: Queue, head: Slice, n: int, wanted: int) -> int:
-        """How many of n messages may leave now. The mark is asked for as if `wanted` messages left
-        together, up to a quota: when it waits must not depend on how they were published."""
+        """Return how many of n messages the mark on disk allows to leave now. The mark is requested
+        as if `wanted` messages left together, up to a quota, so that the waiting does not depend on
+        how the messages were published."""
         if self.cover(queue, head.first + max(n, min(wanted, LARGEST_QUOTA))):
             return n
         return min(n, queue.mark_durable - head.first)
 
     def spend(self, connection: Connection, size: int) -> None:
-        """So many bytes go to the connection in this turn."""
+        """Subtract bytes from the connection's room in this turn."""
         if connection.room == connection.allowance:
             self.spent.append(connection)
         connection.room -= size

@@ -1,4 +1,5 @@
-"""Exchanges: who gets a message, by kind of exchange [amqp-0.9.1 exchange types].
+"""Exchanges: selection of a message's destinations, by kind of exchange
+[amqp-0.9.1 exchange types].
 
 An exchange knows its bindings and picks those a message matches; following bindings to further
 exchanges, and the alternate exchange, is the virtual host's part.
@@ -49,7 +50,7 @@ CONSISTENT_HASH: Final = "x-consistent-hash"
 LOCAL_RANDOM: Final = "x-local-random"
 DELAYED: Final = "x-delayed-message"
 TYPES: Final = (DIRECT, FANOUT, TOPIC, HEADERS, CONSISTENT_HASH, LOCAL_RANDOM, DELAYED)
-"""Every kind there is."""
+"""Names of all kinds of exchange."""
 ALTERNATE: Final = "alternate-exchange"
 DELAYED_TYPE: Final = "x-delayed-type"
 HASH_HEADER: Final = "hash-header"
@@ -58,13 +59,14 @@ HASH_PROPERTIES: Final = ("message_id", "correlation_id", "timestamp")
 
 
 def property_key(name: str) -> str:
-    """Where the headers mapping given to route() holds a message property, for `hash-property`."""
+    """Return the key under which the headers mapping given to route() contains a message property,
+    for `hash-property`."""
     return "\0" + name
 
 
 @final
 class Binding:
-    """From a source exchange to a queue or another exchange.
+    """A binding from a source exchange to a queue or another exchange.
 
     Its identity is (source, destination, key, arguments): binding the same again changes nothing.
     """
@@ -81,7 +83,7 @@ class Binding:
     ) -> None:
         self.source = source
         self.queue = queue
-        """The destination when it is a queue; else `exchange` is."""
+        """Destination queue; None if the destination is an exchange."""
         self.exchange = exchange
         self.key = key
         self.arguments = arguments
@@ -89,13 +91,13 @@ class Binding:
         self.durable = source.durable and (
             queue.durable if queue is not None else exchange is not None and exchange.durable
         )
-        """Whether it outlives a restart: both its ends do."""
+        """True if the binding survives a restart: both its ends do."""
 
     def kind(self) -> str:
         return "queue" if self.queue is not None else "exchange"
 
     def destination(self) -> str:
-        """The name of the queue or exchange."""
+        """Name of the destination queue or exchange."""
         if self.queue is not None:
             return self.queue.name
         return self.exchange.name if self.exchange is not None else ""
@@ -104,7 +106,7 @@ class Binding:
 def identity_of(
     kind: str, destination: str, key: str, arguments: dict[str, object]
 ) -> tuple[str, str, str, str]:
-    """What tells one binding of an exchange from another."""
+    """Return the identity of a binding among those of its source exchange."""
     return kind, destination, key, canonical(arguments) if arguments else ""
 
 
@@ -116,10 +118,10 @@ class Matches:
 
     def __init__(self) -> None:
         self.queues: dict[int, Queue] = {}
-        """By queue id."""
+        """Matching queues by queue id."""
         self.exchanges: list[Exchange] = []
         self.count = 0
-        """How many bindings matched; duplicates count."""
+        """Count of the bindings that matched, duplicates included."""
 
     def add(self, binding: Binding) -> None:
         self.count += 1
@@ -131,7 +133,7 @@ class Matches:
 
 
 class Exchange:
-    """What all kinds share. Use make_exchange; bind through the VirtualHost."""
+    """Base of all kinds of exchange. Made by make_exchange, bound through the VirtualHost."""
 
     __slots__ = (
         "alternate",
@@ -160,29 +162,29 @@ class Exchange:
         self.type = type
         self.durable = durable
         self.auto_delete = auto_delete
-        """Deleted when the last of its bindings (as source) goes."""
+        """True if the exchange is deleted together with the last of its bindings as a source."""
         self.internal = internal
-        """Reached through bindings only, never by publishing to it."""
+        """True if clients cannot publish to the exchange: it is reached through bindings only."""
         self.arguments = arguments
         alternate = arguments.get(ALTERNATE)
         self.alternate: str | None = alternate if isinstance(alternate, str) else None
-        """Where messages go that match none of its bindings."""
+        """Name of the exchange that receives messages matching none of the bindings."""
         self.reads_headers = type == HEADERS
-        """Whether routing needs a message's headers (and properties)."""
+        """True if routing needs a message's headers (and properties)."""
         self.routes_singly = False
-        """Whether each message is routed by itself, though others may be equal."""
+        """True if each message must be routed by itself, though others may be equal."""
         self.bindings: dict[tuple[str, str, str, str], Binding] = {}
-        """By identity; this exchange is their source."""
+        """Bindings by identity, with this exchange as their source."""
         self.inbound: dict[Binding, None] = {}
-        """Those whose destination it is."""
+        """Bindings with this exchange as their destination."""
 
     @property
     def routes_as(self) -> str:
-        """The type it behaves as."""
+        """Type of exchange whose behaviour it has."""
         return self.type
 
     def check_binding(self, key: str, arguments: dict[str, object], to_queue: bool) -> None:
-        """Raises PreconditionFailed when such a binding makes no sense for this kind."""
+        """Check that a binding with these properties suits this kind. Raises PreconditionFailed."""
 
     def add(self, binding: Binding) -> None:
         self.bindings[binding.identity] = binding
@@ -205,7 +207,8 @@ class Exchange:
 
 @final
 class DirectExchange(Exchange):
-    """By equal key. The default exchange is one too, its queues being found by the VirtualHost."""
+    """Direct exchange: equal keys match. The default exchange is one too; the VirtualHost finds its
+    queues."""
 
     __slots__ = ("by_key",)
 
@@ -239,7 +242,7 @@ class DirectExchange(Exchange):
 
 @final
 class FanoutExchange(Exchange):
-    """Every binding."""
+    """Fanout exchange: every binding matches."""
 
     __slots__ = ()
 
@@ -254,10 +257,10 @@ class FanoutExchange(Exchange):
         super().__init__(name, FANOUT, durable, auto_delete, internal, arguments)
 
     def index(self, binding: Binding) -> None:
-        """`bindings` is all it needs."""
+        """Do nothing: `bindings` is the only table needed."""
 
     def unindex(self, binding: Binding) -> None:
-        """`bindings` is all it needs."""
+        """Do nothing: `bindings` is the only table needed."""
 
     def collect(self, keys: list[str], headers: dict[str, object] | None, into: Matches) -> None:
         for binding in self.bindings.values():
@@ -266,7 +269,7 @@ class FanoutExchange(Exchange):
 
 @final
 class TopicExchange(Exchange):
-    """By pattern of the binding key."""
+    """Topic exchange: binding keys are patterns."""
 
     __slots__ = ("trie",)
 
@@ -295,7 +298,7 @@ class TopicExchange(Exchange):
 
 @final
 class HeadersExchange(Exchange):
-    """By pattern of the binding's arguments; keys play no part."""
+    """Headers exchange: binding arguments are patterns, keys are ignored."""
 
     __slots__ = ("table",)
 
@@ -326,7 +329,7 @@ class HeadersExchange(Exchange):
 
 @final
 class HashExchange(Exchange):
-    """One binding of all, by a hash: the same for equal keys."""
+    """Consistent-hash exchange: a hash selects one of the bindings, the same one for equal keys."""
 
     __slots__ = ("hashed", "ring")
 
@@ -340,7 +343,7 @@ class HashExchange(Exchange):
     ) -> None:
         super().__init__(name, CONSISTENT_HASH, durable, auto_delete, internal, arguments)
         self.hashed = ""
-        """The name in the headers mapping whose value is hashed; "" for the routing key."""
+        """Name in the headers mapping whose value is hashed; "" for the routing key."""
         header = arguments.get(HASH_HEADER)
         prop = arguments.get(HASH_PROPERTY)
         if isinstance(header, str):
@@ -372,9 +375,9 @@ class HashExchange(Exchange):
 
 @final
 class LocalRandomExchange(Exchange):
-    """One queue of all that are bound, in turn. RabbitMQ draws one at random of those on the node
-    the publisher is connected to; all are here, and in turn is as even as can be. Keys play no
-    part."""
+    """Local-random exchange: each message goes to the next one of the bound queues. RabbitMQ draws
+    a random queue among those on the publisher's node; here all queues are on it, and turns are as
+    even as can be. Keys are ignored."""
 
     __slots__ = ("_next", "_ring")
 
@@ -414,10 +417,9 @@ class LocalRandomExchange(Exchange):
 
 @final
 class DelayedExchange(Exchange):
-    """Another kind of exchange under a name of its own, for programs that were written for
-    RabbitMQ's rabbitmq_delayed_message_exchange. A message with a header `x-delay` waits in the
-    queues it was routed to, whatever kind of exchange it came by; so nothing is left to do here.
-    """
+    """Delayed-message exchange: another kind under the name that programs for RabbitMQ's
+    rabbitmq_delayed_message_exchange use. A message with a header `x-delay` waits in its target
+    queues, whatever kind of exchange it came through, so this exchange only routes."""
 
     __slots__ = ("kind",)
 
@@ -433,7 +435,7 @@ class DelayedExchange(Exchange):
         self.kind = make_exchange(
             name, delayed_type(arguments), durable, auto_delete, internal, arguments
         )
-        """The exchange it behaves as. Its bindings are this one's."""
+        """Exchange whose behaviour it has; they share their bindings."""
         self.kind.bindings = self.bindings
         self.reads_headers = self.kind.reads_headers
         self.routes_singly = self.kind.routes_singly
@@ -456,7 +458,7 @@ class DelayedExchange(Exchange):
 
 
 def delayed_type(arguments: dict[str, object]) -> str:
-    """What `x-delayed-type` names.
+    """Return the type that the argument `x-delayed-type` names.
 
     Raises: PreconditionFailed (it is missing, no text, or would lead to itself), InvalidCommand
     (there is no such kind).
@@ -479,7 +481,8 @@ def _ring_name(binding: Binding) -> str:
 
 
 def weight_of(key: str) -> int:
-    """The weight a binding key of x-consistent-hash stands for. Raises PreconditionFailed."""
+    """Return the weight that a binding key of x-consistent-hash names. Raises
+    PreconditionFailed."""
     digits = key[1:] if key[:1] in ("+", "-") else key
     if not (digits.isascii() and digits.isdigit()):
         raise PreconditionFailed(f'The binding key must be an integer: <<"{key}">>')
@@ -490,13 +493,13 @@ def weight_of(key: str) -> int:
 
 
 def check_type(type: str) -> None:
-    """Raises InvalidCommand for a kind of exchange there is not."""
+    """Check that the kind of exchange exists. Raises InvalidCommand."""
     if type not in TYPES:
         raise InvalidCommand(f"unknown exchange type '{type}'")
 
 
 def check_exchange_arguments(what: str, type: str, arguments: dict[str, object]) -> None:
-    """Types and values of the known arguments of a new exchange.
+    """Check types and values of the known arguments of a new exchange.
 
     Raises: PreconditionFailed, InvalidCommand (see delayed_type).
     """
@@ -526,7 +529,7 @@ def check_same_exchange(
     internal: bool,
     arguments: dict[str, object],
 ) -> None:
-    """Raises PreconditionFailed when a re-declaration asks for another exchange than there is."""
+    """Check that a re-declaration describes the existing exchange. Raises PreconditionFailed."""
     what = named("exchange", current.name, vhost)
     if type != current.type:
         raise inequivalent("type", what, shown(type), shown(current.type))
@@ -547,7 +550,7 @@ def make_exchange(
     internal: bool,
     arguments: dict[str, object],
 ) -> Exchange:
-    """An exchange without bindings.
+    """Make an exchange without bindings.
 
     Raises: InvalidCommand for an unknown kind, PreconditionFailed (see delayed_type).
     """

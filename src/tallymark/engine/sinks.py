@@ -40,12 +40,12 @@ from tallymark.engine.store import Store
 from tallymark.engine.vhost import VirtualHost
 
 MOST_STAGINGS: Final = 100_000
-"""Stagings of all sinks together that wait for their commit."""
+"""Maximum number of stagings of all sinks together that wait for their commit."""
 
 
 @final
 class StagedPart:
-    """Messages that were handed over together and have the same known of them."""
+    """Messages that were handed over together and share their annotations."""
 
     __slots__ = ("annotations", "mandatory", "payload", "staged_ms")
 
@@ -53,32 +53,32 @@ class StagedPart:
         self, payload: Payload, annotations: Annotations | None, mandatory: bool, staged_ms: int
     ) -> None:
         self.payload = payload
-        """Routes included: where it was published."""
+        """Payload, with the routes under which it was published."""
         self.annotations = annotations
         self.mandatory = mandatory
-        """A commit under which one of them reaches no queue is refused."""
+        """True if a commit is refused when one of the messages reaches no queue."""
         self.staged_ms = staged_ms
 
 
 @final
 class Staging(Timed):
-    """What one task handed over."""
+    """Messages that one task handed over for a later commit."""
 
     __slots__ = ("count", "due_ms", "id", "parts", "sink", "size", "vhost")
 
     def __init__(self, id: int, vhost: str, sink: str, due_ms: int) -> None:
         super().__init__()
         self.id = id
-        """Broker-wide, never reused: also the owner of its rows in the ledger."""
+        """Broker-wide number, never reused; also the owner number of the staging's ledger rows."""
         self.vhost = vhost
         self.sink = sink
         self.due_ms = due_ms
-        """When it ends unless it is committed; engine time."""
+        """Time at which the staging expires unless it is committed; engine time, ms."""
         self.parts: list[StagedPart] = []
         self.count = 0
-        """Messages."""
+        """Count of messages."""
         self.size = 0
-        """Bytes, framing included."""
+        """Bytes of the messages, framing included."""
 
     def add(self, part: StagedPart) -> None:
         self.parts.append(part)
@@ -88,7 +88,7 @@ class Staging(Timed):
 
 @final
 class Sink(Timed):
-    """Who committed to a sink last, and what."""
+    """The last commit to a sink: its writer and its batch number."""
 
     __slots__ = ("batch", "due_ms", "identity", "name", "vhost")
 
@@ -97,29 +97,29 @@ class Sink(Timed):
         self.vhost = vhost
         self.name = name
         self.identity = ""
-        """Of the writer: its checkpoint. Another one is refused."""
+        """Identity of the writer: its checkpoint. Other writers are refused."""
         self.batch = 0
         self.due_ms = 0
-        """When all this is forgotten; engine time; 0: never."""
+        """Time at which the sink is forgotten; engine time, ms; 0: never."""
 
 
 @final
 class Committed:
-    """What became of a commit."""
+    """The result of a commit."""
 
     __slots__ = ("published", "repeated", "unroutable")
 
     def __init__(self, repeated: bool) -> None:
         self.repeated = repeated
-        """This batch had been committed before: nothing was done."""
+        """True if the batch had been committed before: nothing was done."""
         self.published = 0
-        """Messages, those that reached no queue included."""
+        """Count of messages published, including those that reached no queue."""
         self.unroutable = 0
 
 
 @final
 class Stretch:
-    """Messages lo..hi-1 of a part and where they go."""
+    """Messages lo..hi-1 of a part and their target queues."""
 
     __slots__ = ("hi", "lo", "part", "targets")
 
@@ -132,7 +132,7 @@ class Stretch:
 
 @final
 class Sinks:
-    """All sinks of the broker, and what is staged. Shares its parts with the Broker."""
+    """All sinks of the broker and their stagings."""
 
     __slots__ = (
         "_entrance",
@@ -167,14 +167,15 @@ class Sinks:
         self.records = records
         self.new_id = new_id
         self.sinks: dict[tuple[str, str], Sink] = {}
-        """By virtual host and name."""
+        """Sinks by virtual host and name."""
         self.stagings: dict[int, Staging] = {}
-        """By id."""
+        """Stagings by id."""
         self.staged = 0
-        """Messages in them."""
+        """Count of messages in all stagings."""
         self.staged_bytes = 0
         self.torn = False
-        """A commit failed half-way, which no client can cause: no turn may write it."""
+        """True after a commit failed half-way because of a defect: the turn must not be written. No
+        client can cause it."""
 
     # -- staging
 
@@ -227,8 +228,8 @@ class Sinks:
         self.deadlines.arm(staging, staging.due_ms)
 
     def abort(self, vhost: str, sink: str, ids: list[int]) -> int:
-        """Forget stagings of a sink; returns how many messages that were. What is not there (any
-        more) is passed over."""
+        """Delete stagings of a sink; return the count of their messages. Missing stagings are
+        ignored."""
         count = 0
         for id in ids:
             staging = self.stagings.get(id)
@@ -335,7 +336,7 @@ class Sinks:
                 self._end(staging, records.SINK_SUPERSEDED)
 
     def _stretches(self, vhost: VirtualHost, part: StagedPart) -> list[Stretch]:
-        """Where the messages of a part go now, neighbours with the same targets together."""
+        """Route the messages of a part now; neighbours with the same targets form one stretch."""
         payload = part.payload
         count = payload.count
         exchange = payload.route.exchange
@@ -366,7 +367,8 @@ class Sinks:
         return found
 
     def _check_room(self, stretches: list[Stretch]) -> None:
-        """Raises ResourceExhausted. Whatever publishing needs is in memory then."""
+        """Check that all target queues have room, and load the bytes that publishing needs. Raises
+        ResourceExhausted."""
         admission = Admission(self._entrance)
         for stretch in stretches:
             if stretch.targets.plain:
@@ -414,8 +416,8 @@ class Sinks:
     # -- the end of what nobody needs
 
     def forget(self, vhost: str, name: str) -> int:
-        """Forget a sink and what is staged for it, by an operator's word: another checkpoint may
-        begin on it. Returns how many messages were staged.
+        """Forget a sink and its stagings for an operator, so that another checkpoint may begin on
+        it. Returns the count of staged messages.
 
         Raises NotFound: neither is there.
         """
@@ -437,7 +439,7 @@ class Sinks:
         return count
 
     def forget_vhost(self, vhost: str) -> None:
-        """The virtual host is deleted, with its sinks."""
+        """Delete the sinks of a deleted virtual host."""
         for staging in [one for one in self.stagings.values() if one.vhost == vhost]:
             self._end(staging, records.SINK_ABORTED)
         for sink in [one for one in self.sinks.values() if one.vhost == vhost]:
@@ -452,7 +454,7 @@ class Sinks:
         self.records.append(_definition(definition, self.clock.now_ms))
 
     def look_at_staging(self, staging: Staging) -> None:
-        """Its time may be up."""
+        """Delete a staging if it has expired."""
         if staging.id in self.stagings:
             if staging.due_ms <= self.clock.now_ms:
                 self._end(staging, records.SINK_EXPIRED)
@@ -460,7 +462,7 @@ class Sinks:
                 self.deadlines.arm(staging, staging.due_ms)
 
     def look_at_sink(self, sink: Sink) -> None:
-        """Its time may be up."""
+        """Forget a sink if its time is up."""
         if sink.due_ms and self.sinks.get((sink.vhost, sink.name)) is sink:
             if sink.due_ms <= self.clock.now_ms:
                 self._forget(sink)
@@ -470,11 +472,11 @@ class Sinks:
     # -- what others need to know
 
     def payloads(self) -> list[Payload]:
-        """Of all that is staged."""
+        """Return the payloads of all stagings."""
         return [part.payload for one in self.stagings.values() for part in one.parts]
 
     def definition(self, sink: Sink) -> dict[str, object]:
-        """What makes the sink again."""
+        """Return the definition from which a restart makes the sink."""
         return {
             "op": "sink",
             "vhost": sink.vhost,
@@ -485,7 +487,7 @@ class Sinks:
         }
 
     def check(self) -> None:
-        """Assert that the counts are those of what is staged."""
+        """Assert that the counts match the stagings."""
         stagings = self.stagings.values()
         assert self.staged == sum(one.count for one in stagings), self.staged
         assert self.staged_bytes == sum(one.size for one in stagings), self.staged_bytes
@@ -495,7 +497,7 @@ class Sinks:
     # -- restoring
 
     def restore_part(self, record: Record) -> None:
-        """A SINK_STAGED record."""
+        """Restore a staged part from its SINK_STAGED record."""
         payload = record.payload
         if payload is None:
             return  # its bytes are lost, which was accepted
@@ -510,11 +512,11 @@ class Sinks:
         staging.add(StagedPart(payload, annotations, mandatory, record.time_ms))
 
     def restore_end(self, record: Record) -> None:
-        """A SINK_ENDED record."""
+        """Restore the end of a staging from its SINK_ENDED record."""
         self.stagings.pop(record.owner, None)
 
     def restore(self, definition: dict[str, object]) -> None:
-        """A definition of a sink, read back from the journal."""
+        """Restore a sink from its definition in the journal."""
         vhost, name = str(definition["vhost"]), str(definition["name"])
         if definition["op"] == "drop_sink":
             self.sinks.pop((vhost, name), None)
@@ -525,11 +527,11 @@ class Sinks:
         sink.due_ms = _number(definition, "forget_ms")
 
     def restore_vhost_end(self, vhost: str) -> None:
-        """The virtual host was deleted."""
+        """Restore the deletion of a virtual host."""
         self.sinks = {key: sink for key, sink in self.sinks.items() if key[0] != vhost}
 
     def restored(self) -> None:
-        """Everything was read back: what is staged keeps its bytes, and time goes on."""
+        """Finish restoring: staged messages keep their bytes, and timers start."""
         stagings = list(self.stagings.values())
         self.stagings.clear()
         for staging in stagings:
@@ -541,8 +543,8 @@ class Sinks:
                 self.deadlines.arm(sink, sink.due_ms)
 
     def lose(self, gone: set[int]) -> int:
-        """The bytes of payloads (their Python ids) are lost: stagings with any of them end, since a
-        batch is whole or not at all. Returns how many messages that were."""
+        """Delete stagings that contain lost payloads (given by their Python ids), since a batch is
+        published whole or not at all. Returns the count of their messages."""
         count = 0
         for staging in list(self.stagings.values()):
             if any(id(part.payload) in gone for part in staging.parts):
@@ -552,7 +554,7 @@ class Sinks:
 
 
 def staged_record(staging: Staging, part: StagedPart, index: int, now_ms: int) -> Record:
-    """The SINK_STAGED record of a part."""
+    """Return the SINK_STAGED record of a part."""
     said: dict[str, str] = {"vhost": staging.vhost, "sink": staging.sink}
     if part.annotations is not None:
         said["known"] = part.annotations.to_bytes().decode()
@@ -564,7 +566,8 @@ def staged_record(staging: Staging, part: StagedPart, index: int, now_ms: int) -
 
 
 def _unroutable(stretch: Stretch) -> int:
-    """How many messages reach no queue. Raises PreconditionFailed where they have to."""
+    """Return how many messages of the stretch reach no queue. Raises PreconditionFailed if they are
+    mandatory."""
     part = stretch.part
     if part.mandatory:
         payload = part.payload
@@ -577,7 +580,7 @@ def _unroutable(stretch: Stretch) -> int:
 
 
 def _counts_time(targets: Targets) -> bool:
-    """Whether it matters in one of the queues when messages entered."""
+    """Return whether one of the queues needs the time at which messages entered."""
     return any(queue.watched or queue.settings.is_stream for queue in targets.queues)
 
 
