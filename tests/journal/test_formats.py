@@ -7,6 +7,8 @@ was written once, by that version, and is never made again: `state.json` says wh
                           leases, transient messages, every kind of record up to LIVE
     before_checksums      0.1 before bodies had checksums of their own: dead letters, a stream, a
                           lease, runs and single messages
+    before_the_rooms      0.1 before its modules became packages: a clean stop and a crash, a quorum
+                          queue, priorities, expiry, a stream, a transaction, block format 2
 """
 
 from __future__ import annotations
