@@ -1,4 +1,4 @@
-"""How messages get into a queue that asks for more than to be appended to.
+"""Entrance: the way of messages into a queue where more is needed than to append them.
 
 Priorities split a stretch into lanes; a limit on bytes wants bodies weighed; deduplication and the
 overflow behaviours reject-publish and reject-publish-dlx let some messages pass and not others
@@ -33,12 +33,14 @@ ENTERED: Final = 0
 REFUSED: Final = 1
 DUPLICATE: Final = 2
 MOST_PUBLISHERS: Final = 10_000
-"""Named publishers that a stream remembers; who has been silent for longest is forgotten first."""
+"""Maximum number of named publishers that a stream remembers. The one that has been silent for
+longest is forgotten first."""
 
 
 @final
 class Entrance:
-    """Shares its parts with the Broker."""
+    """The operations by which messages enter queues. Clock, stores and records are the Broker's own
+    objects."""
 
     __slots__ = (
         "backlogs", "clock", "dispatcher", "formats", "letters", "quarantine", "records", "store",
@@ -62,10 +64,11 @@ class Entrance:
         self.records = records
         self.quarantine = quarantine
         self.letters: DeadLetters | None = None
-        """Set by the Broker: where refused messages of reject-publish-dlx go."""
+        """Dead-letter operations, for messages refused by queues with reject-publish-dlx. Set by
+        the Broker."""
 
     def keep(self, payload: Payload) -> None:
-        """Have the journal keep the payload's bytes, unless it does already."""
+        """Store the payload's bytes in the journal unless they are there already."""
         if payload.position == NOWHERE:
             self.store.load(payload)
             payload.position = ON_ITS_WAY
@@ -86,7 +89,8 @@ class Entrance:
         source: int = 0,
         source_first: int = 0,
     ) -> None:
-        """Messages lo..hi-1 become ready, in their lanes. The payload is alive for them already.
+        """Make messages lo..hi-1 ready, in their lanes. The payload's users have been counted
+        already.
 
         kept: the journal has or gets the bytes. source, source_first: of a letter, the queue it
         died in and its first sequence there.
@@ -133,8 +137,8 @@ class Entrance:
         source: int,
         source_first: int,
     ) -> None:
-        """A stream keeps what it is given, at once and in order, whatever its publisher said of
-        that."""
+        """Append messages to a stream, at once and in order. A delay set by the publisher is
+        ignored, and transient messages are stored, too."""
         if annotations is not None and annotations.due_ms:
             annotations = ready_since(annotations, self.clock.now_ms)
         if not payload.persistent:
@@ -152,8 +156,8 @@ class Entrance:
             self.dispatcher.mark(queue)
 
     def _lasting(self, payload: Payload, lo: int, hi: int) -> Payload:
-        """Messages lo..hi-1 of a transient payload, which others need as it is, as one that the
-        journal keeps."""
+        """Return messages lo..hi-1 of a transient payload as a payload that the journal stores. The
+        original is not changed, as other queues use it."""
         self.store.load(payload)
         raw, cuts, routes = payload.raw, payload.cuts, payload.routes
         assert raw is not None
@@ -171,8 +175,8 @@ class Entrance:
     def _publish_to_stream(
         self, queue: Queue, payload: Payload, lo: int, hi: int, annotations: Annotations | None
     ) -> None:
-        """Messages that a publisher numbered are taken once: what it has sent before is confirmed
-        and passed over."""
+        """Append messages with publishing numbers to a stream once. Numbers received before are
+        confirmed and not appended."""
         numbered = self.formats[payload.format].numbered(payload, lo, hi)
         if not numbered:
             self._append(queue, payload, lo, hi, annotations, 0, 0)
@@ -187,7 +191,7 @@ class Entrance:
             if number <= known.get(name, -1):
                 verdict[i] = DUPLICATE
                 continue
-            known.pop(name, None)  # those that published last are the last to be forgotten
+            known.pop(name, None)  # recent publishers are forgotten last
             known[name] = taken[name] = number
         if len(known) > MOST_PUBLISHERS:
             for name in list(known)[: len(known) - MOST_PUBLISHERS]:
@@ -215,8 +219,8 @@ class Entrance:
         source: int,
         source_first: int,
     ) -> None:
-        """They are ready when their publisher wanted, at the tail [NQ-16]. One slice for each
-        priority, since lanes are chosen now."""
+        """Defer messages until their publisher's due time; then they are ready at the tail [NQ-16].
+        Lanes are chosen now, so that there is one slice for each priority."""
         levels = bytes(hi - lo)
         highest = queue.settings.max_priority
         if highest:
@@ -268,7 +272,7 @@ class Entrance:
         source: int = 0,
         source_first: int = 0,
     ) -> None:
-        """The ENTERED record of messages lo..hi-1, where the queue is stored."""
+        """Emit the ENTERED record of messages lo..hi-1 if the queue is stored."""
         if not queue.stored:
             return
         if not kept:
@@ -288,13 +292,13 @@ class Entrance:
         )  # fmt: skip
 
     def weigh(self, payload: Payload) -> None:
-        """Make payload.bodies."""
+        """Compute payload.bodies, the body sizes. Raises Unreadable."""
         if payload.bodies is None:
             self.store.load(payload)
             payload.bodies = self.formats[payload.format].bodies(payload)
 
     def is_weighed(self, payload: Payload) -> bool:
-        """As weigh; False: the bytes cannot be read."""
+        """Compute payload.bodies, as weigh does; False: the bytes cannot be read."""
         if payload.bodies is None:
             if not self.store.tried(payload):
                 return False
@@ -302,8 +306,8 @@ class Entrance:
         return True
 
     def weight_of(self, payload: Payload) -> int:
-        """Body bytes of a payload that nobody else knows; its bytes are gone from memory after.
-        What cannot be read counts with its framing."""
+        """Return the body bytes of a payload that no queue needs now. Its bytes leave memory
+        afterwards. A payload that cannot be read counts with its framing."""
         if not self.store.tried(payload):
             return payload.size
         total = self.formats[payload.format].bodies(payload)[payload.count]
@@ -311,8 +315,8 @@ class Entrance:
         return int(total)
 
     def weigh_queue(self, queue: Queue) -> None:
-        """The queue has a limit on bytes and was not weighed yet. O(slices), and reads bodies
-        that are in the journal only; what cannot be read is put aside."""
+        """Compute the body bytes of a queue that has a limit on them and did not count them so far.
+        O(slices); bodies are read from the journal, and what cannot be read is quarantined."""
         queue.unpack()
         aside = [piece for piece in queue.slices() if not self.is_weighed(piece.payload)]
         self.quarantine.put_ready(queue, aside)
@@ -333,8 +337,8 @@ class Entrance:
         annotations: Annotations | None,
         kept: bool,
     ) -> list[tuple[int, int]]:
-        """Messages lo..hi-1 enter the queues that take them. The payload is alive for all of them
-        in each queue; what is not taken is finished here.
+        """Publish messages lo..hi-1 to the target queues. The payload's users are counted for all
+        messages in each queue; messages that do not enter a queue are finished here.
 
         Returns the stretches (lo, hi) that some queue refused, in order, without overlap.
         """
@@ -356,13 +360,14 @@ class Entrance:
         return _stretches(refused, REFUSED, lo) if any_refused else []
 
     def refuses(self, queue: Queue, payload: Payload) -> bool:
-        """Whether the queue would refuse any of these messages now, which have no ids of their
-        publisher's. O(messages); changes nothing."""
+        """Return whether the queue would refuse any of these messages now. They have no
+        publisher-given ids. O(messages); changes nothing."""
         return self._verdicts(queue, payload, 0, payload.count, False).find(REFUSED) >= 0
 
     def transfer(self, queue: Queue, piece: Slice, kept: bool, source: int) -> None:
-        """Messages of the queue with id `source` enter this one. Publishers were told long ago
-        that they are taken: only a queue that drops in silence takes fewer."""
+        """Add messages that come from the queue with id `source`. They were confirmed to their
+        publishers before, so they are not refused; only a queue that drops messages when full drops
+        some."""
         payload, lo, hi, known = piece.payload, piece.lo, piece.hi, piece.annotations
         if queue.settings.overflow == DROP_TAIL:
             self._judge(queue, payload, lo, hi, known, kept)
@@ -378,10 +383,10 @@ class Entrance:
         annotations: Annotations | None,
         kept: bool,
     ) -> bytes:
-        """Let each message in or not; returns one byte a message: ENTERED, REFUSED, DUPLICATE."""
+        """Decide which messages enter; return one byte a message: ENTERED, REFUSED, DUPLICATE."""
         settings = queue.settings
         if hi - lo > 1 and settings.max_bytes >= 0 and settings.max_priority > 0:
-            # Which bytes consumers take depends on the priorities of those before each message.
+            # The bytes that consumers take depend on the priorities of earlier messages.
             return b"".join(
                 [self._judge(queue, payload, i, i + 1, annotations, kept) for i in range(lo, hi)]
             )
@@ -403,20 +408,21 @@ class Entrance:
         return bytes(len(verdict) if queue.settings.overflow == DROP_TAIL else verdict)
 
     def room(self, queue: Queue) -> int:
-        """How many more messages a limit on their number lets in: those that a consumer would be
-        sent at once count as gone. UNLIMITED where there is no such limit."""
+        """Return how many more messages a limit on their number admits. Messages that a consumer
+        would be sent at once do not count. UNLIMITED without such a limit."""
         limit = queue.settings.max_length
         if limit < 0:
             return 1 << 62
         return max(0, limit - queue.ready - queue.pending + self.dispatcher.demand(queue))
 
     def awaited(self, queue: Queue) -> int:
-        """How many more messages consumers would be sent at once, beyond what is ready: they take
-        no room."""
+        """Return how many more messages consumers would be sent at once, beyond those that are
+        ready: these take no room."""
         return max(0, self.dispatcher.demand(queue) - queue.ready)
 
     def room_bytes(self, queue: Queue) -> int:
-        """How many more body bytes a limit on them lets in, of messages that nobody awaits."""
+        """Return how many more body bytes a limit on them admits, for messages that no consumer
+        waits for."""
         limit = queue.settings.max_bytes
         if limit < 0:
             return 1 << 62
@@ -425,14 +431,15 @@ class Entrance:
         return limit - queue.body_bytes + queue.leading_bytes(self.dispatcher.demand(queue))
 
     def seat(self, queue: Queue) -> Seat:
-        """Room for what comes next, where the queue is one that refuses."""
+        """Return the room for the next messages, in a queue that refuses messages when full."""
         if queue.settings.overflow == DROP_HEAD:
             return Seat(1 << 62, 1 << 62, 0)
         room, room_bytes = self.room(queue), self.room_bytes(queue)
         return Seat(room, room_bytes, self.awaited(queue) if queue.settings.max_bytes >= 0 else 0)
 
     def ids_of(self, queue: Queue, payload: Payload, lo: int, hi: int) -> list[str]:
-        """The publisher-given ids that a deduplicating queue looks at, and no list for others."""
+        """Return the publisher-given ids of messages if the queue deduplicates; otherwise an empty
+        list."""
         if queue.settings.dedup_ms <= 0:
             return []
         forget_ids(queue, self.clock.now_ms)
@@ -440,7 +447,8 @@ class Entrance:
         return self.formats[payload.format].ids(payload, lo, hi)
 
     def _verdicts(self, queue: Queue, payload: Payload, lo: int, hi: int, kept: bool) -> bytearray:
-        """As _judge gives them, message by message; ids of those that enter are taken."""
+        """Return the decision on each message, as _judge does. Ids of messages that enter are
+        remembered."""
         now = self.clock.now_ms
         ids = self.ids_of(queue, payload, lo, hi)
         seat = self.seat(queue)
@@ -481,7 +489,8 @@ class Entrance:
         kept: bool,
         reason: int,
     ) -> None:
-        """Dropped messages enter and end in one step, so that the account shows them."""
+        """Count dropped messages as entered and dropped in one step, so that the account includes
+        them."""
         first = queue.pass_by(hi - lo)
         self.record(queue, first, payload, lo, hi, 0, annotations, kept)
         queue.drop(hi - lo, reason)
@@ -500,7 +509,7 @@ class Entrance:
         annotations: Annotations | None,
         kept: bool,
     ) -> None:
-        """Refused messages die of maxlen without ever having been ready [DL-6]."""
+        """Dead-letter refused messages, for reason maxlen; they were never ready [DL-6]."""
         first = queue.pass_by(hi - lo)
         self.record(queue, first, payload, lo, hi, 0, annotations, kept)
         assert self.letters is not None
@@ -509,7 +518,7 @@ class Entrance:
 
 
 def forget_ids(queue: Queue, now_ms: int) -> None:
-    """Let go of ids taken before the deduplication window."""
+    """Forget ids that were seen before the deduplication window."""
     seen = queue.seen_ids
     oldest = now_ms - queue.settings.dedup_ms
     while seen:
@@ -520,13 +529,13 @@ def forget_ids(queue: Queue, now_ms: int) -> None:
 
 
 def publishers_record(queue: Queue, numbers: dict[str, int], now_ms: int) -> Record:
-    """The PUBLISHERS record of these names."""
+    """Return the PUBLISHERS record of these names."""
     blob = json.dumps(numbers, separators=(",", ":")).encode()
     return Record(records.PUBLISHERS, queue.id, 0, len(numbers), now_ms, blob=blob)
 
 
 def _runs(marks: bytearray) -> list[tuple[int, int]]:
-    """Where each stretch of equal marks begins and ends."""
+    """Return start and end of each stretch of equal marks."""
     found = []
     at = 0
     while at < len(marks):
@@ -539,7 +548,7 @@ def _runs(marks: bytearray) -> list[tuple[int, int]]:
 
 
 def _stretches(marks: bytearray, what: int, offset: int) -> list[tuple[int, int]]:
-    """Where `what` stands in marks, as (lo, hi) counted from `offset`."""
+    """Return the stretches of marks equal to `what`, as (lo, hi) counted from `offset`."""
     found = []
     at = marks.find(what)
     while at >= 0:

@@ -55,7 +55,7 @@ EXCHANGES: Final = "exchanges"
 APPLY_TO: Final = (QUEUES, CLASSIC_QUEUES, QUORUM_QUEUES, STREAMS, EXCHANGES, ALL)
 
 LARGEST: Final = (1 << 63) - 1
-"""Of numbers: what an argument's longest integer can say too."""
+"""Largest number in a definition: that of an argument's longest integer."""
 ALTERNATE_EXCHANGE: Final = "alternate-exchange"
 DEFAULT_TYPE: Final = "default-queue-type"
 AUTO_CREATE: Final = "auto-create"
@@ -70,8 +70,7 @@ def _integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
 
 
-# _integer is asked first: compiled code makes a plain number of what it knows to be an int, of true
-# as well.
+# _integer is asked first: in compiled code a value known to be an int is a plain number, true too.
 
 
 def _not_negative(value: object) -> bool:
@@ -150,7 +149,7 @@ def _strategy(value: object) -> bool:
 
 @final
 class Key:
-    """What a key of a definition may say."""
+    """A key that definitions may have, with the check of its values."""
 
     __slots__ = ("accepts", "expected", "limit", "noun")
 
@@ -159,10 +158,10 @@ class Key:
     ) -> None:
         self.accepts = accepts
         self.noun = noun
-        """What a value of it is called in refusals."""
+        """Name of the value in texts of refusals."""
         self.expected = expected
         self.limit = limit
-        """Whether an operator policy may hold it; see `tighter`."""
+        """True if an operator policy may have the key; see `tighter`."""
 
 
 KEYS: Final[dict[str, Key]] = {
@@ -221,7 +220,7 @@ KEYS: Final[dict[str, Key]] = {
     SLOW_OPTIONS: Key(_options, "set of slow consumer options", "an object"),
     ALTERNATE_EXCHANGE: Key(_text, "alternate exchange name", "text"),
 }  # fmt: skip
-"""Keys that are acted upon."""
+"""Keys that have an effect."""
 
 OPERATOR_WITHOUT_EFFECT: Final = (
     "max-in-memory-bytes",
@@ -242,17 +241,17 @@ WITHOUT_EFFECT: Final = (
     "federation-upstream", "federation-upstream-pattern", "federation-upstream-set", "routing-key",
     "shards-per-node",
 )  # fmt: skip
-"""Keys of RabbitMQ that mean nothing here."""
+"""Keys of RabbitMQ that have no effect here."""
 
 ONLY_STREAMS: Final = ("max-age", "stream-max-segment-size-bytes")
-"""Keys that say nothing of other queues."""
+"""Keys that affect streams only."""
 OF_STREAMS: Final = (*ONLY_STREAMS, "max-length-bytes")
-"""Keys that say something of streams."""
+"""Keys that affect streams."""
 
 
 @final
 class Policy:
-    """One policy, checked; never altered. Replaced as a whole under its name."""
+    """One policy, checked and immutable. A change replaces it under its name."""
 
     __slots__ = (
         "_expression",
@@ -273,8 +272,8 @@ class Policy:
         apply_to: str = ALL,
         was_stored: bool = False,
     ) -> None:
-        """was_stored: it was taken once, so that a pattern which is refused today only has the
-        policy fit nothing.
+        """was_stored: the policy comes from the journal. A pattern that is refused today makes such
+        a policy fit nothing instead of being an error.
 
         Raises PreconditionFailed: a text says which of the parts is wrong.
         """
@@ -290,12 +289,13 @@ class Policy:
         self.name = name
         self.pattern = pattern
         self.definition = definition
-        """As it was given; values of keys without effect may be anything."""
+        """Definition as given; values of keys without effect are not checked."""
         self.priority = priority
-        """Higher ones go first."""
+        """Priority; policies of higher priority are preferred."""
         self.apply_to = apply_to
         self.problem = ""
-        """Why a stored policy fits nothing; empty: its pattern is understood."""
+        """Error text if a stored policy fits nothing because its pattern is invalid; empty
+        otherwise."""
         try:
             self._expression = compile_pattern(pattern)
         except PatternRefused as error:
@@ -304,21 +304,21 @@ class Policy:
                 raise PreconditionFailed(self.problem) from None
 
     def fits(self, kind: str, name: str) -> bool:
-        """Whether it applies to what has this name. kind: CLASSIC_QUEUES, QUORUM_QUEUES, STREAMS
-        or EXCHANGES; QUEUES: a queue that is not there yet."""
+        """Return whether the policy applies to something of this name. kind: CLASSIC_QUEUES,
+        QUORUM_QUEUES, STREAMS or EXCHANGES; QUEUES: a queue that does not exist yet."""
         wanted = self.apply_to
         if wanted != kind and wanted != ALL and (wanted != QUEUES or kind == EXCHANGES):
             return False
         return not self.problem and self._expression.matches(name)
 
     def goes_before(self, other: Policy) -> bool:
-        """Whether it is the one in effect where both fit."""
+        """Return whether this policy is preferred to the other where both fit."""
         if self.priority != other.priority:
             return self.priority > other.priority
         return self.name < other.name
 
     def value(self) -> dict[str, object]:
-        """All but the name, as policy_from takes it."""
+        """Return the policy without its name, in the form that policy_from takes."""
         return {
             "pattern": self.pattern,
             "definition": self.definition,
@@ -328,7 +328,7 @@ class Policy:
 
 
 def policy_from(name: str, value: dict[str, object], operator: bool = False) -> Policy:
-    """A policy from a JSON object: pattern, definition, and if need be priority and apply-to.
+    """Make a policy from a JSON object: pattern, definition, and optionally priority and apply-to.
 
     Raises: PreconditionFailed, also for fields and keys that are not known.
     """
@@ -363,12 +363,12 @@ def policy_from(name: str, value: dict[str, object], operator: bool = False) -> 
 
 FIELDS: Final = ("pattern", "definition", "priority", "apply-to")
 PLACE: Final = ("vhost", "name")
-"""What an object says besides where it is one of many policies."""
+"""Fields that locate an object among the policies of all virtual hosts."""
 
 
 def policy_fields(given: Mapping[str, object]) -> dict[str, object]:
-    """An object as RabbitMQ's interface and files have it, for policy_from: without where it
-    belongs and without known fields that are null. What is not known stays, to be refused."""
+    """Return the fields of an object from RabbitMQ's interface or files, for policy_from: without
+    its location and without known fields that are null. Unknown fields remain, to be refused."""
     return {
         field: value
         for field, value in given.items()
@@ -377,7 +377,7 @@ def policy_fields(given: Mapping[str, object]) -> dict[str, object]:
 
 
 def check_definition(definition: dict[str, object], operator: bool) -> None:
-    """Every key must be known, and every value that is acted upon in its range.
+    """Check that every key is known and every value that has an effect is in its range.
 
     operator: for an operator policy, which holds limits only.
     Raises: PreconditionFailed.
@@ -407,20 +407,21 @@ def check_definition(definition: dict[str, object], operator: bool) -> None:
 
 
 def known_keys(operator: bool) -> list[str]:
-    """The keys a definition may have, those acted upon first."""
+    """Return the keys a definition may have, those with an effect first."""
     if operator:
         return [*[name for name, key in KEYS.items() if key.limit], *OPERATOR_WITHOUT_EFFECT]
     return [*KEYS, *WITHOUT_EFFECT]
 
 
 def without_effect(policy: Policy) -> list[str]:
-    """Keys of its definition that change nothing: they mean nothing here, or nothing for what the
-    policy applies to."""
+    """Return the keys of a policy's definition that have no effect, generally or on what the policy
+    applies to."""
     return idle_keys(policy.definition, policy.apply_to)
 
 
 def idle_keys(definition: dict[str, object], apply_to: str) -> list[str]:
-    """As without_effect, of a policy in parts."""
+    """Return the keys without effect, as without_effect does, of a definition that is not a
+    Policy."""
     idle = []
     for key in definition:
         for_exchanges = key == ALTERNATE_EXCHANGE
@@ -435,7 +436,7 @@ def idle_keys(definition: dict[str, object], apply_to: str) -> list[str]:
 
 
 def in_effect(policies: dict[str, Policy], kind: str, name: str) -> Policy | None:
-    """The one of these policies that holds for what has this name; see Policy.fits."""
+    """Return the policy in effect for something of this name; see Policy.fits."""
     found: Policy | None = None
     for policy in policies.values():
         if (found is None or policy.goes_before(found)) and policy.fits(kind, name):
@@ -444,7 +445,7 @@ def in_effect(policies: dict[str, Policy], kind: str, name: str) -> Policy | Non
 
 
 def merged(policy: Policy | None, operator: Policy | None) -> dict[str, object]:
-    """The definition that follows from both: the tighter limit where both have one."""
+    """Return the combined definition of both policies: the tighter limit where both have one."""
     if policy is None:
         return {} if operator is None else operator.definition
     if operator is None:
@@ -457,9 +458,9 @@ def merged(policy: Policy | None, operator: Policy | None) -> dict[str, object]:
 
 
 def tighter(name: str, own: object, limit: object) -> object:
-    """What comes of a policy's value and the operator's: the smaller number (one that is no limit
-    at all, negative or a time-out of 0, is not), of least delays the larger; of what is no number
-    the operator's."""
+    """Return the tighter of a policy's value and the operator's: the smaller number, unless it
+    means no limit (negative, or a time-out of 0); of minimum delays the larger; otherwise the
+    operator's value."""
     if not isinstance(own, int) or not isinstance(limit, int):
         return limit
     if name == "consumer-timeout":

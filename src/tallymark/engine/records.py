@@ -1,4 +1,4 @@
-"""Records: the transitions the engine asks the journal to keep. They are the ledger.
+"""Records: the state transitions that the engine writes to the journal. They are the ledger.
 
 A record speaks of a *range* of messages of one queue, never of a single one by necessity. All
 records of one turn go into one block, and a block is kept whole or not at all: what must be atomic
@@ -16,85 +16,85 @@ from tallymark.engine.message import Payload
 PAYLOAD: Final = 1
 """The bytes of a payload. payload; count; first = first message id; time = arrival, ms."""
 ENTERED: Final = 2
-"""count messages got sequences first.. in queue. payload, lo = first message of the payload;
-reason = their priority in the queue; blob = what is known of them (annotations.py).
-A letter: owner = the queue it died in, other = its first sequence there."""
+"""count messages entered queue as sequences first... payload, lo = first message of the payload;
+reason = priority in the queue; blob = annotations (annotations.py). For a dead letter: owner = the
+queue it died in, other = its first sequence there."""
 ACQUIRED: Final = 3
-"""Handed to owner (a consumer's id). other = how often they had been handed out before."""
+"""Messages delivered to owner (a consumer's id). other = number of earlier deliveries."""
 SETTLED: Final = 4
-"""Done with. owner as in ACQUIRED; reason = how (SETTLED_*)."""
+"""Messages settled. owner as in ACQUIRED; reason = SETTLED_*."""
 RETURNED: Final = 5
-"""Given back by owner to their old positions; reason = why (RETURNED_*).
-flags & RETURNED_FAILED: counted as a failed delivery. blob = annotations, where the consumer may
-have added to them."""
+"""Messages returned to their old positions by owner; reason = RETURNED_*. flags & RETURNED_FAILED:
+counted as a failed delivery. blob = annotations, to which the consumer may have added."""
 DROPPED: Final = 6
-"""Gone without success. reason = why (DROPPED_*); DROPPED_RETENTION, DROPPED_ARCHIVED:
-other = their bytes, framing included."""
+"""Messages that ended without success. reason = DROPPED_*; for DROPPED_RETENTION and
+DROPPED_ARCHIVED other = their bytes, framing included."""
 MARK: Final = 7
-"""Every sequence of queue below first may have been delivered: redelivered after a crash. The last
-one counts; versions that take the highest flag more."""
+"""High-water mark: every sequence of queue below first may have been delivered, and is redelivered
+after a crash. The last record counts; versions that use the highest one flag more messages."""
 DEFINITION: Final = 8
 """A change of topology. blob = JSON object, see definitions.py."""
 LEASED: Final = 9
-"""Leased to subscription `owner`: queue sequences first.. became lease sequences
-other & LEASE_BITS.. reason = priority; blob = annotations; flags = times handed out; other >> 48 =
-times failed."""
+"""Messages leased to subscription `owner`: queue sequences first.. became lease sequences other &
+LEASE_BITS... reason = priority; blob = annotations; flags = number of deliveries; other >> 48 =
+number of failures."""
 LEASE_SETTLED: Final = 10
 """Subscription `owner`: every lease sequence below other is settled (the floor)."""
 MOVED: Final = 11
-"""The cleaner wrote payload again: other = its old position. Written by the journal itself."""
+"""The cleaner moved payload: other = its old position. Written by the journal itself."""
 COUNTERS: Final = 12
 """Totals of one queue at this moment, for checkpoints. blob = JSON object, see queue.py."""
 LIVE: Final = 13
-"""Checkpoint only: like ENTERED, for what is still in the queue. other = times handed out
-| times failed << 32. flags & LIVE_ACQUIRED: owned by `owner` when the checkpoint was taken."""
+"""Checkpoint only: like ENTERED, for messages still in the queue. other = number of deliveries |
+number of failures << 32. flags & LIVE_ACQUIRED: held by `owner` at the checkpoint."""
 DEAD_LETTERED: Final = 14
-"""Left queue for its dead-letter exchange and reached a queue there, whose ENTERED row stands in
-the same block. reason = why (DEAD_*). payload and lo as in ENTERED. flags & TRANSIENT: no such
-row stands anywhere, since no queue that it reached outlives the broker."""
+"""Messages dead-lettered from queue to at least one other, whose ENTERED row is in the same block.
+reason = DEAD_*. payload and lo as in ENTERED. flags & TRANSIENT: there is no such row, because no
+target queue survives a restart."""
 PENDING: Final = 15
-"""Became a dead letter that nothing takes for now: it waits in queue. reason as in DEAD_LETTERED.
-payload, lo; blob = JSON, see pending.py. Repeated when some of its targets have it."""
+"""Dead letters that no target takes for now: they wait in queue. reason as in DEAD_LETTERED.
+payload, lo; blob = JSON, see pending.py. Repeated when some of the targets have them."""
 SEEN: Final = 16
-"""Publisher-given ids that a deduplicating queue took. blob = JSON list of texts."""
+"""Publisher-given ids that a deduplicating queue accepted. blob = JSON list of texts."""
 DEFERRED: Final = 17
-"""Not ready until other (wall time, ms). owner = who gave them back, 0: they entered so; reason as
-in RETURNED. Flags: RETURNED_FAILED as in RETURNED; TO_TAIL: then at the tail, else at their old
-place. blob as in RETURNED. In a checkpoint it stands behind the LIVE record of the same messages.
-That they became ready is not recorded: it follows from the time."""
+"""Messages not ready until other (wall time, ms). owner = consumer that returned them, 0: they
+entered deferred; reason as in RETURNED. Flags: RETURNED_FAILED as in RETURNED; TO_TAIL: they become
+ready at the tail, else at their old place. blob as in RETURNED. In a checkpoint the record follows
+the LIVE record of the same messages. No record says that they became ready: that follows from the
+time."""
 STAGED: Final = 18
-"""Acquired messages were settled in transaction `owner`, which has not ended [TX-4]. reason = how
-(STAGED_*). Left out where the transaction ended in the same turn."""
+"""Acquired messages settled in transaction `owner`, which has not ended [TX-4]. reason = STAGED_*.
+Left out where the transaction ended in the same turn."""
 UNSTAGED: Final = 19
 """Transaction `owner` was rolled back: its STAGED messages are acquired as before [TX-6]."""
 COMMITTED: Final = 20
-"""Transaction `owner` of session `first` was committed: all rows of it are in this block. count =
+"""Transaction `owner` of session `first` was committed: all its rows are in this block. count =
 messages published, other = deliveries settled."""
 PUBLISHERS: Final = 23
-"""Of a stream: the highest numbers that publishers gave messages it took. blob = JSON object,
-number by name of publisher."""
+"""Highest publishing numbers that a stream accepted. blob = JSON object, number by name of
+publisher."""
 ARCHIVED: Final = 30
-"""Of a stream: count sequences from first on, which are other messages, are safe elsewhere. blob =
-JSON object, see archives.py."""
+"""Archived range of a stream: other messages within count sequences from first on are archived.
+blob = JSON object, see archives.py."""
 
 SLOW: Final = 21
-"""A subscription to topics came near a limit, above one, had something done about it, or is below
-them again [SC-4]: reason = SLOW_*. owner = its consumer's id; blob = JSON object: measures, limits,
-who, what was done. first and count are 0: it says nothing of single messages."""
+"""State of a subscription to topics: it came near a limit, exceeded one, was acted on, or is below
+its limits again [SC-4]: reason = SLOW_*. owner = its consumer's id; blob = JSON object: measures,
+limits, names, action. first and count are 0: the record concerns no single messages."""
 CONSUMER: Final = 22
-"""What consumer `owner` of a queue came to by now: reason = CONSUMER_*. other = messages it
-settled; blob = JSON object, see statistics.py. first and count are 0."""
+"""Progress of consumer `owner` of a queue: reason = CONSUMER_*. other = messages it settled so far;
+blob = JSON object, see statistics.py. first and count are 0."""
 
 SINK_STAGED: Final = 24
-"""Messages were handed over under staging `owner`, to be published by a commit of their sink.
-payload; first = which part of the staging, from 0; other = when it ends without a commit (wall
-time, ms); flags & MANDATORY; blob = JSON object: vhost, sink, known (annotations), see sinks.py."""
+"""Messages staged under `owner`, to be published by a commit of their sink. payload; first = index
+of the part in the staging, from 0; other = expiry without a commit (wall time, ms); flags &
+MANDATORY; blob = JSON object: vhost, sink, known (annotations), see sinks.py."""
 SINK_ENDED: Final = 25
-"""Staging `owner` is over: reason = SINK_*. Where it was published, the ENTERED rows of its
-messages and the definition of the sink, which names the batch, stand in the same block."""
+"""Staging `owner` ended: reason = SINK_*. If it was published, the ENTERED rows of its messages and
+the definition of the sink, which names the batch, are in the same block."""
 VERDICTS: Final = 26
-"""Subscription `owner` was told what is to become of leased messages once they are settled; what is
-said last counts. blob = JSON list of [first lease sequence, count, outcome (STAGED_*)]."""
+"""Outcomes that subscription `owner` was given for leased messages once they are settled; the last
+one counts. blob = JSON list of [first lease sequence, count, outcome (STAGED_*)]."""
 
 KINDS: Final = {
     PAYLOAD: "payload",
@@ -125,16 +125,16 @@ KINDS: Final = {
     CONSUMER: "consumer",
     ARCHIVED: "archived",
 }
-"""Of all kinds above, as people and readers of the ledger see them."""
+"""Names of all kinds above, for people and readers of the ledger."""
 
 LIVE_ACQUIRED: Final = 1
 LIVE_PACKED: Final = 2
-"""Flag of LIVE, of streams: the payload stays packed in the checkpoint as well."""
+"""Flag of LIVE for streams: the payload stays packed in the checkpoint as well."""
 RETURNED_FAILED: Final = 1
 TO_TAIL: Final = 2
-"""Flag of DEFERRED and RETURNED."""
+"""Flag of DEFERRED and RETURNED: the messages go to the tail."""
 MANDATORY: Final = 1
-"""Flag of SINK_STAGED: no commit may leave one of them without a queue."""
+"""Flag of SINK_STAGED: a commit is refused if one of the messages reaches no queue."""
 LEASE_BITS: Final = (1 << 48) - 1
 TRANSIENT: Final = 1
 """Flag of ENTERED: the bytes are not stored; the messages end at a restart."""
@@ -144,10 +144,10 @@ SETTLED_BY_CLIENT: Final = 1
 SETTLED_ON_SEND: Final = 2
 SETTLED_BY_BATCH: Final = 3
 SETTLED_BY_TRANSFER: Final = 4
-"""Moved to other queues by the broker, whose ENTERED rows name this one [NQ-9]."""
+"""Moved to other queues by the broker. The ENTERED rows of those queues name this one [NQ-9]."""
 SETTLED_BY_REDRIVE: Final = 5
-"""Dead letters moved by an operator's word to where they were published first; the ENTERED rows of
-those queues stand in the same block and name this one."""
+"""Dead letters moved by an operator to their first exchange. The ENTERED rows of the target queues
+are in the same block and name this queue."""
 RETURNED_BY_CLIENT: Final = 1
 RETURNED_BY_CLOSE: Final = 2
 RETURNED_BY_LOSS: Final = 3
@@ -157,7 +157,7 @@ SINK_PUBLISHED: Final = 1
 SINK_ABORTED: Final = 2
 SINK_EXPIRED: Final = 3
 SINK_SUPERSEDED: Final = 4
-"""Its sink committed a batch that it is no part of."""
+"""Ended because the sink committed another batch."""
 SINK_LOST: Final = 5
 SINK_ENDS: Final = {
     SINK_PUBLISHED: "published",
@@ -178,7 +178,7 @@ OUTCOMES: Final = {
     STAGED_FAILED: "failed",
     STAGED_DISCARDED: "discarded",
 }
-"""As the outcomes of a session, which have the same numbers."""
+"""Names of the outcomes of a session, which have the same numbers."""
 DEAD_REJECTED: Final = 1
 DEAD_EXPIRED: Final = 2
 DEAD_MAXLEN: Final = 3
@@ -189,32 +189,33 @@ DEATHS: Final = {
     DEAD_MAXLEN: "maxlen",
     DEAD_DELIVERY_LIMIT: "delivery_limit",
 }
-"""The four reasons, as clients see them [DL-1]."""
+"""Names of the four reasons, as clients see them [DL-1]."""
 DROPPED_REJECTED: Final = 1
 DROPPED_PURGED: Final = 2
 DROPPED_QUEUE_DELETED: Final = 3
 DROPPED_TRANSIENT: Final = 4
 DROPPED_LOST: Final = 5
-"""Bytes that were found corrupt, accepted as lost by the operator."""
+"""Messages whose bytes were corrupt; the operator accepted the loss."""
 DROPPED_EXPIRED: Final = 6
 DROPPED_MAXLEN: Final = 7
 DROPPED_DELIVERY_LIMIT: Final = 8
 DROPPED_CYCLE: Final = 9
-"""Dead letters whose only way led back without a client's decision [DL-15]."""
+"""Dead letters whose only route was a cycle without a client's decision [DL-15]."""
 DROPPED_UNROUTABLE: Final = 10
-"""Dead letters whose exchange led nowhere."""
+"""Dead letters that their exchange routed to no queue."""
 DROPPED_HOP_LIMIT: Final = 11
 DROPPED_REFUSED: Final = 12
-"""Dead letters that every target was too full for."""
+"""Dead letters refused by all their targets because these were full."""
 DROPPED_DUPLICATE: Final = 13
 DROPPED_RETENTION: Final = 15
-"""A stream kept them as long as it was told to."""
+"""Messages deleted by a stream's retention."""
 DROPPED_SLOW_CONSUMER: Final = 16
-"""Their subscription's consumer was too slow, and its policy is to drop the oldest [SC-D7]."""
+"""Messages dropped because their subscription's consumer was too slow and its policy is to drop the
+oldest [SC-D7]."""
 DROPPED_ARCHIVED: Final = 20
-"""A stream let go of them by an archiver's word: an ARCHIVED record says where they are."""
+"""Messages deleted from a stream for an archiver. An ARCHIVED record names their new place."""
 DROPPED_UNREADABLE: Final = 25
-"""Their bytes could not be read, and an operator gave them up; see quarantine.py."""
+"""Messages whose bytes could not be read, dropped by an operator (quarantine.py)."""
 DROP_REASONS: Final = {
     DROPPED_REJECTED: "rejected",
     DROPPED_PURGED: "purged",
@@ -251,7 +252,7 @@ CONSUMER_EVENTS: Final = {CONSUMER_GOES_ON: "goes_on", CONSUMER_ENDED: "ended"}
 
 @final
 class Record:
-    """One row of the ledger. Which fields mean what depends on the kind, see above."""
+    """One row of the ledger. The meaning of its fields depends on the kind, see above."""
 
     __slots__ = (
         "kind",
@@ -285,12 +286,12 @@ class Record:
     ) -> None:
         self.kind = kind
         self.queue = queue
-        """The queue's id: broker-wide, never reused; 0 where no queue is meant."""
+        """Id of the queue: broker-wide, never reused; 0 if the record concerns no queue."""
         self.first = first
         self.count = count
         self.time_ms = time_ms
-        """When it happened, milliseconds since 1970: wall time as it is stored, engine time before
-        that (walltime.py)."""
+        """Time of the transition, milliseconds since 1970: wall time once stored, engine time
+        before (walltime.py)."""
         self.payload = payload
         self.lo = lo
         self.owner = owner
@@ -301,8 +302,9 @@ class Record:
 
 
 def expanded(records: Iterable[Record]) -> Iterator[Record]:
-    """The records of a checkpoint as they are stored: a LIVE record of a packed payload becomes a
-    PAYLOAD and a LIVE record for each of its messages, or, with LIVE_PACKED, for all of them."""
+    """Return the records of a checkpoint as they are stored: a LIVE record of a packed payload
+    becomes a PAYLOAD and a LIVE record for each message, or, with LIVE_PACKED, for all messages
+    together."""
     for record in records:
         payload = record.payload
         if payload is None or payload.pack is None:

@@ -1,4 +1,4 @@
-"""A broker from its records; the other direction is snapshot.py.
+"""Restore: a broker rebuilt from its records. The opposite direction is snapshot.py.
 
 `Restorer` replays what the journal kept: a checkpoint's records, then those of later blocks. The
 order of the log is trusted; what each queue holds is worked out once, at the end, by subtracting
@@ -29,13 +29,13 @@ from tallymark.engine.settings import OFF
 from tallymark.engine.subscription import Subscription
 
 TELL_ONLY: Final = (records.SLOW, records.CONSUMER)
-"""Kinds of record from which nothing follows for what a queue holds."""
+"""Kinds of record that do not affect the content of a queue."""
 _REASONS: Final = {name: reason for reason, name in records.DROP_REASONS.items()}
 
 
 @final
 class _QueueHistory:
-    """What the records say of one queue, before it is worked out."""
+    """The records of one queue, collected during the replay."""
 
     __slots__ = (
         "acquired",
@@ -59,39 +59,43 @@ class _QueueHistory:
         self.queue = queue
         self.entered: list[Slice] = []
         self.known: dict[int, bytes] = {}
-        """Stored annotations of those, by their first sequence: read if they are still there."""
+        """Stored annotations of these messages by first sequence. They are decoded if the messages
+        are still present."""
         self.transient = IntervalSet()
-        """Entered without stored bytes."""
+        """Sequences that entered without stored bytes."""
         self.finished = IntervalSet()
-        """Settled, dropped or dead-lettered."""
+        """Sequences that were settled, dropped or dead-lettered."""
         self.acquired = IntervalSet()
-        """Held by a consumer when the log ends."""
+        """Sequences held by a consumer when the log ends."""
         self.returns = Tally()
-        """Handed out and given back, since they entered or since the checkpoint."""
+        """Deliveries that were returned, since the messages entered or since the checkpoint."""
         self.supposed = IntervalSet()
-        """Below the mark, and no record says that they were handed out: they count as handed out
-        once, and that is recorded, so that later attempts are counted from there."""
+        """Sequences below the high-water mark that no record shows as delivered. They count as
+        delivered once, and this is recorded, so that later deliveries are counted from there."""
         self.failures = Tally()
-        """Those of the returns that were failed deliveries."""
+        """Returned deliveries that failed."""
         self.letters: list[Letter] = []
-        """Dead letters that were kept pending, as they were told of; later ones replace earlier."""
+        """Dead letters kept pending, in the order of their records; a later record replaces an
+        earlier one."""
         self.released: list[Slice] = []
-        """Given back by subscriptions: a checkpoint names it only as leased."""
+        """Messages released by subscriptions; the checkpoint contains them only as leased."""
         self.deferrals = Deferrals()
         self.mark = 0
         self.noted: dict[int, bytes] = {}
-        """By sequence: annotations to which consumers added something as they gave it back."""
+        """Annotations by sequence, of messages to which consumers added notes when they returned
+        them."""
         self.counted = 0
-        """Sequences up to here are in the checkpoint's totals."""
+        """Highest sequence that is included in the checkpoint's totals."""
 
     def note(self, record: Record) -> None:
-        """A RETURNED or DEFERRED record, which may say what is known of the messages from then."""
+        """Note a RETURNED or DEFERRED record, which may contain new annotations of the messages."""
         if record.blob:
             for sequence in range(record.first, record.first + record.count):
                 self.noted[sequence] = record.blob
 
     def noted_parts(self, low: int, high: int) -> list[tuple[int, int, bytes]]:
-        """Sequences low..high-1 in stretches of which the same was noted; b"": nothing was."""
+        """Split sequences low..high-1 into stretches with equal noted annotations; b"" where there
+        are none."""
         parts: list[tuple[int, int, bytes]] = []
         begin = low
         blob = self.noted.get(low, b"")
@@ -112,10 +116,10 @@ class Restorer:
         self._broker = broker
         self._histories: dict[int, _QueueHistory] = {}
         self.unbalanced: list[str] = []
-        """Queues of which the records do not add up: only lost blocks explain that. What is missing
-        is counted as lost."""
+        """Error texts about queues whose records do not add up, which only lost blocks can cause.
+        What is missing is counted as lost."""
         self._annotations: dict[bytes, Annotations] = {}
-        """By stored form: messages that shared one share one again."""
+        """Annotations by stored form, so that messages which shared an object share one again."""
 
     def run(self, log: Iterable[Record]) -> None:
         """Replay everything and finish.
@@ -152,12 +156,12 @@ class Restorer:
             return
         history = self._histories.get(record.queue)
         if history is None:
-            return  # its queue was deleted later in the log, or is not durable any more
+            return  # its queue was deleted later in the log, or is no longer durable
         queue = history.queue
         first, end = record.first, record.first + record.count
         if kind == records.SEEN:
             for id in json.loads(record.blob):
-                queue.seen_ids.pop(id, None)  # taken anew: behind those taken before
+                queue.seen_ids.pop(id, None)  # accepted anew: it goes to the end of the order
                 queue.seen_ids[id] = record.time_ms
             return
         if kind == records.PUBLISHERS:
@@ -237,7 +241,7 @@ class Restorer:
             history.acquired.add(first, end)
 
     def _read(self, blob: bytes) -> Annotations | None:
-        """Raises ValueError for what a newer version wrote [DL-20]."""
+        """Decode stored annotations. Raises ValueError for those of a newer version [DL-20]."""
         if not blob:
             return None
         found = self._annotations.get(blob)
@@ -289,7 +293,8 @@ class Restorer:
                 subscription.judge(first, count, outcome)
 
     def _release(self, subscription: Subscription, piece: Slice) -> None:
-        """A subscription gave messages back: they are ready, unless the log says more of them."""
+        """Make messages that a subscription released ready, unless later records say more about
+        them."""
         history = self._histories[subscription.queue.id]
         if piece.payload.persistent:
             history.released.append(piece)
@@ -351,7 +356,7 @@ class Restorer:
         del self._broker.leases.subscriptions[subscription.epoch]
 
     def finish(self) -> None:
-        """Work out what each queue holds; emits the records that say what the restart did."""
+        """Compute the content of each queue, and emit the records of what the restart changed."""
         for history in self._histories.values():
             self._finish_queue(history)
         self._broker.sinks.restored()
@@ -412,7 +417,7 @@ class Restorer:
                 )
         queue.mark = queue.mark_durable = history.mark
         if queue.settings.is_stream:
-            queue.mark_durable = queue.entered + 1  # what was read is on disk
+            queue.mark_durable = queue.entered + 1  # all restored messages are on disk
         broker.revive(queue)
         if not queue.is_balanced():
             self.unbalanced.append(_sum_of(queue))
@@ -420,8 +425,8 @@ class Restorer:
             self._even_out(queue)
 
     def _drop_missing(self, history: _QueueHistory) -> None:
-        """Blocks were lost, and that was accepted: of some messages nothing is known but their
-        numbers."""
+        """Count messages as lost of which only their sequences are known, after lost blocks were
+        accepted."""
         queue = history.queue
         known = history.finished
         for whole in history.entered:
@@ -443,7 +448,8 @@ class Restorer:
             )
 
     def _even_out(self, queue: Queue) -> None:
-        """What no record explains: more is there or ended than entered, or less."""
+        """Balance an account that its records do not explain: count missing messages as dropped,
+        and subtract surplus ones from the settled."""
         here = queue.ready + queue.acquired + queue.deferred + queue.pending
         ended = queue.settled + queue.dead_lettered + sum(queue.dropped.values())
         missing = queue.entered - here - ended
@@ -453,7 +459,8 @@ class Restorer:
             queue.settled += missing
 
     def _place(self, history: _QueueHistory, whole: Slice, low: int, high: int) -> None:
-        """Sequences low..high-1 of a slice are ready; those possibly delivered are flagged."""
+        """Make sequences low..high-1 of a slice ready, flagged as redelivered if they may have been
+        delivered."""
         for a, b, returns in history.returns.of(low, high):
             for c, d, failures in history.failures.of(a, b):
                 self._place_counted(
@@ -463,7 +470,8 @@ class Restorer:
     def _place_counted(
         self, history: _QueueHistory, whole: Slice, returns: int, failures: int
     ) -> None:
-        """Ready messages that were given back equally often since they were last told of."""
+        """Make messages ready that were returned equally often since their last ENTERED or LIVE
+        record."""
         queue = history.queue
         whole.acquired += returns
         whole.failed += failures
@@ -478,7 +486,7 @@ class Restorer:
         pieces += [(a, b, 0) for a, b in held.gaps(low, high)]
         for a, b, more in sorted(pieces):
             piece = whole.part(a - low, b - low)
-            if piece.payload.pack is not None:  # of what is not there any more, nothing is known
+            if piece.payload.pack is not None:  # keep columns of present messages only
                 piece.payload = piece.payload.window(piece.lo, piece.hi)
                 piece.lo, piece.hi = 0, piece.payload.count
             piece.acquired += more
@@ -487,12 +495,13 @@ class Restorer:
             self._place_ready(history, piece)
 
     def _is_due_later(self, piece: Slice) -> bool:
-        """Whether the messages were published for a time to come: nobody was sent them."""
+        """Return whether the messages were published with a due time in the future: no consumer can
+        have received them."""
         known = piece.annotations
         return known is not None and known.due_ms > self._broker.clock.now_ms
 
     def _place_ready(self, history: _QueueHistory, piece: Slice) -> None:
-        """Ready, or deferred still: time went on while the broker was down."""
+        """Make messages ready, or defer them if their due time has not come."""
         queue = history.queue
         now = self._broker.clock.now_ms
         known = piece.annotations
@@ -513,8 +522,8 @@ class Restorer:
             _enter_ready(queue, piece.part(at, len(piece)))
 
     def _place_letters(self, history: _QueueHistory) -> None:
-        """What is still pending is pending again, in the order in which it was first told of; its
-        messages are not ready. The last word on a message counts."""
+        """Restore pending letters, in the order in which they first became pending. Their messages
+        are not ready. The last record about a message counts."""
         queue = history.queue
         told = IntervalSet()
         turns: dict[int, int] = {}
@@ -541,7 +550,7 @@ class Restorer:
 
 
 def _sum_of(queue: Queue) -> str:
-    """An account that does not add up, in words."""
+    """Return an error text about an account that does not balance."""
     here = queue.ready + queue.acquired + queue.deferred + queue.pending
     ended = queue.settled + queue.dead_lettered + sum(queue.dropped.values())
     return (
@@ -551,7 +560,7 @@ def _sum_of(queue: Queue) -> str:
 
 
 def _turn(found: tuple[int, int, Letter]) -> tuple[int, int]:
-    """Letters wait in the order they died."""
+    """Return the sort key of pending letters: the order in which they died."""
     return found[0], found[1]
 
 
@@ -568,7 +577,8 @@ def _enter_ready(queue: Queue, piece: Slice) -> None:
 
 
 def _readmit(history: _QueueHistory) -> None:
-    """What dropped subscriptions gave up entered too, if only before the checkpoint."""
+    """Add messages that dropped subscriptions released to those that entered, as they may have
+    entered before the checkpoint."""
     known = IntervalSet()
     for piece in history.entered:
         known.add(piece.first, piece.first + len(piece))
@@ -593,8 +603,8 @@ def _set_counters(queue: Queue, counters: dict[str, object]) -> None:
 
 
 def take_apart(broker: Broker, positions: set[int]) -> list[Payload]:
-    """After a restore: single payloads in place of the packed ones that hold messages at these
-    positions; returns the payloads of those messages."""
+    """Unpack, after a restore, the packed payloads with messages at these positions. Returns the
+    payloads of those messages."""
     found: list[Payload] = []
     for queue in broker.queues.values():
         for lane in queue.lanes:
@@ -611,8 +621,8 @@ def take_apart(broker: Broker, positions: set[int]) -> list[Payload]:
 
 
 def put_aside(broker: Broker, positions: set[int]) -> int:
-    """After a restore: the payloads at these positions were found damaged. Their messages, as far
-    as they are ready, are put aside at once, others when they are read; returns how many."""
+    """Quarantine, after a restore, the ready messages of damaged payloads at these positions; other
+    messages follow when they are read. Returns the count."""
     count = 0
     take_apart(broker, positions)
     broker.store.trouble = "found damaged when the broker started"
@@ -624,9 +634,9 @@ def put_aside(broker: Broker, positions: set[int]) -> int:
 
 
 def drop_lost(broker: Broker, lost: list[Payload]) -> int:
-    """After a restore: these payloads' bytes are gone, and the operator has accepted it. Their
-    messages end as DROPPED_LOST; returns how many. What a subscription had leased of them is
-    missing from then on when its range is read."""
+    """Drop, after a restore, messages whose bytes are lost and whose loss the operator accepted, as
+    DROPPED_LOST; return their count. Leased messages among them are missing when their range is
+    read."""
     gone = {id(payload) for payload in lost}
     count = 0
     for queue in broker.queues.values():

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tallymark.engine.queue import Queue
 
 MAX_TARGETS: Final = 16_384
-"""Sets of queues remembered per generation."""
+"""Maximum number of queue sets remembered per generation."""
 HEADERS: Final = 1
 SINGLY: Final = 2
 
@@ -34,14 +34,14 @@ class Targets:
     def __init__(self, queues: list[Queue]) -> None:
         self.queues = queues
         self.durable = False
-        """Whether any of the queues is durable."""
+        """True if any of the queues is durable."""
         self.guarded = False
-        """Whether one of them may refuse a message or pass it over: publish in order, so that the
-        publisher hears of the right one."""
+        """True if one of the queues may refuse or drop a message. Publishes must then go in order,
+        so that the right publisher is told."""
         self.holding = False
-        """Whether who publishes there is to be held back [SC-D7]."""
+        """True if publishers to one of the queues are to be held back [SC-D7]."""
         self.plain = True
-        """Whether messages only have to be appended to each."""
+        """True if messages only have to be appended to each queue."""
         for queue in queues:
             settings = queue.settings
             if queue.durable:
@@ -74,10 +74,10 @@ class Router:
         self._by_id: dict[int, Targets] = {}
         self._by_set: dict[frozenset[int], Targets] = {}
         self._needs: dict[str, int] = {}
-        """By name of an exchange: HEADERS, SINGLY."""
+        """Needs of routing from an exchange, by its name: HEADERS, SINGLY."""
 
     def changed(self) -> None:
-        """Forget what was remembered."""
+        """Forget all cached routes."""
         self._by_id.clear()
         self._by_set.clear()
         self._needs.clear()
@@ -85,7 +85,7 @@ class Router:
     def route(
         self, source: Exchange, keys: list[str], headers: dict[str, object] | None
     ) -> Targets:
-        """The queues a message gets to from an exchange."""
+        """Return the queues that a message reaches from an exchange."""
         matches = Matches()
         self._collect(source, keys, headers, matches)
         if matches.exchanges:
@@ -98,12 +98,13 @@ class Router:
         return self._targets(matches.queues)
 
     def needs_headers(self, source: Exchange) -> bool:
-        """Whether routing from this exchange may come to one that looks at headers, or that takes
-        each message by itself."""
+        """Return whether routing from this exchange may reach one that looks at headers, or that
+        routes each message by itself."""
         return self._needed(source) != 0
 
     def routes_singly(self, source: Exchange) -> bool:
-        """Whether routing from this exchange may come to one that takes each message by itself."""
+        """Return whether routing from this exchange may reach one that routes each message by
+        itself."""
         return self._needed(source) & SINGLY != 0
 
     def _needed(self, source: Exchange) -> int:
@@ -116,7 +117,7 @@ class Router:
     def _collect(
         self, source: Exchange, keys: list[str], headers: dict[str, object] | None, into: Matches
     ) -> None:
-        """One exchange's own matches, or its alternate exchange when it has none."""
+        """Collect one exchange's own matches, or those of its alternate exchange if it has none."""
         if source.name == "":
             for key in keys:
                 queue = self._queues.get(key)
@@ -145,7 +146,8 @@ class Router:
         return targets
 
     def _only(self, queue: Queue) -> Targets:
-        """One queue alone: the common case; there are no more of these than queues."""
+        """Return the set of a single queue, the common case. There are no more of these than
+        queues."""
         targets = self._by_id.get(queue.id)
         if targets is None:
             targets = Targets([queue])
@@ -153,7 +155,7 @@ class Router:
         return targets
 
     def _reached(self, source: Exchange) -> int:
-        """What the exchanges that messages may come to from this one need."""
+        """Return the needs of all exchanges that messages may reach from this one."""
         needed = 0
         seen = {source.name}
         waiting = [source]

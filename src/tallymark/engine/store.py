@@ -1,4 +1,4 @@
-"""Where the bytes of payloads are: in memory, in the journal, or no longer needed.
+"""Store: the place of payload bytes, in memory or in the journal, and their release.
 
 Memory is a cache over the journal. Beyond a budget the newest payloads lose their bytes first: the
 head of a queue is what is read next. A transient payload has no place in the journal until the
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from tallymark.engine.queue import Queue
 
 SWEPT: Final = 32_768
-"""Messages, packed or payloads of their own, that are let go of in one turn."""
+"""Number of messages released in one turn, whether packed or payloads of their own."""
 HELD_AT_MOST: Final = 256
-"""How many payloads that cannot lose their bytes yet are passed over in one search."""
+"""Number of payloads that one search skips because they cannot leave memory yet."""
 
 
 @final
 class Store:
-    """Counts who needs a payload's bytes, loads them when they are away, lets them go."""
+    """Counts the users of payloads' bytes, loads bytes from the journal and releases them."""
 
     __slots__ = (
         "_dead",
@@ -45,43 +45,45 @@ class Store:
 
     def __init__(self, fetch: Callable[[Payload], bytes]) -> None:
         self._fetch = fetch
-        """Reads a payload's bytes back from the journal; may block for a disk read."""
+        """Function that reads a payload's bytes back from the journal. It may block for a disk
+        read."""
         self.resident_bytes = 0
         """Bytes of payloads in memory."""
         self._residents: deque[Payload] = deque()
         self._unused = 0
-        """How many entries of `_residents` no longer have bytes."""
+        """Count of entries of `_residents` that no longer have bytes."""
         self._dying: list[Payload] = []
-        """Needed by nobody, but records or effects of this turn may still refer to them."""
+        """Payloads without users that records or effects of this turn may still refer to."""
         self._dead: list[Payload] = []
         self._dead_packed = 0
-        """How many of these and of `_dying` are packed."""
+        """Count of packed payloads among these and in `_dying`."""
         self.is_behind = False
-        """Whether a sweep had to leave something for the next turn."""
+        """True if a sweep had to leave work for the next turn."""
         self.released: list[tuple[int, int]] = []
-        """Journal extents (position, size) that nothing needs any more; the owner takes them."""
+        """Journal extents (position, size) that are no longer needed. The owner takes them from
+        here."""
         self.settling: list[Queue] = []
-        """Queues with settled ranges that are not yet records."""
+        """Queues with settled ranges that have no records yet."""
         self.trouble = ""
-        """Why bytes could not be read when that was tried last."""
+        """Error text of the last read that failed."""
 
     def enter(self, payload: Payload, users: int) -> None:
-        """A new payload, needed by so many (queue, message) pairs."""
+        """Add a new payload with the number of its users, each a (queue, message) pair."""
         payload.live += users
         self.resident_bytes += payload.size
         self._residents.append(payload)
 
     def hold(self, size: int) -> None:
-        """So many bytes are in memory that belong to no payload yet; negative: to one now, or no
-        more."""
+        """Count bytes in memory that belong to no payload yet; negative if they belong to one now
+        or were released."""
         self.resident_bytes += size
 
     def use(self, payload: Payload, n: int) -> None:
-        """n more (queue, message) pairs need the payload, which is alive."""
+        """Add n users, (queue, message) pairs, to a payload that has some."""
         payload.live += n
 
     def load(self, payload: Payload) -> None:
-        """Make sure that payload.raw is there.
+        """Load payload.raw into memory if it is not there.
 
         Raises Unreadable: ask before anything is changed, or `tried` where there is another way.
         """
@@ -89,7 +91,8 @@ class Store:
             raise Unreadable(f"{payload.size} bytes of messages cannot be read: {self.trouble}")
 
     def tried(self, payload: Payload) -> bool:
-        """As load; False: the bytes cannot be read, and `trouble` says why."""
+        """Load payload.raw, as load does; False: the bytes cannot be read, and `trouble` has the
+        error text."""
         if payload.raw is not None:
             return True
         try:
@@ -102,7 +105,7 @@ class Store:
         return True
 
     def read(self, payload: Payload) -> bytes:
-        """The bytes, which stay where they are. Raises Unreadable."""
+        """Return the bytes without loading them into the payload. Raises Unreadable."""
         raw = payload.raw
         if raw is not None:
             return raw
@@ -112,8 +115,8 @@ class Store:
             raise Unreadable(f"{payload.size} bytes cannot be read: {error}") from error
 
     def lent(self, payload: Payload) -> bool:
-        """As tried, for a payload that only looks at bytes which another one answers for: they are
-        nobody's, and gone with it."""
+        """Load payload.raw, as tried does, for a view on bytes that belong to another payload. They
+        are not counted, and are released with the view."""
         if payload.raw is None:
             try:
                 payload.raw = self._fetch(payload)
@@ -123,7 +126,7 @@ class Store:
         return True
 
     def finish(self, payload: Payload, n: int) -> None:
-        """n (queue, message) pairs need the payload no longer. Its bytes stay until `sweep`."""
+        """Remove n users, (queue, message) pairs. The bytes stay until `sweep`."""
         payload.live -= n
         if payload.live == 0:
             self._dying.append(payload)
@@ -131,14 +134,14 @@ class Store:
                 self._dead_packed += 1
 
     def committed(self) -> None:
-        """The records of this turn are in the journal's hands."""
+        """Note that the records of this turn were passed to the journal."""
         if self._dying:
             self._dead += self._dying
             self._dying.clear()
 
     def sweep(self) -> None:
-        """Let go of what had died before the last commit; its effects have been carried out. Where
-        that is a lot, the rest goes with the next turns."""
+        """Release payloads that had no users before the last commit, whose effects have been
+        carried out. If there are many, the rest follows in the next turns."""
         dead = self._dead
         if len(dead) > SWEPT or self._dead_packed:
             self._sweep_some()
@@ -174,7 +177,7 @@ class Store:
 
     def _release(self, payload: Payload) -> None:
         if payload.live:
-            return  # somebody uses it again
+            return  # it has users again
         self.forget(payload)
         pack = payload.pack
         if pack is not None:
@@ -187,9 +190,9 @@ class Store:
             payload.position = NOWHERE
 
     def spill(self, budget: int, written: int, out: list[Record]) -> None:
-        """Bring memory down to `budget` bytes: payloads below journal position `written` lose
-        their bytes, transient ones are first given a place through a record in `out`. No more of
-        them than has to go: what is on its way there counts as gone."""
+        """Reduce memory to `budget` bytes. Payloads below journal position `written` lose their
+        bytes; transient ones first get a position by a record in `out`, but no more of them than
+        needed, since bytes on their way to the journal count as gone."""
         held: list[Payload] = []
         residents = self._residents
         excess = self.resident_bytes - budget
@@ -222,7 +225,7 @@ class Store:
         residents.extend(held)
 
     def forget(self, payload: Payload) -> None:
-        """Its bytes in memory are needed no longer."""
+        """Release a payload's bytes in memory."""
         if payload.raw is not None:
             self._drop_bytes(payload)
 

@@ -58,17 +58,17 @@ from tallymark.engine.store import Store
 from tallymark.engine.vhost import VirtualHost
 
 AHEAD_BYTES: Final = 1 << 20
-"""Bytes of a transaction that wait for its commit to be written; what goes beyond is written as it
-comes."""
+"""Bytes of a transaction that wait in memory for its commit. Bytes beyond are written to the
+journal as they arrive."""
 
 
 ENTRIES_A_WEIGHT: Final = 64
-"""Settlements looked through to change some of them that weigh as much as one more queue."""
+"""Number of settlements searched, in order to change some, that weighs as much as one queue."""
 
 
 @final
 class Transactions:
-    """Begins and ends them. Shares its parts with the Broker."""
+    """Operations on transactions. Clock, queues and records are the Broker's own objects."""
 
     __slots__ = (
         "_entrance",
@@ -114,23 +114,24 @@ class Transactions:
         self.new_id = new_id
         self.new_message_ids = new_message_ids
         self.open: dict[int, Transaction] = {}
-        """By id."""
+        """Open transactions by id."""
         self.committed = 0
-        """Since the broker started, those that held anything."""
+        """Count of commits since the broker started, without empty ones."""
         self.rolled_back = 0
         self.torn = False
-        """A commit failed half-way, which no client can cause: no turn may write it."""
+        """True after a commit failed half-way because of a defect: the turn must not be written. No
+        client can cause it."""
         self.untold: list[Transaction] = []
-        """With staged deliveries that the ledger does not know of."""
+        """Transactions with staged deliveries that are not in the ledger yet."""
         self._gathering: dict[int, Transaction] = {}
-        """By id: those with runs that may be added to."""
+        """Transactions with open runs, by id."""
         self._of_session: dict[int, list[Transaction]] = {}
 
     # -- beginning
 
     def begin(self, session: Session, timeout_ms: int = 0) -> Transaction:
-        """A transaction that ends with the session at the latest. timeout_ms: it is rolled back
-        then, and a TransactionExpired effect says so; 0: never."""
+        """Begin a transaction that ends with the session at the latest. timeout_ms: time after
+        which it is rolled back and a TransactionExpired effect emitted; 0: never."""
         transaction = Transaction(self.new_id(), session)
         self.open[transaction.id] = transaction
         self._of_session.setdefault(session.id, []).append(transaction)
@@ -151,8 +152,8 @@ class Transactions:
         handle: object = None,
         rules: int = 0,
     ) -> None:
-        """Hold messages until the commit [TX-4]. Their queues are those they are routed to now;
-        through the default exchange, those that have their names then, as in RabbitMQ.
+        """Stage messages until the commit [TX-4]. Their queues are those they are routed to now;
+        through the default exchange, the queues of those names at the commit, as in RabbitMQ.
 
         Through the default exchange all messages of a payload must have one route.
 
@@ -192,8 +193,8 @@ class Transactions:
         due_ms: int = 0,
         is_final: bool = False,
     ) -> None:
-        """Hold the settlement of tags first..last: they are outstanding no longer, their messages
-        stay where they are [TX-4, TX-15]. outcome, notes, due_ms: as Broker.settle.
+        """Stage the settlement of tags first..last: they are no longer unsettled, and their
+        messages stay where they are [TX-4, TX-15]. outcome, notes, due_ms: as Broker.settle.
 
         is_final: the client forgets them whatever becomes of the transaction: its rollback gives
         the messages back.
@@ -228,7 +229,8 @@ class Transactions:
         due_ms: int = 0,
         is_final: bool = False,
     ) -> None:
-        """As settle, for every outstanding tag up to `last`, or all when it is 0.
+        """Stage the settlement of every unsettled tag up to `last`, or of all when it is 0, as
+        settle does.
 
         Raises: as settle, but `last` not outstanding changes nothing.
         """
@@ -250,7 +252,8 @@ class Transactions:
     def _park(
         self, transaction: Transaction, into: StagedSettlement, at: int, low: int, high: int
     ) -> None:
-        """Outstanding tags among low..high, all of the range at index `at` of the session."""
+        """Stage the unsettled tags among low..high, all of the range at index `at` of the
+        session."""
         entry = take_out(into.session, at, low, high)
         if not entry.void and not entry.queue.deleted:
             for a, b in entry.pieces(entry.first, entry.last):
@@ -261,10 +264,10 @@ class Transactions:
             self.untold.append(transaction)
 
     def reopen(self, transaction: Transaction, session: Session, first: int, last: int) -> None:
-        """Tags first..last, as far as it settles them, are outstanding again: the client thinks
-        better of it [TX-15]. What nobody holds any more stays settled. O(settlements), which counts
-        towards what the transaction may hold. Raises PreconditionFailed: it has ended.
-        """
+        """Make tags first..last unsettled again, as far as the transaction settles them: the client
+        has changed its mind [TX-15]. Deliveries whose session or link is gone stay settled.
+        O(settlements), which counts towards the transaction's weight. Raises PreconditionFailed: it
+        has ended."""
         transaction.check_open()
         told = len(transaction.told())
         found: list[InFlight] = []
@@ -295,8 +298,8 @@ class Transactions:
             self.deadlines.arm(session, self.clock.now_ms)
 
     def acquired(self, transaction: Transaction, session: Session, first: int, last: int) -> None:
-        """Tags first..last were handed out under the transaction [TX-16]: its rollback takes back
-        those that are still outstanding."""
+        """Note that tags first..last were delivered under the transaction [TX-16]. Its rollback
+        takes back those that are still unsettled."""
         acquisitions = transaction.acquisitions
         if acquisitions:
             who, low, high = acquisitions[-1]
@@ -306,7 +309,7 @@ class Transactions:
         acquisitions.append((session, first, last))
 
     def tell(self) -> None:
-        """The ledger learns of staged deliveries, if they are staged still: once per turn."""
+        """Emit records about deliveries that are still staged, once per turn."""
         for transaction in self.untold:
             transaction.untold = False
             if transaction.ended:
@@ -318,14 +321,14 @@ class Transactions:
         self.untold.clear()
 
     def press(self) -> None:
-        """Memory is short: let whatever can leave it do so."""
+        """Move bytes of open transactions out of memory when memory is short."""
         for transaction in self._gathering.values():
             for run in transaction.close_runs():
                 self._seal(transaction, run)
         self._gathering.clear()
 
     def _seal(self, transaction: Transaction, run: StagedRun) -> None:
-        """One payload for the run's messages, which the transaction keeps alive."""
+        """Make one payload of the run's messages. The transaction counts as its user."""
         if run.payload is not None:
             return
         first_id = self.new_message_ids(run.count) if len(run.parts) > 1 else 0
@@ -342,8 +345,9 @@ class Transactions:
     # -- the end
 
     def commit(self, transaction: Transaction) -> list[StagedRun]:
-        """Carry out everything it holds. Returns its runs with a handle, in the order in which
-        they were published; `reached` says whether their messages are in any queue.
+        """Carry out all publishes and settlements of a transaction. Returns its runs with a handle,
+        in the order in which they were published; `reached` is true for runs whose messages are in
+        any queue.
 
         `transaction.is_stored` is true afterwards if its outcome is safe only when all records
         emitted so far are on disk.
@@ -377,8 +381,8 @@ class Transactions:
         return [run for run in transaction.runs if run.handle is not None]
 
     def _obstacle(self, transaction: Transaction) -> str:
-        """Why it cannot be committed as a whole; empty: it can. Whatever carrying it out needs is
-        in memory then."""
+        """Return an error text if the transaction cannot be committed as a whole; empty: it can.
+        Everything that carrying it out needs is in memory then."""
         admission = Admission(self._entrance)
         for run in transaction.runs:
             payload = run.payload
@@ -401,8 +405,8 @@ class Transactions:
         return ""
 
     def _resolve(self, run: StagedRun) -> None:
-        """Where its messages go now: queues that were deleted meanwhile take nothing, unless there
-        is another of the same name."""
+        """Route the run's messages anew. Queues that were deleted meanwhile get nothing, unless
+        there is a new one of the same name."""
         vhost = self._vhosts[run.session.connection.vhost]
         if run.generation == vhost.generation:
             return
@@ -435,7 +439,7 @@ class Transactions:
     def _publish(
         self, run: StagedRun, now: int, known: dict[Annotations | None, Annotations]
     ) -> None:
-        """Messages arrive with the commit: their times count from then."""
+        """Publish a run's messages at the commit; their times count from now."""
         payload = run.payload
         assert payload is not None, run.count
         queues = run.targets.queues
@@ -460,7 +464,7 @@ class Transactions:
         self.store.finish(payload, run.count)
 
     def _settle(self, settlement: StagedSettlement) -> bool:
-        """Returns whether a queue that is stored has to do with it."""
+        """Carry out a settlement. Returns whether a stored queue is involved."""
         session, outcome = settlement.session, settlement.outcome
         stored = False
         for entry in settlement.entries:
@@ -475,9 +479,9 @@ class Transactions:
         return stored
 
     def rollback(self, transaction: Transaction, lost: bool = False) -> None:
-        """Forget what it publishes; what it settles is in its session's hands again, with the tags
-        it had [TX-6]. What cannot be (the session or the link is gone, or the client forgot it)
-        is given back to its queue. `reopened` and `released` of the transaction say which.
+        """Discard publishes, and make settled deliveries unsettled again in their sessions with the
+        same tags [TX-6]. Deliveries whose session or link is gone, or which the client forgot,
+        return to their queue. `reopened` and `released` of the transaction list both.
 
         lost: the client vanished: what is given back for that counts as failed [FC-19].
         Raises PreconditionFailed: it has ended.
@@ -517,7 +521,7 @@ class Transactions:
                 entry.queue.unstage(entry.part(low, high))
 
     def _give_back(self, session: Session, entry: InFlight, lost: bool) -> None:
-        """An entry that is in no session's hands returns to its queue."""
+        """Return an entry that is in no session to its queue."""
         queue = entry.queue
         reason = records.RETURNED_BY_CLIENT
         if _is_gone(session, entry):
@@ -536,7 +540,8 @@ class Transactions:
             self._settlement.give_back(queue, pieces, session.id, reason, lost)
 
     def _release(self, transaction: Transaction, session: Session, first: int, last: int) -> None:
-        """Of tags handed out under it, those that are outstanding go back."""
+        """Return those tags to their queue that were delivered under the transaction and are
+        unsettled."""
         at = 0
         inflight = session.inflight
         while at < len(inflight) and inflight[at].first <= last:
@@ -560,13 +565,13 @@ class Transactions:
         self.deadlines.forget(transaction)
 
     def close_session(self, session: Session, lost: bool) -> None:
-        """The session ends, before it gives back what it holds: its transactions are rolled back
+        """Roll back the transactions of a session that ends, before its unsettled messages return
         [TX-7, TX-16]."""
         for transaction in self.of(session):
             self.rollback(transaction, lost)
 
     def look_at(self, transaction: Transaction) -> None:
-        """Its time is up."""
+        """Roll back a transaction whose time-out has come."""
         if not transaction.ended and transaction.due_ms:
             self.rollback(transaction)
             self.effects.append(TransactionExpired(transaction))
@@ -574,11 +579,11 @@ class Transactions:
     # -- what others need to know
 
     def of(self, session: Session) -> list[Transaction]:
-        """Those that belong to a session, in the order they began."""
+        """Return the transactions of a session, in the order they began."""
         return list(self._of_session.get(session.id, ()))
 
     def parked(self) -> list[InFlight]:
-        """Everything staged whose queue still counts it."""
+        """Return all staged deliveries that their queues still count."""
         return [
             entry
             for transaction in self.open.values()
@@ -588,7 +593,8 @@ class Transactions:
         ]
 
     def payloads(self) -> list[Payload]:
-        """Of messages that are published in open transactions and have a place in the journal."""
+        """Return the payloads of messages published in open transactions that have a position in
+        the journal."""
         return [
             run.payload
             for transaction in self.open.values()
@@ -597,7 +603,8 @@ class Transactions:
         ]
 
     def drop(self, queue: Queue, reason: int, is_emptied: bool) -> None:
-        """The queue is deleted, or emptied: what is staged there ends, and is settled in vain."""
+        """End staged deliveries of a queue that is deleted or emptied. Their settlement has no
+        effect."""
         for entry in self.parked():
             if entry.queue is not queue:
                 continue
@@ -614,8 +621,8 @@ class Transactions:
             entry.void = is_emptied
 
     def check(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Assert that open transactions agree with themselves. Returns how many deliveries are
-        staged, by queue and by session."""
+        """Assert that open transactions are consistent. Returns the count of staged deliveries by
+        queue and by session."""
         by_queue: dict[int, int] = {}
         by_session: dict[int, int] = {}
         for transaction in self.open.values():
@@ -649,7 +656,7 @@ class Transactions:
 
 
 def _gone_text(payload: Payload) -> str:
-    """Why messages stop a commit: no queue is left for them."""
+    """Return the text about messages that stop a commit because no queue is left for them."""
     route = payload.route
     return (
         f"messages to exchange '{route.exchange}' with routing key '{route.key}' were taken, and "
@@ -658,7 +665,7 @@ def _gone_text(payload: Payload) -> str:
 
 
 def _is_gone(session: Session, entry: InFlight) -> bool:
-    """Whether nobody is there any more whom the messages were handed to: their session, or with
-    AMQP 1.0 their link [FC-19]."""
+    """Return whether the receiver of the messages is gone: their session, or with AMQP 1.0 their
+    link [FC-19]."""
     consumer = entry.consumer
     return session.closed or (consumer is not None and consumer.by_link and not consumer.active)

@@ -1,4 +1,4 @@
-"""What a queue does by itself as time passes and as it fills up: expire, drop, retry letters.
+"""Upkeep: changes of a queue that follow from time and size: expiry, drops, retries of letters.
 
 A queue that is watched is looked after whenever it changed and whenever its deadline comes. Only
 the head of a lane expires [DL-4]; what goes over a limit leaves from the head [DL-6]. What a
@@ -27,7 +27,7 @@ from tallymark.engine.settings import DROP_HEAD
 
 @final
 class Upkeep:
-    """Shares its parts with the Broker."""
+    """The upkeep of queues. Clock, dispatcher and dead letters are the Broker's own objects."""
 
     __slots__ = ("clock", "deadlines", "dispatcher", "entrance", "letters", "room")
 
@@ -45,17 +45,19 @@ class Upkeep:
         self.entrance = entrance
         self.letters = letters
         self.room = UNLIMITED
-        """How many slices may still leave in this turn; commands are not bound by it."""
+        """Count of slices that may still leave in this turn. Commands are not limited by it."""
 
     def before(self, queue: Queue) -> bool:
-        """About to be served: what was deferred until now joins, what had its time goes. False:
-        more of it than fits a turn, it is not to be served before the next one."""
+        """Prepare a queue to be served: due deferrals become ready, expired messages leave. False:
+        more messages expired than one turn may handle, and the queue must not be served before the
+        next turn."""
         if queue.deferred:
             self._end_deferrals(queue)
         return self._expire(queue, queue.seen)
 
     def attend(self, queue: Queue) -> None:
-        """It was served as far as that went, or is about to be asked what it holds."""
+        """Attend to a queue after it was served, or before a command asks what it holds: deferrals,
+        expiry, limits, retries."""
         if queue.settings.is_stream:
             if not self._retain(queue):
                 self.dispatcher.mark(queue)
@@ -78,8 +80,8 @@ class Upkeep:
         self._arm(queue)
 
     def next_head(self, queue: Queue) -> Slice | None:
-        """The slice that leaves next, once what lay before it and had its time is gone [DL-4];
-        None: there is none, or this turn has no room for more that goes.
+        """Return the slice that leaves next, after the expired messages before it have left [DL-4];
+        None: there is none, or no more messages may expire in this turn.
 
         O(1) where no time to live is said.
         """
@@ -106,8 +108,8 @@ class Upkeep:
         return found
 
     def expire_at(self, queue: Queue, lane: Ready, found: Slice) -> int:
-        """What a consumer with a filter would take next, wherever it lies: what of it had its time
-        is gone [DL-4]. Returns how many messages that is, from the first on."""
+        """Let the expired messages at the front of `found`, the next slice for a consumer with a
+        filter, leave from any position in the lane [DL-4]. Returns their count."""
         if not (queue.settings.ttl_ms >= 0 or queue.own_ttl):
             return 0
         n = self._overdue(queue, found, queue.seen, self.clock.now_ms)
@@ -119,15 +121,16 @@ class Upkeep:
         return n
 
     def _overdue(self, queue: Queue, head: Slice, upto: int, now: int) -> int:
-        """How many messages at the front of a head have had their time; of those that were never
-        handed out, none behind place `upto` counts."""
+        """Return how many messages at the front of a head have expired. Messages that were never
+        delivered count only up to place `upto`."""
         if _expiry(queue, head) > now:
             return 0
         n = len(head)
         return n if head.acquired else min(n, upto + 1 - head.first - head.shift)
 
     def next_due(self, queue: Queue) -> int:
-        """When the queue must be looked after though nothing else happens to it."""
+        """Return the time at which the queue must be attended to even if nothing else happens;
+        engine time, ms."""
         due = NEVER
         if queue.settings.max_age_ms >= 0 and queue.ready:
             due = queue.lanes[0].fresh[0].entered_ms() + queue.settings.max_age_ms
@@ -148,11 +151,11 @@ class Upkeep:
     def _arm(self, queue: Queue) -> None:
         due = self.next_due(queue)
         if due < NEVER:
-            # What is due already and was spared waits for its consumer, not for the clock.
+            # A message that is due and was spared waits for its consumer, not for the clock.
             self.deadlines.arm(queue, max(due, self.clock.now_ms + 1))
 
     def _end_deferrals(self, queue: Queue) -> bool:
-        """What is due becomes ready; False: nothing was."""
+        """Make due deferrals ready; False: none was due."""
         due = queue.take_due(self.clock.now_ms)
         found = bool(due)
         if queue.body_bytes >= 0:  # deferred before the queue had a limit on bytes, or a restart
@@ -161,7 +164,8 @@ class Upkeep:
         return found
 
     def _is_weighed(self, queue: Queue, entry: tuple[int, int, bool, Slice]) -> bool:
-        """False: what was deferred cannot be read, and is put aside."""
+        """Compute the body bytes of a deferred slice. False: it cannot be read and was
+        quarantined."""
         piece = entry[3]
         if self.entrance.is_weighed(piece.payload):
             return True
@@ -172,8 +176,8 @@ class Upkeep:
         return False
 
     def _expire(self, queue: Queue, upto: int) -> bool:
-        """Messages whose time has come leave from the heads of their lanes; those that were never
-        handed out only up to place `upto`. False: this turn has no room for more of them."""
+        """Let expired messages leave from the heads of their lanes. Messages that were never
+        delivered expire only up to place `upto`. False: more expired than one turn may handle."""
         if not queue.ready or not (queue.settings.ttl_ms >= 0 or queue.own_ttl):
             return True
         now = self.clock.now_ms
@@ -195,8 +199,8 @@ class Upkeep:
         return done
 
     def _retain(self, queue: Queue) -> bool:
-        """A stream lets go of what is too old, or beyond its size, from its beginning. False: this
-        turn has no room for all of it.
+        """Delete messages that are too old, or exceed the size, from the beginning of a stream.
+        False: there are more than one turn may handle.
 
         Size is counted in bytes since the stream was made, and what is beyond it is cut off at a
         whole number of segments: so what is kept does not depend on when that is looked at.
@@ -232,8 +236,8 @@ class Upkeep:
         return True
 
     def _cut(self, queue: Queue) -> bool:
-        """Bring the queue down to its limits; pending letters count, and are the oldest. False:
-        this turn has no room for all of it."""
+        """Drop messages until the queue is within its limits. Pending letters count and are the
+        oldest. False: there are more than one turn may handle."""
         settings = queue.settings
         if settings.overflow != DROP_HEAD:
             return True
@@ -262,7 +266,8 @@ class Upkeep:
 
 
 def _expiry(queue: Queue, piece: Slice) -> int:
-    """When a slice expires; all its messages entered together."""
+    """Return the time at which a slice expires, engine time, ms. All its messages entered
+    together."""
     ttl = queue.settings.ttl_ms
     known = piece.annotations
     if known is not None and known.ttl_ms >= 0 and (ttl < 0 or known.ttl_ms < ttl):
@@ -271,7 +276,8 @@ def _expiry(queue: Queue, piece: Slice) -> int:
 
 
 def _covering(piece: Slice, excess: int) -> int:
-    """How many messages from the front have `excess` body bytes between them; all if too few."""
+    """Return how many messages from the front have `excess` body bytes together; all of them if
+    they have fewer."""
     if excess <= 0:
         return 0
     bodies = piece.payload.bodies

@@ -63,12 +63,13 @@ PREDECLARED: Final = (
     ("amq.rabbitmq.trace", TOPIC, True),
     ("amq.topic", TOPIC, False),
 )
-"""Name, type, internal: in every virtual host from the start, durable, never deleted."""
+"""Name, type, internal: exchanges that every virtual host has from the start; durable, never
+deleted."""
 
 
 @final
 class VirtualHost:
-    """See the module's text. Not for use by two threads."""
+    """A virtual host (see the module's docstring). Not for use by two threads."""
 
     __slots__ = (
         "_policies",
@@ -97,28 +98,29 @@ class VirtualHost:
     ) -> None:
         self.name = name
         self.records = records
-        """Where definitions are appended. Whoever takes them must clear this list, or set another
-        one here."""
+        """List to which definitions are appended. The reader must clear this list or set another
+        one."""
         self.next_queue_id = next_queue_id
         self.clock = clock
         self.name_seed = b""
         """Random bytes, set by the owner at start, that make server-given names unguessable."""
         self.default_queue_type = ""
-        """Of queues whose declaration says none; "": classic. To be changed by the Broker."""
+        """Type of queues whose declaration names none; "": classic. Changed by the Broker only."""
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
         self.inbound: dict[int, dict[Binding, None]] = {}
-        """Bindings by the id of the queue they lead to."""
+        """Bindings by the id of their destination queue."""
         self.generation = 1
-        """Raised by every change of declarations, bindings and policies: cached routes end with
-        it."""
+        """Number that grows with every change of declarations, bindings and policies. Cached routes
+        are valid for one generation."""
         self._router = Router(self.exchanges, self.queues)
         self._policies = PolicyTable(self.exchanges, self.queues)
         self.policies = self._policies.user
-        """By name; to be changed by set_policy and delete_policy only."""
+        """Policies by name; changed by set_policy and delete_policy only."""
         self.operator_policies = self._policies.operator
         self.resettled: list[Queue] = []
-        """Queues whose settings a policy changed, to be looked after and cleared by the Broker."""
+        """Queues whose settings were changed by a policy. The Broker attends to them and clears the
+        list."""
         for predeclared, type, internal in PREDECLARED:
             exchange = make_exchange(predeclared, type, True, False, internal, {})
             self.exchanges[predeclared] = exchange
@@ -126,7 +128,7 @@ class VirtualHost:
     # -- routing
 
     def route(self, exchange: str, keys: list[str], headers: dict[str, object] | None) -> Targets:
-        """Where a message published to an exchange goes.
+        """Return the queues that a message published to an exchange reaches.
 
         keys: the routing key first, then what CC and BCC add. headers: needed only when
         needs_headers(exchange); with the properties of exchange.property_key.
@@ -140,26 +142,27 @@ class VirtualHost:
     def route_from(
         self, source: Exchange, keys: list[str], headers: dict[str, object] | None
     ) -> Targets:
-        """As route, from an exchange that may be internal (dead letters go there)."""
+        """Route as `route` does, from an exchange that may be internal. Dead letters may go to
+        such."""
         return self._router.route(source, keys, headers)
 
     def needs_headers(self, exchange: str) -> bool:
-        """Whether routing from this exchange may look at headers or properties.
+        """Return whether routing from this exchange may look at headers or properties.
 
         Raises: NotFound.
         """
         return self._router.needs_headers(self.exchange(exchange))
 
     def routes_singly(self, exchange: str) -> bool:
-        """Whether each message published to this exchange has to be routed by itself, though others
-        may be equal. needs_headers says yes, too.
+        """Return whether each message published to this exchange must be routed by itself, though
+        others may be equal. needs_headers is true then, too.
 
         Raises: NotFound.
         """
         return self._router.routes_singly(self.exchange(exchange))
 
     def routes_changed(self) -> None:
-        """Something about a queue changed that routes to it carry along."""
+        """Invalidate cached routes after a change of queue state that they contain."""
         self._changed()
 
     def _changed(self) -> None:
@@ -169,7 +172,7 @@ class VirtualHost:
     # -- exchanges
 
     def exchange(self, name: str) -> Exchange:
-        """Raises NotFound."""
+        """Return the exchange. Raises NotFound."""
         found = self.exchanges.get(name)
         if found is None:
             raise NotFound(f"no {self._exchange_text(name)}")
@@ -185,7 +188,8 @@ class VirtualHost:
         arguments: dict[str, object],
         passive: bool,
     ) -> Exchange:
-        """Make the exchange, or find it just as described; passive only asks whether it is there.
+        """Declare an exchange, or find it with the same properties; passive only checks that it
+        exists.
 
         Raises: InvalidCommand (unknown type, bad name), AccessRefused (default exchange, reserved
         name), NotFound (passive), PreconditionFailed (other properties, bad arguments).
@@ -209,7 +213,7 @@ class VirtualHost:
         return exchange
 
     def delete_exchange(self, name: str, if_unused: bool) -> None:
-        """Delete an exchange and its bindings; nothing when it is not there.
+        """Delete an exchange and its bindings; does nothing if it does not exist.
 
         Raises: AccessRefused (default or predeclared), PreconditionFailed (if_unused and it is the
         source of a binding).
@@ -231,7 +235,8 @@ class VirtualHost:
         self._changed()
 
     def _delete_exchanges(self, doomed: list[Exchange]) -> None:
-        """Delete these, and then those auto-delete ones that lose their last binding by it."""
+        """Delete exchanges, and then those auto-delete exchanges that lose their last binding by
+        it."""
         while doomed:
             exchange = doomed.pop()
             if self.exchanges.get(exchange.name) is not exchange:
@@ -242,7 +247,7 @@ class VirtualHost:
             doomed.extend([source for source in sources if _is_orphan(source)])
 
     def _forget_exchange(self, exchange: Exchange) -> list[Exchange]:
-        """Take an exchange and its bindings out; returns the exchanges that were bound to it."""
+        """Remove an exchange and its bindings; return the exchanges that were bound to it."""
         for binding in list(exchange.bindings.values()):
             self._detach(binding)
         inbound = list(exchange.inbound)
@@ -255,7 +260,7 @@ class VirtualHost:
     # -- queues
 
     def queue(self, name: str, owner: int) -> Queue:
-        """The queue, for use by the connection `owner`. Raises: NotFound, ResourceLocked."""
+        """Return the queue, for use by the connection `owner`. Raises: NotFound, ResourceLocked."""
         found = self.queues.get(name)
         if found is None:
             raise NotFound(f"no {self._queue_text(name)}")
@@ -272,7 +277,7 @@ class VirtualHost:
         owner: int,
         passive: bool,
     ) -> Queue:
-        """Make the queue, or find it just as described; passive only asks whether it is there.
+        """Declare a queue, or find it with the same properties; passive only checks that it exists.
 
         owner: id of the asking connection (above 0), whose own an exclusive queue becomes. An
         exclusive queue is never durable. An empty name asks for one nobody has.
@@ -321,9 +326,9 @@ class VirtualHost:
         auto_delete: bool,
         arguments: dict[str, object],
     ) -> dict[str, object]:
-        """The arguments of a client's declaration, with the type of queue that a policy or the
-        virtual host has for it where it says none [rabbitmq default_queue_type]. Queues that do not
-        last, and those that the broker names, are of no other type than classic.
+        """Return the arguments of a client's declaration, with the queue type added that a policy
+        or the virtual host sets as the default [rabbitmq default_queue_type]. Queues that are not
+        lasting, and queues named by the broker, are always classic.
 
         While there is such a default, a queue that is there fits whatever its type is.
         """
@@ -351,24 +356,25 @@ class VirtualHost:
         return queue
 
     def queue_unused(self, queue: Queue) -> bool:
-        """The queue's last consumer went. Deletes it when it is an auto-delete one, and says so."""
+        """Delete an auto-delete queue whose last consumer has gone. Returns whether it was
+        deleted."""
         if not queue.auto_delete or self.queues.get(queue.name) is not queue:
             return False
         self._delete_queue(queue)
         return True
 
     def pause_queue(self, queue: Queue, paused: bool) -> None:
-        """Deliveries from the queue rest, or go on [NQ-9]."""
+        """Stop or resume deliveries from the queue [NQ-9]."""
         queue.paused = paused
         if queue.durable:
             self._record(definitions.of_pause(self.name, queue))
 
     def expire_queue(self, queue: Queue) -> None:
-        """The queue was unused for as long as it may be: it is deleted, and that is recorded."""
+        """Delete a queue that was unused for the time of x-expires, and record it."""
         self._delete_queue(queue)
 
     def queues_of(self, owner: int) -> list[Queue]:
-        """The exclusive queues of a connection, to be deleted when it ends. O(queues)."""
+        """Return the exclusive queues of a connection, to be deleted when it ends. O(queues)."""
         return [queue for queue in self.queues.values() if queue.exclusive_owner == owner]
 
     def _enter_queue(self, queue: Queue) -> None:
@@ -383,7 +389,7 @@ class VirtualHost:
         self._delete_exchanges([source for source in sources if _is_orphan(source)])
 
     def _forget_queue(self, queue: Queue) -> list[Exchange]:
-        """Take a queue and its bindings out; returns the exchanges that were bound to it."""
+        """Remove a queue and its bindings; return the exchanges that were bound to it."""
         inbound = list(self.inbound.get(queue.id, ()))
         for binding in inbound:
             self._detach(binding)
@@ -396,7 +402,7 @@ class VirtualHost:
     def bind_queue(
         self, queue: str, exchange: str, key: str, arguments: dict[str, object], owner: int
     ) -> None:
-        """Bind a queue to an exchange; an equal binding is there only once.
+        """Bind a queue to an exchange. A second equal binding changes nothing.
 
         Raises: AccessRefused (default exchange), NotFound, PreconditionFailed (key or arguments do
         not suit the exchange), ResourceLocked (another connection's queue).
@@ -413,7 +419,8 @@ class VirtualHost:
     def unbind_queue(
         self, queue: str, exchange: str, key: str, arguments: dict[str, object], owner: int
     ) -> None:
-        """Undo bind_queue; nothing when there is no such binding, queue or exchange.
+        """Remove a binding of a queue; does nothing if the binding, the queue or the exchange does
+        not exist.
 
         Raises: AccessRefused (default exchange), ResourceLocked (another connection's queue).
         """
@@ -427,7 +434,8 @@ class VirtualHost:
     def bind_exchange(
         self, destination: str, source: str, key: str, arguments: dict[str, object]
     ) -> None:
-        """Bind an exchange to another (or itself: harmless); an equal binding is there only once.
+        """Bind an exchange to another one, or harmlessly to itself. A second equal binding changes
+        nothing.
 
         Raises: AccessRefused (default exchange), NotFound, PreconditionFailed.
         """
@@ -441,7 +449,8 @@ class VirtualHost:
     def unbind_exchange(
         self, destination: str, source: str, key: str, arguments: dict[str, object]
     ) -> None:
-        """Undo bind_exchange; nothing when there is no such binding or exchange.
+        """Remove a binding of an exchange; does nothing if the binding or an exchange does not
+        exist.
 
         Raises: AccessRefused (default exchange).
         """
@@ -452,7 +461,7 @@ class VirtualHost:
             self._unbind(binding)
 
     def bindings(self) -> list[Binding]:
-        """All bindings, without the default exchange's implied ones."""
+        """Return all bindings, without the implied ones of the default exchange."""
         found: list[Binding] = []
         for exchange in self.exchanges.values():
             found.extend(exchange.bindings.values())
@@ -490,7 +499,7 @@ class VirtualHost:
         self._changed()
 
     def _detach(self, binding: Binding) -> None:
-        """Take a binding out of both its ends. The caller calls _changed."""
+        """Remove a binding from both its ends. The caller calls _changed."""
         binding.source.remove(binding)
         if binding.queue is not None:
             bound = self.inbound[binding.queue.id]
@@ -503,8 +512,8 @@ class VirtualHost:
     # -- policies
 
     def set_policy(self, policy: Policy, operator: bool) -> None:
-        """Make this the policy of its name, effective at once; see `resettled`. The same again
-        changes nothing and leaves no record.
+        """Set the policy of this name, effective at once; see `resettled`. An equal policy changes
+        nothing and leaves no record.
 
         Raises: PreconditionFailed (its definition); then what was there stays.
         """
@@ -515,7 +524,7 @@ class VirtualHost:
             self._policies_changed()
 
     def delete_policy(self, name: str, operator: bool) -> None:
-        """Take a policy away, effective at once. Raises NotFound."""
+        """Delete a policy, effective at once. Raises NotFound."""
         table = self._policies.table(operator)
         if name not in table:
             raise NotFound(
@@ -526,24 +535,25 @@ class VirtualHost:
         self._policies_changed()
 
     def policy_of(self, queue: Queue) -> Policy | None:
-        """The policy in effect for a queue. O(policies)."""
+        """Return the policy in effect for a queue. O(policies)."""
         return self._policies.of_queue(queue, False)
 
     def operator_policy_of(self, queue: Queue) -> Policy | None:
-        """The operator policy in effect for a queue. O(policies)."""
+        """Return the operator policy in effect for a queue. O(policies)."""
         return self._policies.of_queue(queue, True)
 
     def policy_of_exchange(self, exchange: Exchange) -> Policy | None:
-        """The policy in effect for an exchange. O(policies)."""
+        """Return the policy in effect for an exchange. O(policies)."""
         return self._policies.of_exchange(exchange)
 
     def creates_queue(self, name: str) -> bool:
-        """Whether policy has a queue of that name made when an AMQP 1.0 client attaches to it.
-        O(policies)."""
+        """Return whether a policy creates a queue of that name when an AMQP 1.0 client attaches to
+        it. O(policies)."""
         return self._policies.creates(name)
 
     def policy_problems(self) -> list[tuple[str, str]]:
-        """Names of stored policies that fit nothing since their patterns are refused, and why."""
+        """Return names and error texts of stored policies that fit nothing because their patterns
+        are refused."""
         return self._policies.problems()
 
     def _policies_changed(self) -> None:
@@ -576,8 +586,8 @@ class VirtualHost:
     # -- definitions
 
     def definitions(self) -> list[bytes]:
-        """All that outlives a restart, as definitions which, applied in order to a new virtual
-        host, rebuild it. The first one is the virtual host's own."""
+        """Return everything that survives a restart, as definitions that rebuild it if applied in
+        order to a new virtual host. The first one is the virtual host's own."""
         predeclared = [name for name, _, _ in PREDECLARED]
         made = [one for one in self.exchanges.values() if one.name not in predeclared]
         return [
@@ -587,7 +597,7 @@ class VirtualHost:
         ]
 
     def apply_definition(self, blob: bytes) -> None:
-        """Repeat a recorded change, without recording it again.
+        """Apply a recorded change without recording it again.
 
         Nothing follows from it by itself: what a change brought about has records of its own.
         What is there already, and what needs something that is not there (which happens only where
@@ -656,5 +666,5 @@ class VirtualHost:
 
 
 def _is_orphan(exchange: Exchange) -> bool:
-    """An auto-delete exchange that is no longer the source of anything."""
+    """Return whether an auto-delete exchange is no longer the source of any binding."""
     return exchange.auto_delete and not exchange.bindings
