@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup install test test-pure test-installed test-long test-timings timings check format \
-	bench build demo fuzz interop constraints clean
+	bench build demo fuzz figures interop constraints clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -106,6 +106,9 @@ interop: install  ## other clients' own test suites, fetched into build/interop 
 
 bench: install  ## the benchmark scenarios against a broker started for them (ARGS=...)
 	$(BIN)/python bench/run.py $(ARGS)
+
+figures: $(VENV)/.dependencies  ## files, lines, largest class, import circles, files a publish crosses
+	$(BIN)/python tools/figures.py
 
 build: $(VENV)/.dependencies  ## wheel and sdist in dist/
 	rm -rf build/lib* build/bdist*
