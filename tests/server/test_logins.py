@@ -105,6 +105,24 @@ def test_after_a_failure_the_next_check_waits_longer_each_time() -> None:
     asyncio.run(play())
 
 
+def test_who_goes_while_another_check_ends_is_not_served() -> None:
+    """Its turn is over before its task hears of it: that broke the connection of whoever had been
+    checked, and left the address and user as being checked for good."""
+
+    async def play() -> None:
+        desk = Desk()
+        await desk.ask("ann", times=3)
+        desk.running["ann@a/0"].set_result(True)
+        desk.tasks[1].cancel()
+        await desk.settle()
+        assert desk.ended == {"ann@a/0": True}
+        assert list(desk.running) == ["ann@a/2"]
+        await desk.end("ann@a/2", True)
+        await desk.close()
+
+    asyncio.run(play())
+
+
 def test_who_has_logged_in_from_there_goes_first() -> None:
     async def play() -> None:
         desk = Desk()

@@ -152,7 +152,10 @@ class Logins:
         """Let those run whose turn it is; look again when a delay ends."""
         while len(self._running) < AT_A_TIME:
             now = self._clock()
-            ready = [one for one in self._waiting if self._may_run(one.key, now)]
+            # A turn that is over already is that of a client who has just gone.
+            ready = [
+                one for one in self._waiting if not one.turn.done() and self._may_run(one.key, now)
+            ]
             if not ready:
                 self._look_later(now)
                 return
