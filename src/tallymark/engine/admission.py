@@ -1,4 +1,5 @@
-"""Whether queues with reject-publish would take messages [DL-6], without giving them any.
+"""Admission: a check whether queues with reject-publish would accept messages [DL-6], without
+publishing them.
 
 A Seat is what is left in one queue, if everything asked about so far were let in. Entrance asks
 about the messages it is about to let in; a commit asks about everything it publishes first, so that
@@ -19,19 +20,22 @@ if TYPE_CHECKING:
 
 @final
 class Seat:
-    """Room in one queue: for so many messages, of which some need no room for their bytes."""
+    """The room in one queue: for a number of messages, of which some need no room for their
+    bytes."""
 
     __slots__ = ("awaited", "room", "room_bytes")
 
     def __init__(self, room: int, room_bytes: int, awaited: int) -> None:
         self.room = room
         self.room_bytes = room_bytes
-        """For bodies of messages that nobody awaits."""
+        """Room for bodies of messages that no consumer waits for, in bytes."""
         self.awaited = awaited
-        """How many more consumers would be sent at once: their bodies take no room."""
+        """Count of further messages that consumers would be sent at once; their bodies take no
+        room."""
 
     def take(self, size: int) -> bool:
-        """One more message with a body of so many bytes; False: there is no room for it."""
+        """Use the room for one more message with a body of `size` bytes; False: there is no
+        room."""
         if self.room <= 0 or (size > self.room_bytes and self.awaited <= 0):
             return False
         self.room -= 1
@@ -44,7 +48,7 @@ class Seat:
 
 @final
 class Admission:
-    """Asks about messages one after the other, for one commit."""
+    """Checks messages one after the other, for one commit."""
 
     __slots__ = ("_entrance", "_ids", "_seats")
 
@@ -52,10 +56,11 @@ class Admission:
         self._entrance = entrance
         self._seats: dict[int, Seat] = {}
         self._ids: dict[int, set[str]] = {}
-        """By queue: publisher-given ids among what was asked about."""
+        """Publisher-given ids among the messages checked so far, by queue."""
 
     def takes(self, queue: Queue, payload: Payload, lo: int, hi: int) -> bool:
-        """Whether the queue would take messages lo..hi-1, after all it was asked about before.
+        """Return whether the queue would accept messages lo..hi-1 after all messages checked
+        before.
 
         It may say no where the answer is yes only if a queue with priorities is about to be full by
         its bytes: what consumers take from it depends on the priorities.

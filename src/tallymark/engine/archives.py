@@ -1,4 +1,4 @@
-"""Archives: ranges of a stream that were copied elsewhere, and may be let go of then.
+"""Archives: ranges of a stream that were copied elsewhere and may then be deleted from the stream.
 
 Whoever copies a range says so when its copy is safe: `record` checks that claim against what the
 stream holds and keeps it, durably. `release` lets go of what lies below the end of that, and of
@@ -25,9 +25,9 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 
 IN_A_TURN: Final = 1000
-"""Slices that are let go of in one turn."""
+"""Number of slices deleted in one turn."""
 MOST: Final = 1 << 31
-"""Numbers in one range."""
+"""Maximum number of sequences in one range."""
 
 
 @final
@@ -42,13 +42,13 @@ class Archived:
         self.low = low
         self.high = high
         self.rows = rows
-        """Messages in it; fewer than numbers where some were passed over."""
+        """Count of messages in it; lower than the count of sequences if some are missing."""
         self.archive = archive
-        """The id of the archive."""
+        """Id of the archive."""
         self.checksum = checksum
-        """Of the rows, as the archiver works it out."""
+        """Checksum of the rows, computed by the archiver."""
         self.place = place
-        """Where the range is, for people."""
+        """Description of the range's place, for people."""
 
     def same(self, other: Archived) -> bool:
         return (
@@ -68,7 +68,7 @@ class Archived:
 
     @staticmethod
     def from_record(record: Record) -> Archived:
-        """Raises ValueError for what a newer version wrote."""
+        """Decode an ARCHIVED record. Raises ValueError for one of a newer version."""
         found: object = json.loads(record.blob)
         if not isinstance(found, dict) or set(found) != {"archive", "checksum", "place"}:
             raise ValueError(f"archived {found!r}, expected archive, checksum and place")
@@ -80,7 +80,7 @@ class Archived:
 
 @final
 class Archives:
-    """Shares its parts with the Broker."""
+    """Operations on the archives of streams. Clock and records are the Broker's own."""
 
     __slots__ = ("_clock", "_letters", "_records")
 
@@ -90,8 +90,8 @@ class Archives:
         self._records = records
 
     def record(self, queue: Queue, made: Archived) -> bool:
-        """A range is safe elsewhere. False: that was known. What retention took of it is not
-        counted again.
+        """Record a range as archived. False: it was recorded before. Messages deleted by retention
+        are not counted again.
 
         Raises:
             Fenced: the stream's archive has another id.
@@ -134,8 +134,8 @@ class Archives:
         return True
 
     def release(self, queue: Queue, high: int) -> bool:
-        """Let go of what lies below `high`, a part of it in each turn. False: call again in the
-        next one.
+        """Delete the archived messages below `high`, a part of them in each turn. False: call again
+        in the next turn.
 
         Raises:
             PreconditionFailed: it is no stream, or not all of that was archived.

@@ -1,4 +1,4 @@
-"""Which queues are deep enough to be packed, and packing them; how it is done is in packing.py."""
+"""Backlogs: the queues that are deep enough to be packed. Packing itself is in packing.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tallymark.engine.store import Store
 
 @final
 class Backlogs:
-    """Collects deep queues as they are published to, and packs them when the turn is over."""
+    """Collects deep queues as they are published to, and packs them after the turn."""
 
     __slots__ = ("_deep", "_store", "packing")
 
@@ -19,10 +19,10 @@ class Backlogs:
         self._store = store
         self._deep: list[Queue] = []
         self.packing = Packing()
-        """When it is worth it."""
+        """Thresholds and operation of packing."""
 
     def note(self, queue: Queue) -> None:
-        """Call when the queue's new slices are more than `packing.look_after`."""
+        """Note a queue for packing. Called when its new slices exceed `packing.look_after`."""
         if queue.deep or (queue.seekers and not queue.settings.is_stream):
             return
         if _depth(queue) > self.packing.after:
@@ -32,13 +32,13 @@ class Backlogs:
             queue.loose = 0
 
     def look_at(self, queue: Queue) -> None:
-        """Consider all of the queue's slices, as if all were new."""
+        """Consider all slices of the queue, as if all were new."""
         queue.loose = _depth(queue)
         if queue.loose > self.packing.look_after:
             self.note(queue)
 
     def pack(self, written: int) -> None:
-        """Pack the queues noted, as far as their bytes are below journal position `written`."""
+        """Pack the noted queues, as far as their bytes are below journal position `written`."""
         if not self._deep:
             return
         for queue in self._deep:
@@ -51,5 +51,5 @@ class Backlogs:
 
 
 def _depth(queue: Queue) -> int:
-    """Slices that were never handed out, in all lanes."""
+    """Return the count of slices that were never delivered, in all lanes."""
     return sum([len(lane.fresh) for lane in queue.lanes])

@@ -1,4 +1,4 @@
-"""The time, as the engine was told last. Nothing in the engine asks an operating system for it.
+"""Clock: the time that the engine was given last. The engine never asks the operating system.
 
 There are two. *Engine time* is for deadlines and ages, and is what everything in memory is noted
 in: it goes with the monotonic clock, so that no step of the wall clock stops or triggers anything
@@ -12,14 +12,14 @@ from __future__ import annotations
 from typing import Final, final
 
 JUMP_MS: Final = 2000
-"""A step of the wall clock above this is a jump: engine time does not follow it."""
+"""Step of the wall clock, in ms, above which it is a jump that engine time does not follow."""
 SLEW: Final = 20
-"""Engine time is slewed by one in so many milliseconds, at most."""
+"""Slew rate: engine time is corrected by at most one in this many milliseconds."""
 
 
 @final
 class Clock:
-    """One per broker, shared by all its parts."""
+    """The time of one broker, shared by all its parts."""
 
     __slots__ = (
         "_monotonic_ms",
@@ -34,28 +34,29 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_ms = 0
-        """Engine time of the present turn: milliseconds since 1970, as the wall clock would count
-        them had it not jumped since the start. Never goes back."""
+        """Engine time of the present turn: milliseconds since 1970, as the wall clock would show
+        without its jumps since the start. Never decreases."""
         self.ahead_ms = 0
-        """How far wall time is ahead of it, by all jumps since the start; negative: behind."""
+        """Lead of wall time over engine time, ms: the sum of all jumps since the start; may be
+        negative."""
         self.jumps = 0
         self.jumped_ms = 0
-        """The last jump."""
+        """Size of the last jump, ms."""
         self._monotonic_ms = -1
         self._wall_ms = -1
         self._off = 0
-        """How far the wall clock was from what it is taken for when it was read last."""
+        """Deviation of the wall clock from its expected value at the last reading, ms."""
         self._room = 0
-        """For how long it has been off, so far as that was not yet used for slewing."""
+        """Time since the deviation began that slewing has not used up yet, ms."""
 
     @property
     def wall_ms(self) -> int:
-        """Wall time of the present turn, milliseconds since 1970. May go back."""
+        """Wall time of the present turn, milliseconds since 1970. May decrease."""
         return self.now_ms + self.ahead_ms
 
     def read(self, wall_ms: int, monotonic_ms: int) -> int:
-        """The two clocks of the machine say this now; returns engine time. The first call begins
-        it: with that, everything that is stored is told from wall time."""
+        """Set the time from the machine's two clocks; return engine time. At the first call engine
+        time is wall time, in which all stored times are given."""
         if self._monotonic_ms < 0:
             self._monotonic_ms = monotonic_ms
             self.tell(wall_ms)
@@ -72,7 +73,7 @@ class Clock:
             self.jumps += 1
             self.jumped_ms = off
             off = 0
-            if -JUMP_MS <= self.ahead_ms <= JUMP_MS:  # right again, or nearly: slewed to
+            if -JUMP_MS <= self.ahead_ms <= JUMP_MS:  # undone, or nearly: slew the rest
                 off = self.ahead_ms
                 self.ahead_ms = 0
         if off == 0 or self._off == 0:
@@ -89,14 +90,14 @@ class Clock:
         return self.now_ms
 
     def tell(self, now_ms: int) -> None:
-        """Engine time is now_ms, for whoever moves it by hand. It never goes back."""
+        """Set engine time to now_ms, for a clock that is moved by hand. It never decreases."""
         if now_ms > self.now_ms:
             self.now_ms = now_ms
 
     def to_wall(self, time_ms: int) -> int:
-        """The wall time, as it counts now, of a moment in engine time; not before 1970."""
+        """Return the present wall time of a moment in engine time; not before 1970."""
         return max(0, time_ms + self.ahead_ms)
 
     def from_wall(self, wall_ms: int) -> int:
-        """The engine time of a moment that a client names in wall time."""
+        """Return the engine time of a moment that a client gives in wall time."""
         return wall_ms - self.ahead_ms

@@ -12,7 +12,7 @@ from typing import Final, final
 
 NEVER: Final = 1 << 62
 SWEEP: Final = 1024
-"""Stale entries that are left alone, however few others there are."""
+"""Number of stale entries that are tolerated however few other entries there are."""
 
 
 class Timed:
@@ -22,24 +22,25 @@ class Timed:
 
     def __init__(self) -> None:
         self.armed_ms = NEVER
-        """Its earliest entry in the heap; engine time."""
+        """Time of its earliest entry in the heap; engine time, ms."""
 
 
 @final
 class Deadlines:
-    """See the module's text."""
+    """The deadlines of a broker (see the module's docstring)."""
 
     __slots__ = ("_heap", "_number", "_stale")
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Timed]] = []
         self._number = 0
-        """Keeps things with equal deadlines in order of arming, and never compares them."""
+        """Number of armings so far. It orders things with equal deadlines, so that these are never
+        compared."""
         self._stale = 0
-        """Entries whose thing waits for something else by now."""
+        """Count of entries whose thing waits for another time by now."""
 
     def arm(self, thing: Timed, due_ms: int) -> None:
-        """Look at the thing no later than then."""
+        """Make sure that the thing is attended to at `due_ms` or earlier."""
         if due_ms < thing.armed_ms:
             if thing.armed_ms < NEVER:
                 self._gone_stale()
@@ -48,13 +49,13 @@ class Deadlines:
             heapq.heappush(self._heap, (due_ms, self._number, thing))
 
     def forget(self, thing: Timed) -> None:
-        """The thing is no more: nothing here holds it for long."""
+        """Remove the deadlines of a thing that is gone."""
         if thing.armed_ms < NEVER:
             thing.armed_ms = NEVER
             self._gone_stale()
 
     def _gone_stale(self) -> None:
-        """One more entry is; where most are, they are swept out."""
+        """Count one more stale entry, and sweep if most are stale."""
         self._stale += 1
         if self._stale > SWEEP and self._stale * 2 > len(self._heap):
             self._heap = [entry for entry in self._heap if entry[2].armed_ms == entry[0]]
@@ -62,7 +63,7 @@ class Deadlines:
             self._stale = 0
 
     def next_due(self) -> int:
-        """When something is to be looked at; NEVER: nothing is armed."""
+        """Return the time of the next deadline, engine time, ms; NEVER: there is none."""
         heap = self._heap
         while heap and heap[0][2].armed_ms != heap[0][0]:
             heapq.heappop(heap)
@@ -70,7 +71,7 @@ class Deadlines:
         return heap[0][0] if heap else NEVER
 
     def take_due(self, now_ms: int) -> list[Timed]:
-        """Everything whose time has come, disarmed, in order of its deadlines."""
+        """Return all things that are due, disarmed, in order of their deadlines."""
         heap = self._heap
         out = []
         while heap and heap[0][0] <= now_ms:

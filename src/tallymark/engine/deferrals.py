@@ -1,4 +1,4 @@
-"""What a log says of deferred messages, put in order for a restart."""
+"""Deferrals from a log, put in order for a restart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from tallymark.engine.intervals import IntervalSet
 
 @final
 class Deferral:
-    """Sequences low..high-1 are not ready before `due_ms`; then at the tail, or where they were."""
+    """Deferral of sequences low..high-1 until `due_ms`; then they are ready at the tail, or at
+    their place."""
 
     __slots__ = ("due_ms", "high", "low", "to_tail")
 
@@ -23,7 +24,7 @@ class Deferral:
 
 @final
 class Deferrals:
-    """All deferrals of one queue: told first, asked for afterwards."""
+    """All deferrals of one queue. All are added before the first query."""
 
     __slots__ = ("_known", "_lows", "_told")
 
@@ -33,12 +34,13 @@ class Deferrals:
         self._lows: list[int] = []
 
     def tell(self, deferral: Deferral) -> None:
-        """It replaces what was told of the same sequences before."""
+        """Add a deferral. It replaces earlier ones of the same sequences."""
         self._told.append(deferral)
         self._known = None
 
     def of(self, low: int, high: int) -> list[Deferral]:
-        """The deferrals among low..high-1, cut to them, ascending and without overlap."""
+        """Return the deferrals among low..high-1, cut to that range, ascending and without
+        overlap."""
         known = self._known
         if known is None:
             known = self._settle()

@@ -1,4 +1,5 @@
-"""What waits for the disk: confirms, queues' marks, what streams show, waiters from outside.
+"""Durability: the confirms, high-water marks, stream messages and external waiters that wait for
+the disk.
 
 Everything asked for in a turn waits for the end of that turn's block; positions only grow, so one
 queue of waits serves all. Confirms leave in publish order, several at once as one [rabbitmq
@@ -16,13 +17,13 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.session import UNLIMITED, Session
 
 HELD: Final = "held"
-"""Stands for the waiter of messages that are shown once they are on disk."""
+"""Placeholder for the waiter of messages that are delivered once they are on disk."""
 
 
 @final
 class Wait:
-    """Due once the journal is on disk up to `position`: a confirm (session, publish number), a
-    queue's mark (queue, mark), or a waiter."""
+    """A wait until the journal is on disk up to `position`: a confirm (session, publish number), a
+    queue's high-water mark (queue, mark), or a waiter."""
 
     __slots__ = ("number", "position", "queue", "session", "waiter")
 
@@ -43,7 +44,7 @@ class Wait:
 
 @final
 class Durability:
-    """Collects what was asked for in the present turn, and what earlier turns wait for."""
+    """Collects the waits of the present turn, and holds those of earlier turns."""
 
     __slots__ = ("_asked", "_confirming", "_dispatcher", "_waits")
 
@@ -54,28 +55,28 @@ class Durability:
         self._waits: deque[Wait] = deque()
 
     def published(self, session: Session, count: int) -> None:
-        """So many publishes of a confirming session want their confirm."""
+        """Request confirms for `count` publishes of a confirming session."""
         if session.published == session.confirm_asked:
             self._confirming.append(session)
         session.published += count
 
     def ask(self, waiter: object) -> None:
-        """A Durable effect for the waiter, once this turn is on disk."""
+        """Request a Durable effect for the waiter, once this turn is on disk."""
         self._asked.append(waiter)
 
     def is_waiting(self) -> bool:
-        """Whether anything is still due."""
+        """Return whether anything waits for the disk."""
         return bool(self._waits or self._confirming or self._asked)
 
     def is_awaited(self) -> bool:
-        """Whether anything waits for the records that are not committed yet."""
+        """Return whether anything waits for the records that are not committed yet."""
         dispatcher = self._dispatcher
         if self._confirming or self._asked or dispatcher.mark_waits:
             return True
         return any(queue.consumers for queue in [*dispatcher.appended, *dispatcher.held])
 
     def committed(self, position: int) -> None:
-        """This turn's block ends at `position`."""
+        """Note that this turn's block ends at `position`."""
         waits = self._waits
         for session in self._confirming:
             session.confirm_asked = session.published
@@ -100,7 +101,8 @@ class Durability:
         self._asked.clear()
 
     def synced(self, position: int) -> list[Effect]:
-        """The journal is on disk up to `position`: what that releases, in order."""
+        """Note that the journal is on disk up to `position`, and return the effects that this
+        releases, in order."""
         waits = self._waits
         out: list[Effect] = []
         confirms: dict[int, Confirm] = {}

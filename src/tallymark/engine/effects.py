@@ -1,4 +1,4 @@
-"""Effects: what the engine wants done outside itself, per run or range, in order.
+"""Effects: actions that the engine requests outside itself, per run or range, in order.
 
 The server carries them out in the order they were returned; bridges turn those that reach a client
 into frames. Storage effects are records (records.py) and travel beside this list.
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Effect:
-    """Base of all effects; carries nothing."""
+    """Base of all effects, without fields."""
 
     __slots__ = ()
 
 
 @final
 class Deliver(Effect):
-    """Send these messages to a consumer. Acquisition numbers (0.9.1: delivery tags) run from
+    """Deliver messages to a consumer. Acquisition numbers (0.9.1: delivery tags) run from
     `first_tag`; redelivered when slice.acquired > 0. payload.raw is in memory."""
 
     __slots__ = ("consumer", "first_tag", "slice", "waits")
@@ -37,14 +37,14 @@ class Deliver(Effect):
         self.slice = slice
         self.first_tag = first_tag
         self.waits = waits
-        """Whether it may leave only when all records emitted so far are on disk
-        (`Broker.await_durable`), and with it what the connection is told from now on. Only where
+        """True if the delivery may leave only when all records emitted so far are on disk
+        (`Broker.await_durable`), together with all later output of the connection. Only where
         `Connection.holds_output`."""
 
 
 @final
 class Confirm(Effect):
-    """Every publish of the session up to and including number `upto` is safe."""
+    """Confirm every publish of the session up to and including number `upto`."""
 
     __slots__ = ("session", "upto")
 
@@ -55,7 +55,8 @@ class Confirm(Effect):
 
 @final
 class Cancelled(Effect):
-    """The broker ended a consumer: its queue is gone. [amqp-0.9.1 basic.cancel, server-sent]"""
+    """Tell the client that the broker ended a consumer because its queue was deleted.
+    [amqp-0.9.1 basic.cancel, server-sent]"""
 
     __slots__ = ("consumer",)
 
@@ -65,7 +66,7 @@ class Cancelled(Effect):
 
 @final
 class CloseSession(Effect):
-    """The broker ends a session; error says why."""
+    """Close a session by the broker; error has the reason."""
 
     __slots__ = ("error", "session")
 
@@ -76,7 +77,8 @@ class CloseSession(Effect):
 
 @final
 class CloseConsumer(Effect):
-    """The broker ends a consumer, which is stopped already; error says why. Its session goes on."""
+    """Close a consumer by the broker; it is stopped already. error has the reason. Its session
+    continues."""
 
     __slots__ = ("consumer", "error")
 
@@ -87,8 +89,8 @@ class CloseConsumer(Effect):
 
 @final
 class PublisherHeld(Effect):
-    """Whoever publishes on the connection is not to be read for the sake of a queue whose consumer
-    is slow [SC-D7]; or, not held, may go on."""
+    """Stop reading from a connection that publishes to a queue whose consumer is slow, or, if not
+    held, read on [SC-D7]."""
 
     __slots__ = ("connection", "held", "queue")
 
@@ -100,9 +102,9 @@ class PublisherHeld(Effect):
 
 @final
 class TimedOut(Effect):
-    """A consumer (None: the session itself, by basic.get) held messages for too long. They went
-    back to their queue, and the consumer is stopped already, or waits until it has settled their
-    tags [LC-4]."""
+    """Report that a consumer (None: the session itself, by basic.get) held messages for too long.
+    They returned to their queue, and the consumer is stopped already, or waits until it has settled
+    their tags [LC-4]."""
 
     __slots__ = ("consumer", "session", "tags", "timeout_ms")
 
@@ -111,12 +113,13 @@ class TimedOut(Effect):
         self.consumer = consumer
         self.timeout_ms = timeout_ms
         self.tags: list[tuple[int, int]] = []
-        """Which they are: (first, last), ascending."""
+        """Tags of the messages as ranges (first, last), ascending."""
 
 
 @final
 class Drained(Effect):
-    """A consumer that was to be drained got all there was for it: its limit is 0 now [FC-5]."""
+    """Report that a draining consumer has received all available messages: its credit is 0 now
+    [FC-5]."""
 
     __slots__ = ("consumer",)
 
@@ -126,7 +129,7 @@ class Drained(Effect):
 
 @final
 class Activated(Effect):
-    """A consumer that waited behind a queue's single active one has taken its place."""
+    """Report that a waiting consumer has become a queue's single active consumer."""
 
     __slots__ = ("consumer",)
 
@@ -136,8 +139,8 @@ class Activated(Effect):
 
 @final
 class Refused(Effect):
-    """Publishes number first..last of a confirming session were not taken [amqp-0.9.1 basic.nack]:
-    a queue has no room for them [DL-6]."""
+    """Refuse publishes first..last of a confirming session, because a queue is full [DL-6].
+    [amqp-0.9.1 basic.nack]"""
 
     __slots__ = ("first", "last", "session")
 
@@ -149,7 +152,7 @@ class Refused(Effect):
 
 @final
 class TransactionExpired(Effect):
-    """A transaction took longer than it may, and is rolled back [TX-16]."""
+    """Report that a transaction exceeded its time-out and was rolled back [TX-16]."""
 
     __slots__ = ("transaction",)
 
@@ -159,7 +162,8 @@ class TransactionExpired(Effect):
 
 @final
 class Durable(Effect):
-    """What the waiter asked about is on disk: whoever waits may now be answered."""
+    """Report that the records a waiter waits for are on disk, so that its client can be
+    answered."""
 
     __slots__ = ("waiter",)
 
@@ -169,7 +173,7 @@ class Durable(Effect):
 
 @final
 class Signal(Effect):
-    """Something a log or a metric should show. name in dotted form, e.g. "queue.deleted"."""
+    """Report something for logs or metrics. name is in dotted form, e.g. "queue.deleted"."""
 
     __slots__ = ("is_alarm", "name", "values")
 
@@ -177,4 +181,4 @@ class Signal(Effect):
         self.name = name
         self.values = values
         self.is_alarm = is_alarm
-        """Whether somebody has to look at it."""
+        """True if an operator has to look at it."""

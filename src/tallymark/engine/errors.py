@@ -1,4 +1,4 @@
-"""What the engine refuses, in words no protocol owns.
+"""Errors: the engine's refusals, in words that belong to no protocol.
 
 One error, several faces: a bridge turns a class into its own code (`channel.close` 406, a detach
 with `amqp:precondition-failed`, `E_INVALID`). A command that raises has changed nothing.
@@ -40,7 +40,7 @@ class Unsupported(BrokerError):
 
 
 class Gone(BrokerError):
-    """What was asked for was there and is not kept any more."""
+    """The requested messages were there and were deleted."""
 
 
 class ResourceExhausted(BrokerError):
@@ -48,11 +48,12 @@ class ResourceExhausted(BrokerError):
 
 
 class HeldBack(BrokerError):
-    """Publishers to a queue wait for its slow consumer [SC-D7]: the same may be asked again."""
+    """Publishers to a queue wait for its slow consumer [SC-D7]. The command may be repeated
+    later."""
 
 
 class TooSlow(BrokerError):
-    """A consumer leaves too much of its subscription lying: it is disconnected [SC-7]."""
+    """A consumer exceeds the limits of its subscription: it is disconnected [SC-7]."""
 
 
 class Fenced(BrokerError):
@@ -60,8 +61,8 @@ class Fenced(BrokerError):
 
 
 class BytesLost(Exception):
-    """A payload's bytes are not where they should be, or are not those that were put there. Raised
-    by whoever reads them; the engine turns it into Unreadable."""
+    """A payload's bytes are not in their place, or are not those that were stored. Raised by the
+    reader of the bytes; the engine turns it into Unreadable."""
 
 
 class Unreadable(BrokerError):

@@ -1,6 +1,5 @@
-"""Messages as rows of an answer, and where in the journal their bytes are: for readers of ranges,
-who are sent the bytes from there.
-"""
+"""Extents: messages as rows of an answer, and the places of their bytes in the journal. Readers of
+ranges are sent the bytes from there."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from tallymark.engine.message import Payload, Slice
 from tallymark.engine.records import DROPPED, LEASED, LIVE, PAYLOAD, Record
 
 PIECES: Final = 4096
-"""Slices in one answer, at most."""
+"""Maximum number of slices in one answer."""
 
 
 @final
@@ -29,10 +28,10 @@ class Span:
 
 
 class Extents:
-    """The rows of one answer and where the bytes they mean are. What rows say is a subclass's."""
+    """The rows of one answer and the places of their bytes. Subclasses define the rows."""
 
     def __init__(self, queue_id: int, most_bytes: int, read: Callable[[Payload], bytes]) -> None:
-        """read: gives a payload's bytes, checked."""
+        """read: function that returns a payload's bytes, checked."""
         self._read = read
         self.records: list[Record] = []
         self.spans: list[Span] = []
@@ -45,8 +44,8 @@ class Extents:
         return self._room <= 0 or self._pieces >= PIECES
 
     def put(self, piece: Slice) -> Slice:
-        """Put a slice, or as much of it as there is room for, but one message at least where there
-        is none yet. Its bytes are in the journal. Returns what was put.
+        """Add a slice, or the part of it that there is room for, at least one message to an empty
+        answer. Its bytes are in the journal. Returns the part that was added.
 
         Whoever is sent the bytes checks them: each payload of the answer has its checksum, or one
         for each message. Of a part of a payload it is worked out here. Raises as `read`.
@@ -82,7 +81,8 @@ class Extents:
             pack.sums = sums
 
     def _add_rows(self, piece: Slice, part: Payload) -> None:
-        """What the queue knows of the messages: one row, but where they died one by one."""
+        """Add rows with the messages' annotations: one row, or several where the messages died
+        separately."""
         pack = piece.payload.pack
         if pack is None or not pack.annotations:
             self._add_row(piece, part, 0, part.count, piece.known())
@@ -118,24 +118,24 @@ class Extents:
 
 @final
 class StreamExtents(Extents):
-    """Messages of a stream, from one sequence number on."""
+    """Messages of a stream, from one sequence on."""
 
     def __init__(
         self, queue_id: int, low: int, most_bytes: int, read: Callable[[Payload], bytes]
     ) -> None:
         super().__init__(queue_id, most_bytes, read)
         self.next = low
-        """The sequence number that the answer ends before."""
+        """Sequence at which the answer ends; it is not included."""
 
     def add(self, piece: Slice) -> Slice:
-        """As `put`; what lies before the slice is passed over."""
+        """Add a slice, as `put` does. Sequences before it are reported as missing."""
         self.pass_over(piece.first)
         put = self.put(piece)
         self.next = put.first + len(put)
         return put
 
     def pass_over(self, high: int) -> None:
-        """Below `high` there is nothing more: the answer says so of every number."""
+        """Report the sequences below `high` that were not added as missing."""
         if high > self.next:
             self.records.append(Record(DROPPED, self._queue_id, self.next, high - self.next, 0))
             self.next = high
@@ -151,7 +151,7 @@ class StreamExtents(Extents):
 
 @final
 class LeaseExtents(Extents):
-    """Messages that are leased to one subscription."""
+    """Messages leased to one subscription."""
 
     def __init__(
         self,
@@ -163,11 +163,11 @@ class LeaseExtents(Extents):
     ) -> None:
         super().__init__(queue_id, most_bytes, read)
         self.next = low
-        """The lease sequence that the answer ends before."""
+        """Lease sequence at which the answer ends; it is not included."""
         self._epoch = epoch
 
     def add(self, first: int, piece: Slice) -> Slice:
-        """As `put`; first: the slice's first lease sequence."""
+        """Add a slice, as `put` does. first: its first lease sequence."""
         self.next = first
         put = self.put(piece)
         self.next = first + len(put)

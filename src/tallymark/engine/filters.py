@@ -1,4 +1,4 @@
-"""What a consumer wants of a queue, where it does not want all of it."""
+"""Filters: selection of the messages of a queue that a consumer wants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from tallymark.engine.message import Payload
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Filter:
-    """Wants every message. Those that want less are made by the bridges, which can read messages.
+    """A filter that every message matches. Other filters are made by the bridges, which can decode
+    messages.
 
     A filter is pure: the same message gets the same answer every time.
     """
@@ -18,6 +19,6 @@ class Filter:
     __slots__ = ()
 
     def matches(self, payload: Payload, i: int, known: Annotations | None) -> bool:
-        """Whether message i is wanted; its bytes are in memory. Raises nothing, whatever a
-        publisher wrote: what cannot be read does not match."""
+        """Return whether message i matches; its bytes are in memory. Raises nothing, whatever a
+        publisher wrote: a message that cannot be decoded does not match."""
         return True

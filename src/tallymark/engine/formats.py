@@ -1,4 +1,4 @@
-"""What the engine asks about messages whose bytes it cannot read.
+"""Formats: the engine's questions about messages whose bytes it cannot interpret.
 
 Every wire format has a number (`Payload.format`) and an object here (`broker.formats`), made by the
 bridge that knows it. All methods need the bytes in memory (`payload.raw`) and raise nothing,
@@ -16,33 +16,34 @@ from tallymark.engine.message import Payload
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Format:
-    """A format of which nothing is known: no message says anything."""
+    """A format that is not known: its messages have no properties."""
 
     __slots__ = ()
 
     def priorities(self, payload: Payload, lo: int, hi: int) -> bytes:
-        """One byte for each of the messages lo..hi-1: its priority, 0 where it has none."""
+        """Return one byte for each of the messages lo..hi-1: its priority, 0 where it has none."""
         return bytes(hi - lo)
 
     def ids(self, payload: Payload, lo: int, hi: int) -> list[str]:
-        """The ids that publishers gave the messages lo..hi-1, by which a deduplicating queue tells
-        them apart; "" where there is none."""
+        """Return the ids that publishers gave the messages lo..hi-1, for deduplication; "" where
+        there is none."""
         return [""] * (hi - lo)
 
     def numbered(self, payload: Payload, lo: int, hi: int) -> list[tuple[str, int]]:
-        """The names of publishers and the numbers that they gave the messages lo..hi-1, by which a
-        stream passes over what it has already; ("", 0) where there are none. Empty: nowhere are."""
+        """Return publisher name and publishing number of each of the messages lo..hi-1, by which a
+        stream recognizes repeated publishes; ("", 0) where there are none. An empty list: no
+        message has any."""
         return []
 
     def headers(self, payload: Payload, i: int) -> dict[str, object]:
-        """What routing by headers looks at in message i."""
+        """Return the headers of message i, for routing by headers."""
         return {}
 
     def hop_limit(self, payload: Payload, i: int) -> int:
-        """How many deaths the publisher of message i grants it, 0..255 [DL-D1]; -1: not said."""
+        """Return how many deaths the publisher of message i allows, 0..255 [DL-D1]; -1: not set."""
         return -1
 
     def bodies(self, payload: Payload) -> array[int]:
-        """array('Q') of count + 1 running totals, from 0, of the bytes of the messages' bodies:
-        what a limit on a queue's bytes counts."""
+        """Return array('Q') of count + 1 running totals, from 0, of the body bytes of the messages,
+        which a queue's limit on bytes counts."""
         return array("Q", payload.cuts)

@@ -24,16 +24,17 @@ from tallymark.engine.arguments import wire_bytes
 T = TypeVar("T")
 
 POINTS: Final = 128
-"""Per unit of weight: shares of members of weight 1 are off by about 1/sqrt(POINTS), 9 percent;
-of weight 10 by 3."""
+"""Number of points per unit of weight. Shares of members of weight 1 are off by about
+1/sqrt(POINTS), 9 percent; of weight 10 by 3."""
 MAX_POINTS: Final = 1 << 20
 OWNER_BITS: Final = 20
-"""The low bits of a point hold its owner's number, the rest is its place on the circle."""
+"""Number of low bits of a point that hold its owner's number; the rest is its place on the
+circle."""
 OWNER_MASK: Final = (1 << OWNER_BITS) - 1
 
 
 def place_of(key: bytes) -> int:
-    """The place of a key on the circle: 64 bits of which the lowest OWNER_BITS are 0."""
+    """Return the place of a key on the circle: 64 bits of which the lowest OWNER_BITS are 0."""
     place = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
     return place & ~OWNER_MASK
 
@@ -51,7 +52,7 @@ class Member(Generic[T]):
         self.places: list[int] = []
 
     def first_places(self, count: int) -> list[int]:
-        """The first `count` places of this name, sorted; fewer are always a part of more."""
+        """Return the first `count` places of this name, sorted; a lower count gives a subset."""
         if len(self.places) != count:
             raw = hashlib.shake_128(wire_bytes(self.name)).digest(8 * count)
             self.places = [place & ~OWNER_MASK for place in struct.unpack(f"<{count}Q", raw)]
@@ -61,7 +62,7 @@ class Member(Generic[T]):
 
 @final
 class HashRing(Generic[T]):
-    """Members by name; the ring itself is laid out at the first look-up after a change."""
+    """Members by name. The ring is computed at the first look-up after a change."""
 
     __slots__ = ("_owners", "_points", "_stale", "members")
 
@@ -83,7 +84,7 @@ class HashRing(Generic[T]):
         self._stale = True
 
     def remove(self, name: str, weight: int, value: T) -> None:
-        """Undo the `add` with these very arguments."""
+        """Undo the `add` with the same arguments."""
         member = self.members[name]
         member.values.remove(value)
         member.weight -= weight
@@ -92,7 +93,7 @@ class HashRing(Generic[T]):
         self._stale = True
 
     def find(self, key: bytes) -> T | None:
-        """The value that owns the key; None when the ring is empty. O(log points)."""
+        """Return the value that owns the key; None when the ring is empty. O(log points)."""
         if self._stale:
             self._lay_out()
         points = self._points

@@ -1,4 +1,4 @@
-"""Matching messages by their headers, as bindings of a headers exchange ask for it.
+"""Header patterns: matching of messages by their headers, for bindings of a headers exchange.
 
 The binding's argument `x-match` says how [rabbitmq headers exchange]:
 
@@ -24,7 +24,7 @@ MATCH_KINDS: Final = ("all", "any", "all-with-x", "any-with-x")
 
 
 def check_match(arguments: dict[str, object]) -> None:
-    """Refuse a binding whose `x-match` is none of the four kinds.
+    """Check that the `x-match` of a binding is one of the four kinds.
 
     Raises: PreconditionFailed.
     """
@@ -45,7 +45,7 @@ def check_match(arguments: dict[str, object]) -> None:
 
 @final
 class HeaderPattern:
-    """What one binding asks of a message's headers."""
+    """One binding's requirements on a message's headers."""
 
     __slots__ = ("any", "wanted")
 
@@ -68,7 +68,7 @@ class HeaderPattern:
 
 
 def _bucket(name: str, value: object) -> tuple[str, object] | None:
-    """Where a wanted header is indexed; None for what has no usable hash.
+    """Return the index key of a wanted header; None if its value has no usable hash.
 
     Equal values (equal_values) have equal buckets; the converse need not hold (True and 1), so
     whatever is found there is still compared.
@@ -82,8 +82,8 @@ def _bucket(name: str, value: object) -> tuple[str, object] | None:
 
 @final
 class HeaderTable(Generic[T]):
-    """Values (hashable) with their header patterns, indexed by a header each pattern needs: cost
-    grows with the bindings that share a header *and its value* with the message."""
+    """Values (hashable) with their header patterns, indexed by a header that each pattern needs.
+    The cost grows with the bindings that share a header *and its value* with the message."""
 
     __slots__ = ("buckets", "others", "patterns")
 
@@ -91,7 +91,7 @@ class HeaderTable(Generic[T]):
         self.patterns: dict[T, HeaderPattern] = {}
         self.buckets: dict[tuple[str, object], dict[T, None]] = {}
         self.others: dict[T, None] = {}
-        """Those that no bucket can hold: compared with every message."""
+        """Patterns that fit no bucket; they are compared with every message."""
 
     def add(self, value: T, arguments: dict[str, object]) -> None:
         pattern = HeaderPattern(arguments)
@@ -103,7 +103,7 @@ class HeaderTable(Generic[T]):
             self.buckets.setdefault(place, {})[value] = None
 
     def remove(self, value: T) -> None:
-        """Take a value out; one that is not there is no error."""
+        """Remove a value; does nothing if it is not in the table."""
         pattern = self.patterns.pop(value, None)
         if pattern is None:
             return
@@ -115,7 +115,7 @@ class HeaderTable(Generic[T]):
                 del self.buckets[place]
 
     def match(self, headers: dict[str, object]) -> list[T]:
-        """The values whose pattern the headers meet, each once."""
+        """Return the values whose patterns the headers match, each once."""
         found: dict[T, None] = {}
         for value in self.others:
             if self.patterns[value].matches(headers):
@@ -131,8 +131,8 @@ class HeaderTable(Generic[T]):
         return list(found)
 
     def _places(self, pattern: HeaderPattern) -> list[tuple[str, object]]:
-        """The buckets one of which every matching message hits: for `any` all of them, for `all`
-        one is enough. Empty when there is no such set."""
+        """Return buckets of which every matching message hits at least one: for `any` all of them,
+        for `all` a single one is enough. Empty if there is no such set."""
         places: list[tuple[str, object]] = []
         for name, value in pattern.wanted:
             place = _bucket(name, value)

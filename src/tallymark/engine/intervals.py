@@ -1,5 +1,5 @@
-"""Sets of numbers kept as ranges: settled sequences, handed-out sequences, lost ones; and counts
-of numbers that came in ranges.
+"""Sets of numbers kept as ranges (settled, delivered and lost sequences), and counts of numbers
+that were added in ranges.
 
 Ranges are half open, [low, high). Adding next to the last range, the common case, is O(1); anywhere
 else it is a bisection and a list insertion.
@@ -27,11 +27,11 @@ class IntervalSet:
         return iter(list(zip(self._lows, self._highs, strict=True)))
 
     def __len__(self) -> int:
-        """How many ranges there are (not how many numbers)."""
+        """Return the number of ranges, not of the numbers in them."""
         return len(self._lows)
 
     def count(self) -> int:
-        """How many numbers are in the set. O(ranges)."""
+        """Return the count of numbers in the set. O(ranges)."""
         return sum(self._highs) - sum(self._lows)
 
     def __contains__(self, number: int) -> bool:
@@ -39,7 +39,7 @@ class IntervalSet:
         return at >= 0 and number < self._highs[at]
 
     def add(self, low: int, high: int) -> None:
-        """Add low..high-1; numbers already in the set stay in it once."""
+        """Add low..high-1. Numbers that are in the set already change nothing."""
         if low >= high:
             return
         lows, highs = self._lows, self._highs
@@ -59,7 +59,7 @@ class IntervalSet:
         highs[start:end] = [high]
 
     def remove(self, low: int, high: int) -> None:
-        """Take low..high-1 out; numbers that are not in the set are no error."""
+        """Remove low..high-1. Numbers that are not in the set change nothing."""
         if low >= high:
             return
         lows, highs = self._lows, self._highs
@@ -76,7 +76,7 @@ class IntervalSet:
         highs[start:end] = [b for _, b in kept]
 
     def overlap(self, low: int, high: int) -> list[tuple[int, int]]:
-        """The parts of low..high-1 that are in the set, ascending."""
+        """Return the parts of low..high-1 that are in the set, ascending."""
         found = []
         at = bisect_right(self._highs, low)
         while at < len(self._lows) and self._lows[at] < high:
@@ -85,7 +85,7 @@ class IntervalSet:
         return found
 
     def gaps(self, low: int, high: int) -> list[tuple[int, int]]:
-        """The parts of low..high-1 that are not in the set, ascending."""
+        """Return the parts of low..high-1 that are not in the set, ascending."""
         found = []
         for a, b in self.overlap(low, high):
             if low < a:
@@ -98,7 +98,7 @@ class IntervalSet:
 
 @final
 class Tally:
-    """How often each number came: ranges are added first, questions asked afterwards."""
+    """Counts how often each number was added. All ranges are added before the first query."""
 
     __slots__ = ("_counts", "_edges", "_steps")
 
@@ -108,14 +108,14 @@ class Tally:
         self._counts: list[int] = []
 
     def add(self, low: int, high: int) -> None:
-        """Each of low..high-1 came once more."""
+        """Count each of low..high-1 once more."""
         steps = self._steps
         steps[low] = steps.get(low, 0) + 1
         steps[high] = steps.get(high, 0) - 1
         self._edges = []
 
     def of(self, low: int, high: int) -> list[tuple[int, int, int]]:
-        """low..high-1 as stretches (low, high, count) of one count each, ascending."""
+        """Return low..high-1 as stretches (low, high, count) of equal counts, ascending."""
         if not self._steps:
             return [(low, high, 0)]
         if not self._edges:

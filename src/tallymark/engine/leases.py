@@ -1,4 +1,4 @@
-"""The four operations of durable subscriptions: lease, read, settle, stat; and attaching.
+"""Leases: the four operations of durable subscriptions (lease, read, settle, stat), and attaching.
 
 Everything that changes is a record, and the caller answers only when the disk has it
 (`Broker.await_durable`), in every sync mode.
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 VERDICTS: Final = (ACCEPTED, REJECTED, RETURNED, FAILED)
 MOST_FAILED: Final = (1 << 15) - 1
-"""Failed deliveries that a LEASED record has room for."""
+"""Maximum number of failed deliveries in a LEASED record."""
 
 
 @final
 class Leases:
-    """All durable subscriptions of the broker."""
+    """Operations on all durable subscriptions of the broker."""
 
     __slots__ = ("clock", "epochs", "records", "settlement", "store", "subscriptions", "upkeep")
 
@@ -43,16 +43,16 @@ class Leases:
         self.store = store
         self.records = records
         self.upkeep: Upkeep
-        """Set by the Broker: looks after watched queues before something is taken."""
+        """Upkeep of watched queues before messages are taken. Set by the Broker."""
         self.settlement: Settlement
-        """Set by the Broker: what becomes of messages that are not accepted."""
+        """Settlement of messages that are not accepted. Set by the Broker."""
         self.epochs = 0
-        """The last epoch given out; never given again."""
+        """The last epoch assigned; epochs are never reused."""
         self.subscriptions: dict[int, Subscription] = {}
-        """By epoch."""
+        """Subscriptions by epoch."""
 
     def find(self, queue: Queue, name: str) -> Subscription:
-        """Raises NotFound."""
+        """Return the subscription. Raises NotFound."""
         for subscription in queue.subscriptions:
             if subscription.name == name:
                 return subscription
@@ -61,7 +61,8 @@ class Leases:
     def attach(
         self, queue: Queue, name: str, limit_rows: int = 0, limit_bytes: int = 0
     ) -> Subscription:
-        """Make the subscription, or take it over: earlier holders' fences are refused from now on.
+        """Create the subscription, or take it over: earlier holders' fences are refused from now
+        on.
 
         limit_rows, limit_bytes: how much may be leased and unsettled; 0 = the default.
 
@@ -96,7 +97,8 @@ class Leases:
         return subscription
 
     def lease(self, subscription: Subscription, start: int, max_rows: int, max_bytes: int) -> int:
-        """Where a batch from lease sequence `start` ends; equal to start when nothing is there.
+        """Lease messages from lease sequence `start` on and return the end of the batch; it equals
+        start if no message is there.
 
         What is leased beyond `start` already is handed out again before anything new.
 
@@ -164,10 +166,10 @@ class Leases:
             room -= piece.size()
             taken += n
         if queue.watched:
-            self.upkeep.dispatcher.mark(queue)  # what was behind them has a time of its own
+            self.upkeep.dispatcher.mark(queue)  # the next head has an expiry of its own
 
     def read(self, subscription: Subscription, low: int, high: int) -> list[tuple[int, Slice]]:
-        """Lease sequences low..high-1 as (first lease sequence, slice), bytes in memory.
+        """Return lease sequences low..high-1 as (first lease sequence, slice), bytes in memory.
 
         Raises:
             PreconditionFailed: some of it is settled, or was never leased.
@@ -179,7 +181,7 @@ class Leases:
         return found
 
     def load(self, subscription: Subscription, piece: Slice) -> None:
-        """Make sure that the bytes of leased messages are in memory.
+        """Load the bytes of leased messages into memory.
 
         Raises Unreadable, which says of which messages they are not to be had.
         """
@@ -187,10 +189,10 @@ class Leases:
             raise self.settlement.letters.entrance.quarantine.refuse_leased(subscription, piece)
 
     def judge(self, subscription: Subscription, said: list[tuple[int, int, int]]) -> None:
-        """Say what is to become of leased messages once they are settled, as (first lease sequence,
-        count, outcome of a session): accepted, refused for good [DL-1], given back, or given back
-        as a failed delivery [DL-5]. What is said last of a message counts; one of which nothing is
-        said is accepted. Nothing happens before `settle`.
+        """Set the outcomes of leased messages for their settlement, as (first lease sequence,
+        count, outcome of a session): accepted, rejected for good [DL-1], returned, or returned as a
+        failed delivery [DL-5]. The last outcome set for a message counts; the default is accepted.
+        Nothing happens before `settle`.
 
         Raises:
             PreconditionFailed: one of them is not leased, or is settled already; no verdict of this
@@ -212,7 +214,7 @@ class Leases:
         self.records.append(verdicts_record(subscription, said, self.clock.now_ms))
 
     def settle(self, subscription: Subscription, end: int) -> int:
-        """Every lease sequence below `end` is done with, as the verdicts say; returns the floor.
+        """Settle every lease sequence below `end` with the outcomes set; return the floor.
         Cumulative: repeated and late calls change nothing.
 
         Raises:
@@ -253,7 +255,8 @@ class Leases:
         return subscription.floor
 
     def remove(self, subscription: Subscription) -> list[Slice]:
-        """Take a subscription out; returns what it held, still counted as acquired."""
+        """Remove a subscription; return the messages it held, which are still counted as
+        acquired."""
         queue = subscription.queue
         queue.subscriptions.remove(subscription)
         del self.subscriptions[subscription.epoch]
@@ -263,7 +266,7 @@ class Leases:
         return pieces
 
     def stat(self, subscription: Subscription) -> dict[str, object]:
-        """The subscription as plain values; messages and bytes."""
+        """Return the subscription as plain values; messages and bytes."""
         return {
             "subscription": subscription.name,
             "vhost": subscription.queue.vhost,
@@ -283,7 +286,7 @@ class Leases:
     # -- definitions
 
     def definition(self, subscription: Subscription) -> dict[str, object]:
-        """What makes the subscription again."""
+        """Return the definition from which a restart makes the subscription."""
         return {
             "op": "subscription",
             "epoch": subscription.epoch,
@@ -295,7 +298,7 @@ class Leases:
         }
 
     def restore(self, definition: dict[str, object], queue: Queue) -> Subscription:
-        """Apply a definition read back from the journal."""
+        """Restore a subscription from its definition in the journal."""
         epoch = _number(definition, "epoch")
         subscription = self.subscriptions.get(epoch)
         if subscription is None:
@@ -318,7 +321,7 @@ class Leases:
 
 
 def leased_record(subscription: Subscription, first: int, piece: Slice, now_ms: int) -> Record:
-    """The LEASED record of a slice whose lease sequences begin with `first`."""
+    """Return the LEASED record of a slice whose lease sequences begin with `first`."""
     failed = min(piece.failed, MOST_FAILED)
     return Record(
         records.LEASED, subscription.queue.id, piece.first, len(piece), now_ms, piece.payload,
@@ -330,7 +333,7 @@ def leased_record(subscription: Subscription, first: int, piece: Slice, now_ms: 
 def verdicts_record(
     subscription: Subscription, said: list[tuple[int, int, int]], now_ms: int
 ) -> Record:
-    """The VERDICTS record: (first lease sequence, count, outcome)."""
+    """Return the VERDICTS record: (first lease sequence, count, outcome)."""
     blob = json.dumps(said, separators=(",", ":")).encode()
     return Record(
         records.VERDICTS, subscription.queue.id, 0, 0, now_ms, owner=subscription.epoch, blob=blob

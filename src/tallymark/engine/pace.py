@@ -1,33 +1,33 @@
-"""How fast a consumer is: messages a second over about the last ten seconds."""
+"""Pace of a consumer: messages a second over about the last ten seconds."""
 
 from __future__ import annotations
 
 from typing import Final, final
 
 WINDOW_MS: Final = 10_000
-"""A rate counts what was done in so long."""
+"""Window of a rate, ms."""
 HALF_MS: Final = WINDOW_MS // 2
 SHORTEST_MS: Final = 1_000
-"""What was done in less time is spread over so long."""
+"""Shortest time that a rate is computed over, ms: activity in less time is spread over this
+long."""
 
 
 @final
 class Pace:
-    """Counts what is done, and remembers two moments of it, half a window or more apart: a rate
-    looks back to one of them, between half a window and a whole one. Nothing happens by time
-    alone."""
+    """Counter that remembers two earlier readings, half a window or more apart. A rate is measured
+    from one of them, between half a window and a whole one ago. Nothing happens by time alone."""
 
     __slots__ = ("_at_done", "_at_ms", "_before_done", "_before_ms", "done", "last_ms")
 
     def __init__(self, now_ms: int) -> None:
         self.done = 0
         self.last_ms = 0
-        """When something was done last; 0: never."""
+        """Time of the last activity, ms; 0: none yet."""
         self._at_ms = self._before_ms = now_ms
         self._at_done = self._before_done = 0
 
     def add(self, n: int, now_ms: int) -> None:
-        """n more are done."""
+        """Count n more."""
         if now_ms - self._at_ms >= HALF_MS:
             self._before_ms, self._before_done = self._at_ms, self._at_done
             if now_ms - self.last_ms >= WINDOW_MS:
@@ -37,7 +37,7 @@ class Pace:
         self.last_ms = now_ms
 
     def rate(self, now_ms: int) -> float:
-        """Messages per second; 0 when nothing was done for a whole window."""
+        """Return messages per second; 0 if nothing was counted for a whole window."""
         if not self.done or now_ms - self.last_ms >= WINDOW_MS:
             return 0.0
         since, done = self._before_ms, self._before_done

@@ -1,5 +1,5 @@
-"""Deep backlogs of single messages, kept as columns: about 40 bytes a message instead of 330, and
-some 25 more instead of 800 where each has died at another moment.
+"""Packing: deep backlogs of single messages, kept as columns. A message takes about 40 bytes
+instead of 330, and some 25 more instead of 800 where each has died at another moment.
 
 What arrives a message at a time makes a payload and a slice for each. Beyond a few thousand
 slices in one queue, the newest ones whose bytes are in the journal become one packed payload and
@@ -20,13 +20,14 @@ from tallymark.engine.annotations import Annotations
 from tallymark.engine.message import PACKED, PART, Pack, Payload, Slice, closed
 
 UNPACK: Final = PART
-"""Messages taken out of a packed slice at a time."""
+"""Number of messages unpacked from a slice at a time."""
 VIEWED: Final = 256
-"""Messages that a reader of a packed slice is shown at a time."""
+"""Number of messages that a reader of a packed slice sees at a time."""
 
 
 def is_packable(piece: Slice, written: int) -> bool:
-    """Whether the slice is all there is of a single message, and the journal has its bytes."""
+    """Return whether the slice is the only user of a single message whose bytes are in the
+    journal."""
     payload = piece.payload
     return (
         payload.count == 1
@@ -42,7 +43,8 @@ def is_packable(piece: Slice, written: int) -> bool:
 
 
 def pack(pieces: list[Slice]) -> Slice:
-    """One slice for several packable ones that follow each other in one queue and one lane."""
+    """Pack several packable slices that follow each other in one queue and one lane into one
+    slice."""
     cuts = array("I", (0,))
     positions, ids, arrivals = array("Q"), array("Q"), array("Q")
     sums = array("I")
@@ -85,32 +87,32 @@ def pack(pieces: list[Slice]) -> Slice:
 
 
 def _parts_of(pieces: list[Slice]) -> list[bytes]:
-    """What is known of each, as Pack.annotations keeps it: stored annotations are JSON on one line,
-    and those of neighbours differ in little."""
+    """Return the messages' annotations as Pack.annotations stores them, compressed in parts: stored
+    annotations are JSON on one line, and neighbours differ in little."""
     blobs = [piece.known() for piece in pieces]
     return [closed(blobs[at : at + PART]) for at in range(0, len(blobs), PART)]
 
 
 @final
 class Packing:
-    """When a backlog is worth packing, in slices."""
+    """Thresholds of packing, in slices."""
 
     __slots__ = ("after", "fresh", "group", "look_after")
 
     def __init__(self, after: int = 4096, group: int = 512, fresh: int = 256) -> None:
         self.after = after
-        """Slices in a queue below which nothing is packed."""
+        """Number of slices in a queue below which nothing is packed."""
         self.group = group
-        """Slices that make one packed one, at most."""
+        """Maximum number of slices that become one packed slice."""
         self.fresh = fresh
-        """The newest, left alone: their bytes may not be written yet."""
+        """Number of newest slices that are not packed: their bytes may not be written yet."""
 
         self.look_after = fresh + group
-        """New slices in a queue that are worth a look."""
+        """Number of new slices in a queue after which it is examined."""
 
     def pack_newest(self, fresh: deque[Slice], count: int, written: int) -> list[Payload]:
-        """Pack what can be packed among the `count` newest slices. Returns the payloads replaced
-        by it: their bytes in memory are needed no longer.
+        """Pack the packable ones among the `count` newest slices. Returns the payloads that were
+        replaced; their bytes in memory are no longer needed.
 
         written: journal position below which bytes can be read back.
         """
@@ -142,7 +144,7 @@ def _close_group(group: list[Slice], fresh: deque[Slice], replaced: list[Payload
 
 
 def _alike(last: Slice, piece: Slice) -> bool:
-    """Whether a packable slice may follow another in one packed slice."""
+    """Return whether a packable slice may follow another one in one packed slice."""
     return (
         last.payload.format == piece.payload.format
         and last.first + 1 == piece.first
@@ -151,8 +153,9 @@ def _alike(last: Slice, piece: Slice) -> bool:
 
 
 def view(piece: Slice, start: int) -> Slice:
-    """What lies in a slice from its message `start` on: a part of it, or of a packed one those
-    messages whose bytes follow each other, as a payload of its own: they stay in the packed one."""
+    """Return the content of a slice from its message `start` on. For a packed slice, these are
+    messages whose bytes are adjacent, as a payload of their own; they remain in the packed
+    slice."""
     whole = piece.payload
     pack = whole.pack
     if pack is None:
@@ -172,7 +175,7 @@ def view(piece: Slice, start: int) -> Slice:
 
 
 def unpack_head(fresh: deque[Slice]) -> None:
-    """The first slice is packed: put up to UNPACK of its messages before it, each as a slice."""
+    """Unpack up to UNPACK messages of the first slice, which is packed, into slices before it."""
     piece = fresh[0]
     out = _take_out(piece, min(UNPACK, len(piece)))
     if not len(piece):
@@ -182,7 +185,7 @@ def unpack_head(fresh: deque[Slice]) -> None:
 
 
 def unpack_all(fresh: deque[Slice]) -> deque[Slice]:
-    """The same slices with every packed message as one of its own."""
+    """Return the same slices with every packed message unpacked into a slice of its own."""
     out: deque[Slice] = deque()
     for piece in fresh:
         if piece.payload.pack is not None:
@@ -193,8 +196,8 @@ def unpack_all(fresh: deque[Slice]) -> deque[Slice]:
 
 
 def _take_out(piece: Slice, n: int) -> list[Slice]:
-    """The first n messages of a packed slice, each as a slice with a payload of its own; the
-    packed one goes on without them."""
+    """Unpack the first n messages of a slice into slices with payloads of their own. They are
+    removed from the packed slice."""
     whole = piece.payload
     pack = whole.pack
     assert pack is not None

@@ -1,4 +1,4 @@
-"""Patterns that somebody else wrote: regular expressions on names, searched for in linear time.
+"""Patterns from outside: regular expressions on names, searched for in linear time.
 
 Policies, permissions, queues that are made when they are attached to, the answers of NSQ's auth
 servers and the filters of lists all take patterns from clients, operators or remote servers. An
@@ -19,24 +19,24 @@ from typing import Any, Final, final
 from tallymark.engine.arguments import wire_bytes
 
 MEMORY_BYTES: Final = 1 << 20
-"""What one pattern may take: bounds the length of a search as well."""
+"""Memory limit for one pattern, which also bounds the length of a search."""
 REMEMBERED: Final = 1024
-"""Compiled patterns."""
+"""Number of compiled patterns that are cached."""
 SHOWN: Final = 200
-"""Letters of a pattern in an error."""
+"""Number of letters of a pattern shown in an error."""
 EVERYTHING: Final = ("", ".*", "^.*$", "^", "^.*")
-"""Patterns that every name matches: they need no engine."""
+"""Patterns that match every name and need no engine."""
 EMPTY: Final = "^$"
 AHEAD: Final = ("(?=", "(?!")
 
 
 class PatternRefused(Exception):
-    """It is no regular expression, or none of the kind that is searched for in linear time."""
+    """The text is no regular expression, or none that can be searched for in linear time."""
 
 
 @final
 class Pattern:
-    """A compiled pattern. A value."""
+    """A compiled pattern. Immutable."""
 
     __slots__ = ("_excluded", "_expression", "_is_empty", "_required", "text")
 
@@ -45,11 +45,11 @@ class Pattern:
     ) -> None:
         self.text = text
         self._expression = expression
-        """None: everything matches."""
+        """Compiled expression; None: everything matches."""
         self._required = required
         self._excluded = excluded
         self._is_empty = is_empty
-        """Whether it matches the empty name, and no other."""
+        """True if the pattern matches the empty name only."""
 
     def matches(self, name: str) -> bool:
         """Return whether the pattern is found in the name. O(length of the name)."""
@@ -72,7 +72,7 @@ _known: Final[dict[tuple[str, bool], Pattern]] = {}
 
 
 def compile_pattern(text: str, ignores_case: bool = False) -> Pattern:
-    """Return the pattern, from those compiled before where it is among them.
+    """Return the compiled pattern, from the cache if it is there.
 
     Raises:
         PatternRefused: the text begins with the pattern and says what is wrong with it.
@@ -134,7 +134,8 @@ def _reason(error: Exception) -> str:
 
 
 def _conditions(text: str) -> tuple[list[tuple[bool, str]], str]:
-    """Take look-ahead off a pattern's beginning: (whether it is required, pattern), and the rest.
+    """Split off look-ahead at a pattern's beginning: (whether it is required, pattern), and the
+    rest.
 
     None where it is not understood: RE2 refuses it then.
     """
@@ -189,7 +190,7 @@ def _behind(text: str, at: int) -> int:
     if text[at] != "[":
         return at + 1
     at += 2 if text[at + 1 : at + 2] == "^" else 1
-    if text[at : at + 1] == "]":  # a letter like any other in the first place
+    if text[at : at + 1] == "]":  # a plain letter in the first position
         at += 1
     while at < len(text) and text[at] != "]":
         if text[at] == "\\":

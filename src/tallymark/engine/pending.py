@@ -1,4 +1,5 @@
-"""Dead letters that nothing takes for now: kept in their queue, in order, and tried again.
+"""Pending dead letters: letters that no target takes for now. They wait in their queue, in order,
+and are tried again.
 
 Only where the queue's strategy is at-least-once [DL-22 to DL-25]. Attempts come at once when the
 topology or the queue's settings change, and with time; those that change nothing become rarer.
@@ -23,29 +24,29 @@ if TYPE_CHECKING:
     from tallymark.engine.deadletters import DeadLetters
 
 RETRY_MS: Final = 1000
-"""Between two attempts at letters that nothing takes; a change of topology is one at once."""
+"""Delay between two attempts at pending letters, ms; a change of topology causes one at once."""
 LONGEST_RETRY_MS: Final = 180_000
-"""The same, after attempts that changed nothing."""
+"""Maximum delay between two attempts, after attempts that changed nothing, ms."""
 RESTARTS_MS: Final = 1000
-"""How long an attempt at many letters begins anew when what is in their way changes, so that they
-leave in order; after that it comes to its end first, so that the last ones have their turn too."""
+"""Time during which a change restarts an attempt at many letters from the first one, so that they
+leave in order. After that the attempt runs to its end, so that the last letters are tried, too."""
 RETRIED: Final = 1000
-"""Pending letters tried in one turn."""
+"""Number of pending letters tried in one turn."""
 
 
 @final
 class PendingLetters:
-    """Belongs to a DeadLetters, which sends them."""
+    """The pending letters of a DeadLetters, which sends them."""
 
     __slots__ = ("_letters", "waiting")
 
     def __init__(self, letters: DeadLetters) -> None:
         self._letters = letters
         self.waiting: dict[int, Queue] = {}
-        """Queues that have some, by id."""
+        """Queues with pending letters, by id."""
 
     def keep(self, queue: Queue, letter: Letter) -> None:
-        """Letters that nothing took just now wait from now on; recorded."""
+        """Make letters that no target took just now pending, with a record."""
         if not queue.letters:
             queue.retry_wait_ms = RETRY_MS
             queue.retry_ms = self._now() + RETRY_MS
@@ -55,13 +56,13 @@ class PendingLetters:
         self._record(queue, letter)
 
     def is_due(self, queue: Queue) -> bool:
-        """Whether its pending letters are to be tried: some time passed, or what is in their way
-        may have changed."""
+        """Return whether the queue's pending letters are to be tried: the delay is over, or the
+        topology or the settings have changed."""
         return self._now() >= queue.retry_ms or queue.tried_generation != self._generation(queue)
 
     def retry(self, queue: Queue) -> None:
-        """Try what is pending again, in order [DL-23]: RETRIED of them, the others with the turns
-        to come. Attempts that change nothing become rarer."""
+        """Try the pending letters again in order [DL-23]: RETRIED in one turn, the others in the
+        next turns. After an attempt that changed nothing the delay doubles."""
         generation = self._generation(queue)
         changed = queue.tried_generation != generation or not queue.retry_ms
         if not queue.retry_at:
@@ -76,7 +77,7 @@ class PendingLetters:
         others = len(letters) - count
         before = queue.pending
         letters.rotate(-start)
-        self._letters.limit_cascade(count, True)  # in a turn, not for each of them
+        self._letters.limit_cascade(count, True)  # for all letters of the turn together
         for _ in range(count):
             self._retry_one(queue, letters.popleft())
         self._letters.limit_cascade(0, False)
@@ -97,7 +98,8 @@ class PendingLetters:
         self._forget_idle(queue)
 
     def _retry_one(self, queue: Queue, letter: Letter) -> None:
-        """What stays pending of it goes to the end of the queue's letters."""
+        """Try one letter again. The part that stays pending goes to the end of the queue's
+        letters."""
         letters = self._letters
         exchange = letters.exchange_of(queue)
         queue.release(letter.piece)
@@ -111,13 +113,13 @@ class PendingLetters:
                 self._record(queue, left)
 
     def look_at_topology(self) -> None:
-        """It may have changed: have the queues it concerns looked after."""
+        """Let the queues with pending letters be attended to whose topology has changed."""
         for queue in self.waiting.values():
             if queue.tried_generation != self._generation(queue):
                 self._letters.entrance.dispatcher.mark(queue)
 
     def give_up(self, queue: Queue, n: int, reason: int) -> None:
-        """Drop the oldest n pending messages, of one letter."""
+        """Drop the oldest n pending messages, all of one letter."""
         letter = queue.letters[0]
         if n < len(letter.piece):
             piece = letter.piece.take(n)
@@ -129,7 +131,7 @@ class PendingLetters:
         self._forget_idle(queue)
 
     def give_up_all(self, queue: Queue, reason: int) -> None:
-        """Drop everything pending: the queue is purged or deleted [DL-25]."""
+        """Drop all pending messages: the queue is purged or deleted [DL-25]."""
         while queue.letters:
             self.give_up(queue, len(queue.letters[0].piece), reason)
 
@@ -156,7 +158,7 @@ class PendingLetters:
 
 
 def pending_record(queue: Queue, letter: Letter) -> Record:
-    """The PENDING record of a letter; how it is read back is `pending_letter`."""
+    """Return the PENDING record of a letter; `pending_letter` reads it back."""
     piece = letter.piece
     payload = piece.payload
     before = None if piece.annotations is None else piece.annotations.to_object()
@@ -169,8 +171,8 @@ def pending_record(queue: Queue, letter: Letter) -> Record:
 
 
 def pending_letter(record: Record, piece: Slice) -> Letter:
-    """The letter of a PENDING record; `piece`: its messages, whose annotations and counts are
-    filled in here. Raises ValueError for what a newer version wrote."""
+    """Return the letter of a PENDING record. piece: its messages; their annotations and counts are
+    set here. Raises ValueError for a record of a newer version."""
     found: object = json.loads(record.blob)
     if not isinstance(found, dict) or not isinstance(found.get("have"), list):
         raise ValueError(f"pending letter {found!r}, expected an object with letter and have")

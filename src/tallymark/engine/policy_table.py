@@ -1,4 +1,5 @@
-"""The policies of one virtual host, and what they come to for its queues and exchanges.
+"""The policies of one virtual host, and the settings of its queues and exchanges that follow from
+them.
 
 Whatever changes a policy, or enters a queue or exchange, asks for the settings to be put together
 again; nothing else ever replaces `queue.settings` or `exchange.alternate`.
@@ -31,7 +32,7 @@ from tallymark.engine.settings import Settings
 
 @final
 class PolicyTable:
-    """Reads the tables of queues and exchanges of a virtual host, which owns them."""
+    """Applies policies to the queues and exchanges of a virtual host, which owns their tables."""
 
     __slots__ = ("_exchanges", "_queues", "operator", "user")
 
@@ -39,15 +40,15 @@ class PolicyTable:
         self._exchanges = exchanges
         self._queues = queues
         self.user: dict[str, Policy] = {}
-        """By name."""
+        """Policies by name."""
         self.operator: dict[str, Policy] = {}
-        """By name."""
+        """Operator policies by name."""
 
     def table(self, operator: bool) -> dict[str, Policy]:
         return self.operator if operator else self.user
 
     def put(self, policy: Policy, operator: bool) -> bool:
-        """Keep a policy under its name; False when it is the one that is there."""
+        """Set a policy under its name; False if it equals the existing one."""
         table = self.table(operator)
         current = table.get(policy.name)
         if current is not None and canonical(current.value()) == canonical(policy.value()):
@@ -56,7 +57,7 @@ class PolicyTable:
         return True
 
     def of_queue(self, queue: Queue, operator: bool) -> Policy | None:
-        """The policy in effect for a queue."""
+        """Return the policy in effect for a queue."""
         settings = queue.settings
         kind = STREAMS if settings.is_stream else CLASSIC_QUEUES
         if settings.is_quorum:
@@ -64,23 +65,24 @@ class PolicyTable:
         return in_effect(self.table(operator), kind, queue.name)
 
     def of_exchange(self, exchange: Exchange) -> Policy | None:
-        """The policy in effect for an exchange; operator policies say nothing of exchanges."""
+        """Return the policy in effect for an exchange. Operator policies do not apply to
+        exchanges."""
         return in_effect(self.user, EXCHANGES, exchange.name)
 
     def default_type(self, name: str) -> str:
-        """The type of a queue that is not there yet and whose declaration says none; "": no policy
-        says it."""
+        """Return the type that policies set for a future queue whose declaration names none; "":
+        none."""
         policy = in_effect(self.user, QUEUES, name)
         found = None if policy is None else policy.definition.get(DEFAULT_TYPE)
         return found if isinstance(found, str) else ""
 
     def creates(self, name: str) -> bool:
-        """Whether a queue of that name is to be made when somebody wants to use it."""
+        """Return whether a policy creates a queue of that name when a client wants to use it."""
         policy = in_effect(self.user, CLASSIC_QUEUES, name)
         return policy is not None and policy.definition.get(AUTO_CREATE) is True
 
     def settle_queue(self, queue: Queue) -> bool:
-        """Put its settings together; False when that changes none."""
+        """Recompute a queue's settings; False if they do not change."""
         given = merged(self.of_queue(queue, False), self.of_queue(queue, True))
         settings = Settings(queue.arguments, given)
         if settings.same(queue.settings):
@@ -89,7 +91,8 @@ class PolicyTable:
         return True
 
     def settle_exchange(self, exchange: Exchange) -> None:
-        """Where its unrouted messages go: the argument wins."""
+        """Recompute the alternate exchange, for messages without a route. The argument overrides
+        policies."""
         alternate = exchange.arguments.get(ALTERNATE)
         if alternate is None:
             policy = self.of_exchange(exchange)
@@ -98,13 +101,15 @@ class PolicyTable:
         exchange.alternate = alternate if isinstance(alternate, str) else None
 
     def settle_all(self) -> list[Queue]:
-        """After a policy changed; returns the queues whose settings did. O(queues x policies)."""
+        """Recompute all settings after a change of policies; return the queues whose settings
+        changed. O(queues x policies)."""
         for exchange in self._exchanges.values():
             self.settle_exchange(exchange)
         return [queue for queue in self._queues.values() if self.settle_queue(queue)]
 
     def problems(self) -> list[tuple[str, str]]:
-        """Names of policies that fit nothing since their patterns are refused today, and why."""
+        """Return names and error texts of policies that fit nothing because their patterns are
+        refused."""
         return [
             (policy.name, policy.problem)
             for operator in (False, True)
@@ -113,7 +118,7 @@ class PolicyTable:
         ]
 
     def definitions(self, vhost: str) -> list[bytes]:
-        """All policies as definitions."""
+        """Return all policies as definitions."""
         found = []
         for operator in (False, True):
             for policy in self.table(operator).values():
@@ -121,7 +126,7 @@ class PolicyTable:
         return found
 
     def apply(self, definition: dict[str, object]) -> None:
-        """Repeat a recorded change of a policy. Raises ValueError when it is not understood."""
+        """Apply a recorded change of a policy. Raises ValueError if it cannot be decoded."""
         op = definitions.text_of(definition, "op")
         name = definitions.text_of(definition, "name")
         if op in (definitions.DELETE_POLICY, definitions.DELETE_OPERATOR_POLICY):

@@ -1,4 +1,5 @@
-"""Messages whose bytes cannot be read: put aside, so that nothing else waits for them.
+"""Quarantine: messages whose bytes cannot be read are put aside, so that nothing else waits for
+them.
 
 A bad sector, a flipped bit or a missing file concerns one payload: the messages of a queue that
 arrived together. Whoever is about to need their bytes asks first (`Store.tried`), before anything
@@ -33,12 +34,13 @@ if TYPE_CHECKING:
     from tallymark.engine.delivery import Dispatcher
 
 TOLD: Final = 100
-"""Alarms about one queue until its quarantine is empty again: a lost file would fill the log."""
+"""Maximum number of alarms about one queue until its quarantine is empty: a lost file would fill
+the log."""
 
 
 @final
 class Quarantine:
-    """Shares its parts with the Broker."""
+    """Operations on quarantined messages. Clock, store and records are the Broker's own."""
 
     __slots__ = (
         "_clock", "_effects", "_records", "_told", "dispatcher", "letters", "pauses", "store",
@@ -51,26 +53,26 @@ class Quarantine:
         self._records = records
         self._effects = effects
         self._told: dict[int, int] = {}
-        """Alarms so far, by queue."""
+        """Count of alarms so far, by queue."""
         self.store = store
         self.letters: DeadLetters
         self.dispatcher: Dispatcher
-        """Both set by the Broker."""
+        """Dispatcher and dead letters, both set by the Broker."""
         self.pauses = False
-        """Whether a queue rests while something of it is quarantined."""
+        """True if a queue stops deliveries while any of its messages are quarantined."""
 
-    # -- into it
+    # -- putting messages into quarantine
 
     def has_read(self, queue: Queue, head: Slice) -> bool:
-        """Make sure that the bytes of the slice that leaves next are in memory; False: they cannot
-        be read, and it is put aside."""
+        """Load the bytes of the slice that leaves next; False: they cannot be read, and it was
+        quarantined."""
         if self.store.tried(head.payload):
             return True
         self.put(queue, queue.remove(queue.lane(), len(head)))
         return False
 
     def put(self, queue: Queue, piece: Slice, letter: Letter | None = None) -> None:
-        """Messages that are neither ready nor acquired any more, and could not be read just now.
+        """Quarantine messages that are no longer ready or acquired and could not be read.
 
         letter: they died before that; it is sent on when they can be read.
         """
@@ -80,21 +82,20 @@ class Quarantine:
         self._tell(queue, piece)
 
     def put_ready(self, queue: Queue, pieces: list[Slice]) -> None:
-        """The same of ready slices, which are taken out of their lanes."""
+        """Quarantine ready slices, which are removed from their lanes."""
         for piece in pieces:
             queue.lanes[piece.priority].discard(piece)
             queue.count_out(piece)
             self.put(queue, piece)
 
     def put_from_stream(self, queue: Queue, found: Slice) -> None:
-        """The same of messages that a stream shows, a part of one slice: those of them that cannot
-        be read. The others stay."""
+        """Quarantine those messages of a stream's slice that cannot be read. The others stay."""
         for piece in queue.lanes[0].isolated(found.first, len(found)):
             if not self.store.tried(piece.payload):
                 self.put_ready(queue, [piece])
 
     def refuse_leased(self, subscription: Subscription, piece: Slice) -> Unreadable:
-        """The error of whoever wants to read leased messages, which stay where they are."""
+        """Return the error for the reader of leased messages. The messages stay leased."""
         queue = subscription.queue
         trouble = self.store.trouble
         self._tell(queue, piece)
@@ -117,11 +118,11 @@ class Quarantine:
             values["more"] = "not told of"
         self._effects.append(Signal("message.unreadable", values, True))
 
-    # -- out of it
+    # -- taking messages out
 
     def retry(self, queue: Queue) -> int:
-        """Try to read what is quarantined again: what can be read is where it was, or goes the way
-        of dead letters. Returns how many messages that were."""
+        """Try to read quarantined messages again. Readable ones return to their place, or continue
+        as dead letters. Returns their count."""
         back = 0
         for entry in list(queue.quarantine):
             if not self.store.tried(entry.piece.payload):
@@ -137,8 +138,8 @@ class Quarantine:
         return back
 
     def drop(self, queue: Queue, low: int, high: int) -> int:
-        """Give up what cannot be read of sequences low..high-1, also where it is leased; returns
-        how many messages that were. Payloads are dropped whole."""
+        """Drop unreadable messages of sequences low..high-1, leased ones included; return their
+        count. Payloads are dropped whole."""
         gone = 0
         for entry in list(queue.quarantine):
             piece = entry.piece
@@ -160,7 +161,8 @@ class Quarantine:
         return gone
 
     def clear(self, queue: Queue) -> list[Slice]:
-        """Take everything out, of a queue that is purged or deleted; the caller counts its end."""
+        """Remove all messages from the quarantine of a queue that is purged or deleted; the caller
+        counts their end."""
         pieces = [entry.piece for entry in queue.quarantine]
         for entry in list(queue.quarantine):
             queue.take_from_aside(entry)
@@ -169,7 +171,7 @@ class Quarantine:
 
     def _come_back(self, queue: Queue, piece: Slice) -> None:
         if queue.settings.is_stream:
-            if piece.first < queue.kept_from:  # its time went by meanwhile
+            if piece.first < queue.kept_from:  # retention has passed it meanwhile
                 self.letters.drop(queue, piece, records.DROPPED_RETENTION)
                 return
             queue.lanes[0].put_between(piece)

@@ -1,5 +1,5 @@
-"""How many connections, sessions and queues there may be, per virtual host and per user
-[rabbitmq limits]. What is open already stays when a limit is lowered.
+"""Quotas: maximum numbers of connections, sessions and queues, per virtual host and per user
+[rabbitmq limits]. A lowered limit closes nothing that is open.
 
 Counted is what a user opened: the broker's own connections, and NSQ's of nobody, have no user.
 """
@@ -17,12 +17,12 @@ OF_VHOSTS: Final = (MAX_CONNECTIONS, MAX_QUEUES)
 OF_USERS: Final = (MAX_CONNECTIONS, MAX_CHANNELS)
 
 Limits = dict[str, dict[str, int]]
-"""By virtual host or user, then by name; a negative number is none."""
+"""Limits by virtual host or user, then by name; a negative number means no limit."""
 
 
 @final
 class Quotas:
-    """One broker's."""
+    """The quotas of one broker."""
 
     __slots__ = ("_of_user", "_of_vhost", "_sessions", "users", "vhosts")
 
@@ -34,7 +34,7 @@ class Quotas:
         self._sessions: dict[str, int] = {}
 
     def enter(self, vhost: str, user: str) -> None:
-        """Count a connection. Raises NotAllowed: it is one too many."""
+        """Count a connection. Raises NotAllowed above a limit."""
         if not user:
             return
         limit = _limit(self.vhosts, vhost, MAX_CONNECTIONS)
@@ -52,13 +52,13 @@ class Quotas:
         self._of_user[user] = self._of_user.get(user, 0) + 1
 
     def leave(self, vhost: str, user: str) -> None:
-        """A connection that was counted is gone."""
+        """Subtract a counted connection."""
         if user:
             _less(self._of_vhost, vhost)
             _less(self._of_user, user)
 
     def begin(self, user: str) -> None:
-        """Count a session. Raises NotAllowed: it is one too many."""
+        """Count a session. Raises NotAllowed above a limit."""
         if not user:
             return
         limit = _limit(self.users, user, MAX_CHANNELS)
@@ -70,12 +70,13 @@ class Quotas:
         self._sessions[user] = self._sessions.get(user, 0) + 1
 
     def end(self, user: str) -> None:
-        """A session that was counted is gone."""
+        """Subtract a counted session."""
         if user:
             _less(self._sessions, user)
 
     def check_queue(self, vhost: str, name: str, count: int) -> None:
-        """Raises PreconditionFailed: beside so many queues there may be none more."""
+        """Check the limit on queues before one is added to `count` others. Raises
+        PreconditionFailed."""
         limit = _limit(self.vhosts, vhost, MAX_QUEUES)
         if 0 <= limit <= count:
             raise PreconditionFailed(
@@ -84,7 +85,7 @@ class Quotas:
             )
 
     def counts(self) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-        """Connections by virtual host and by user, sessions by user; without zeros."""
+        """Return connections by virtual host and by user, and sessions by user; without zeros."""
         return self._of_vhost, self._of_user, self._sessions
 
 

@@ -10,7 +10,7 @@ from tallymark.engine.queue import Queue
 
 
 def exchange_from(definition: dict[str, object]) -> Exchange:
-    """Raises ValueError, InvalidCommand (type)."""
+    """Make an exchange from its definition. Raises ValueError, InvalidCommand (type)."""
     return make_exchange(
         definitions.text_of(definition, "name"),
         definitions.text_of(definition, "type"),
@@ -22,7 +22,7 @@ def exchange_from(definition: dict[str, object]) -> Exchange:
 
 
 def queue_from(definition: dict[str, object]) -> Queue:
-    """Raises ValueError."""
+    """Make a queue from its definition. Raises ValueError."""
     return Queue(
         definitions.id_of(definition),
         definitions.text_of(definition, "name"),
@@ -37,7 +37,8 @@ def queue_from(definition: dict[str, object]) -> Queue:
 def binding_from(
     definition: dict[str, object], exchanges: dict[str, Exchange], queues: dict[str, Queue]
 ) -> Binding | None:
-    """None when one of its ends is not there. Raises ValueError."""
+    """Make a binding from its definition; None if one of its ends does not exist. Raises
+    ValueError."""
     source = exchanges.get(definitions.text_of(definition, "source"))
     destination = definitions.text_of(definition, "destination")
     to_queue = definitions.text_of(definition, "kind") == "queue"
@@ -55,7 +56,8 @@ def durable_definitions(
     queues: Iterable[Queue],
     bindings: Iterable[Binding],
 ) -> list[bytes]:
-    """Of those that outlive a restart, in an order in which they can be applied."""
+    """Return the definitions of everything that survives a restart, in an order in which they can
+    be applied."""
     found = [definitions.of_exchange(vhost, one) for one in exchanges if one.durable]
     for queue in queues:
         if queue.durable:

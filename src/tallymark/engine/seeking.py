@@ -1,5 +1,5 @@
-"""Consumers that do not take what is at the head: browsers, readers of streams, and those with a
-filter.
+"""Seeking: service of consumers that do not take messages from the head, which are browsers,
+readers of streams, and consumers with a filter.
 
 Each goes through the ready messages once, lane by lane, from its *cursors*: everything before a
 lane's cursor it has seen. A browser is sent copies and takes nothing. One with a filter takes what
@@ -21,16 +21,16 @@ from tallymark.engine.ready import Ready
 from tallymark.engine.session import Consumer, InFlight
 
 LOOKS: Final = 2048
-"""Messages that are looked at for one filter in one turn."""
+"""Number of messages that are examined for one filter in one turn."""
 LOOK_BYTES: Final = 4096
-"""So many bytes of them count as a message more: they may have to come from the disk."""
+"""Number of bytes that count as one more examined message: they may have to be read from disk."""
 _NOTHING: Final = Payload(0, b"", array("I", (0,)), Route("", ""), None, 0, 0, False, 0)
-"""Stands for what readers of streams hold."""
+"""Placeholder for the messages that readers of streams hold."""
 
 
 @final
 class Seeking:
-    """Shares its parts with the Broker."""
+    """Service of the consumers that browse or filter. The dispatcher is the Broker's own."""
 
     __slots__ = ("_dispatcher",)
 
@@ -38,7 +38,7 @@ class Seeking:
         self._dispatcher = dispatcher
 
     def serve(self, queue: Queue) -> None:
-        """Give the queue's seekers what there is for them."""
+        """Give the queue's seeking consumers all messages available to them."""
         for consumer in queue.seekers:
             looks = LOOKS
             for number in range(len(queue.lanes) - 1, -1, -1):
@@ -50,7 +50,7 @@ class Seeking:
                 self._dispatcher.again.append(queue)
 
     def has_seen(self, queue: Queue, consumer: Consumer) -> bool:
-        """Whether nothing is left that the consumer has not looked at."""
+        """Return whether the consumer has examined all messages of the queue."""
         if queue.settings.is_stream:
             return shown(queue, consumer.cursors[0]) is None
         for number, lane in enumerate(queue.lanes):
@@ -59,7 +59,8 @@ class Seeking:
         return True
 
     def _serve_lane(self, queue: Queue, consumer: Consumer, number: int, looks: int) -> int:
-        """Returns how many messages may still be looked at in this turn; below 0: none."""
+        """Serve a consumer from one lane. Returns how many messages may still be examined in this
+        turn; below 0: none."""
         lane = queue.lanes[number]
         store = self._dispatcher.store
         while looks > 0:
@@ -102,7 +103,7 @@ class Seeking:
         return looks
 
     def _put_aside(self, queue: Queue, found: Slice, lane: Ready) -> None:
-        """What was found, a part of one slice, cannot be read."""
+        """Quarantine messages found for a consumer, a part of one slice, that cannot be read."""
         quarantine = self._dispatcher.quarantine
         if queue.settings.is_stream:
             quarantine.put_from_stream(queue, found)
@@ -114,7 +115,7 @@ class Seeking:
     def _hand_over(
         self, queue: Queue, consumer: Consumer, number: int, found: Slice, most: int
     ) -> int:
-        """Send the consumer what was found for it; returns how much of it could be sent."""
+        """Send the consumer messages found for it; return how many could be sent."""
         dispatcher = self._dispatcher
         session = consumer.session
         connection = session.connection
@@ -146,8 +147,8 @@ class Seeking:
 
 
 def shown(queue: Queue, place: int) -> Slice | None:
-    """Of a stream: what its readers may see from sequence number `place` on, as far as one slice
-    goes; None: nothing yet."""
+    """Return the messages of a stream that readers may see from sequence `place` on, up to the end
+    of one slice; None: there are none yet."""
     found = queue.lanes[0].peek(place)
     end = queue.end()
     if found is None or found.first >= end:
@@ -156,8 +157,8 @@ def shown(queue: Queue, place: int) -> Slice | None:
 
 
 def _lend(consumer: Consumer, n: int, now_ms: int) -> None:
-    """The reader of a stream settles what it is shown: that gives its credit back, and no more. So
-    nothing but the tags is kept: bytes that are only lent must not stay in memory for it."""
+    """Settle messages shown to the reader of a stream. Settling only returns credit, so that only
+    tags are stored and the bytes, which are lent, need not stay in memory."""
     session = consumer.session
     tag = session.next_tag
     session.next_tag = tag + n
@@ -178,8 +179,8 @@ def _lend(consumer: Consumer, n: int, now_ms: int) -> None:
 
 
 def _matching(consumer: Consumer, found: Slice, count: int, most: int) -> tuple[int, int]:
-    """The first stretch of messages that match, at most `most`, among the first `count`: where it
-    begins and ends. Nothing matches: both are `count`."""
+    """Return start and end of the first stretch of matching messages, at most `most`, among the
+    first `count`. Both are `count` if no message matches."""
     filter = consumer.filter
     assert filter is not None
     payload, known = found.payload, found.annotations

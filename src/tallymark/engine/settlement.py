@@ -1,4 +1,5 @@
-"""From acquired to settled, dropped or ready again: what clients say of what they were given.
+"""Settlement: the transitions from acquired to settled, dropped or ready, as clients settle
+deliveries.
 
 Each transition is one step: the session's tags, the consumer's credit, the queue's account and the
 record change together [LC-2].
@@ -36,7 +37,7 @@ from tallymark.engine.store import Store
 
 @final
 class Settlement:
-    """Settles tags of sessions. Shares its lists with the Broker and the Dispatcher."""
+    """Settles tags of sessions. Its lists are those of the Broker and the Dispatcher."""
 
     __slots__ = ("dispatcher", "letters", "records", "store")
 
@@ -57,7 +58,7 @@ class Settlement:
         notes: Notes = (),
         due_ms: int = 0,
     ) -> None:
-        """See Broker.settle."""
+        """Settle tags first..last: see Broker.settle."""
         tag = first
         while tag <= last:
             at = session.find(tag)
@@ -72,8 +73,8 @@ class Settlement:
             tag = high + 1
 
     def take_back(self, session: Session, tag: int) -> tuple[Queue, Slice]:
-        """Take one outstanding tag out of the session; what becomes of its message is the
-        caller's. Raises PreconditionFailed where it is not outstanding, or void."""
+        """Take one unsettled tag out of the session. The caller decides about its message. Raises
+        PreconditionFailed if the tag is not unsettled, or is void."""
         at = session.find(tag)
         entry = session.inflight[at]
         if entry.void or entry.queue.deleted:
@@ -84,7 +85,8 @@ class Settlement:
         return entry.queue, piece
 
     def return_of(self, session: Session, consumer: Consumer, reason: int) -> None:
-        """Everything the session holds by one consumer goes back to its old position."""
+        """Return all messages that the session holds through one consumer to their old
+        positions."""
         kept: deque[InFlight] = deque()
         pieces: list[Slice] = []
         queue = consumer.queue
@@ -108,7 +110,7 @@ class Settlement:
             self.dispatcher.offer(session)
 
     def settle_up_to(self, session: Session, last: int, outcome: int) -> None:
-        """See Broker.settle_up_to."""
+        """Settle all tags up to one: see Broker.settle_up_to."""
         inflight = session.inflight
         if last == 0:
             if not inflight:
@@ -128,7 +130,8 @@ class Settlement:
                 session.shorten(entry, high + 1 - entry.first)
 
     def return_all(self, session: Session, reason: int) -> None:
-        """Everything the session holds goes back to its old position, redelivered."""
+        """Return all messages that the session holds to their old positions, marked as
+        redelivered."""
         gathered: dict[int, list[Slice]] = {}
         queues: dict[int, Queue] = {}
         inflight = session.inflight
@@ -158,9 +161,9 @@ class Settlement:
         to_tail: bool = False,
         nacked: bool = False,
     ) -> None:
-        """Acquired slices become ready again at their old positions, or die of it: where they have
-        failed, or were handed out, more often than the queue allows [DL-5, DL-D6]. A queue with
-        delayed retry keeps them deferred first.
+        """Requeue acquired slices at their old positions. Messages that failed, or were delivered,
+        more often than the queue allows are dead-lettered instead [DL-5, DL-D6]. A queue with
+        delayed retry defers them first.
 
         failed: this delivery counts as a failed one. to_tail: they go to the tail [NQ-12]. nacked:
         for delayed retry, which reads it so whatever it counts as, they were returned.
@@ -184,14 +187,15 @@ class Settlement:
                         blob=_noted(piece),
                     )
                 )  # fmt: skip
-        if queue.body_bytes >= 0:  # handed out before the queue had a limit on bytes
+        if queue.body_bytes >= 0:  # delivered before the queue had a limit on bytes
             pieces = [piece for piece in pieces if self._is_weighed(queue, piece, failed)]
         queue.give_back(pieces, failed, to_tail)
         if queue.consumers or queue.watched:
             self.dispatcher.mark(queue)
 
     def _is_weighed(self, queue: Queue, piece: Slice, failed: bool) -> bool:
-        """False: messages that are given back cannot be read, and are put aside."""
+        """Compute the body bytes of requeued messages. False: they cannot be read and were
+        quarantined."""
         entrance = self.letters.entrance
         if entrance.is_weighed(piece.payload):
             return True
@@ -203,8 +207,8 @@ class Settlement:
         return False
 
     def requeue(self, queue: Queue, piece: Slice, owner: int, delay_ms: int) -> None:
-        """An acquired message goes to the tail, in delay_ms [NQ-12], or dies of having been handed
-        out too often."""
+        """Requeue an acquired message at the tail, after delay_ms [NQ-12], or dead-letter it if it
+        was delivered too often."""
         if delay_ms <= 0:
             self.give_back(queue, [piece], owner, records.RETURNED_BY_CLIENT, False, True)
         elif queue.settings.acquired_limit < 0 or self._bury_worn(queue, [piece], False):
@@ -221,7 +225,7 @@ class Settlement:
         to_tail: bool,
         nacked: bool,
     ) -> list[Slice]:
-        """Defer what has to wait for its next try; returns the others."""
+        """Defer requeued messages that have to wait for their next delivery; return the others."""
         left: list[Slice] = []
         for piece in pieces:
             failures = piece.failed + 1 if failed else piece.failed
@@ -234,8 +238,8 @@ class Settlement:
         return left
 
     def _put_off(self, queue: Queue, piece: Slice, owner: int, due_ms: int, failed: bool) -> None:
-        """Acquired messages are given back for later, or die where they have been given back, or
-        were handed out, too often."""
+        """Defer acquired messages, or dead-letter those that were returned or delivered too
+        often."""
         pieces = [piece]
         if queue.settings.delivery_limit >= 0 or queue.settings.acquired_limit >= 0:
             pieces = self._bury_worn(queue, pieces, failed)
@@ -252,7 +256,7 @@ class Settlement:
         to_tail: bool,
         reason: int = records.RETURNED_BY_CLIENT,
     ) -> None:
-        """Acquired messages come back, but not before `due_ms` (engine time)."""
+        """Defer acquired messages until `due_ms` (engine time)."""
         queue.leave_acquired(piece)
         piece.acquired += 1
         if failed:
@@ -269,7 +273,7 @@ class Settlement:
         to_tail: bool,
         reason: int,
     ) -> None:
-        """Messages, no longer ready or acquired, wait until `due_ms` (engine time)."""
+        """Defer messages that are no longer ready or acquired until `due_ms` (engine time)."""
         entrance = self.letters.entrance
         if queue.body_bytes >= 0 and not entrance.is_weighed(piece.payload):
             entrance.quarantine.put(queue, piece)
@@ -283,7 +287,7 @@ class Settlement:
         self.dispatcher.mark(queue)
 
     def _bury_worn(self, queue: Queue, pieces: list[Slice], failed: bool) -> list[Slice]:
-        """Dead-letter those at a limit; returns the others."""
+        """Dead-letter the messages that reached a limit; return the others."""
         delivery_limit, acquired_limit = (
             queue.settings.delivery_limit,
             queue.settings.acquired_limit,
@@ -299,11 +303,12 @@ class Settlement:
         return left
 
     def refuse(self, queue: Queue, piece: Slice) -> None:
-        """Acquired messages are refused for good: a failed delivery, and they die of it [DL-1]."""
+        """Dead-letter acquired messages that were rejected for good, as a failed delivery
+        [DL-1]."""
         self._bury(queue, piece, records.DEAD_REJECTED, True)
 
     def _bury(self, queue: Queue, piece: Slice, reason: int, failed: bool) -> None:
-        """Acquired messages die; their letters carry the counts of this delivery."""
+        """Dead-letter acquired messages. Their letters carry the counts of this delivery."""
         queue.leave_acquired(piece)
         piece.acquired += 1
         if failed:
@@ -313,7 +318,7 @@ class Settlement:
             self.dispatcher.mark(queue)
 
     def record_drop(self, queue: Queue, low: int, high: int, reason: int) -> None:
-        """Sequences low..high-1 are gone without success."""
+        """Record that sequences low..high-1 ended without success."""
         if queue.stored and high > low:
             self.records.append(
                 Record(
@@ -323,7 +328,8 @@ class Settlement:
             )  # fmt: skip
 
     def drop_in_flight(self, sessions: list[Session], queue: Queue, reason: int) -> None:
-        """What sessions hold of a dying queue ends; its tags can still be settled, in vain."""
+        """End all messages of a deleted queue that sessions hold. Their tags can still be settled,
+        without effect."""
         for session in sessions:
             for entry in session.inflight:
                 if entry.queue is queue and not entry.void:
@@ -334,8 +340,9 @@ class Settlement:
                         self.record_drop(queue, piece.first, piece.first + len(piece), reason)
 
     def empty_in_flight(self, sessions: list[Session], queue: Queue, reason: int) -> None:
-        """What sessions hold of a queue that is emptied ends [NQ-15]. A lenient consumer's tags
-        are outstanding no longer; others are settled in vain."""
+        """End all messages that sessions hold of a queue that is emptied [NQ-15]. Tags of a
+        consumer whose time-outs requeue (NSQ) are removed from the session; other tags can still be
+        settled, without effect."""
         for session in sessions:
             kept: deque[InFlight] = deque()
             for entry in session.inflight:
@@ -365,8 +372,8 @@ class Settlement:
         notes: Notes = (),
         due_ms: int = 0,
     ) -> None:
-        """Tags low..high of one entry, all unsettled, end with an outcome. The caller forgets
-        them in the session, or took them out of it before."""
+        """Settle tags low..high of one entry, all unsettled, with an outcome. The caller removes
+        them from the session, or has done so."""
         queue = entry.queue
         count = high - low + 1
         if entry.consumer is not None:
@@ -404,7 +411,7 @@ class Settlement:
             self.give_back(queue, [part], session.id, reason, failed, nacked=nacked)
 
     def free_credit(self, session: Session, consumer: Consumer | None, n: int) -> None:
-        """The session holds n messages less."""
+        """Return the credit of n messages that the session no longer holds."""
         session.unacked -= n
         if consumer is not None:
             consumer.unacked -= n
@@ -417,16 +424,16 @@ class Settlement:
 
 
 def counts_as(queue: Queue, outcome: int) -> int:
-    """The outcome as the queue reads it: a delivery that is given back without a word of why counts
-    as failed unless it was told otherwise [DL-5]."""
+    """Return the outcome as the queue counts it: a nack with requeue is a failure unless the queue
+    counts it otherwise [DL-5]."""
     if outcome != NACKED:
         return outcome
     return FAILED if queue.settings.counts_nacks else RETURNED
 
 
 def _noted(piece: Slice) -> bytes:
-    """What a record says of messages that are given back: everything known of them, where a client
-    may just have added to it [FC-20]."""
+    """Return the annotations of requeued messages for their record, if a client may have added
+    notes [FC-20]; otherwise b""."""
     known = piece.annotations
     return known.to_bytes() if known is not None and known.notes else b""
 
@@ -441,7 +448,7 @@ def deferred_record(
     to_tail: bool,
     reason: int = 0,
 ) -> Record:
-    """The DEFERRED record of messages."""
+    """Return the DEFERRED record of messages."""
     flags = (records.RETURNED_FAILED if failed else 0) | (records.TO_TAIL if to_tail else 0)
     return Record(
         records.DEFERRED, queue.id, piece.first, len(piece), now_ms, None, 0, owner, due_ms, reason,

@@ -1,4 +1,4 @@
-"""The records of a checkpoint: all that a Restorer needs to make this broker again."""
+"""Snapshot: the records of a checkpoint, from which a Restorer makes this broker again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tallymark.engine.walltime import in_wall_time
 
 
 def _in_flight(broker: Broker) -> list[InFlight]:
-    """What sessions hold, and what is settled in transactions that have not ended."""
+    """Return all messages that sessions hold, and those settled in open transactions."""
     held = [
         entry
         for connection in broker.connections.values()
@@ -33,8 +33,9 @@ def _in_flight(broker: Broker) -> list[InFlight]:
 
 
 def snapshot(broker: Broker, clean: bool) -> list[Record]:
-    """The records from which a Restorer makes this broker again. Take it right after a commit:
-    it speaks of the journal up to there. What is packed is written out by records.expanded.
+    """Return the records from which a Restorer makes this broker again. Called right after a
+    commit: they describe the journal up to there. Packed payloads are written out by
+    records.expanded.
 
     clean: nobody is connected and nobody will be: what was handed out is known exactly, so that
     the marks are left out and only what really was delivered comes back flagged.
@@ -83,7 +84,7 @@ def _snapshot_queue(
         out.append(Record(records.MARK, queue.id, queue.mark, 0, now_ms))
     for piece in queue.slices():
         _add_live(queue, piece, 0, False, placed, out, now_ms)
-    for entry in queue.quarantine:  # tried again by the restart
+    for entry in queue.quarantine:  # the restart tries to read them again
         if entry.letter is None:
             _add_live(queue, entry.piece, 0, False, placed, out, now_ms)
     for due_ms, _, to_tail, piece in queue.deferrals:
@@ -127,7 +128,8 @@ def _snapshot_queue(
 
 
 def _ids_by_time(queue: Queue) -> list[tuple[int, list[str]]]:
-    """The ids of the deduplication window, by when they were taken."""
+    """Return the ids of the deduplication window, grouped by the time at which they were
+    accepted."""
     found: dict[int, list[str]] = {}
     for id, time_ms in queue.seen_ids.items():
         found.setdefault(time_ms, []).append(id)
@@ -173,8 +175,8 @@ def _add_live(
 def _add_payload(
     payload: Payload, placed: dict[int, Payload], out: list[Record], now_ms: int
 ) -> Payload:
-    """The payload as the checkpoint names it: a copy without bytes that keeps its position, since
-    the checkpoint is packed later, when the engine may have let go of the original."""
+    """Add a payload as the checkpoint names it: a copy without bytes that keeps its position. The
+    checkpoint is written later, when the engine may have released the original."""
     copy = placed.get(id(payload))
     if copy is None:
         copy = Payload(
@@ -201,8 +203,8 @@ def _definition(definition: dict[str, object], now_ms: int) -> Record:
 
 
 def live_payloads(broker: Broker) -> list[Payload]:
-    """Every payload that some queue, transaction or sink still needs, each once; packed ones
-    excepted."""
+    """Return every payload that a queue, transaction or sink still needs, each once, without packed
+    ones."""
     found: dict[int, Payload] = {}
     for queue in broker.queues.values():
         for piece in [
@@ -223,7 +225,7 @@ def live_payloads(broker: Broker) -> list[Payload]:
 
 
 def packed_payloads(broker: Broker) -> list[Payload]:
-    """Every packed payload that some queue still needs."""
+    """Return every packed payload that a queue still needs."""
     return [
         piece.payload
         for queue in broker.queues.values()
@@ -234,8 +236,8 @@ def packed_payloads(broker: Broker) -> list[Payload]:
 
 
 def packed_in(broker: Broker, segments: set[int]) -> Iterator[tuple[Pack, int, Payload]]:
-    """Every packed message whose bytes lie in one of these segments: its pack, its index there,
-    and itself. Who moves its bytes writes the new position into the pack."""
+    """Yield every packed message whose bytes are in one of these segments: its pack, its index
+    there, and itself. A caller that moves its bytes writes the new position into the pack."""
     for queue in broker.queues.values():
         for lane in queue.lanes:
             for piece in lane.fresh:

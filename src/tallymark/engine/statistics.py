@@ -1,4 +1,4 @@
-"""What each consumer came to: for lists, logs and the ledger. Nothing here costs per message."""
+"""Statistics of consumers, for lists, logs and the ledger. Nothing here costs per message."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ VERSION: Final = 1
 
 
 def figures(consumer: Consumer, now_ms: int) -> dict[str, object]:
-    """One consumer in numbers. Times in milliseconds; rate in messages per second; credit None: no
-    limit; oldest_unsettled_ms: since what it holds longest was handed to it; idle_ms: for how long
-    it has had credit and was sent nothing, None while it has none or holds something."""
+    """Return the figures of one consumer. Times are in milliseconds, rate in messages per second.
+    credit None: no limit. oldest_unsettled_ms: time since its oldest unsettled message was
+    delivered. idle_ms: time for which it has had credit and received nothing; None while it has no
+    credit or holds messages."""
     credit = consumer.wanted()
     idle: int | None = None
     if credit > 0 and not consumer.unacked:
@@ -44,7 +45,7 @@ def _oldest_held(consumer: Consumer, now_ms: int) -> int | None:
 
 
 def consumer_record(consumer: Consumer, reason: int, now_ms: int) -> Record:
-    """The ledger's row of what it came to. reason: records.CONSUMER_*."""
+    """Return the ledger's record of a consumer's progress. reason: records.CONSUMER_*."""
     connection = consumer.session.connection
     about: dict[str, object] = {
         "v": VERSION,

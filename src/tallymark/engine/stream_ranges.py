@@ -1,4 +1,4 @@
-"""Ranges of a stream, for readers that come and go: Spark's tasks, a page of an HTTP client.
+"""Ranges of a stream, for short-lived readers: Spark's tasks, a page of an HTTP client.
 
 Everything here is in sequence numbers, low..high-1; a message's offset is its sequence number less
 one. A range may have holes: numbers whose messages were passed over (sent twice by a publisher that
@@ -23,7 +23,7 @@ from tallymark.engine.store import Store
 
 @final
 class Pin:
-    """Somebody wants to read sequences low..high-1 for as long as this is among queue.pins."""
+    """A reader's claim to sequences low..high-1, which stay readable while it is in queue.pins."""
 
     __slots__ = ("held", "high", "low")
 
@@ -31,10 +31,10 @@ class Pin:
         self.low = low
         self.high = high
         self.held: list[Slice] = []
-        """What retention took of them since, in order."""
+        """Slices that retention has deleted from the stream since then, in order."""
 
     def keep(self, piece: Slice, store: Store) -> None:
-        """Retention takes a slice."""
+        """Keep a slice that retention deletes."""
         start = max(0, self.low - piece.first)
         stop = min(len(piece), self.high - piece.first)
         if start < stop:
@@ -42,7 +42,7 @@ class Pin:
             self.held.append(piece.part(start, stop))
 
     def between(self, low: int, high: int) -> list[Slice]:
-        """What it holds of sequences low..high-1, as parts of their own."""
+        """Return the pinned slices of sequences low..high-1, as parts of their own."""
         found: list[Slice] = []
         for piece in self.held:
             start = max(0, low - piece.first)
@@ -53,7 +53,7 @@ class Pin:
 
 
 def pin(queue: Queue, low: int, high: int) -> Pin:
-    """From now on the range can be read until `unpin`. O(1).
+    """Keep the range readable until `unpin`. O(1).
 
     Raises: as check_range.
     """
@@ -64,7 +64,7 @@ def pin(queue: Queue, low: int, high: int) -> Pin:
 
 
 def unpin(queue: Queue, which: Pin, store: Store) -> None:
-    """Repeating is no error."""
+    """Release a pin. A second call has no effect."""
     if which in queue.pins:
         queue.pins.remove(which)
         for piece in which.held:
@@ -73,8 +73,8 @@ def unpin(queue: Queue, which: Pin, store: Store) -> None:
 
 
 def check_stream(queue: Queue, id: int) -> None:
-    """Raises PreconditionFailed where it is no stream, and Fenced where it is another one than that
-    of this id (0: any): it was deleted and made again."""
+    """Check that the queue is a stream and has this id (0: any); another id means that it was
+    deleted and declared anew. Raises PreconditionFailed or Fenced."""
     if not queue.settings.is_stream:
         raise PreconditionFailed(f"{named('queue', queue.name, queue.vhost)} is no stream")
     if id and id != queue.id:
@@ -85,8 +85,9 @@ def check_stream(queue: Queue, id: int) -> None:
 
 
 def check_range(queue: Queue, low: int, high: int, under: Pin | None = None) -> None:
-    """Raises Gone where retention took a part of it (and the pin does not hold it), and
-    PreconditionFailed where it ends behind what readers may see, or before it begins."""
+    """Check that the range can be read. Raises Gone if retention has deleted part of it and the pin
+    does not hold that, and PreconditionFailed if it ends behind what readers may see, or before it
+    begins."""
     if under is not None and under.low <= low <= high <= under.high:
         return
     if low < queue.kept_from:
@@ -102,8 +103,8 @@ def check_range(queue: Queue, low: int, high: int, under: Pin | None = None) -> 
 
 
 def between(queue: Queue, low: int, high: int, under: Pin | None = None) -> list[Slice]:
-    """The slices of a checked range, in order, packed as they may be: parts of their own. O(slices)
-    of the range."""
+    """Return the slices of a checked range, in order, as new parts; packed ones stay packed.
+    O(slices) of the range."""
     found: list[Slice] = []
     if under is not None and low < queue.kept_from:
         found = under.between(low, high)
@@ -112,21 +113,21 @@ def between(queue: Queue, low: int, high: int, under: Pin | None = None) -> list
 
 @final
 class Batch:
-    """How far a reader gets within its limits."""
+    """The extent of a batch for a reader with limits."""
 
     __slots__ = ("bytes", "end", "messages")
 
     def __init__(self, end: int) -> None:
         self.end = end
-        """The sequence number behind the last message."""
+        """Sequence behind the last message."""
         self.messages = 0
         self.bytes = 0
-        """Raw, framing included."""
+        """Raw bytes, framing included."""
 
 
 def batch(queue: Queue, low: int, most: int, most_bytes: int) -> Batch:
-    """Where a batch from `low` on ends: with `most` messages, or before the one that passes
-    `most_bytes`, but not before the first; or where there is no more that readers may see.
+    """Find the end of a batch from `low` on: after `most` messages, before the message that exceeds
+    `most_bytes` (but after the first one), or where readers may see no more.
 
     Raises: as check_range.
     """
@@ -156,5 +157,5 @@ def batch(queue: Queue, low: int, most: int, most_bytes: int) -> Batch:
             return found
         index += 1
     if found.messages < most:
-        found.end = max(found.end, end)  # behind what was passed over at the end
+        found.end = max(found.end, end)  # includes missing sequences at the end
     return found

@@ -1,4 +1,4 @@
-"""Where a reader of a stream begins [rabbitmq x-stream-offset].
+"""Starting points of readers of a stream [rabbitmq x-stream-offset].
 
 A message's *offset* is its sequence number less one: the first that ever entered has offset 0. It
 never changes, and never is another message's.
@@ -26,19 +26,19 @@ AGO: Final = "ago"
 
 @final
 class Start:
-    """A place in a stream, as its reader names it."""
+    """A position in a stream, as its reader specifies it."""
 
     __slots__ = ("kind", "value")
 
     def __init__(self, kind: str, value: int = 0) -> None:
-        """kind: FIRST (what is oldest), LAST (what was stored last, together), NEXT (what is to
-        come), OFFSET (value, or the first that is there behind it), TIME (arrived at value or
+        """kind: FIRST (the oldest message), LAST (the last stored batch), NEXT (messages still to
+        come), OFFSET (value, or the first one behind it), TIME (messages that arrived at value or
         later; wall time, ms) or AGO (the same, value ms before now)."""
         self.kind = kind
         self.value = value
 
     def place(self, queue: Queue, clock: Clock) -> int:
-        """The first sequence number of the stream that its reader is to see."""
+        """Return the first sequence of the stream that its reader is to see."""
         lane = queue.lanes[0]
         if self.kind == OFFSET:
             return self.value + 1
@@ -55,9 +55,9 @@ class Start:
 
 
 def start_of(value: object, what: str) -> Start:
-    """What `x-stream-offset` says: first, last, next (None says that too), an offset, of which a
-    negative one is the first, or an interval such as 5m. Of a time every protocol has a type of its
-    own: its bridge makes a Start(TIME, ms) of it. `what`: names the queue.
+    """Parse `x-stream-offset`: first, last, next (also None), an offset, of which a negative one
+    means the first, or an interval such as 5m. Every protocol has a type of its own for a time: its
+    bridge makes a Start(TIME, ms) of it. what: names the queue.
 
     Raises:
         PreconditionFailed: it says nothing that has a meaning [rabbitmq].
@@ -80,10 +80,10 @@ def start_of(value: object, what: str) -> Start:
 
 
 def first_offset(queue: Queue) -> int:
-    """From which on a stream keeps its messages."""
+    """Return the offset of the oldest message that a stream retains."""
     return queue.kept_from - 1
 
 
 def offset_of(consumer: Consumer) -> int:
-    """Where the reader of a stream has come to: of the message that it is shown next."""
+    """Return the offset of the message that the reader of a stream will see next."""
     return consumer.cursors[0] - 1

@@ -1,4 +1,4 @@
-"""What a restart found, against what is known of the moment at which the journal ended."""
+"""Comparison of a restarted broker with notes about the end of its journal."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from tallymark.engine.broker import Broker
 
 
 def tail_of(broker: Broker) -> tuple[list[tuple[int, str, str, int]], list[tuple[int, str, int]]]:
-    """What outlives the broker, as it is now: (id, virtual host, name, entered) of queues, (epoch,
-    text, floor) of durable subscriptions."""
+    """Return the present state of what survives a restart: (id, virtual host, name, entered) of
+    queues, (epoch, text, floor) of durable subscriptions."""
     queues = [(q.id, q.vhost, q.name, q.entered) for q in broker.queues.values() if q.stored]
     subscriptions = [
         (s.epoch, f"subscription '{s.name}' on {named('queue', s.queue.name, s.queue.vhost)}",
@@ -23,7 +23,7 @@ def missing_since(
     queues: list[tuple[int, str, str, int]],
     subscriptions: list[tuple[int, str, int]],
 ) -> list[str]:
-    """What was there when the tail was told of, and is not in this restored broker."""
+    """Return descriptions of what the notes contain and this restored broker lacks."""
     found: list[str] = []
     for id, vhost, name, entered in queues:
         queue = broker.queues.get(id)

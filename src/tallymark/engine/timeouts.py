@@ -1,4 +1,5 @@
-"""Consumers that take too long: what they hold returns, and they are stopped [LC-4].
+"""Consumer time-outs: overdue messages return to their queue, and their consumers are stopped
+[LC-4].
 
 The time a delivery may stay unsettled is the consumer's own argument, else what its queue says,
 else half an hour; 0 is no limit. Only what is overdue returns. Its tags stay known, so that a late
@@ -29,13 +30,13 @@ from tallymark.engine.session import (
 from tallymark.engine.settlement import Settlement
 
 ENTRIES_A_MS: Final = 1000
-"""A session is looked through again no sooner than a millisecond later for each so many entries, so
-that one that holds a hundred thousand costs little, and is 100 ms late at most [NQ-D1]."""
+"""Entries of a session for which its deadlines are checked at intervals of one millisecond more. A
+session with a hundred thousand entries thus costs little, and is 100 ms late at most [NQ-D1]."""
 
 
 @final
 class Timeouts:
-    """Shares its parts with the Broker."""
+    """Handling of consumer time-outs. Clock, deadlines and settlement are the Broker's own."""
 
     __slots__ = ("clock", "deadlines", "effects", "settlement")
 
@@ -48,8 +49,8 @@ class Timeouts:
         self.effects = effects
 
     def look_at(self, session: Session) -> list[Consumer]:
-        """The session's deadline came: return what is overdue, and arm the next deadline. Returns
-        the consumers that have to be stopped."""
+        """Return overdue messages of a session whose deadline has come, and arm its next deadline.
+        Returns the consumers to be stopped."""
         if session.closed:
             return []
         now = self.clock.now_ms
@@ -76,7 +77,7 @@ class Timeouts:
             tags = self._return(session, entry)
             releases = consumer is not None and consumer.on_timeout == RELEASES
             if consumer is not None and not consumer.active and not releases:
-                continue  # it was told, or its client stopped it
+                continue  # it was reported before, or its client stopped it
             whose = 0 if consumer is None else consumer.id
             if whose not in told:
                 told[whose] = TimedOut(session, consumer, timeout_of(consumer, entry.queue))
@@ -89,8 +90,8 @@ class Timeouts:
         return stopped
 
     def touch(self, session: Session, tag: int, most_ms: int) -> None:
-        """The time of one delivery counts anew from now, up to `most_ms` after it was handed out
-        [NQ-13]. Raises PreconditionFailed where it is not outstanding."""
+        """Restart the time-out of one delivery, up to `most_ms` after it was delivered [NQ-13].
+        Raises PreconditionFailed if the tag is not unsettled."""
         at = session.find(tag)
         if session.inflight[at].void or session.inflight[at].queue.deleted:
             raise PreconditionFailed(f"unknown delivery tag {tag}")
@@ -99,7 +100,7 @@ class Timeouts:
         entry.since_ms = min(self.clock.now_ms, entry.given_ms + max(0, most_ms - timeout))
 
     def _requeue(self, session: Session, late: list[InFlight]) -> None:
-        """All of these entries goes to the tail; their tags are outstanding no longer."""
+        """Requeue all of these entries at the tail and remove their tags from the session."""
         gone = set(late)
         session.inflight = deque([entry for entry in session.inflight if entry not in gone])
         for entry in late:
@@ -115,14 +116,14 @@ class Timeouts:
             )
 
     def watch(self, connection: Connection) -> None:
-        """Settings of queues changed: deadlines of what is held may come earlier, whoever holds it,
-        a cancelled consumer or one who asked for single messages too."""
+        """Arm deadlines after a change of queue settings. They may come earlier for all unsettled
+        deliveries, also those of cancelled consumers and of basic.get."""
         for session in connection.sessions:
             if session.inflight:
                 self.deadlines.arm(session, self.clock.now_ms)
 
     def _return(self, session: Session, entry: InFlight) -> list[tuple[int, int]]:
-        """Returns the tags whose messages went back."""
+        """Return the messages of an entry to their queue; return their tags."""
         tags = entry.pieces(entry.first, entry.last)
         pieces: list[Slice] = []
         for low, high in tags:

@@ -1,4 +1,5 @@
-"""Topic patterns as a trie: who wants a routing key costs the same among ten bindings or a million.
+"""Topic patterns as a trie: finding the bindings for a routing key costs the same among ten
+bindings or a million.
 
 A routing key is words between dots; in a pattern `*` stands for exactly one word and `#` for any
 number of them, none included [amqp-0.9.1 topic exchange]. The empty key has no words: only patterns
@@ -17,28 +18,29 @@ T = TypeVar("T")
 
 
 def words_of(key: str) -> list[str]:
-    """The words of a routing key or pattern; the empty string has none."""
+    """Return the words of a routing key or pattern; the empty string has none."""
     return key.split(".") if key else []
 
 
 @final
 class TopicNode(Generic[T]):
-    """What follows after some words of a pattern, and the values of the patterns that end here."""
+    """A node after some words of a pattern: its children, and the values of the patterns that end
+    here."""
 
     __slots__ = ("any_words", "loops", "one_word", "parent", "seen", "values", "word", "words")
 
     def __init__(self, parent: TopicNode[T] | None, word: str) -> None:
         self.parent = parent
         self.word = word
-        """The pattern's word that leads here from the parent."""
+        """Word of the pattern that leads here from the parent."""
         self.loops = word == "#"
-        """Reached by `#`: any further word may stay here."""
+        """True for a node reached by `#`: any further word may stay here."""
         self.words: dict[str, TopicNode[T]] = {}
         self.one_word: TopicNode[T] | None = None
         self.any_words: TopicNode[T] | None = None
         self.values: dict[T, None] = {}
         self.seen = -1
-        """The step of the last match that reached this node, so that it is followed once."""
+        """Step of the last match that reached this node, so that the node is followed once."""
 
     def child(self, word: str) -> TopicNode[T] | None:
         if word == "*":
@@ -48,7 +50,7 @@ class TopicNode(Generic[T]):
         return self.words.get(word)
 
     def grow(self, word: str) -> TopicNode[T]:
-        """The child for a word, made where it is missing."""
+        """Return the child for a word, made if it is missing."""
         node = self.child(word)
         if node is None:
             node = TopicNode(self, word)
@@ -69,13 +71,13 @@ class TopicNode(Generic[T]):
             del self.words[word]
 
     def is_bare(self) -> bool:
-        """Neither a pattern ends here nor does one pass through."""
+        """Return whether no pattern ends here or passes through."""
         return not (self.values or self.words or self.one_word or self.any_words)
 
 
 @final
 class TopicTrie(Generic[T]):
-    """Patterns with values. A value (hashable) may stand under many patterns, once under each."""
+    """Patterns with values. A value (hashable) may be under many patterns, once under each."""
 
     __slots__ = ("root", "step")
 
@@ -90,7 +92,8 @@ class TopicTrie(Generic[T]):
         node.values[value] = None
 
     def remove(self, pattern: str, value: T) -> None:
-        """Take the value off the pattern; one that is not there is no error. Empty branches go."""
+        """Remove the value from the pattern; does nothing if it is not there. Empty branches are
+        removed."""
         node = self.root
         for word in words_of(pattern):
             child = node.child(word)
@@ -105,7 +108,8 @@ class TopicTrie(Generic[T]):
             parent = node.parent
 
     def match(self, key: str) -> list[T]:
-        """The values of all patterns that match; one under several of them comes several times."""
+        """Return the values of all patterns that match. A value under several of them is returned
+        several times."""
         reached: list[TopicNode[T]] = []
         self._reach(self.root, reached)
         for word in words_of(key):
@@ -134,7 +138,7 @@ class TopicTrie(Generic[T]):
             self._reach(node, reached)
 
     def _reach(self, node: TopicNode[T], reached: list[TopicNode[T]]) -> None:
-        """Note the node, and what follows it by a `#` that takes no word."""
+        """Note the node, and the nodes behind it after a `#` that stands for no word."""
         node.seen = self.step
         reached.append(node)
         after = node.any_words

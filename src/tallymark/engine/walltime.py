@@ -1,4 +1,4 @@
-"""Records in wall time: what the engine notes in engine time, as it is stored and sent.
+"""Wall time of records: conversion of engine time for what is stored and sent.
 
 Needed only where the wall clock has jumped since the start (clock.py). A restart reads stored times
 as they are: engine time begins there, with wall time.
@@ -20,12 +20,12 @@ _ANNOTATED = (
     records.RETURNED,
     records.DEFERRED,
 )
-"""Kinds whose blob is annotations."""
+"""Kinds of record whose blob is annotations."""
 
 
 def in_wall_time(told: list[Record], ahead_ms: int) -> list[Record]:
-    """The records with all times moved by `ahead_ms`: the same list, whose records are altered
-    unless nothing is ahead. O(records) then."""
+    """Return the records with all times moved by `ahead_ms`. The same list is returned and its
+    records are altered, unless ahead_ms is 0. O(records) then."""
     if ahead_ms == 0:
         return told
     blobs: dict[bytes, bytes] = {}
@@ -56,13 +56,14 @@ def in_wall_time(told: list[Record], ahead_ms: int) -> list[Record]:
 
 
 def _moved_time(time_ms: int, ahead_ms: int) -> int:
-    """A clock may be set back so far that what was an hour ago was before 1970: stored times are
-    above 0."""
+    """Return a stored time moved by `ahead_ms`, at least 1: a clock may be set back to a time
+    before 1970."""
     return max(1, time_ms + ahead_ms)
 
 
 def _moved_pack(payload: Payload, ahead_ms: int) -> Payload:
-    """A copy for the records alone: its own times are the engine's."""
+    """Return a copy of a packed payload for the records; the times of the original stay in engine
+    time."""
     pack = payload.pack
     assert pack is not None
     copy = Payload(
@@ -106,14 +107,14 @@ def _moved_staging(blob: bytes, ahead_ms: int) -> bytes:
 
 
 def _moved_definition(blob: bytes, ahead_ms: int) -> bytes:
-    """Only a sink's has a time in it."""
+    """Return a definition with its times moved; only a sink's has any."""
     said: object = json.loads(blob)
     assert isinstance(said, dict), said
     return _encoded(_moved(said, ("forget_ms",), ahead_ms)) if said.get("op") == "sink" else blob
 
 
 def _moved(said: dict[str, object], keys: tuple[str, ...], ahead_ms: int) -> dict[str, object]:
-    """The same object; a time of 0, or one that is not there, is none."""
+    """Return the object with the times under these keys moved. A missing time, or 0, means none."""
     for key in keys:
         time_ms = said.get(key, 0)
         assert isinstance(time_ms, int), (key, time_ms)
