@@ -363,7 +363,7 @@ class Broker:
         happened for a while. O(queues)."""
         for queue in self.queues.values():
             if not queue.settings.is_stream:
-                self.dispatcher.tighten(queue)
+                self.dispatcher.marks.tighten(queue)
 
     def deliver_after_sync(self, is_so: bool) -> None:
         """Set whether persistent messages that enter from now on are delivered only once they are
@@ -939,7 +939,7 @@ class Broker:
             head = queue.head()
         if head is None or queue.rests:
             return None
-        self.get_must_wait = queue.stored and not self.dispatcher.cover(queue, head.first + 1)
+        self.get_must_wait = queue.stored and not self.dispatcher.marks.cover(queue, head.first + 1)
         if head.first >= queue.shown:
             self.get_must_wait = True
         piece = queue.take(1)
@@ -1062,6 +1062,7 @@ class Broker:
             for queue in settling:
                 self._flush_settled(queue)
             settling.clear()
+        self.dispatcher.marks.look_around()
         effects = self.effects[:]
         self.effects.clear()
         return effects

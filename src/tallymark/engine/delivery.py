@@ -20,6 +20,7 @@ from tallymark.engine import records
 from tallymark.engine.clock import Clock
 from tallymark.engine.deadlines import Deadlines
 from tallymark.engine.effects import Deliver, Drained, Effect
+from tallymark.engine.marks import Marks
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
@@ -46,21 +47,6 @@ IN_A_TURN: Final = 4096
 """Number of slices that may expire or exceed a limit in one turn; other queues are served in
 between."""
 LARGEST_QUOTA: Final = 32
-LARGEST_RESERVE: Final = 8192
-SMALLEST_RESERVE: Final = 32
-
-
-@final
-class MarkWait:
-    """A queue whose high-water mark is being written to disk."""
-
-    __slots__ = ("mark", "queue", "reached")
-
-    def __init__(self, queue: Queue, mark: int, reached: int) -> None:
-        self.queue = queue
-        self.mark = mark
-        self.reached = reached
-        """Sequence up to which messages had been delivered when the mark was emitted."""
 
 
 @final
@@ -80,7 +66,7 @@ class Dispatcher:
         "deadlines",
         "effects",
         "held",
-        "mark_waits",
+        "marks",
         "offers",
         "quarantine",
         "records",
@@ -88,7 +74,6 @@ class Dispatcher:
         "spent",
         "store",
         "syncs_first",
-        "turns",
         "upkeep",
     )
 
@@ -130,7 +115,7 @@ class Dispatcher:
         self.appended: list[Queue] = []
         """Streams that received messages in this turn. Readers see the messages once they are on
         disk."""
-        self.turns = 0
+        self.marks = Marks(clock, records)
         self.held: list[Queue] = []
         """Queues that received messages in this turn which are delivered only once they are on
         disk."""
@@ -141,7 +126,6 @@ class Dispatcher:
         """True if all persistent messages wait for the disk before delivery, in queues without a
         setting of their own."""
         self.spent: list[Connection] = []
-        self.mark_waits: list[MarkWait] = []
 
     def mark(self, queue: Queue) -> None:
         """Put the queue in the list of queues to serve."""
@@ -205,7 +189,7 @@ class Dispatcher:
     def pump(self) -> None:
         """Serve every changed queue once, then distribute free shared limits among the consumers in
         line."""
-        self.turns += 1
+        self.marks.turns += 1
         for connection in self.spent:
             connection.room = connection.allowance
         self.spent.clear()
@@ -345,18 +329,6 @@ class Dispatcher:
                 and consumer.session.left_for(consumer) <= 0
             ):
                 consumer.session.step_in(consumer)
-
-    def demand(self, queue: Queue) -> int:
-        """Return how many more messages the queue's consumers want now. A short wait (for the disk,
-        or for room in this turn) does not reduce it; a full socket does."""
-        wanted = 0
-        if queue.paused or queue.rests:
-            return 0
-        for consumer in queue.consumers:
-            if queue.settings.single_active and consumer is not queue.active:
-                continue
-            wanted += consumer.wanted()
-        return wanted
 
     def _serve(self, queue: Queue) -> None:
         consumers = queue.consumers
@@ -556,57 +528,12 @@ class Dispatcher:
             self.deadlines.arm(session, now + timeout + MERGE_MS)
         return tag
 
-    def cover(self, queue: Queue, upto: int) -> bool:
-        """Ask the journal for a high-water mark of delivered sequences that is at least `upto`.
-
-        Returns whether the disk is already known to say so. The mark is set ahead and renewed at
-        half way, so that steady delivery does not wait; how far ahead is worked out each time the
-        disk has a mark (`covered`), since what lies between is redelivered after a crash though
-        nobody was ever given it.
-        """
-        if upto > queue.reached:
-            if queue.turn != self.turns:
-                queue.turn = self.turns
-                queue.burst = 0
-            queue.burst += upto - queue.reached
-            queue.reached = upto
-        if upto + queue.reserve // 2 > queue.mark:
-            queue.mark = upto + max(queue.reserve, SMALLEST_RESERVE)
-            self.records.append(Record(records.MARK, queue.id, queue.mark, 0, self.clock.now_ms))
-            self.mark_waits.append(MarkWait(queue, queue.mark, queue.reached))
-        if upto <= queue.mark_durable:
-            return True
-        queue.stalled = True
-        return False
-
-    def covered(self, queue: Queue, mark: int, reached: int) -> None:
-        """Note that the high-water mark `mark` is on disk, and set how far ahead the next one is.
-        reached: sequences that had been delivered when the mark was emitted.
-
-        The next mark is set ahead by what the last turn delivered that delivered anything, and by
-        twice what was delivered meanwhile, since it is renewed at half way; and twice as far as the
-        last one where delivery had to wait for it.
-        """
-        queue.mark_durable = max(queue.mark_durable, mark)
-        ahead = 2 * (queue.reached - reached) + queue.burst
-        if queue.stalled:
-            queue.stalled = False
-            ahead = max(ahead, 2 * queue.reserve)
-        queue.reserve = min(max(ahead, SMALLEST_RESERVE), LARGEST_RESERVE)
-
-    def tighten(self, queue: Queue) -> None:
-        """Lower the mark to what was really delivered, when nothing was delivered for a while.
-        Nothing above it is delivered before a new mark is on disk."""
-        if queue.stored and queue.reached < queue.mark == queue.mark_durable:
-            queue.mark = queue.mark_durable = queue.reached
-            queue.reserve = 0
-            self.records.append(Record(records.MARK, queue.id, queue.mark, 0, self.clock.now_ms))
-
     def _within_mark(self, queue: Queue, head: Slice, n: int, wanted: int) -> int:
         """Return how many of n messages the mark on disk allows to leave now. The mark is requested
         as if `wanted` messages left together, up to a quota, so that the waiting does not depend on
         how the messages were published."""
-        if self.cover(queue, head.first + max(n, min(wanted, LARGEST_QUOTA))):
+        upto = head.first + max(n, min(wanted, LARGEST_QUOTA))
+        if self.marks.cover(queue, upto, head.first):
             return n
         return min(n, queue.mark_durable - head.first)
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, final
 
-from tallymark.engine.delivery import Dispatcher, MarkWait
+from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.effects import Confirm, Durable, Effect
+from tallymark.engine.marks import MarkWait
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import UNLIMITED, Session
 
@@ -71,7 +72,7 @@ class Durability:
     def is_awaited(self) -> bool:
         """Return whether anything waits for the records that are not committed yet."""
         dispatcher = self._dispatcher
-        if self._confirming or self._asked or dispatcher.mark_waits:
+        if self._confirming or self._asked or dispatcher.marks.waits:
             return True
         return any(queue.consumers for queue in [*dispatcher.appended, *dispatcher.held])
 
@@ -82,7 +83,7 @@ class Durability:
             session.confirm_asked = session.published
             waits.append(Wait(position, session, None, session.published, None))
         self._confirming.clear()
-        mark_waits = self._dispatcher.mark_waits
+        mark_waits = self._dispatcher.marks.waits
         for wait in mark_waits:
             waits.append(Wait(position, None, wait.queue, wait.mark, wait))
         mark_waits.clear()
@@ -124,7 +125,7 @@ class Durability:
                     self._dispatcher.mark(queue)
             elif queue is not None:
                 if isinstance(wait.waiter, MarkWait):
-                    self._dispatcher.covered(queue, wait.number, wait.waiter.reached)
+                    self._dispatcher.marks.covered(wait.waiter)
                 else:
                     queue.mark_durable = max(queue.mark_durable, wait.number)
                 if queue.ready and queue.consumers:

@@ -413,12 +413,12 @@ class Entrance:
         limit = queue.settings.max_length
         if limit < 0:
             return 1 << 62
-        return max(0, limit - queue.ready - queue.pending + self.dispatcher.demand(queue))
+        return max(0, limit - queue.ready - queue.pending + queue.demand())
 
     def awaited(self, queue: Queue) -> int:
         """Return how many more messages consumers would be sent at once, beyond those that are
         ready: these take no room."""
-        return max(0, self.dispatcher.demand(queue) - queue.ready)
+        return max(0, queue.demand() - queue.ready)
 
     def room_bytes(self, queue: Queue) -> int:
         """Return how many more body bytes a limit on them admits, for messages that no consumer
@@ -428,7 +428,7 @@ class Entrance:
             return 1 << 62
         if queue.body_bytes < 0:
             self.weigh_queue(queue)
-        return limit - queue.body_bytes + queue.leading_bytes(self.dispatcher.demand(queue))
+        return limit - queue.body_bytes + queue.leading_bytes(queue.demand())
 
     def seat(self, queue: Queue) -> Seat:
         """Return the room for the next messages, in a queue that refuses messages when full."""

@@ -88,7 +88,9 @@ class Queue(Timed):
         "archive",
         "arguments",
         "auto_delete",
+        "asked",
         "body_bytes",
+        "budget",
         "burst",
         "comings",
         "consumers",
@@ -109,7 +111,9 @@ class Queue(Timed):
         "holds",
         "holds_publishers",
         "id",
+        "is_capped",
         "is_held",
+        "is_loose",
         "kept_from",
         "lanes",
         "leased",
@@ -131,6 +135,7 @@ class Queue(Timed):
         "ready",
         "reached",
         "ready_bytes",
+        "renew_at",
         "requeued",
         "reserve",
         "rests",
@@ -138,6 +143,7 @@ class Queue(Timed):
         "retry_began_ms",
         "retry_ms",
         "retry_wait_ms",
+        "returns",
         "seen",
         "seekers",
         "seen_ids",
@@ -157,6 +163,7 @@ class Queue(Timed):
         "turn",
         "used_ms",
         "vhost",
+        "was_reached",
         "watched",
     )
 
@@ -321,6 +328,21 @@ class Queue(Timed):
         self.turn = 0
         self.stalled = False
         """True if a delivery had to wait for the present high-water mark to reach the disk."""
+        self.renew_at = 0
+        """Sequence above which a delivery asks for the next mark."""
+        self.asked = 0
+        """Turn in which a mark was asked for last."""
+        self.is_capped = False
+        """True if the last mark was set where credit ends, and not by pace."""
+        self.budget = UNLIMITED
+        """Number of messages that were taken, or could be with the credit there was, when a mark
+        was asked for last. UNLIMITED: any number."""
+        self.returns = 0
+        """Credit that is expected to come back while a mark is in effect, in messages."""
+        self.is_loose = False
+        """True if its mark may be ahead of what was delivered."""
+        self.was_reached = 0
+        """Value of `reached` when that was examined last."""
         self.follow(self.settings)
 
     def follow(self, settings: Settings) -> None:
@@ -551,6 +573,23 @@ class Queue(Timed):
         if self.deleted or not self.stored:
             return False
         return self.mark_durable < self.mark or self.holds > 0
+
+    def demand(self) -> int:
+        """Return how many more messages the queue's consumers want now. A short wait (for the disk,
+        or for room in this turn) does not reduce it; a full socket does."""
+        wanted = 0
+        if self.paused or self.rests:
+            return 0
+        for consumer in self.consumers:
+            if self.settings.single_active and consumer is not self.active:
+                continue
+            wanted += consumer.wanted()
+        return wanted
+
+    def taken(self) -> int:
+        """Return how many of the messages that ever entered are ready no longer, whatever became of
+        them."""
+        return self.entered - self.ready
 
     def count_out(self, piece: Slice) -> None:
         """Subtract a slice from the ready counters. The caller removes it from its lane."""

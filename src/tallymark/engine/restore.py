@@ -415,7 +415,7 @@ class Restorer:
                         reason=records.RETURNED_BY_LOSS,
                     )
                 )
-        queue.mark = queue.mark_durable = history.mark
+        queue.mark = queue.mark_durable = queue.renew_at = history.mark
         if queue.settings.is_stream:
             queue.mark_durable = queue.entered + 1  # all restored messages are on disk
         broker.revive(queue)

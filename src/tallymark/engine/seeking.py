@@ -134,7 +134,7 @@ class Seeking:
             else:
                 _lend(consumer, n, dispatcher.clock.now_ms)
         else:
-            if queue.stored and not dispatcher.cover(queue, found.first + n):
+            if queue.stored and not dispatcher.marks.cover(queue, found.first + n):
                 n = min(n, queue.mark_durable - found.first)
                 if n <= 0:
                     return 0

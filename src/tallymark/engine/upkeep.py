@@ -65,7 +65,7 @@ class Upkeep:
             return
         if queue.deferred and self._end_deferrals(queue):
             self.dispatcher.mark(queue)
-        if queue.ready > 0 and self.dispatcher.demand(queue) > 0:
+        if queue.ready > 0 and queue.demand() > 0:
             self._expire(queue, queue.seen)
         else:
             queue.seen = queue.entered + queue.shift
