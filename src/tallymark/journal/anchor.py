@@ -1,4 +1,4 @@
-"""Where the journal was known to end, said outside of it: the file `tail.json`.
+"""Anchor: the known end of the journal, stored outside of it in the file `tail.json`.
 
 A newest segment that vanishes, or is cut, looks like a crash before it was written. So a small file
 says, every so often, up to which position everything was on disk, and what that came to: how much
@@ -26,7 +26,7 @@ FILE: Final = "tail.json"
 
 @final
 class Anchor:
-    """What was on disk at one moment."""
+    """The state of the journal on disk at one moment."""
 
     __slots__ = ("position", "queues", "subscriptions", "time_ms")
 
@@ -38,13 +38,13 @@ class Anchor:
         subscriptions: list[tuple[int, str, int]] | None = None,
     ) -> None:
         self.position = position
-        """Everything below it; 0: nobody ever said so."""
+        """Position below which everything was on disk; 0: no anchor was ever written."""
         self.time_ms = time_ms
         """Wall time at which that was so."""
         self.queues: list[tuple[int, str, str, int]] = queues or []
-        """Id, virtual host, name, and how many messages had entered, of queues that are stored."""
+        """Stored queues: id, virtual host, name and count of messages that had entered."""
         self.subscriptions: list[tuple[int, str, int]] = subscriptions or []
-        """Epoch, what it is called, and floor."""
+        """Durable subscriptions: epoch, description and floor."""
 
     def encoded(self) -> bytes:
         said = self._said()
@@ -61,8 +61,8 @@ class Anchor:
 
 
 def read_anchor(folder: Path) -> tuple[Anchor, str]:
-    """The folder's anchor, and what is wrong with the file; an empty one where there is none, or
-    none that can be believed. Raises OSError for a file that cannot be read."""
+    """Return the folder's anchor and an error text about the file. The anchor is empty if the file
+    does not exist or cannot be believed. Raises OSError if the file cannot be read."""
     try:
         data = (folder / FILE).read_bytes()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""One block's header: reading it, checking it, writing it. The drawing is in layout.py."""
+"""Block headers: reading, checking and writing them. The layout is drawn in layout.py."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tallymark.engine.checksum import crc32c as crc32c
 
 MAGIC: Final = b"\xf5TMB"
 FORMAT: Final = 2
-"""What is written where nobody says otherwise; every version up to it is read [DL-20]."""
+"""Default format version of written blocks. All versions up to it are readable [DL-20]."""
 WHOLE: Final = 1
-"""The version whose checksum covers bodies too; see layout.py."""
+"""Format version whose checksum covers bodies too; see layout.py."""
 HEADER: Final = 64
 ROW: Final = 64
 ALIGN: Final = 8
@@ -24,7 +24,7 @@ CHECKPOINT: Final = 2
 SEALED: Final = 4
 LOST: Final = 8
 APART: Final = 16
-"""Raw follows from elsewhere: not in the checksum."""
+"""Flag: the raw bytes are sent separately and are not in the checksum."""
 
 _HEADER: Final = Struct("<4sHHIIIIIIIIqqI")
 _WHOLE_HEADER: Final = Struct("<4sHHIIIIIIIIqqII")
@@ -32,7 +32,7 @@ _CRC: Final = Struct("<I")
 _SUM_AT: Final = 4
 _SIZE_AT: Final = 40
 _RAW_AT: Final = 56
-"""Of a PAYLOAD row: where its checksum, its bytes of raw and their offset stand."""
+"""Offset of three fields in a PAYLOAD row: its checksum, its bytes of raw and their offset."""
 CHECKED: Final = 32
 """Flag of a PAYLOAD row: its `queue` is the CRC-32C of its raw."""
 _PAYLOAD: Final = 1
@@ -41,12 +41,12 @@ _LONG: Final = Struct("<q")
 
 
 class LayoutError(Exception):
-    """Bytes that are not a block of a version this program reads."""
+    """The bytes are not a block of a version this program reads."""
 
 
 @final
 class Header:
-    """The first 64 bytes of a block, and where they were found."""
+    """The first 64 bytes of a block, and the offset at which they were found."""
 
     __slots__ = (
         "at", "block", "body_crc", "bounds", "flags", "length", "raw_bytes", "routes", "rows",
@@ -88,12 +88,12 @@ class Header:
 
     @property
     def position(self) -> int:
-        """Journal position of the block; that of its first life when it was stripped."""
+        """Journal position of the block; of a stripped block, the position it had before."""
         return self.synced if self.flags & STRIPPED else self.segment << 32 | self.at
 
     @property
     def known_synced(self) -> int:
-        """What this block proves to have been on disk when it was packed."""
+        """Position that this block proves to have been on disk when it was packed."""
         return 0 if self.flags & STRIPPED else self.synced
 
     @property
@@ -127,7 +127,7 @@ def aligned(size: int) -> int:
 
 
 def header_at(data: bytes, at: int) -> Header | None:
-    """The header at an offset, or None where no sound header is. O(1).
+    """Return the header at an offset; None if there is no sound header. O(1).
 
     Raises LayoutError when the header is sound and its format version is one we do not know.
     """
@@ -152,16 +152,16 @@ def header_at(data: bytes, at: int) -> Header | None:
 
 
 def is_whole(data: bytes, header: Header) -> bool:
-    """Whether all of the header's block is there and has the checksums the header and, of bodies,
-    the rows give."""
+    """Return whether the header's block is complete and has the checksums that the header gives
+    and, for bodies, the rows give."""
     if not has_columns(data, header):
         return False
     return header.version == WHOLE or not damaged(data, header)
 
 
 def has_columns(data: bytes, header: Header) -> bool:
-    """Whether all of the header's block is there, and is what was written; of bodies that is said
-    in version 1 only."""
+    """Return whether the header's block is complete and undamaged, apart from bodies; version 1
+    checks the bodies as well."""
     end = header.at + header.length
     if end > len(data):
         return False
@@ -172,8 +172,8 @@ def has_columns(data: bytes, header: Header) -> bool:
 
 
 def damaged(data: bytes, header: Header) -> list[tuple[int, int]]:
-    """Offset in the block and size of each payload whose bytes are not those that were written. Of
-    a block that has its columns; costs per payload, not per row."""
+    """Return offset in the block and size of each payload whose bytes are damaged, in a block whose
+    columns are sound. The cost is per payload, not per row."""
     found: list[tuple[int, int]] = []
     if header.flags & (STRIPPED | APART) or not header.raw_bytes:
         return found
@@ -193,7 +193,7 @@ def damaged(data: bytes, header: Header) -> list[tuple[int, int]]:
 
 
 def row_kinds(data: bytes, header: Header) -> dict[int, int]:
-    """How many rows of each kind a block has. Costs per kind, not per row."""
+    """Return the count of a block's rows by kind. The cost is per kind, not per row."""
     first = header.at + HEADER
     column = data[first : first + ROW * header.rows : ROW]
     return {kind: column.count(kind) for kind in set(column)}
@@ -209,7 +209,7 @@ def bare_block(
     synced: int = 0,
     version: int = WHOLE,
 ) -> bytes:
-    """A block without rows: the seal that ends a segment (size 64), or a LOST block."""
+    """Make a block without rows: the seal that ends a segment (size 64), or a LOST block."""
     body = bytes(size - HEADER)
     header = Header(
         flags, salt, segment, block, size, 0, 0, 0, len(body), time_ms, synced, crc32c(body), 0,

@@ -1,4 +1,4 @@
-"""The second thread: checkpoints, stripping, preallocation. Nothing here is on a message's way.
+"""The cleaner's thread: checkpoints, stripping, preallocation. No message waits for it.
 
 Each job ends in a `Done`, which the loop collects when it next calls `Journal.clean`. A full disk
 makes a job fail, and it may be tried again; any other failure of the disk ends the journal, as it
@@ -47,8 +47,8 @@ ANCHOR: Final = 6
 _STOP: Final = 0
 _TELL: Final = 5
 
-# Rows per block of a checkpoint: about 0.5 ms of packing between two writes, which let the loop's
-# thread run.
+# Number of rows per block of a checkpoint: about 0.5 ms of packing between two writes, which let
+# the loop's thread run.
 _CHECKPOINT_ROWS: Final = 512
 _STRIP_BLOCKS: Final = 256
 
@@ -76,7 +76,7 @@ class Job:
         self.kind = kind
         self.anchor = anchor
         self.version = version
-        """Of blocks that are written."""
+        """Format version of the blocks that are written."""
         self.number = number
         self.salt = salt
         self.position = position
@@ -88,7 +88,7 @@ class Job:
 
 @final
 class Done:
-    """How a job ended. problem is empty when it succeeded."""
+    """The result of a job. problem is empty if it succeeded."""
 
     __slots__ = ("full", "job", "problem", "size")
 
@@ -96,7 +96,7 @@ class Done:
         self.job = job
         self.problem = problem
         self.full = full
-        """The disk had no room for it: it may be tried again."""
+        """True if the disk was full: the job may be tried again."""
         self.size = size
         """STRIP: bytes of the ledger file."""
 
@@ -118,18 +118,18 @@ class Cleaner:
         self._worker.start()
 
     def put(self, job: Job) -> None:
-        """Queue a job; they run one after the other."""
+        """Queue a job. Jobs run one after the other."""
         self._jobs.put(job)
 
     def finish(self) -> None:
-        """Wait until everything queued so far was carried out."""
+        """Wait until all jobs queued so far have ended."""
         ended = threading.Event()
         self._jobs.put(Job(_TELL, ended=ended))
         while self._worker.is_alive() and not ended.wait(0.1):
             pass
 
     def stop(self) -> None:
-        """Finish what was queued and end the thread."""
+        """Finish the queued jobs and end the thread."""
         if self._worker.is_alive():
             self._jobs.put(Job(_STOP))
             self._worker.join()
@@ -152,7 +152,7 @@ class Cleaner:
                 raise
 
     def _with_reserve(self, job: Job) -> Done:
-        """Run a job; on a full disk give it the room of one reserved segment and try again."""
+        """Run a job; if the disk is full, free one reserved segment and try again."""
         try:
             return self._carried_out(job)
         except OSError as error:
@@ -181,7 +181,7 @@ class Cleaner:
         return Done(job, "", 0)
 
     def _checkpoint(self, job: Job) -> Done:
-        """Write a checkpoint once everything it builds on is on disk."""
+        """Write a checkpoint once everything before it is on disk."""
         if self._writer.durable < job.position and not self._writer.sync():
             return Done(job, "the journal failed before the checkpoint's position was on disk", 0)
         name = checkpoint_name(job.position)
@@ -192,7 +192,7 @@ class Cleaner:
         return Done(job, "", 0)
 
     def _anchor(self, job: Job) -> Done:
-        """Say outside of the journal how far it reaches, once it does."""
+        """Write an anchor once the journal has reached its position on disk."""
         assert job.anchor is not None
         if self._writer.durable < job.position and not self._writer.sync():
             return Done(job, "the journal failed before its end was on disk", 0)
@@ -200,7 +200,7 @@ class Cleaner:
         return Done(job, "", 0)
 
     def _strip(self, job: Job) -> Done:
-        """Replace a sealed segment by its ledger. Either is whole at every moment."""
+        """Replace a sealed segment by its ledger. At every moment one of them is complete."""
         old = self._folder / segment_name(job.number, job.salt)
         name = ledger_name(job.number, job.salt)
         fd = self._files.open(str(old), os.O_RDONLY)
@@ -242,8 +242,8 @@ def _checkpoint_chunks(job: Job) -> Iterator[list[bytes]]:
 
 
 def _unsound(columns: Columns, job: Job) -> str:
-    """Why a segment is not what was sealed, as far as its ledger needs it; empty: it is. Bodies
-    that have checksums of their own are not read."""
+    """Return why a segment is damaged, as far as its ledger needs it; empty if it is sound. Bodies
+    with checksums of their own are not read."""
     block = 0
     while (found := columns.next()) is not None:
         header = found[0]
@@ -256,7 +256,7 @@ def _unsound(columns: Columns, job: Job) -> str:
 
 
 def _stripped_chunks(columns: Columns) -> Iterator[list[bytes]]:
-    """The blocks up to the seal, of a segment that was looked at."""
+    """Yield the blocks up to the seal of a segment that was checked."""
     chunk: list[bytes] = []
     while (found := columns.next()) is not None:
         header, data = found
@@ -270,8 +270,8 @@ def _stripped_chunks(columns: Columns) -> Iterator[list[bytes]]:
 
 
 def stripped(data: bytes, header: Header) -> bytes:
-    """A block without its raw bytes, which remembers the position it had. data: the block up to
-    there."""
+    """Return a block without its raw bytes, with its original position in the header. data: the
+    block up to raw."""
     body = data[HEADER : header.raw_at]
     return (
         Header(

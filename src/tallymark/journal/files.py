@@ -1,4 +1,4 @@
-"""The operating system's calls, gathered where a test can make any of them fail.
+"""File system calls, collected in a place where tests can make any of them fail.
 
 The journal's modules may be compiled, so that patching `os` or subclassing would be ignored: a
 fault is passed in instead, `Files(fdatasync=broken)`. Whatever is not given is the real call.
@@ -15,13 +15,13 @@ from time import sleep
 from typing import Final, final
 
 IOV_MAX: Final = 1024
-"""Buffers per pwritev; POSIX guarantees 16, Linux gives 1024."""
+"""Maximum number of buffers per pwritev: POSIX guarantees 16, Linux allows 1024."""
 
 
 OUT_OF_FILES: Final = (errno.EMFILE, errno.ENFILE)
-"""The process, or the machine, has as many files open as it may."""
+"""Errors that mean that the process, or the machine, has reached its limit of open files."""
 AGAIN_S: Final = 0.02
-"""Between two attempts to open a file while nothing is left of what was set aside."""
+"""Delay between two attempts to open a file while no descriptor is available, seconds."""
 
 
 def _free_bytes(folder: str) -> int:
@@ -31,7 +31,7 @@ def _free_bytes(folder: str) -> int:
 
 @final
 class Files:
-    """Each attribute is one call, with the signature it has in `os`."""
+    """The calls, one per attribute, with the signatures they have in `os`."""
 
     __slots__ = (
         "_guard", "_open", "_set_aside", "_wanted", "fallocate", "fdatasync", "free_bytes", "fsync",
@@ -63,16 +63,18 @@ class Files:
         self._open = open
         self._guard = threading.Lock()
         self._set_aside: list[int] = []
-        """Descriptors that are given up where a file is to be opened and there is none left."""
+        """Reserved descriptors. One is closed when a file must be opened and no other is
+        available."""
         self._wanted = 0
 
     def set_aside(self, count: int) -> None:
-        """Keep so many descriptors for the journal, whatever else the process has open."""
+        """Reserve descriptors for the journal, independent of what else the process has open."""
         self._wanted = count
         self.restore()
 
     def restore(self) -> bool:
-        """Set aside again what was given up. False: the process still has no descriptor left."""
+        """Reserve the descriptors again that were closed. False: the process still has none
+        available."""
         while len(self._set_aside) < self._wanted:
             try:
                 spare = self._open("/dev/null", os.O_RDONLY | os.O_CLOEXEC, 0)
@@ -86,11 +88,11 @@ class Files:
 
     @property
     def is_short(self) -> bool:
-        """Whether descriptors that were set aside had to be given up."""
+        """Return whether reserved descriptors had to be closed."""
         return len(self._set_aside) < self._wanted
 
     def give_back(self) -> None:
-        """Close what is set aside: nothing is opened any more."""
+        """Close the reserved descriptors; no more files are opened."""
         self._wanted = 0
         with self._guard:
             spares = self._set_aside
@@ -99,8 +101,8 @@ class Files:
             os.close(spare)
 
     def open(self, path: str, flags: int, mode: int = 0o600) -> int:
-        """Open a file. Where the process has no descriptor left one of those set aside is used;
-        where the machine has none, wait until it has. Raises any other OSError."""
+        """Open a file. If the process has no descriptor left, a reserved one is used; if the
+        machine has none, wait. Raises any other OSError."""
         while True:
             try:
                 return self._open(path, flags | os.O_CLOEXEC, mode)
@@ -115,7 +117,7 @@ class Files:
                 sleep(AGAIN_S)
 
     def read_all(self, path: str) -> bytes:
-        """The content of a file. Raises OSError."""
+        """Return the content of a file. Raises OSError."""
         fd = self.open(path, os.O_RDONLY)
         try:
             return self.read_exactly(fd, os.fstat(fd).st_size, 0)
@@ -123,7 +125,7 @@ class Files:
             os.close(fd)
 
     def write_all(self, fd: int, buffers: list[bytes], offset: int) -> int:
-        """Write the buffers end to end from offset on, going on after short writes.
+        """Write the buffers end to end from offset on, continuing after short writes.
 
         Returns the bytes written. Raises OSError as pwritev does, also for a write of 0 bytes.
         """
@@ -144,7 +146,7 @@ class Files:
         return offset - start
 
     def read_exactly(self, fd: int, size: int, offset: int) -> bytes:
-        """size bytes from offset on; fewer only at the end of the file."""
+        """Read size bytes from offset on; fewer only at the end of the file."""
         data = self.pread(fd, size, offset)
         if len(data) == size or not data:
             return data
@@ -159,9 +161,8 @@ class Files:
         return b"".join(parts)
 
     def replace(self, folder: Path, name: str, chunks: Iterable[list[bytes]]) -> None:
-        """Put a file of this content in place of `name`: wholly, or not at all, whatever stops
-        the machine. On OSError the folder is as it was, but for a .tmp file if even its removal
-        failed."""
+        """Replace the file `name` by one with this content, atomically. On OSError the folder is
+        unchanged, except for a .tmp file if even its removal failed."""
         temporary = str(folder / (name + ".tmp"))
         try:
             fd = self.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
@@ -180,7 +181,7 @@ class Files:
         self.sync_folder(folder)
 
     def sync_file(self, path: Path) -> None:
-        """Make a file's content last."""
+        """Sync a file's content to disk."""
         fd = self.open(str(path), os.O_RDWR)
         try:
             self.fsync(fd)
@@ -188,7 +189,7 @@ class Files:
             os.close(fd)
 
     def sync_folder(self, folder: Path) -> None:
-        """Make creations, renames and removals in the folder last."""
+        """Sync the folder: creations, renames and removals in it."""
         fd = self.open(str(folder), os.O_RDONLY | os.O_DIRECTORY)
         try:
             self.fsync(fd)
@@ -197,7 +198,7 @@ class Files:
 
 
 def _rest(buffers: list[bytes], done: int) -> list[bytes]:
-    """What is left of the buffers behind their first `done` bytes."""
+    """Return the buffers without their first `done` bytes."""
     for i, buffer in enumerate(buffers):
         if done < len(buffer):
             return [buffer[done:], *buffers[i + 1 :]]

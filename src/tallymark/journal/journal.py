@@ -67,14 +67,14 @@ SEGMENT_BYTES: Final = 64 * 1024 * 1024
 MIN_SEGMENT_BYTES: Final = 4096
 _FILES_OPEN: Final = 64
 _FILES_SET_ASIDE: Final = 16
-"""Descriptors of which nobody else can deprive the journal: the writer's, the cleaner's, a few to
-read with."""
+"""Number of descriptors reserved for the journal: the writer's, the cleaner's, and a few for
+reading."""
 _LIMIT: Final = (1 << 32) - HEADER
 
 
 @final
 class _Pending:
-    """A block that may not be written yet: fetched from here."""
+    """A block that may not be written yet; reads of it are served from here."""
 
     __slots__ = ("buffers", "end", "start")
 
@@ -101,7 +101,8 @@ class _Pending:
 
 @final
 class Journal:
-    """Open, use up `recovered`, `retain` what is live, `start`; then commit. One thread."""
+    """A journal. Order of use: `open`, read all of `recovered`, `retain` live payloads, `start`,
+    commits. One thread."""
 
     __slots__ = (
         "_anchored", "_blocks", "_blocks_read", "_checkpoint_names", "_checkpointing", "_cleaner",
@@ -124,7 +125,7 @@ class Journal:
         lock: FolderLock,
         version: int,
     ) -> None:
-        """Use `open`."""
+        """Use `open` instead."""
         self._lock = lock
         found = Folder(folder)
         self._folder = folder
@@ -140,7 +141,7 @@ class Journal:
         self._pending: deque[_Pending] = deque()
         self._open_files: dict[int, int] = {}
         self._gone: dict[int, tuple[int, int, int]] = {}
-        """By segment, of payloads that are needed and not there: how many, bytes, the first."""
+        """Needed payloads that are missing, by segment: count, bytes, first position."""
         self._anchored = 0
         self._checkpoint_names = [name for _, name in found.checkpoints]
         self._checkpointing = False
@@ -152,13 +153,15 @@ class Journal:
         self._handed_bytes = 0
         self._time_ms = 0
         self.sync = sync
-        """The mode: "commit", "interval" or "never"."""
+        """Sync mode: "commit", "interval" or "never"."""
         self.end = 0
         """Position behind everything committed."""
         self.unreadable: set[int] = set()
-        """Positions of payloads whose bytes could not be read, or were found damaged by a start."""
+        """Positions of payloads whose bytes could not be read, or were found damaged at the
+        start."""
         self.problems: list[str] = []
-        """What went wrong without ending the journal, for the log. The reader clears it."""
+        """Texts about problems that did not end the journal, for the log. The reader clears the
+        list."""
 
     @staticmethod
     def open(
@@ -172,7 +175,7 @@ class Journal:
         files: Files | None = None,
         version: int = FORMAT,
     ) -> Journal:
-        """Take a data folder; make it if need be. Nothing in it is changed before `start`.
+        """Open a data folder, creating it if need be. Nothing in it is changed before `start`.
 
         on_synced, on_failure: called from worker threads; see `synced` and the module's text.
         version: of the blocks that are written; see layout.py.
@@ -205,11 +208,12 @@ class Journal:
     # -- recovery ---------------------------------------------------------------------------
 
     def recovered(self) -> Iterator[Record]:
-        """What the folder holds: see Recovery.records, whose promises and errors these are."""
+        """Yield the records in the folder: see Recovery.records for order and errors."""
         return self._recovery.records()
 
     def retain(self, position: int, size: int) -> bool:
-        """After the replay, once per payload that is live: its bytes are needed.
+        """Mark the bytes of a live payload as needed. Called after the replay, once per live
+        payload.
 
         False when they are gone, which only damage explains: `start` then refuses, unless the
         loss is accepted, and the engine drops the messages as DROPPED_LOST (releasing them again
@@ -221,7 +225,8 @@ class Journal:
         return False
 
     def retain_packed(self, payload: Payload) -> list[int]:
-        """The same for each message of a packed payload; returns the positions of those gone."""
+        """Mark the bytes of each message of a packed payload as needed; return the positions of
+        missing ones."""
         pack = payload.pack
         assert pack is not None
         gone = self._stock.retain_all(pack.positions, payload.cuts)
@@ -234,12 +239,13 @@ class Journal:
         self._gone[position >> 32] = (known[0] + 1, known[1] + size, min(known[2], position))
 
     def missing(self, problem: str) -> None:
-        """After the replay: something that should be there is not. `start` refuses, unless the loss
-        is accepted."""
+        """Note after the replay that something is missing. `start` refuses then, unless the loss is
+        accepted."""
         self._recovery.missing(problem)
 
     def unbalanced(self, problems: list[str]) -> None:
-        """The same of accounts that do not add up, which an earlier start may have accepted."""
+        """Note after the replay that accounts do not balance. An earlier start may have accepted
+        this."""
         if self._recovery.has_losses:
             self.problems.extend(problems)
             return
@@ -248,12 +254,13 @@ class Journal:
 
     @property
     def anchor(self) -> Anchor | None:
-        """After the replay: what was on disk once, where less was found now."""
+        """Return, after the replay, the anchor that names more than was found now; None if there is
+        none."""
         return self._recovery.anchor if self._recovery.is_behind else None
 
     @property
     def is_anchored(self) -> bool:
-        """Whether everything committed so far is below what the anchor was last asked to say."""
+        """Return whether the last anchor requested covers everything committed so far."""
         return self._anchored == self.end
 
     def write_anchor(
@@ -262,8 +269,8 @@ class Journal:
         subscriptions: list[tuple[int, str, int]],
         now_ms: int,
     ) -> None:
-        """Say outside of the journal that it reaches to `end`, and what that comes to, as soon as
-        it is on disk: see anchor.py. Call it between turns, with everything committed."""
+        """Write an anchor that says that the journal reaches to `end`, and the state there, once
+        that is on disk: see anchor.py. Called between turns, with everything committed."""
         if self._writer.failure is not None or self._anchored == self.end:
             return
         self._anchored = self.end
@@ -272,7 +279,7 @@ class Journal:
 
     @property
     def damaged(self) -> set[int]:
-        """After the replay: positions of payloads whose bytes are not those that were written."""
+        """Return, after the replay, the positions of payloads whose bytes are damaged."""
         return self._recovery.unreadable
 
     def start(self) -> None:
@@ -296,7 +303,7 @@ class Journal:
         self.problems.extend(recovery.problems)
         self.unreadable.update(recovery.unreadable)
         self._repair()
-        if recovery.is_behind:  # accepted: what it says is not so any more
+        if recovery.is_behind:  # the loss was accepted: the anchor no longer holds
             self._files.unlink(str(self._folder / anchors.FILE))
         newest = self._stock.newest
         if newest:
@@ -326,7 +333,8 @@ class Journal:
         self._files.sync_folder(self._folder)
 
     def _replace(self, name: str, buffers: list[bytes]) -> None:
-        """With the room of a spare where there is no other: the old file's comes back at once."""
+        """Replace a file, using the space of a spare if the disk is full; the old file's space is
+        free at once."""
         try:
             self._files.replace(self._folder, name, [buffers])
         except OSError as error:
@@ -335,7 +343,7 @@ class Journal:
             self._files.replace(self._folder, name, [buffers])
 
     def _quarantine(self, name: str) -> None:
-        """Keep a damaged file as it was found."""
+        """Keep a damaged file, as it was found, in the quarantine folder too."""
         place = self._folder / "quarantine"
         place.mkdir(mode=0o700, exist_ok=True)
         kept = place / name
@@ -347,7 +355,7 @@ class Journal:
 
     def commit(self, records: list[Record], now_ms: int) -> int:
         """Pack one block and hand it to the writer. Every payload of a PAYLOAD record gets its
-        position. Returns the end of the block: all of it is safe once `synced` reaches that.
+        position. Returns the end of the block; the block is safe once `synced` reaches it.
 
         Raises ValueError, having changed nothing, when a payload's bytes are not in memory or the
         block would reach 4 GiB.
@@ -387,7 +395,7 @@ class Journal:
             pending.popleft()
 
     def _roll(self) -> None:
-        """Seal the segment and go on in a new one."""
+        """Seal the segment and continue in a new one."""
         self._seal()
         self._stock.sealed(self._segment, self._offset)
         self._begin(self._segment + 1)
@@ -419,22 +427,23 @@ class Journal:
 
     @property
     def synced(self) -> int:
-        """What may be confirmed. sync=commit: it is on disk. Otherwise: it was written."""
+        """Position up to which messages may be confirmed. sync=commit: all before it is on disk.
+        Otherwise: all before it was written."""
         return self._writer.synced
 
     @property
     def durable(self) -> int:
-        """What is on disk, in every mode."""
+        """Position up to which everything is on disk, in every mode."""
         return self._writer.durable
 
     @property
     def written(self) -> int:
-        """What the operating system was given."""
+        """Position up to which everything was passed to the operating system."""
         return self._writer.written
 
     @property
     def syncs(self) -> int:
-        """Calls of fdatasync so far."""
+        """Count of calls of fdatasync so far."""
         return self._writer.syncs
 
     @property
@@ -443,33 +452,33 @@ class Journal:
         return self._handed_bytes - self._writer.written_bytes
 
     def flush(self) -> bool:
-        """Wait until everything committed is on disk, in every mode; may be called from any thread.
-        False: it never will be."""
+        """Wait until everything committed is on disk, in every mode. May be called from any thread.
+        False: it never will be, because a write has failed."""
         return self._writer.sync()
 
     @property
     def accepts_payloads(self) -> bool:
-        """False while the disk is full and only the reserve is left: block publishers."""
+        """False while the disk is full and only the reserve is left: publishers must be blocked."""
         return not self._spares.full or self._spares_left() > RESERVE
 
     @property
     def is_short(self) -> bool:
-        """Segments are used up faster than they are made, and the disk may turn out to be full:
-        let publishers wait a moment."""
+        """True while segments are used up faster than they are made and the disk may turn out to be
+        full: publishers should wait a moment."""
         return self._spares_left() < RESERVE
 
     def _spares_left(self) -> int:
-        """Once everything committed is written."""
+        """Return the count of spares after everything committed is written."""
         return len(self._spares) - (self._segment - self._writer.number)
 
     @property
     def lacks_files(self) -> bool:
-        """Whether the process had no descriptor left, so that the journal uses up those it has set
-        aside."""
+        """Return whether the process had no descriptor left, so that the journal uses its reserved
+        ones."""
         return self._files.is_short
 
     def restore_files(self) -> None:
-        """Set descriptors aside again, if there are any. Raises OSError for any other reason."""
+        """Reserve descriptors again, if there are any. Raises OSError for any other reason."""
         self._files.restore()
 
     @property
@@ -477,14 +486,15 @@ class Journal:
         return self._writer.failure is not None
 
     def free_bytes(self) -> int:
-        """Room left on the file system of the data folder, without what is preallocated."""
+        """Return the free bytes on the file system of the data folder, without preallocated
+        space."""
         return self._files.free_bytes(str(self._folder))
 
     # -- bytes ------------------------------------------------------------------------------
 
     def fetch(self, payload: Payload) -> bytes:
-        """The bytes of a payload, from memory while they are not written, else from the file, where
-        their checksum is looked at.
+        """Return the bytes of a payload, from memory while they are not written, otherwise from the
+        file, with their checksum checked.
 
         Raises BytesLost when they are not there, or are not those that were written; OSError.
         """
@@ -506,7 +516,7 @@ class Journal:
         return data
 
     def _read(self, payload: Payload, position: int, size: int) -> bytes:
-        """Checked bytes of the file."""
+        """Read bytes from the file and check them."""
         fd = self._opened(position >> 32)
         if fd < 0:
             raise BytesLost(f"segment {position >> 32} is gone, with {size} bytes of it")
@@ -519,7 +529,7 @@ class Journal:
         return data
 
     def _opened(self, number: int) -> int:
-        """A descriptor for reading a segment, -1 when there is none."""
+        """Return a descriptor for reading a segment, -1 if it does not exist."""
         fd = self._open_files.get(number)
         if fd is not None:
             return fd
@@ -533,8 +543,8 @@ class Journal:
         return fd
 
     def file_of(self, position: int) -> int:
-        """A descriptor, the caller's to close, of the file in which a written position lies.
-        What is read through it stays what it was, whatever becomes of the file.
+        """Return a descriptor, to be closed by the caller, of the file that contains a written
+        position. Reads through it return the same bytes whatever becomes of the file.
 
         Raises BytesLost when there is none any more, OSError.
         """
@@ -544,7 +554,7 @@ class Journal:
         return os.dup(fd)
 
     def path_of(self, position: int) -> Path:
-        """Where that file is. Raises BytesLost."""
+        """Return the path of the file that contains a written position. Raises BytesLost."""
         name = self._stock.name_of(position >> 32)
         if not name:
             raise BytesLost(f"the segment of position {position:#x} is gone")
@@ -556,8 +566,8 @@ class Journal:
             os.close(fd)
 
     def release(self, position: int, size: int) -> None:
-        """Nobody needs these bytes any more: the whole of a payload. Takes effect once the next
-        commit (or what is committed when `clean` is called) is on disk."""
+        """Release the bytes of a whole payload. Takes effect once the next commit, or the last one
+        before `clean`, is on disk."""
         self._stock.release(position, size)
 
     def relocate(self, payloads: list[Payload], now_ms: int, ahead_ms: int = 0) -> int:
@@ -606,15 +616,16 @@ class Journal:
         return self.end
 
     def sparse(self) -> list[int]:
-        """Numbers of sealed segments before the checkpoint of which less than a quarter is live:
-        the live payloads in them are worth a `relocate`. position >> 32 is a payload's segment."""
+        """Return the numbers of sealed segments before the checkpoint of which less than a quarter
+        is live: the live payloads in them are worth a `relocate`. position >> 32 is a payload's
+        segment."""
         return [] if self._checkpointing else self._stock.sparse()
 
     # -- housekeeping -----------------------------------------------------------------------
 
     def checkpoint(self, records: list[Record], now_ms: int) -> bool:
-        """Keep the state as of `end`, in a file of its own, written by the cleaner once all before
-        `end` is on disk. Call it between turns, with everything committed.
+        """Store the state as of `end` in a checkpoint file. The cleaner writes it once everything
+        before `end` is on disk. Called between turns, with everything committed.
 
         PAYLOAD records stand for bytes where they are: no byte of a message is written again. The
         records are packed later; their payloads must not be changed (relocate does not).
@@ -633,8 +644,8 @@ class Journal:
         return True
 
     def clean(self, now_ms: int, ledger_retention_ms: int) -> None:
-        """A step of cleaning: take in what the cleaner finished, give it the next segment to
-        strip and the ledgers to delete. Call it between turns, now and then; waits for nothing."""
+        """Do a step of cleaning: take in what the cleaner finished, give it the next segment to
+        strip and the ledgers to delete. Called between turns; does not wait."""
         while not self._cleaner.done.empty():
             self._finished(self._cleaner.done.get())
         self._forget_written()
@@ -652,8 +663,8 @@ class Journal:
             self._cleaner.put(cleaning.Job(cleaning.DROP, names=names))
 
     def finish_cleaning(self) -> None:
-        """Wait for the cleaner: checkpoints and cleaning asked for so far are on disk. For a clean
-        stop and for tests; call `clean` to take the results in."""
+        """Wait until all checkpoints and cleaning requested so far are on disk, for a clean stop
+        and for tests. `clean` takes the results in."""
         self._cleaner.finish()
 
     def _finished(self, done: cleaning.Done) -> None:
@@ -677,14 +688,15 @@ class Journal:
                 self._stock.stripped(job.number, ledger_name(job.number, job.salt), done.size)
 
     def top_up(self) -> None:
-        """Have missing segments made ahead, waiting for nothing."""
+        """Request missing spare segments, without waiting."""
         if not self._spares.asked and self._spares.is_missing:
             self._spares.asked = True
             self._cleaner.put(cleaning.Job(cleaning.TOP_UP))
 
     @property
     def is_stripping(self) -> bool:
-        """A segment is being stripped; the next `clean` that finds it done begins another."""
+        """Return whether a segment is being stripped. The next `clean` after its end begins
+        another."""
         return self._stripping
 
     @property
@@ -694,11 +706,11 @@ class Journal:
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes of all segments and ledgers, preallocation not counted."""
+        """Bytes of all segments and ledgers, without preallocated space."""
         return self._stock.bytes
 
     def close(self, clean: bool = True) -> None:
-        """Finish what was handed over, end the threads, let the folder go.
+        """Write what was handed over, end the threads, release the folder.
 
         clean: seal the segment, so that the next start has nothing to repair. Without it the
         folder is left as a crash between two turns leaves it.

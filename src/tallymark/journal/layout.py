@@ -1,4 +1,4 @@
-"""The block: how the transitions of one turn lie on disk and in a READ answer. Format version 2.
+"""Layout of a block: the transitions of one turn on disk and in a READ answer. Format version 2.
 
 All numbers are little-endian; a block begins at a multiple of 8 and is a multiple of 8 long.
 
@@ -120,28 +120,31 @@ from tallymark.journal.block import row_kinds as row_kinds
 PERSISTENT: Final = 1
 ROUTE_COLUMN: Final = 2
 ELSEWHERE: Final = 4
-"""The bytes lie at `payload` in the journal, not in this block (checkpoints)."""
+"""Flag: the bytes are at `payload` in the journal, not in this block (checkpoints)."""
 RELOCATED: Final = 8
-"""A second copy written by the cleaner; the MOVED row of the same block names the first."""
+"""Flag: a second copy written by the cleaner; the MOVED row of the same block names the first."""
 COLUMNS: Final = 16
-"""The row's own first message id, arrival and position are those of its first message only."""
+"""Flag: the row's own first message id, arrival and position are those of its first message
+only."""
 
 ROW_DTYPE: Final = (
     ("kind", "u1"), ("flags", "u1"), ("reason", "u1"), ("zero", "u1"), ("queue", "<u4"),
     ("first", "<i8"), ("time", "<i8"), ("count", "<u4"), ("lo", "<u4"), ("owner", "<i8"),
     ("other", "<i8"), ("payload", "<i8"), ("at", "<u4"), ("size", "<u4"),
 )  # fmt: skip
-"""`numpy.dtype(list(ROW_DTYPE))` reads a block's rows; numpy is not needed here."""
+"""Columns of a row: `numpy.dtype(list(ROW_DTYPE))` reads a block's rows. numpy is not needed
+here."""
 
-# Where a packed PAYLOAD row's bytes are, and what `payload` says.
+# Modes of packing: the place of a PAYLOAD row's bytes, and the meaning of its `payload`.
 STORED: Final = 0
-"""In the block; every payload gets the position it has there."""
+"""Mode: the bytes are in the block; every payload gets the position it has there."""
 STANDALONE: Final = 1
-"""In the block, which lies in no segment: positions count from its start, nothing is changed."""
+"""Mode: the bytes are in the block, which is in no segment. Positions count from its start; no
+payload is changed."""
 REFERENCED: Final = 2
-"""Where they were: only positions and bounds are written."""
+"""Mode: the bytes stay at their positions; only positions and bounds are written."""
 DETACHED: Final = 3
-"""Behind the block, in the order of the PAYLOAD rows: as STANDALONE, for raw that is not packed."""
+"""Mode: the bytes follow the block, in the order of the PAYLOAD rows; otherwise as STANDALONE."""
 
 _END: Final = Struct("<I")
 _ROW: Final = Struct("<BBBBIqqIIqqqII")
@@ -159,8 +162,8 @@ _CHUNK_BYTES: Final = 256 * 1024
 
 @final
 class Packer:
-    """Turns records into one block, in two steps: the position of a payload depends on the size
-    of everything before it. Reused from block to block."""
+    """Turns records into one block, in two steps, because the position of a payload depends on the
+    size of everything before it. Reused from block to block."""
 
     __slots__ = (
         "_blobs", "_bounds", "_mode", "_payloads", "_places", "_records", "_route_ends",
@@ -169,7 +172,7 @@ class Packer:
 
     def __init__(self, version: int = FORMAT) -> None:
         self.version = version
-        """Of the blocks it makes; may be changed between two of them."""
+        """Format version of the blocks it makes; may be changed between two blocks."""
         self.length = 0
         self.raw_bytes = 0
         self._mode = STORED
@@ -181,7 +184,7 @@ class Packer:
         self._texts: list[bytes] = []
         self._text_bytes = 0
         self._blobs: dict[bytes, int] = {}
-        """Each distinct blob of the block and its offset behind the route texts."""
+        """Offset behind the route texts of each distinct blob of the block."""
         self._places: dict[int, int] = {}
 
     def load(self, records: list[Record], mode: int) -> int:
@@ -250,7 +253,7 @@ class Packer:
                 self._bounds.extend(pack.sums)
 
     def _add_column(self, numbers: array[int]) -> None:
-        """Numbers of 64 bits, each as two bounds."""
+        """Add numbers of 64 bits to the bounds column, two entries each."""
         if not _LITTLE:
             numbers = array("Q", numbers)
             numbers.byteswap()
@@ -284,8 +287,8 @@ class Packer:
         time_ms: int,
         flags: int,
     ) -> list[bytes]:
-        """The block as buffers to be written end to end. In mode STORED every payload of it now
-        has its position. Large raws are the payloads' own bytes, not copies."""
+        """Return the block as buffers to be written end to end. In mode STORED all its payloads
+        have their positions now. Large raws are the payloads' own bytes, not copies."""
         bounds, ends = self._bounds, self._route_ends
         raw_at = self.length - aligned(self.raw_bytes)
         base = segment << 32 | offset
@@ -315,7 +318,7 @@ class Packer:
         return buffers
 
     def _place(self, base: int, raw_at: int) -> None:
-        """Give each payload of the block its position, in the payload or beside it."""
+        """Assign a position to each payload of the block, stored in the payload or beside it."""
         mode = self._mode
         if mode == REFERENCED:
             return
@@ -328,7 +331,7 @@ class Packer:
             raw_at += payload.size
 
     def _rows(self, base: int, text_at: int) -> list[bytes]:
-        """The rows, then route texts and blobs."""
+        """Return the rows, then route texts and blobs."""
         rows: list[bytes] = []
         blob_at = text_at + self._text_bytes
         bound = 0
@@ -360,7 +363,7 @@ class Packer:
         return rows
 
     def _bounds_of(self, payload: Payload) -> int:
-        """How many entries it has in the bounds column."""
+        """Return the number of a payload's entries in the bounds column."""
         count = payload.count
         found = count + 1
         if payload.routes is not None:
@@ -410,13 +413,14 @@ def _encoded_array(numbers: array[int]) -> bytes:
 
 
 def _padded(parts: list[bytes], size: int) -> bytes:
-    """The parts end to end, and zeros up to `size`."""
+    """Join the parts and pad with zeros to `size`."""
     joined = b"".join(parts)
     return joined if len(joined) == size else joined + _PAD[: size - len(joined)]
 
 
 def _with_raws(parts: list[bytes], size: int, payloads: list[Payload], mode: int) -> list[bytes]:
-    """Rows and tables of `size` bytes, then the payloads' bytes: small ones joined."""
+    """Return rows and tables of `size` bytes, then the payloads' bytes; small buffers are
+    joined."""
     if mode in (REFERENCED, DETACHED):
         return [b"".join(parts)]
     buffers: list[bytes] = []
@@ -443,7 +447,7 @@ def _with_raws(parts: list[bytes], size: int, payloads: list[Payload], mode: int
 
 
 def pack(records: list[Record], time_ms: int = 0) -> bytes:
-    """One block outside any segment, as a READ answer carries it. Changes no payload.
+    """Pack one block outside any segment, as a READ answer carries it. Changes no payload.
 
     Rows that mean a payload find it by `payload` when its PAYLOAD record is among `records`.
     Raises ValueError for a payload that is not in memory.
@@ -454,8 +458,8 @@ def pack(records: list[Record], time_ms: int = 0) -> bytes:
 
 
 def pack_apart(records: list[Record]) -> tuple[bytes, int]:
-    """The beginning of a block whose raw stays in the journal: what is to be sent before the
-    payloads' bytes, and how many bytes of zeros behind them. Changes no payload.
+    """Pack the beginning of a block whose raw stays in the journal. Returns the part to send before
+    the payloads' bytes, and the number of zero bytes behind them. Changes no payload.
 
     Payloads with a `pack` become rows with COLUMNS.
     """
@@ -466,8 +470,8 @@ def pack_apart(records: list[Record]) -> tuple[bytes, int]:
 
 
 def pack_places(records: list[Record]) -> bytes:
-    """One block outside any segment that says where in the journal the payloads' bytes are, for
-    readers of its files: as in a checkpoint. Changes no payload."""
+    """Pack one block outside any segment that names the journal positions of the payloads' bytes,
+    for readers of the journal's files, as a checkpoint does. Changes no payload."""
     packer = Packer(WHOLE)
     packer.load(records, REFERENCED)
     return b"".join(packer.finish(0, 0, 0, 0, 0, 0, 0))
@@ -478,7 +482,8 @@ def pack_places(records: list[Record]) -> bytes:
 
 @final
 class Unpacker:
-    """Turns blocks back into records. Remembers the last route table: neighbours mostly agree."""
+    """Turns blocks back into records. Caches the last route table, since neighbours mostly have the
+    same."""
 
     __slots__ = ("_older", "_routes", "_table", "moved", "packed", "payloads", "with_raw")
 
@@ -489,19 +494,19 @@ class Unpacker:
         older: Callable[[int], Payload | None] | None = None,
     ) -> None:
         self.payloads = payloads
-        """Position -> payload; rows find theirs here, PAYLOAD rows add to it."""
+        """Payloads by position. Rows find theirs here, and PAYLOAD rows add to it."""
         self.with_raw = with_raw
         self._older = older
-        """Asked for a payload that is not among them, by its position."""
+        """Function that returns a payload missing here, by its position."""
         self.packed: list[Payload] = []
-        """Payloads with positions of their own for each message, and..."""
+        """Payloads in which each message has a position of its own."""
         self.moved: dict[int, int] = {}
-        """...where messages were moved since, by their old positions: see `settle_moves`."""
+        """New positions of moved messages, by old positions: see `settle_moves`."""
         self._table = b""
         self._routes: list[Route] = []
 
     def records(self, data: bytes, header: Header) -> list[Record]:
-        """The records of a sound block, in order.
+        """Return the records of a sound block, in order.
 
         A PAYLOAD record's payload is new, with `raw` (when asked for, and there) or its position.
         A row whose payload is not known has none. Relocations are applied, not returned: the
@@ -562,7 +567,7 @@ class Unpacker:
             self.payloads[position] = payload
 
     def settle_moves(self) -> None:
-        """All blocks were read: packed messages are where they were moved to."""
+        """Apply the moves to packed messages, after all blocks were read."""
         moved = self.moved
         segments = {old >> 32 for old in moved}
         for payload in self.packed:
@@ -615,7 +620,7 @@ class Unpacker:
         return found
 
     def _column(self, data: bytes, header: Header, index: int, count: int) -> array[int]:
-        """Numbers of 64 bits, each in two bounds."""
+        """Read numbers of 64 bits, each in two entries of the bounds column."""
         if index < 0 or index + 2 * count > header.bounds:
             raise LayoutError(f"bounds {index} to {index + 2 * count} of {header.bounds}")
         start = header.at + header.bounds_at + 4 * index
@@ -663,12 +668,12 @@ def _decoded_array(data: bytes) -> array[int]:
 
 
 def rows_in(rows: bytes) -> list[tuple[int, ...]]:
-    """The fields of each row of a rows column, as ROW_DTYPE has them."""
+    """Return the fields of each row of a rows column, in the order of ROW_DTYPE."""
     return list(_ROW.iter_unpack(rows))
 
 
 def unpack(block: bytes) -> list[Record]:
-    """The records of one or more blocks end to end, payloads with their bytes.
+    """Return the records of one or more blocks end to end; payloads have their bytes.
 
     Raises LayoutError for anything else, whatever the bytes.
     """

@@ -9,7 +9,8 @@ from typing import final
 
 
 class FolderInUse(Exception):
-    """Another process has the data folder; `pid` is what it wrote into the lock file, 0 unknown."""
+    """Another process uses the data folder; `pid` is the one it wrote into the lock file, 0 if
+    unknown."""
 
     def __init__(self, folder: Path, pid: int) -> None:
         super().__init__(f"data folder {folder} is in use by process {pid or 'unknown'}")
@@ -19,12 +20,13 @@ class FolderInUse(Exception):
 
 @final
 class FolderLock:
-    """Held from creation to `release`, or to the end of the process."""
+    """A lock on a data folder, from creation to `release` or the end of the process."""
 
     __slots__ = ("_fd",)
 
     def __init__(self, folder: Path) -> None:
-        """Raises FolderInUse when another opener, of this process too, holds the folder."""
+        """Lock the folder. Raises FolderInUse if another opener, perhaps in this process, holds
+        it."""
         fd = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -37,7 +39,7 @@ class FolderLock:
         self._fd = fd
 
     def release(self) -> None:
-        """Let others in. The file stays: removing it would let two openers lock two inodes."""
+        """Release the lock. The file stays: removing it would let two openers lock two inodes."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,4 +1,4 @@
-"""Bytes read back from the disk, and whether they are those that were written.
+"""Reading bytes back from the disk and checking them against their checksums.
 
 A payload carries the checksum of its bytes, or one for each of its messages. What versions of the
 journal before that stored is known again by the checksum of the block it lies in, which has to be
@@ -28,14 +28,14 @@ from tallymark.journal.block import (
 from tallymark.journal.files import Files
 
 SECTOR: Final = 4096
-"""What a disk that cannot read some bytes loses at least."""
+"""Smallest unit, in bytes, that a disk loses with an unreadable byte."""
 WINDOW: Final = 64 * 1024
-"""Bytes read at a time where only columns are looked at: small bodies come along."""
+"""Bytes read at a time where only columns are needed; small bodies are read along."""
 
 
 def read_file(path: Path) -> bytes:
-    """A file's bytes; zeros stand for sectors that cannot be read. Raises OSError for anything but
-    unreadable sectors."""
+    """Return a file's bytes, with zeros for unreadable sectors. Raises OSError for any other
+    error."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -60,7 +60,7 @@ def read_file(path: Path) -> bytes:
 
 
 def check(payload: Payload, data: bytes) -> bool:
-    """Make sure that these are the payload's bytes; False: it has no checksum.
+    """Check a payload's bytes; False: it has no checksum.
 
     Raises BytesLost: they are not.
     """
@@ -87,8 +87,8 @@ def _check(position: int, data: bytes, expected: int) -> None:
 
 @final
 class Blocks:
-    """Reads parts of blocks that have one checksum over everything. Remembers where the blocks of
-    one segment begin, and the block read last."""
+    """Reads parts of blocks that have one checksum over everything. Caches the offsets of one
+    segment's blocks and the last block."""
 
     __slots__ = ("_data", "_files", "_header", "_segment", "_starts", "_whole")
 
@@ -102,8 +102,8 @@ class Blocks:
         """Offset of the block in `_data`, -1 for none."""
 
     def read(self, fd: int, position: int, size: int) -> bytes:
-        """Bytes of the segment that `fd` reads. Raises BytesLost where their block is not what was
-        written, OSError."""
+        """Read bytes of the segment that `fd` reads. Raises BytesLost if their block is damaged,
+        OSError."""
         segment, offset = position >> 32, position & 0xFFFFFFFF
         if segment != self._segment:
             self._find(fd, segment)
@@ -158,8 +158,7 @@ def _header(data: bytes) -> Header | None:
 
 @final
 class Columns:
-    """Goes through the blocks of a sealed segment without reading bodies, where these have
-    checksums of their own."""
+    """Reads the blocks of a sealed segment without bodies that have checksums of their own."""
 
     __slots__ = ("_at", "_fd", "_files", "_window", "_window_at")
 
@@ -171,8 +170,8 @@ class Columns:
         self._window_at = 0
 
     def next(self) -> tuple[Header, bytes] | None:
-        """The next block's header, and its bytes up to raw, checked; None: no sound block is here.
-        Raises OSError, LayoutError."""
+        """Return the next block's header, and its bytes up to raw, checked; None: there is no sound
+        block. Raises OSError, LayoutError."""
         at = self._at
         header = header_at(self._read(at, HEADER), 0)
         if header is None or header.flags & STRIPPED:
@@ -192,7 +191,7 @@ class Columns:
 
     @property
     def at(self) -> int:
-        """Where the next block begins."""
+        """Return the offset of the next block."""
         return self._at
 
     def _read(self, at: int, size: int) -> bytes:

@@ -1,4 +1,5 @@
-"""A data folder back into records: the newest sound checkpoint, then every later block, in order.
+"""Recovery: a data folder read back into records, from the newest sound checkpoint and all later
+blocks, in order.
 
 Reads each segment in one go and builds nothing per message. Nothing is written here: what has to
 be repaired before the folder may be written to again is listed, and `Journal.start` does it.
@@ -53,7 +54,7 @@ class JournalCorrupt(Exception):
 
 @final
 class SegmentFile:
-    """One segment of a data folder, as its name and size give it."""
+    """One segment of a data folder, as described by its name and size."""
 
     __slots__ = ("name", "number", "salt", "size", "stripped", "time_ms")
 
@@ -63,7 +64,7 @@ class SegmentFile:
         self.name = path.name
         self.stripped = path.suffix == ".ledger"
         self.time_ms = 0
-        """Wall time of the seal; 0 where there is none, or in the name of no turn."""
+        """Wall time of the seal; 0 without a seal, or if no turn wrote it."""
         with open(path, "rb") as file:
             self.size = file.seek(0, os.SEEK_END)
             if self.size >= HEADER:
@@ -75,17 +76,17 @@ class SegmentFile:
 
 @final
 class Folder:
-    """What lies in a data folder."""
+    """The files of a data folder."""
 
     __slots__ = ("checkpoints", "leftovers", "path", "segments", "spares")
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.segments: dict[int, SegmentFile] = {}
-        """By number, ascending. Where a crash left a segment and its ledger, the ledger: it was
-        complete before it got its name."""
+        """Segments by number, ascending. Where a crash left a segment and its ledger, the ledger:
+        it was complete before it got its name."""
         self.checkpoints: list[tuple[int, str]] = []
-        """Position and name, newest first."""
+        """Checkpoints as position and name, newest first."""
         self.spares: list[str] = []
         self.leftovers: list[str] = []
         """Names of files that a crash left unfinished or superseded."""
@@ -114,25 +115,26 @@ class Folder:
 
 @final
 class Repair:
-    """How a segment must look before a new one is started: these stretches of the old file, and
-    between two of them a LOST block. Ends with a seal."""
+    """The repair of a segment before a new one is started: these stretches of the old file, with a
+    LOST block between two of them, and a seal at the end."""
 
     __slots__ = ("blocks", "corrupt", "segment", "stretches", "time_ms")
 
     def __init__(self, segment: SegmentFile, corrupt: bool) -> None:
         self.segment = segment
         self.corrupt = corrupt
-        """The damaged file is kept in quarantine/."""
+        """True if the damaged file is to be kept in quarantine/."""
         self.stretches: list[tuple[int, int, int]] = []
-        """Start, end, and the block number that follows each sound stretch."""
+        """Start and end of each sound stretch, and the block number that follows it."""
         self.blocks = 0
-        """Number of the seal."""
+        """Block number of the seal."""
         self.time_ms = 0
 
 
 @final
 class Recovery:
-    """One pass over a folder. After `records` is used up: `known_synced`, `repairs`, `problems`."""
+    """One pass over a folder. Its results `known_synced`, `repairs` and `problems` are complete
+    when `records` is exhausted."""
 
     __slots__ = (
         "_accept_loss", "_anchor_problem", "_old_data", "_old_headers", "_old_number", "_payloads",
@@ -146,34 +148,34 @@ class Recovery:
         self.checkpoint = 0
         """Position of the checkpoint used, 0 for none."""
         self.older = 0
-        """Position of the next older one, 0 for none."""
+        """Position of the next older checkpoint, 0 for none."""
         self.known_synced = 0
         self.problems: list[str] = []
-        """What was found wrong and got around, or accepted as lost."""
+        """Texts about damage that was worked around or accepted as a loss."""
         self.gone: list[str] = []
-        """Bytes of live messages that are not there, and not accepted as lost."""
+        """Texts about bytes of live messages that are missing and not accepted as lost."""
         self.anchor, self._anchor_problem = read_anchor(folder.path)
-        """Up to where everything was on disk, as was said outside of the journal."""
+        """Anchor: the position up to which everything was on disk, stored outside of the
+        journal."""
         self.end = 0
-        """Behind the last block that was found."""
+        """Position behind the last block that was found."""
         self.has_losses = False
-        """An earlier start went on without blocks: a LOST one stands in their place."""
+        """True if an earlier start accepted the loss of blocks: a LOST block is in their place."""
         self.unreadable: set[int] = set()
-        """Positions of payloads whose bytes are not those that were written; everything else of
-        their blocks is."""
+        """Positions of payloads whose bytes are damaged; the rest of their blocks is sound."""
         self.repairs: list[Repair] = []
         self.is_complete = False
-        """All records were given; only then are the repairs known."""
+        """True once all records were returned; only then are the repairs known."""
         self._tail = 0
         self._payloads: dict[int, Payload] = {}
         self._unpacker = Unpacker(self._payloads, False, self._find_older)
         self._old_number = 0
-        """The segment `_find_older` looked into last, and what it holds."""
+        """Number of the segment that `_find_older` searched last; its content is cached."""
         self._old_data = b""
         self._old_headers: list[Header] = []
 
     def records(self) -> Iterator[Record]:
-        """Every record, in order.
+        """Yield every record, in order.
 
         Payloads are without bytes; rows that mean the same one share it, however far apart. So
         every payload since the checkpoint is kept until the last record was given, and none
@@ -226,11 +228,11 @@ class Recovery:
 
     @property
     def is_behind(self) -> bool:
-        """After the replay: whether less was found than had been on disk."""
+        """Return, after the replay, whether less was found than had been on disk."""
         return self.end < self.anchor.position
 
     def behind_text(self) -> str:
-        """What is missing at the end."""
+        """Return a text about what is missing at the end."""
         last = self.anchor.position >> 32
         what = f"segment {last}"
         if last in self.folder.segments:
@@ -243,9 +245,9 @@ class Recovery:
         )
 
     def _find_older(self, position: int) -> Payload | None:
-        """A payload whose own row lies before the checkpoint and which the checkpoint does not
-        name: a transient message whose bytes had been put into the journal for want of memory, and
-        that was leased later on, or died and went to a queue that outlives the broker."""
+        """Find a payload that is before the checkpoint and is not named by it: that of a transient
+        message whose bytes were stored to save memory, and which was later leased, or dead-lettered
+        to a queue that survives a restart."""
         if position >= self.checkpoint:
             return None
         number = position >> 32
@@ -272,7 +274,8 @@ class Recovery:
         return found
 
     def _later_segments(self) -> list[SegmentFile]:
-        """What to replay. Their numbers must follow each other from the checkpoint's on."""
+        """Return the segments to replay. Their numbers must be consecutive from the checkpoint's
+        on."""
         first = max(self.checkpoint >> 32, 1)
         found = [s for s in self.folder.segments.values() if s.number >= first]
         expected = first
@@ -324,8 +327,8 @@ class Recovery:
             self._needs(repair, headers)
 
     def _note_damage(self, segment: SegmentFile, data: bytes, header: Header) -> None:
-        """Bytes of messages were on disk and are not what they were. Their messages are known, and
-        nobody is given them."""
+        """Note messages whose bytes had been on disk and are damaged. The messages are known, and
+        are delivered to nobody."""
         for at, size in damaged(data, header):
             self.unreadable.add(header.position + at)
             self.problems.append(
@@ -334,8 +337,8 @@ class Recovery:
             )
 
     def _is_doubtful(self, seal: Header) -> bool:
-        """Whether what the seal ends may not be on disk, though it reads back: a crash of the
-        process keeps what was written, a later crash of the machine need not."""
+        """Return whether the content of a sealed segment may be missing on disk although it can be
+        read: it survives a crash of the process, but perhaps no later crash of the machine."""
         return (
             seal.segment >= self._tail
             and seal.known_synced < seal.position
@@ -354,7 +357,7 @@ class Recovery:
         self.repairs.append(repair)
 
     def repaired(self, repair: Repair) -> list[bytes]:
-        """The content that `repair` asks for. A LOST block keeps later offsets true."""
+        """Return the content that `repair` describes. LOST blocks keep later offsets unchanged."""
         segment = repair.segment
         data = read_file(self.folder.path / segment.name)
         buffers: list[bytes] = []
@@ -374,7 +377,7 @@ class Recovery:
         return buffers
 
     def missing(self, problem: str) -> None:
-        """Bytes of a live message are not there."""
+        """Note that bytes of a live message are missing."""
         if self._accept_loss:
             self.problems.append(problem)
         else:

@@ -1,4 +1,4 @@
-"""A segment's bytes, judged: which blocks are sound, and what the first unsound one means.
+"""Segment scan: the sound blocks of a segment's bytes, and the meaning of the first unsound one.
 
 A crash leaves a torn tail: blocks of the last turns, half written. They were never synced, nobody
 was told of them, and they are cut. Damage to what *was* synced is corruption and must be seen by a
@@ -35,30 +35,29 @@ from tallymark.journal.layout import (
     is_whole,
 )
 
-# What follows the sound blocks of a segment.
+# Verdicts about the bytes behind the sound blocks of a segment.
 SEAL: Final = "sealed"
-"""Nothing: the last block is the seal, the segment is complete."""
+"""Verdict: nothing follows. The last block is the seal, the segment is complete."""
 BLANK: Final = "blank"
-"""Nothing, or preallocated zeros: a crash between two turns."""
+"""Verdict: nothing or preallocated zeros follow, after a crash between two turns."""
 TORN: Final = "torn"
-"""A block that was being written. It was never synced: cut it."""
+"""Verdict: a block follows that was being written. It was never synced and is cut off."""
 CORRUPT: Final = "corrupt"
-"""Damage to bytes that had been synced."""
+"""Verdict: bytes that had been synced are damaged."""
 
 
 @final
 class Verdict:
-    """What follows the sound blocks."""
+    """The verdict about the bytes behind the sound blocks."""
 
     __slots__ = ("damaged", "kind", "reason", "resume")
 
     def __init__(self, kind: str, reason: str = "", resume: int = -1) -> None:
         self.kind = kind
         self.damaged: list[Header] = []
-        """Blocks among the sound ones in which bytes of messages, and nothing else, are not those
-        that were written."""
+        """Sound blocks in which only bytes of messages are damaged."""
         self.reason = reason
-        """For humans: where it ends, and why it was judged so."""
+        """Text for humans: the end of the sound blocks and the reason for the verdict."""
         self.resume = resume
         """CORRUPT: offset of the next sound block, -1 when there is none."""
 
@@ -71,7 +70,8 @@ def scan(
     start: int = 0,
     block: int = 0,
 ) -> tuple[list[Header], int, Verdict]:
-    """The sound blocks of a segment's bytes, how far they reach, and the verdict on the rest.
+    """Return the sound blocks of a segment's bytes, the offset of their end, and the verdict about
+    the rest.
 
     segment, salt: as the file's name gives them; -1 takes those of the first sound header.
     known_synced: a position known from elsewhere (a checkpoint, a later segment) to be on disk.
@@ -153,7 +153,7 @@ def _judge(
 
 
 def _later_headers(data: bytes, at: int, segment: int, salt: int, block: int) -> list[Header]:
-    """Sound headers behind a bad block that can only be this segment's own."""
+    """Return sound headers behind a bad block that can only be this segment's own."""
     found: list[Header] = []
     at = data.find(MAGIC, at + 1)
     while at >= 0:
@@ -189,7 +189,7 @@ def spare_name(number: int) -> str:
 
 
 def parsed_name(name: str) -> tuple[int, int] | None:
-    """Number and salt of a segment's or ledger's file name, None for any other name."""
+    """Return number and salt from a segment's or ledger's file name; None for any other name."""
     stem, _, suffix = name.partition(".")
     number, _, salt = stem.partition("-")
     if suffix not in ("segment", "ledger") or len(number) != 10 or len(salt) != 8:
@@ -201,7 +201,7 @@ def parsed_name(name: str) -> tuple[int, int] | None:
 
 
 def parsed_checkpoint(name: str) -> int | None:
-    """The position a checkpoint's file name gives, None for any other name."""
+    """Return the position from a checkpoint's file name; None for any other name."""
     stem, _, suffix = name.partition(".")
     if suffix != "checkpoint" or len(stem) != 16:
         return None
@@ -212,7 +212,7 @@ def parsed_checkpoint(name: str) -> int | None:
 
 
 def is_sound_checkpoint(data: bytes) -> bool:
-    """Whether every block of a checkpoint is there, the seal included."""
+    """Return whether a checkpoint is complete: all blocks are there, including the seal."""
     headers, length, verdict = scan(data, salt=0)
     return (
         verdict.kind == SEAL

@@ -1,4 +1,4 @@
-"""Segments made ahead: allocated, empty, without a number.
+"""Spare segments, made ahead: allocated, empty, without a number.
 
 Allocating a file takes time and may find the disk full; both happen here, ahead of need. Of the
 three files kept the last two are the reserve: while only they are left, settlements, checkpoints
@@ -23,7 +23,7 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_full(error: OSError) -> bool:
-    """Whether the error says that there is no room, as opposed to a device that fails."""
+    """Return whether the error means a full disk, as opposed to a failing device."""
     return error.errno in _FULL
 
 
@@ -41,9 +41,9 @@ class Spares:
         self._guard = threading.Lock()
         self.bytes_each = bytes_each
         self.asked = False
-        """Whether a `top_up` was asked for and has not begun."""
+        """True while a requested `top_up` has not begun."""
         self.full = False
-        """The last attempt to make a spare found the disk full."""
+        """True if the last attempt to make a spare found the disk full."""
 
     def __len__(self) -> int:
         return len(self._names)
@@ -53,15 +53,14 @@ class Spares:
         return len(self._names) < WANTED
 
     def become(self, name: str) -> None:
-        """Give a spare this name, for good even if the machine stops; make one where none is
-        left. Raises OSError."""
+        """Give a spare this name, durably; make a file if none is left. Raises OSError."""
         with self._guard:
             spare = self._names.pop(0) if self._names else self._made()
             self._files.rename(str(self._folder / spare), str(self._folder / name))
             self._files.sync_folder(self._folder)
 
     def top_up(self) -> None:
-        """Make what is missing, or note that the disk is full. Raises any other OSError."""
+        """Make missing spares, or note that the disk is full. Raises any other OSError."""
         self.asked = False
         while len(self._names) < WANTED:
             try:
@@ -75,7 +74,7 @@ class Spares:
         self.full = False
 
     def give_up_one(self, keep: int = 1) -> bool:
-        """Free one of the reserve's files for what has to be written now, but keep so many."""
+        """Delete one of the spares so that its space can be used, but keep at least `keep`."""
         with self._guard:
             if len(self._names) <= keep:
                 return False

@@ -1,4 +1,4 @@
-"""What is in store: the segments of a folder, and how many bytes of each are still needed.
+"""Stock: the segments of a folder and the bytes of each that are still needed.
 
 Pure bookkeeping: no file is touched here. See journal.py for when a segment may be stripped.
 """
@@ -15,7 +15,7 @@ _SPARSE_PER_CENT: Final = 25
 
 @final
 class Segment:
-    """A segment, being written, sealed, or stripped to a ledger."""
+    """A segment: being written, sealed, or stripped to a ledger."""
 
     __slots__ = ("kept", "live", "name", "number", "released_at", "salt", "sealed", "size",
                  "stripped", "time_ms")  # fmt: skip
@@ -30,11 +30,11 @@ class Segment:
         self.sealed = False
         self.stripped = False
         self.live = 0
-        """Bytes of payloads that somebody needs."""
+        """Bytes of payloads that are still needed."""
         self.released_at = 0
-        """Position that must be on disk before what was released may be forgotten."""
+        """Position that must be on disk before released bytes may be forgotten."""
         self.kept = False
-        """Stripping it failed: left alone until the next start."""
+        """True after stripping failed: the segment stays until the next start."""
 
 
 @final
@@ -48,8 +48,8 @@ class Stock:
         self.checkpoint = 0
         """Position of the newest durable checkpoint, 0 for none."""
         self.older = 0
-        """Position of the one before, 0 for none: the fallback, from which on segments or their
-        ledgers must stay."""
+        """Position of the checkpoint before it, 0 for none. It is the fallback, from which on
+        segments or their ledgers must stay."""
         for file in folder.segments.values():
             segment = Segment(file.number, file.salt, file.name)
             segment.size = file.size
@@ -60,16 +60,17 @@ class Stock:
 
     @property
     def newest(self) -> int:
-        """The highest segment number, 0 for none."""
+        """Highest segment number, 0 for none."""
         return max(self._segments, default=0)
 
     @property
     def bytes(self) -> int:
-        """Bytes of all segments and ledgers, without what is only preallocated."""
+        """Bytes of all segments and ledgers, without preallocated space."""
         return sum(segment.size for segment in self._segments.values())
 
     def name_of(self, number: int) -> str:
-        """The file a segment's payloads are read from; empty when their bytes are gone."""
+        """Return the file that a segment's payloads are read from; empty if their bytes are
+        gone."""
         segment = self._segments.get(number)
         return "" if segment is None or segment.stripped else segment.name
 
@@ -79,7 +80,7 @@ class Stock:
         self._segments[number] = Segment(number, salt, name)
 
     def committed(self, number: int, size: int, raw_bytes: int, time_ms: int, end: int) -> None:
-        """A block was added: the segment is `size` long now and the journal ends at `end`."""
+        """Note that a block was added: the segment is `size` long and the journal ends at `end`."""
         segment = self._segments[number]
         segment.size = size
         segment.live += raw_bytes
@@ -98,7 +99,7 @@ class Stock:
     # -- needing and releasing
 
     def retain(self, position: int, size: int) -> bool:
-        """These bytes are needed; False when they are not there."""
+        """Mark bytes as needed; False if they are not there."""
         segment = self._segments.get(position >> 32)
         if segment is None or segment.stripped or (position & 0xFFFFFFFF) + size > segment.size:
             self._lost.add(position)
@@ -107,8 +108,8 @@ class Stock:
         return True
 
     def retain_all(self, positions: array[int], cuts: array[int]) -> list[int]:
-        """As retain for many payloads, of which i has cuts[i + 1] - cuts[i] bytes; returns the
-        positions of those that are not there."""
+        """Mark the bytes of many payloads as needed, as retain does; payload i has cuts[i + 1] -
+        cuts[i] bytes. Returns the positions of those that are not there."""
         gone: list[int] = []
         number = -1
         segment: Segment | None = None
@@ -145,7 +146,7 @@ class Stock:
         self._released.add(number)
 
     def turn_ended(self, end: int) -> None:
-        """What was released so far rests on records that end at `end`."""
+        """Note that everything released so far depends on records that end at `end`."""
         for number in self._released:
             self._segments[number].released_at = end
         self._released.clear()
@@ -153,12 +154,13 @@ class Stock:
     # -- stripping and dropping
 
     def checkpointed(self, position: int, older: int) -> None:
-        """These are the durable checkpoints now, newest first."""
+        """Set the durable checkpoints, newest first."""
         self.checkpoint = position
         self.older = older
 
     def strippable(self, durable: int) -> Segment | None:
-        """The oldest sealed segment before the checkpoint whose bytes nobody needs, for good."""
+        """Return the oldest sealed segment before the checkpoint whose bytes are no longer needed,
+        durably."""
         before = self.checkpoint >> 32
         for segment in self._segments.values():
             if (
@@ -174,7 +176,8 @@ class Stock:
         return None
 
     def sparse(self) -> list[int]:
-        """Numbers of sealed segments before the checkpoint that are mostly dead, oldest first."""
+        """Return the numbers of sealed segments before the checkpoint that are mostly dead, oldest
+        first."""
         before = self.checkpoint >> 32
         return [
             s.number
@@ -196,8 +199,8 @@ class Stock:
         self._segments[number].kept = True
 
     def drop_ledgers(self, before_ms: int) -> list[str]:
-        """Take ledgers whose last block is older than this out of the books; their names. Only
-        such that neither checkpoint is continued by: the totals of their rows are in both."""
+        """Remove ledgers whose last block is older than `before_ms`; return their names. Only
+        ledgers before both checkpoints are removed, since the totals of their rows are in these."""
         before = self.older >> 32
         old = [
             s

@@ -1,4 +1,5 @@
-"""What is in a data folder, and whether it is sound: `tallymark journal verify DIR`.
+"""Verification of a data folder: its content, and whether it is sound. Used by
+`tallymark journal verify DIR`.
 
 Reads every byte, holds one segment in memory at a time, changes nothing and takes no lock: beside
 a running broker the newest segment is seen as a crash at that moment would leave it.
@@ -30,12 +31,13 @@ from tallymark.journal.recovery import Folder, SegmentFile
 from tallymark.journal.segment import BLANK, CORRUPT, is_sound_checkpoint, scan
 
 OPEN: Final = "open"
-"""What segment.py calls blank: the segment in use, or one that a crash left between two turns."""
+"""Verdict that segment.py calls blank: the segment in use, or one that a crash left between two
+turns."""
 
 
 @final
 class SegmentReport:
-    """One segment or ledger."""
+    """The report on one segment or ledger."""
 
     __slots__ = ("blocks", "bytes", "file_bytes", "first_ms", "last_ms", "name", "number",
                  "raw_bytes", "rows", "stripped", "verdict")  # fmt: skip
@@ -49,19 +51,20 @@ class SegmentReport:
         """Bytes of sound blocks."""
         self.raw_bytes = 0
         self.blocks = 0
-        """Blocks with rows; seals and LOST blocks are not counted."""
+        """Count of blocks with rows, without seals and LOST blocks."""
         self.rows: dict[str, int] = {}
-        """Rows by the name of their kind."""
+        """Count of rows by the name of their kind."""
         self.first_ms = 0
-        """Wall time of the first block with rows, 0 without one."""
+        """Wall time of the first block with rows; 0 without one."""
         self.last_ms = 0
         self.verdict = ""
-        """sealed, open (not sealed, nothing behind its blocks), torn or corrupt: segment.py."""
+        """Verdict: sealed, open (not sealed, nothing behind its blocks), torn or corrupt; see
+        segment.py."""
 
 
 @final
 class Report:
-    """The whole folder."""
+    """The report on the whole folder."""
 
     __slots__ = ("checkpoints", "folder", "problems", "segments", "spares")
 
@@ -72,11 +75,11 @@ class Report:
         """Names of sound checkpoints, newest first."""
         self.spares = 0
         self.problems: list[str] = []
-        """Damage. A torn tail is none: it was never confirmed to anybody."""
+        """Texts about damage. A torn tail is no damage: it was never confirmed to anybody."""
 
     @property
     def is_journal(self) -> bool:
-        """Whether there is anything of a journal in the folder."""
+        """Return whether the folder contains any part of a journal."""
         return bool(self.segments or self.checkpoints or self.problems or self.spares)
 
     @property
@@ -97,7 +100,7 @@ class Report:
 
     @property
     def rows(self) -> dict[str, int]:
-        """Rows by the name of their kind."""
+        """Count of rows by the name of their kind."""
         total: dict[str, int] = {}
         for segment in self.segments:
             _add(total, segment.rows)
@@ -112,7 +115,7 @@ class Report:
         return max((s.last_ms for s in self.segments if s.blocks), default=0)
 
     def as_dict(self) -> dict[str, object]:
-        """For `--json`: plain values only."""
+        """Return plain values for `--json`."""
         return {
             "folder": str(self.folder),
             "sound": self.is_sound,
@@ -145,7 +148,7 @@ class Report:
 
 
 def verify(folder: Path) -> Report:
-    """Read and judge everything in a data folder. Raises OSError when it cannot be read."""
+    """Read and judge everything in a data folder. Raises OSError if it cannot be read."""
     found = Folder(folder)
     report = Report(folder)
     report.spares = len(found.spares)
@@ -187,7 +190,8 @@ def _check_numbers(report: Report, files: list[SegmentFile], checkpoint: int) ->
 
 
 def _tail(folder: Path, files: list[SegmentFile]) -> int:
-    """Number of the newest segment with blocks: every older one was on disk as a whole."""
+    """Return the number of the newest segment with blocks. All older ones were on disk as a
+    whole."""
     for file in reversed(files):
         with open(folder / file.name, "rb") as opened:
             header = header_at(opened.read(HEADER), 0)
@@ -197,7 +201,7 @@ def _tail(folder: Path, files: list[SegmentFile]) -> int:
 
 
 def _learn_names(data: bytes, headers: list[Header], names: dict[int, str]) -> None:
-    """What queues are called, by their ids."""
+    """Note the names of queues by their ids, from the definitions in a segment."""
     for header in headers:
         if not row_kinds(data, header).get(records.DEFINITION):
             continue
@@ -209,7 +213,7 @@ def _learn_names(data: bytes, headers: list[Header], names: dict[int, str]) -> N
 
 
 def _described(file: str, data: bytes, header: Header, names: dict[int, str]) -> Iterator[str]:
-    """Which messages have bytes of a block that are not those that were written."""
+    """Yield descriptions of the messages whose bytes in a block are damaged."""
     inside = Unpacker({}, False).records(data, header)
     for at, size in damaged(data, header):
         position = header.position + at

@@ -35,7 +35,7 @@ _SYNC: Final = 2
 
 @final
 class Job:
-    """Write these buffers at a segment's offset; or sync; or stop."""
+    """A job for the writer: write buffers at a segment's offset, sync, or stop."""
 
     __slots__ = ("buffers", "done", "kind", "length", "offset", "salt", "segment")
 
@@ -92,19 +92,21 @@ class Writer:
         self._offset = 0
         self._synced_at = 0.0
         self.number = 0
-        """Of the segment being written."""
+        """Number of the segment being written."""
         self.written = 0
-        """Everything before this position was given to the operating system."""
+        """Position up to which everything was passed to the operating system."""
         self.durable = 0
-        """Everything before it is on disk: a fdatasync that came after returned."""
+        """Position up to which everything is on disk: a later fdatasync returned."""
         self.synced = 0
-        """What may be confirmed: `durable` with sync=commit, else `written`."""
+        """Position up to which messages may be confirmed: `durable` with sync=commit, else
+        `written`."""
         self.written_bytes = 0
         self.syncs = 0
         self.failure: OSError | None = None
 
     def start(self, number: int, salt: int) -> None:
-        """Make the first segment and begin. Raises OSError when the segment cannot be made."""
+        """Make the first segment and start the thread. Raises OSError if the segment cannot be
+        made."""
         self._open_segment(number, salt)
         self.written = self.durable = self.synced = number << 32
         self._worker.start()
@@ -116,7 +118,8 @@ class Writer:
         self._jobs.put(Job(_WRITE, segment, salt, offset, length, buffers))
 
     def sync(self) -> bool:
-        """Wait until everything handed over is on disk. False: it never will be."""
+        """Wait until everything handed over is on disk. False: it never will be, because a write
+        failed."""
         done = threading.Event()
         self._jobs.put(Job(_SYNC, done=done))
         while self.failure is None and self._worker.is_alive():
@@ -134,7 +137,7 @@ class Writer:
             self._fd = -1
 
     def fail(self, failure: OSError) -> None:
-        """The disk cannot be trusted any more. Reported once, whoever found out first."""
+        """Stop for good after a failed write or sync. The first failure is reported, once."""
         with self._guard:
             if self.failure is not None:
                 return
@@ -152,7 +155,7 @@ class Writer:
             raise
 
     def _handed_over(self) -> list[Job]:
-        """Everything waiting; waits for the first. Empty when it is time for an interval's sync."""
+        """Return all waiting jobs; waits for the first. Empty when an interval's sync is due."""
         jobs: list[Job] = []
         try:
             if self._sync == INTERVAL and self.durable < self.written:
@@ -166,7 +169,7 @@ class Writer:
             return jobs
 
     def _round(self, jobs: list[Job]) -> bool:
-        """Carry out what was handed over; whether to go on."""
+        """Carry out the jobs handed over. Returns whether to go on."""
         if self.failure is not None:
             return False
         waiting: list[threading.Event] = []
@@ -211,7 +214,7 @@ class Writer:
             return
 
     def _settle(self, must: bool) -> None:
-        """fdatasync where the mode, or somebody waiting, asks for it; tell the loop."""
+        """Call fdatasync if the mode or a waiter asks for it, and inform the loop."""
         now = 0.0
         if self._sync == INTERVAL:
             now = monotonic()
@@ -228,8 +231,8 @@ class Writer:
             self._on_synced()
 
     def _seal(self) -> None:
-        """End the current file: on disk before the next begins, in every mode. Recovery counts on
-        it (recovery.py)."""
+        """End the current file: it is on disk before the next begins, in every mode. Recovery
+        relies on it (recovery.py)."""
         self._files.ftruncate(self._fd, self._offset)
         self._files.fdatasync(self._fd)
         self.syncs += 1
