@@ -51,7 +51,7 @@ def test_start_says_who_we_are_and_what_we_can_do() -> None:
     assert set(capabilities) == {
         "publisher_confirms", "exchange_exchange_bindings", "basic.nack", "consumer_cancel_notify",
         "connection.blocked", "consumer_priorities", "authentication_failure_close",
-        "per_consumer_qos", "direct_reply_to", "channel_flow",
+        "per_consumer_qos", "direct_reply_to", "channel_flow", "uncounted_recover",
     }  # fmt: skip
     assert set(capabilities.values()) == {True}
 

@@ -12,6 +12,8 @@ from tallymark.wire.amqp091.methods import (
     BasicGetEmpty,
     BasicGetOk,
     BasicNack,
+    BasicRecover,
+    BasicRecoverAsync,
     BasicReject,
     ChannelClose,
     ExchangeDeclare,
@@ -465,3 +467,35 @@ def test_pieces_of_a_stretch_before_a_refused_one_keep_what_is_known() -> None:
     assert len(piece) == 1
     assert piece.annotations is not None
     assert piece.annotations.ttl_ms == 60_000
+
+
+@pytest.mark.parametrize(
+    ("how", "counts", "uncounted", "times"),
+    [
+        (BasicRecover(True), "", False, 4),
+        (BasicRecoverAsync(True), "", False, 4),
+        (BasicRecover(True), "returns", False, 4),
+        (BasicRecover(True), "failures", False, 12),
+        (BasicRecover(True), "", True, 12),
+        (BasicRecoverAsync(True), "returns", True, 12),
+        (BasicNack(0, True, True), "", False, 4),
+        (BasicNack(0, True, True), "", True, 4),
+    ],
+)
+def test_dl_5_recover_counts_as_nack_does_unless_the_client_says_that_it_rolls_back(
+    how: BasicRecover | BasicRecoverAsync | BasicNack, counts: str, uncounted: bool, times: int
+) -> None:
+    """What a client had not looked at comes again with the rest: ours says that this is no failure
+    of theirs. RabbitMQ 3.10 makes four deliveries with a limit of three, and buries the message."""
+    peer = Rig().connect(capabilities={"uncounted_recover": True} if uncounted else {})
+    more: dict[str, object] = {"delivery_limit_counts": counts} if counts else {}
+    declare(peer, "q", "", "dead", delivery_limit=3, **more)
+    declare(peer, "dead")
+    peer.ask(peer.publish(b"one"), peer.publish(b"two"))
+    heard = peer.ask(BasicConsume("q", "c", no_wait=True))
+    seen = 0
+    while seen < 12 and any(isinstance(one, Content) for _, one in heard):
+        seen += 1
+        heard = peer.ask(how)
+    assert seen == times
+    assert queue(peer, "dead").ready == (2 if times == 4 else 0)

@@ -213,6 +213,36 @@ async def test_released_messages_take_their_place_again(broker: Running) -> None
 
 
 @over_sockets
+async def test_dl_5_what_comes_again_after_recover_has_not_failed(broker: Running) -> None:
+    """The client says of itself that its recover only rolls back. RabbitMQ has no ear for that, and
+    buries what was in the client's hands, or only in its window, so often."""
+    dead = broker.declare()
+    queue = broker.declare(
+        **{
+            "x-queue-type": "quorum",
+            "x-delivery-limit": 2,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": dead,
+        }
+    )
+    broker.put(queue, *numbers(3))
+    async with session_on(broker) as session:
+        async with session.receiver(f"/queues/{queue}", credit=3) as receiver:
+            for _ in range(3):
+                first = await receiver.receive(timeout=PATIENCE_S)
+                assert first.body == b"0"
+                await session.recover()
+            if broker.name == "tallymark":
+                again = await receiver.receive_batch(3, timeout=PATIENCE_S)
+                assert [message.body for message in again] == numbers(3)
+        where = {"tallymark": queue, "rabbitmq": dead}[broker.name]
+        async with session.receiver(f"/queues/{where}", credit=3) as receiver:
+            left = await receiver.receive_batch(3, timeout=PATIENCE_S)
+            assert [message.body for message in left] == numbers(3)
+            await receiver.settle_many(left, ACCEPTED)
+
+
+@over_sockets
 async def test_fc_14_batches_and_credit_by_hand(broker: Running) -> None:
     queue = broker.declare()
     broker.put(queue, *numbers(7))

@@ -26,6 +26,7 @@ from tallymark.bridge.amqp091_content import Recipient
 from tallymark.bridge.amqp091_errors import wire_error
 from tallymark.bridge.amqp091_gate import Gate, OutputGate
 from tallymark.bridge.amqp091_login import (
+    UNCOUNTED_RECOVER,
     client_capabilities,
     credentials,
     mechanisms,
@@ -625,6 +626,7 @@ class Amqp091(AmqpBridge):
             ),
             "consumer_cancel_notify" in self._capabilities,
             shares_prefetch(self.client_properties),
+            UNCOUNTED_RECOVER not in self._capabilities,
             self,
         )
         self.client.connection.handle = self

@@ -15,7 +15,7 @@ from tallymark.engine.arguments import (
     named,
 )
 from tallymark.engine.errors import InvalidCommand, NotAllowed, PreconditionFailed, Unsupported
-from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, NACKED, REJECTED
+from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, NACKED, REJECTED, RETURNED
 from tallymark.wire.amqp091.events import AckRange
 from tallymark.wire.amqp091.methods import (
     AccessRequest,
@@ -207,7 +207,8 @@ def recover_async(channel: Channel, method: BasicRecoverAsync) -> None:
 def _recover(channel: Channel, requeue: bool) -> None:
     if not requeue:
         raise Unsupported("requeue=false")
-    channel.client.broker.recover(channel.session)
+    client = channel.client
+    client.broker.recover(channel.session, NACKED if client.recover_counts else RETURNED)
 
 
 # -- confirms

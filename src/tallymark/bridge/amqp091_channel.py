@@ -49,6 +49,7 @@ class Client:
         "generation",
         "owner",
         "random_name",
+        "recover_counts",
         "replies",
         "routes",
         "shares_prefetch",
@@ -68,6 +69,7 @@ class Client:
         access: Access,
         cancel_notify: bool,
         shares_prefetch: bool,
+        recover_counts: bool,
         owner: object,
     ) -> None:
         self.broker = broker
@@ -83,6 +85,8 @@ class Client:
         """Whether the client wants to hear that a consumer's queue is gone."""
         self.shares_prefetch = shares_prefetch
         """Whether basic.qos without `global` is meant for all consumers of the channel at once."""
+        self.recover_counts = recover_counts
+        """True if basic.recover counts toward a delivery limit as basic.nack does [DL-5]."""
         self.owner = owner
         """The bridge: what is flushed."""
         self.closed = False

@@ -18,6 +18,9 @@ EXTERNAL: Final = "EXTERNAL"
 PLAIN: Final = "PLAIN"
 AMQPLAIN: Final = "AMQPLAIN"
 
+UNCOUNTED_RECOVER: Final = "uncounted_recover"
+"""Capability of a client whose basic.recover only rolls back: it says nothing against the messages
+that come again, and does not count toward a delivery limit [DL-5]. Not RabbitMQ's."""
 CAPABILITIES: Final = (
     "publisher_confirms",
     "exchange_exchange_bindings",
@@ -29,6 +32,7 @@ CAPABILITIES: Final = (
     "per_consumer_qos",
     "direct_reply_to",
     "channel_flow",  # channel.flow(active=false) of a client is honoured [TX-10]; not RabbitMQ's
+    UNCOUNTED_RECOVER,
 )
 
 

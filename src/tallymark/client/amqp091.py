@@ -58,6 +58,7 @@ CAPABILITIES: Final = (
     "connection.blocked",
     "consumer_cancel_notify",
     "publisher_confirms",
+    "uncounted_recover",  # a rollback is no failed delivery of what was only waiting here
 )
 FLOW: Final = "channel_flow"
 """Capability of servers that honour channel.flow(active=false); RabbitMQ answers 540 [TX-D3]."""

@@ -42,7 +42,7 @@ from tallymark.engine.quotas import Quotas
 from tallymark.engine.records import Record
 from tallymark.engine.redrive import Redrives
 from tallymark.engine.seeking import Seeking
-from tallymark.engine.session import UNLIMITED, Connection, Consumer, Session
+from tallymark.engine.session import RETURNED, UNLIMITED, Connection, Consumer, Session
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.sinks import Committed, Sink, Sinks, Staging
 from tallymark.engine.slow_consumers import SlowConsumers
@@ -997,10 +997,13 @@ class Broker:
         """
         self.settlement.settle_up_to(session, last, outcome)
 
-    def recover(self, session: Session) -> None:
+    def recover(self, session: Session, outcome: int = RETURNED) -> None:
         """Return all unsettled messages of a session to their old positions, marked as redelivered
-        [TX-8]."""
-        self.settlement.return_all(session, records.RETURNED_BY_CLIENT)
+        [TX-8].
+
+        outcome: RETURNED, or NACKED where the queues are to count it as they do basic.nack [DL-5].
+        """
+        self.settlement.return_all(session, records.RETURNED_BY_CLIENT, outcome)
 
     def drop_subscription(self, subscription: Subscription) -> int:
         """Delete a durable subscription for an operator. Messages that it leased and has not

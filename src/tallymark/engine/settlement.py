@@ -129,9 +129,9 @@ class Settlement:
             else:
                 session.shorten(entry, high + 1 - entry.first)
 
-    def return_all(self, session: Session, reason: int) -> None:
+    def return_all(self, session: Session, reason: int, outcome: int = RETURNED) -> None:
         """Return all messages that the session holds to their old positions, marked as
-        redelivered."""
+        redelivered, with an outcome that each queue reads as it does one of a single message."""
         gathered: dict[int, list[Slice]] = {}
         queues: dict[int, Queue] = {}
         inflight = session.inflight
@@ -148,8 +148,10 @@ class Settlement:
                     gathered.setdefault(queue.id, []).append(entry.part(low, high))
         inflight.clear()
         for queue_id, pieces in gathered.items():
-            lost = reason == records.RETURNED_BY_LOSS
-            self.give_back(queues[queue_id], pieces, session.id, reason, lost)
+            queue = queues[queue_id]
+            nacked = outcome == NACKED
+            failed = reason == records.RETURNED_BY_LOSS or counts_as(queue, outcome) == FAILED
+            self.give_back(queue, pieces, session.id, reason, failed, nacked=nacked)
 
     def give_back(
         self,
