@@ -1,4 +1,5 @@
-"""Messages as their readers see them once the broker knows more of them than their bytes say.
+"""Annotated messages: AMQP 0-9-1 messages with headers that the broker adds or replaces for their
+readers.
 
 A dead letter carries its history as headers [DL-12, DL-14] and has lost its expiration [DL-11];
 a message handed out before carries its counts [DL-5]; what consumers noted by AMQP 1.0's outcome
@@ -40,12 +41,12 @@ DEATH_HEADERS: Final = (
     "x-last-death-queue",
     "x-last-death-exchange",
 )
-"""Replaced by ours, whatever the publisher said in them [DL-14, DL-18]."""
+"""Headers that are always the broker's, whatever the publisher sent [DL-14, DL-18]."""
 
 
 @final
 class Additions:
-    """What one annotations object and counts put into messages."""
+    """The headers that one annotations object and delivery counts add to messages."""
 
     __slots__ = (
         "_acquired",
@@ -63,18 +64,20 @@ class Additions:
     def __init__(
         self, annotations: Annotations | None, failed: int, acquired: int, has_offset: bool = False
     ) -> None:
-        """failed, acquired: to be shown; 0: not. has_offset: `offset` is shown as well."""
+        """failed, acquired: counts to be shown; 0: not shown. has_offset: `offset` is shown as
+        well."""
         self._annotations = annotations
         self._failed = failed
         self._acquired = acquired
         self.died = False
-        """Whether they are dead letters."""
+        """True if the messages are dead letters."""
         self.offset = 0 if has_offset else -1
-        """Of the message that is encoded next, in the stream it is read from; -1: from none."""
+        """Offset of the message encoded next in the stream it is read from; -1: it is from no
+        stream."""
         self._replaced: set[str] = set()
-        """Headers of the publisher that make room."""
+        """Names of the publisher's headers that are replaced."""
         self._searched: list[bytes] = []
-        """Bytes that are in a table which has one of them."""
+        """Byte strings that occur in every table with a replaced header."""
         headers = bytearray()
         if annotations is not None and annotations.deaths:
             self.died = True
@@ -95,11 +98,11 @@ class Additions:
             _add_count(headers, STREAM_OFFSET, 0)
         self._headers = bytes(headers)
         self._front = b""
-        """Of the section seen last, and what it becomes; see _learn."""
+        """Front of the last section seen, and its replacement; see _learn."""
         self._new_front = b""
 
     def _note(self, headers: bytearray, key: str, value: bytes) -> None:
-        """What a consumer noted, unless the broker says something under that name."""
+        """Add a consumer's note as a header, unless the broker has a header of that name."""
         if key in self._replaced or key in OURS or key.startswith(BASIC) or not is_short(key):
             return
         try:
@@ -117,7 +120,7 @@ class Additions:
         self._searched.append(name.encode())
 
     def of(self, annotations: Annotations | None, failed: int, acquired: int) -> bool:
-        """Whether they were made from these."""
+        """Return whether the additions were made from these values."""
         return (
             self._annotations is annotations
             and self._failed == failed
@@ -125,7 +128,8 @@ class Additions:
         )
 
     def header_frame(self, raw: bytes, at: int, end: int) -> bytes:
-        """The header frame raw[at:end] with all this in it, of the channel it came on."""
+        """Return the header frame raw[at:end] with the additions; the channel number is
+        unchanged."""
         section = self.section(raw, at + 19, end - 1)
         return b"".join(
             (raw[at : at + 3], (12 + len(section)).to_bytes(4, "big"), raw[at + 7 : at + 19],
@@ -133,7 +137,7 @@ class Additions:
         )  # fmt: skip
 
     def section(self, raw: bytes, start: int, end: int) -> bytes:
-        """The property section raw[start:end] with all this in it."""
+        """Return the property section raw[start:end] with the additions."""
         if not self._front or not raw.startswith(self._front, start):
             self._learn(raw, start)
         front = self._new_front
@@ -146,8 +150,9 @@ class Additions:
         return front + raw[rest:end]
 
     def before_offset(self, raw: bytes, at: int) -> tuple[bytes, bytes]:
-        """Of the header frame at `at` of a message that did not die, where offsets are shown: its
-        bytes up to where its headers end, and what stands for them up to the offset's value."""
+        """Split the header frame at `at` where its offset header goes. For messages that are no
+        dead letters and show offsets. Returns the new bytes up to the end of the headers, and those
+        that stand for them up to the offset's value."""
         start = at + 19
         if not self._front or not raw.startswith(self._front, start):
             self._learn(raw, start)
@@ -160,8 +165,8 @@ class Additions:
         return raw[at:end], front
 
     def _learn(self, raw: bytes, start: int) -> None:
-        """What stands in front of a section: flags up to and with headers. It says itself how long
-        it is, so a section that begins with the same bytes has the same front."""
+        """Learn the front of a section: its flags up to and including headers. It contains its own
+        length, so a section that begins with the same bytes has the same front."""
         high = raw[start]
         table = after = table_at(raw, start)
         entries = b""
@@ -181,7 +186,7 @@ class Additions:
             self._new_front = bytes((high,)) + raw[start + 1 : after]
 
     def _kept(self, entries: bytes) -> bytes:
-        """The publisher's headers (a table without its length) but for those we replace."""
+        """Return the publisher's headers (a table without its length) without the replaced ones."""
         for searched in self._searched:
             if searched in entries:
                 return _without(entries, self._replaced)
@@ -191,7 +196,7 @@ class Additions:
 def additions_to(
     piece: Slice, shows_counts: bool, last: Additions | None, has_offset: bool = False
 ) -> Additions | None:
-    """What is shown with a slice beside its bytes; None: nothing, it leaves as it came.
+    """Return the additions to a slice's messages; None if they leave unchanged.
 
     shows_counts: whether the queue it comes from tells how often messages were delivered.
     has_offset: whether each is shown with its offset; then there always is something. `last` is
@@ -219,7 +224,7 @@ def additions_to(
 
 
 def _without(entries: bytes, names: set[str]) -> bytes:
-    """Table entries but for those of some names."""
+    """Return table entries without those of some names."""
     reader = Reader(entries, 0, len(entries))
     kept: list[bytes] = []
     try:
@@ -230,7 +235,7 @@ def _without(entries: bytes, names: set[str]) -> bytes:
             if name not in names:
                 kept.append(entries[start : reader.pos])
     except WireError:
-        return entries  # never a table: whoever reads it finds that out, with or without ours
+        return entries  # malformed: its reader finds that out with or without our headers
     return b"".join(kept)
 
 
@@ -238,7 +243,7 @@ def _without(entries: bytes, names: set[str]) -> bytes:
 
 
 def _add_deaths(out: bytearray, annotations: Annotations) -> None:
-    """x-death, x-first-death-* and x-last-death-* as table entries."""
+    """Add x-death, x-first-death-* and x-last-death-* as table entries."""
     out += b"\x07x-deathA"
     size_at = _open(out)
     for death in annotations.deaths:
@@ -249,7 +254,7 @@ def _add_deaths(out: bytearray, annotations: Annotations) -> None:
 
 
 def _add_death(out: bytearray, death: Death) -> None:
-    """One table of x-death: fields in this order, with these types [DL-12]."""
+    """Add one table of x-death: fields in this order, with these types [DL-12]."""
     out += b"F"
     table_at = _open(out)
     if death.ttl_ms >= 0:
@@ -284,7 +289,7 @@ def _add_count(out: bytearray, name: str, count: int) -> None:
 
 
 def _open(out: bytearray) -> int:
-    """Leave room for a size; returns where."""
+    """Reserve the bytes of a size field; return its offset."""
     out += b"\0\0\0\0"
     return len(out)
 

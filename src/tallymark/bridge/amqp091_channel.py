@@ -1,4 +1,4 @@
-"""What the handlers work on: one client connection and its channels."""
+"""The state that the AMQP 0-9-1 handlers work on: one client connection and its channels."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from tallymark.bridge.amqp091_sink import Intake
 
 ROUTES_KEPT: Final = 4096
-"""Publish method frames remembered per connection."""
+"""Number of publish method frames cached per connection."""
 REPLIES_HELD: Final = 16 << 20
-"""Bytes of direct replies written to a connection whose socket is full, or kept for a channel that
-wants no deliveries; more are dropped."""
+"""Bytes of direct replies that may wait for a connection whose socket is full, or for a channel
+that has stopped deliveries. Further replies are dropped."""
 
 
 @final
@@ -77,33 +77,34 @@ class Client:
         self.gate = gate
         self.replies = replies
         self.random_name = random_name
-        """22 characters of [A-Za-z0-9_-] that nobody can guess."""
+        """Function that returns 22 random characters of [A-Za-z0-9_-] that cannot be guessed."""
         self.connection = connection
         self.vhost: VirtualHost = broker.vhost(connection.vhost)
         self.access = access
         self.cancel_notify = cancel_notify
-        """Whether the client wants to hear that a consumer's queue is gone."""
+        """True if the client wants to be told when a consumer's queue is deleted."""
         self.shares_prefetch = shares_prefetch
-        """Whether basic.qos without `global` is meant for all consumers of the channel at once."""
+        """True if basic.qos without `global` applies to all consumers of the channel together."""
         self.recover_counts = recover_counts
         """True if basic.recover counts toward a delivery limit as basic.nack does [DL-5]."""
         self.owner = owner
-        """The bridge: what is flushed."""
+        """Bridge of the client: the object to flush."""
         self.closed = False
-        """Nothing may be delivered any more."""
+        """True once nothing may be delivered any more."""
         self.channels: dict[int, Channel] = {}
         self.routes: dict[bytes, Publish] = {}
-        """By the bytes of the publish method frame, channel included."""
+        """Cached publishes by the bytes of the publish method frame, channel included."""
         self.generation = self.vhost.generation
-        """Of the topology that `routes` was made with."""
+        """Generation of the topology that `routes` was made with."""
         self.wall_ms = 0
-        """Milliseconds since 1970 of what was received last."""
+        """Arrival time of the last input, milliseconds since 1970."""
         self.annotations: Annotations | None = None
-        """Of what it published last with an expiration or further routing keys, to be shared."""
+        """Annotations of the last messages published with an expiration or further routing keys;
+        reused for equal ones."""
         self._held_replies = 0
 
     def publish_of(self, method: bytes) -> Publish | None:
-        """What is known of a publish method frame, unless the topology changed since."""
+        """Return the cached publish of a method frame, unless the topology has changed since."""
         if self.generation != self.vhost.generation:
             self.routes.clear()
             self.generation = self.vhost.generation
@@ -115,7 +116,8 @@ class Client:
         self.routes[method] = publish
 
     def takes_reply(self, size: int) -> bool:
-        """Whether a direct reply may be written: not without end to a client that reads nothing."""
+        """Return whether a direct reply may be written. A client that reads nothing gets only a
+        limited number of bytes."""
         if not self.connection.paused:
             self._held_replies = 0
         self._held_replies += size
@@ -124,7 +126,7 @@ class Client:
 
 @final
 class Channel:
-    """One open channel: the engine's session and what only AMQP 0-9-1 knows."""
+    """One open channel: the engine's session, and state that is specific to AMQP 0-9-1."""
 
     __slots__ = (
         "client",
@@ -147,35 +149,38 @@ class Channel:
         self.number = number
         self.session = session
         self.current_queue = ""
-        """Declared last; what an empty queue name stands for [amqp-0.9.1 queue.declare]."""
+        """Name of the queue declared last, which an empty queue name refers to
+        [amqp-0.9.1 queue.declare]."""
         self.confirmed = 0
         """Number of the last publish that was answered together with all before it."""
         self.refused: deque[tuple[int, int]] = deque()
         """First and last numbers of publishes beyond `confirmed` that got a basic.nack."""
         self.returned = 0
-        """Messages sent back as unroutable."""
+        """Count of messages returned as unroutable."""
         self.prefetch = 0
         self.prefetch_shared = 0
         self.reply_consumer: ReplyRecipient | None = None
         self.transaction: Transaction | None = None
-        """Under which everything is published and settled; None: at once [TX-1]."""
+        """Transaction under which everything is published and settled; None: outside of tx mode
+        [TX-1]."""
         self.committing = False
-        """The answer to tx.commit waits for the disk: the client has to wait for it [TX-5]."""
+        """True while the answer to tx.commit waits for the disk; the client must wait for it
+        [TX-5]."""
         self.intake: Intake | None = None
-        """Takes what is published in the place of its queues; None: it is published."""
+        """Sink intake that receives publishes instead of queues; None: publishes go to queues."""
         session.handle = self
 
     def send(self, method: Method) -> None:
         self.client.wire.send_method(self.number, method)
 
     def check_idle(self, class_id: int, method_id: int) -> None:
-        """Raises WireError while tx.commit is being carried out [TX-5]."""
+        """Raise WireError while tx.commit is being carried out [TX-5]."""
         if self.committing:
             text = "unexpected command while processing 'tx.commit'"
             raise WireError(CHANNEL_ERROR, text, class_id, method_id)
 
     def queue_name(self, given: str) -> str:
-        """The name given, or the queue declared last on this channel.
+        """Return the given name, or that of the queue declared last on this channel.
 
         Raises:
             NotFound: no name, and nothing was declared.
@@ -187,8 +192,8 @@ class Channel:
         return self.current_queue
 
     def accepted(self, upto: int) -> tuple[int, int]:
-        """Of the publishes after `confirmed` up to `upto`: the number of the last that was not
-        refused, and how many were not. What was refused among them is forgotten."""
+        """Return the number of the last publish up to `upto` that was not refused, and the count of
+        such publishes after `confirmed`. Refusals among them are removed."""
         refused = self.refused
         passed: list[tuple[int, int]] = []
         count = upto - self.confirmed
@@ -205,14 +210,14 @@ class Channel:
         return last, count
 
     def unanswered(self) -> int:
-        """How many publishes have neither been confirmed nor refused."""
+        """Count of publishes that were neither confirmed nor refused."""
         count = self.session.published - self.confirmed
         for first, last in self.refused:
             count -= last - first + 1
         return count
 
     def close(self, lost: bool) -> None:
-        """End the engine's side; says nothing to the peer."""
+        """End the engine's side. Sends nothing to the peer."""
         client = self.client
         if self.reply_consumer is not None:
             client.replies.remove(self.reply_consumer)

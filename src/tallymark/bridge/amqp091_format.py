@@ -1,4 +1,5 @@
-"""What queues may ask about AMQP 0-9-1 messages, read off the frames as they were published.
+"""Decoding of AMQP 0-9-1 messages for queues: the answers to the engine's Format, read from the
+frames as published.
 
     message   | method frame | header frame               | body frames
               start          h              h+19
@@ -24,15 +25,16 @@ DEDUPLICATION: Final = "x-deduplication-header"
 HOP_LIMIT: Final = "x-opt-dead-letter-hop-limit"
 MOST_HOPS: Final = 255
 LONGEST_ID: Final = 255
-"""Letters of an id that is kept as it is; of longer ones a hash is."""
+"""Maximum number of letters of a deduplication id that is stored as it is; longer ones are
+hashed."""
 _DEDUPLICATION: Final = bytes((len(DEDUPLICATION),)) + DEDUPLICATION.encode()
 PUBLISHER_NAME: Final = "x-publisher-name"
 PUBLISHING_ID: Final = "x-publishing-id"
-"""Headers by which a stream takes each message of a publisher once; in RabbitMQ's stream protocol
-publisher reference and publishing id."""
+"""Headers by which a stream accepts each message of a publisher once. In RabbitMQ's stream protocol
+they are publisher reference and publishing id."""
 LARGEST_NUMBER: Final = (1 << 63) - 1
 SIGNED: Final = b"bsIlL"
-"""Tags of integers that may be negative."""
+"""Field type tags of integers that may be negative."""
 _PUBLISHER_NAME: Final = bytes((len(PUBLISHER_NAME),)) + PUBLISHER_NAME.encode()
 _PUBLISHING_ID: Final = bytes((len(PUBLISHING_ID),)) + PUBLISHING_ID.encode()
 _HOP_LIMIT: Final = bytes((len(HOP_LIMIT),)) + HOP_LIMIT.encode()
@@ -40,14 +42,15 @@ _HOP_LIMIT: Final = bytes((len(HOP_LIMIT),)) + HOP_LIMIT.encode()
 
 @final
 class Amqp091Format(Format):
-    """See the module's text, and the base class for what is promised."""
+    """The Format of AMQP 0-9-1 (see the module's docstring); the base class describes the
+    methods."""
 
     __slots__ = ()
 
     def priorities(self, payload: Payload, lo: int, hi: int) -> bytes:
         raw, cuts = _bytes_of(payload)
         out = bytearray(hi - lo)
-        known = b""  # a section up to its priority, as seen last: what begins so has the same one
+        known = b""  # start of the last section, up to its priority: equal bytes, equal priority
         priority = 0
         for i in range(lo, hi):
             at = section_at(raw, cuts[i])
@@ -90,7 +93,7 @@ class Amqp091Format(Format):
         at = section_at(raw, cuts[i])
         try:
             return headers_of(raw[at : at - 12 + _header_size(raw, at)])
-        except WireError:  # flags are checked at publish, the inside of a table is not
+        except WireError:  # flags are checked at publish, the content of a table is not
             return {}
 
     def hop_limit(self, payload: Payload, i: int) -> int:
@@ -114,7 +117,7 @@ class Amqp091Format(Format):
 
 @final
 class Numbered:
-    """What a publisher numbered one message with, by two headers at the top of its table."""
+    """Publisher name and number of a message, from two headers of the table's top level."""
 
     __slots__ = ("front", "is_signed", "name", "number", "size")
 
@@ -123,9 +126,9 @@ class Numbered:
         self.name = ""
         self.number = 0
         self.front = b""
-        """The section up to the number; empty where the name stands behind it."""
+        """Section up to the number; empty where the name follows the number."""
         self.size = 0
-        """Bytes of the number."""
+        """Size of the number in bytes."""
         self.is_signed = False
         if raw.find(_PUBLISHER_NAME, at, end) >= 0 and raw.find(_PUBLISHING_ID, at, end) >= 0:
             self._read(raw, at, end)
@@ -148,7 +151,7 @@ class Numbered:
                     front_end = value_at + 1 if name is not None else 0
                     self.size = reader.pos - value_at - 1
                     self.is_signed = raw[value_at] in SIGNED
-        except WireError:  # its inside is nobody's business at publish
+        except WireError:  # the content of the table is not checked at publish
             return
         if isinstance(number, (bool, Timestamp)):
             return
@@ -158,7 +161,8 @@ class Numbered:
                 self.front = raw[at:front_end]
 
     def again(self, raw: bytes, at: int) -> tuple[str, int]:
-        """Of another message of the same front, whose number is at `at`."""
+        """Return name and number of another message with the same front, whose number is at
+        `at`."""
         value = raw[at : at + self.size]
         return checked_number(self.name, int.from_bytes(value, "big", signed=self.is_signed))
 
@@ -167,20 +171,22 @@ NOT_NUMBERED: Final = Numbered(b"\0\0", 0, 2)
 
 
 def checked_number(name: str, number: int) -> tuple[str, int]:
-    """A publisher's name and number, or nothing where they are out of range."""
+    """Return a publisher's name and number, or ("", 0) if they are out of range."""
     if 0 < len(name) <= LONGEST_ID and 0 <= number <= LARGEST_NUMBER:
         return name, number
     return "", 0
 
 
 def after_table(raw: bytes, at: int) -> int:
-    """Where the headers of a property section end; where they would be, if it has none."""
+    """Return the end of a property section's headers; if it has none, the offset where they would
+    be."""
     end = table_at(raw, at)
     return end + 4 + int.from_bytes(raw[end : end + 4], "big") if raw[at] & 0x20 else end
 
 
 def section_at(raw: bytes, start: int) -> int:
-    """Where the property section of the message that begins at `start` is: its flags."""
+    """Return the offset of the property section of the message that begins at `start`: its
+    flags."""
     return start + 27 + int.from_bytes(raw[start + 3 : start + 7], "big")
 
 
@@ -191,12 +197,12 @@ def _bytes_of(payload: Payload) -> tuple[bytes, array[int]]:
 
 
 def _header_size(raw: bytes, at: int) -> int:
-    """Of the header frame's payload, by the place of its property section."""
+    """Return the size of a header frame's payload. at: offset of its property section."""
     return int.from_bytes(raw[at - 16 : at - 12], "big")
 
 
 def table_at(raw: bytes, at: int) -> int:
-    """Where the headers of a property section begin (their length), if it has any."""
+    """Return the offset of a property section's headers (their length field), if it has any."""
     high = raw[at]
     at += 2
     if high & 0x80:  # content-type
@@ -207,7 +213,7 @@ def table_at(raw: bytes, at: int) -> int:
 
 
 def _before_correlation_id(raw: bytes, at: int) -> int:
-    """The end of content-type, content-encoding, headers, delivery-mode and priority."""
+    """Return the end of content-type, content-encoding, headers, delivery-mode and priority."""
     high = raw[at]
     at = table_at(raw, at)
     if high & 0x20:  # headers
@@ -220,7 +226,8 @@ def _before_correlation_id(raw: bytes, at: int) -> int:
 
 
 def expiration_at(raw: bytes, at: int) -> int:
-    """Where the expiration of a property section is (its length), if it has one."""
+    """Return the offset of the expiration of a property section (its length byte), if it has
+    one."""
     high = raw[at]
     at = _before_correlation_id(raw, at)
     if high & 0x04:  # correlation-id
@@ -241,7 +248,7 @@ def _message_id(raw: bytes, at: int) -> str:
 
 
 def _id(raw: bytes, at: int) -> str:
-    """The deduplication header where there is one, else the message id."""
+    """Return the deduplication header where there is one, else the message id."""
     value = _header(raw, at, DEDUPLICATION, _DEDUPLICATION)
     if isinstance(value, str):
         if len(value) <= LONGEST_ID:
@@ -253,7 +260,7 @@ def _id(raw: bytes, at: int) -> str:
 
 
 def _header(raw: bytes, at: int, name: str, key: bytes) -> object:
-    """A header's value, None where it is not there; `key` is its name as a table has it."""
+    """Return a header's value, None if it is not there; `key` is its name as a table has it."""
     if not raw[at] & 0x20:
         return None
     table = table_at(raw, at)
@@ -262,5 +269,5 @@ def _header(raw: bytes, at: int, name: str, key: bytes) -> object:
         return None
     try:
         return decode_table(raw[table:end]).get(name)
-    except WireError:  # its inside is nobody's business at publish
+    except WireError:  # the content of the table is not checked at publish
         return None

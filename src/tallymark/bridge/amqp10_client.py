@@ -1,4 +1,5 @@
-"""What the AMQP 1.0 modules work on: one client connection, its sessions, the ends of its links."""
+"""The state of an AMQP 1.0 client: its connection, its sessions and the ends of its links. All AMQP
+1.0 modules work on it."""
 
 from __future__ import annotations
 
@@ -29,12 +30,12 @@ if TYPE_CHECKING:
     from tallymark.bridge.amqp10_work import Work
 
 LINK_CREDIT: Final = 170
-"""What RabbitMQ grants to a publisher [FC-8]."""
+"""Link credit that RabbitMQ grants to a publisher [FC-8]."""
 
 
 @final
 class Settings:
-    """What all connections of a broker share."""
+    """Settings that all connections of a broker share."""
 
     __slots__ = (
         "anonymous_user",
@@ -69,23 +70,24 @@ class Settings:
     ) -> None:
         self.limits = limits
         self.random_name = random_name
-        """Gives 22 characters of [A-Za-z0-9_-] that nobody can guess."""
+        """Function that returns 22 random characters of [A-Za-z0-9_-] that cannot be guessed."""
         self.replies = replies
         self.watch = watch
         self.mechanisms = mechanisms
-        """Gives those by which clients may log in now, in the order they are offered."""
+        """Function that returns the mechanisms by which clients may log in now, in the order they
+        are offered."""
         self.on_denied = on_denied
         self.node_name = node_name
         self.platform = platform
-        """Shown to clients, such as "Python 3.11.2"."""
+        """Name of the platform shown to clients, such as "Python 3.11.2"."""
         self.link_credit = link_credit
-        """Messages a publisher may send on a link before more is granted."""
+        """Messages a publisher may send on a link before more credit is granted."""
         self.anonymous_user = anonymous_user
-        """Who clients without a name are; empty: they may not log in."""
+        """User for clients that give no name; empty: such clients may not log in."""
         self.auto_create = compile_pattern(auto_create) if auto_create else None
-        """Names of queues that an attach declares."""
+        """Pattern of the names of queues that an attach declares; None: no queue is."""
         self.transaction_timeout_ms = transaction_timeout_ms
-        """How long a transaction may stay open; 0: without limit [TX-16]."""
+        """Maximum age of an open transaction, ms; 0: no limit [TX-16]."""
 
 
 @final
@@ -123,33 +125,37 @@ class Client:
         self.vhost: VirtualHost = broker.vhost(connection.vhost)
         self.access = access
         self.owner = owner
-        """The bridge: what is flushed."""
+        """Bridge of the client: the object to flush."""
         self.closed = False
-        """Nothing may be delivered any more."""
+        """True once nothing may be delivered any more."""
         self.is_held = False
-        """Whether nothing is granted to publishers: memory or disk run low."""
+        """True while publishers are granted no credit because memory or disk space is low."""
         self.sessions: list[Session] = []
         self.works: dict[bytes, Work] = {}
-        """Its open transactions, by id."""
+        """Open transactions by id."""
         self.wall_ms = 0
-        """Milliseconds since 1970 of what was received last."""
+        """Arrival time of the last input, milliseconds since 1970."""
         self.annotations: Annotations | None = None
-        """Of what it published last with a time or further routing keys, to be shared."""
+        """Annotations of the last messages published with a time or further routing keys; reused
+        for equal ones."""
         self.answering = 0
-        """Requests to `/management` that are being done, or whose answer waits for the disk."""
+        """Count of requests to `/management` in progress, including those whose answer waits for
+        the disk."""
         self.deleted: list[LinkEnd] = []
-        """Ends whose queue is gone, to be detached behind those answers."""
+        """Link ends whose queue was deleted, to be detached after those answers."""
 
     def lose(self, end: LinkEnd) -> None:
-        """The queue of a link is gone. Whoever has deleted it through `/management` is answered
-        first, as by RabbitMQ: clients that wait for the answer stumble over a detach before it."""
+        """Detach a link end whose queue was deleted. A client that deleted it through `/management`
+        is answered first, as by RabbitMQ: clients that wait for the answer do not expect a detach
+        before it."""
         if self.answering:
             self.deleted.append(end)
         else:
             end.detach_deleted()
 
     def answered(self) -> None:
-        """An answer of `/management` is out, or as far as it can be: nobody gives it credit."""
+        """Note that an answer of `/management` was sent, or that the client gives no credit for
+        it."""
         self.answering -= 1
         if not self.answering and self.deleted:
             deleted = self.deleted
@@ -158,8 +164,9 @@ class Client:
                 end.detach_deleted()
 
     def known_as(self, ttl_ms: int, more_keys: tuple[str, ...], due_ms: int) -> Annotations | None:
-        """What the broker keeps beside messages that say this. The last ones as long as they say
-        the same: stretches may follow one another in a queue only where they share theirs."""
+        """Return the annotations for messages with these properties; None if they need none. Equal
+        annotations of consecutive messages are one object, since stretches in a queue can only be
+        merged if they share it."""
         if ttl_ms < 0 and not more_keys and not due_ms:
             return None
         last = self.annotations
@@ -176,7 +183,7 @@ class Client:
 
 @final
 class Session:
-    """One session: the engine's and the wire's, whose numbers go together.
+    """One session: the engine's and the wire's, with matching delivery numbers.
 
     Deliveries of the engine have tags 1, 2, ...; on the wire they are numbers 0, 1, ... modulo
     2^32. Every tag is sent or skipped, in order, so that either follows from the other.
@@ -191,32 +198,32 @@ class Session:
         self.confirms = Confirms(wire)
         """Publishes that are not answered yet."""
         self.ends: dict[LinkEnd, Link] = {}
-        """Ours of its links."""
+        """Our ends of the session's links."""
         self.answers: Answers | None = None
-        """Settlements whose answer waits for the disk, of what is being received now."""
+        """Settlements in the present input whose answer waits for the disk."""
         self.pairs: dict[str, LinkPair] = {}
-        """Of management, by the name of their links."""
+        """Link pairs for management, by the name of their links."""
         engine.confirming = True
         engine.handle = self
         wire.context = self
 
     def tag_of(self, number: int) -> int:
-        """The engine's tag of a delivery that was sent."""
+        """Return the engine's tag of a delivery that was sent."""
         last = self.engine.next_tag - 1
         return last - ((last - 1 - number) & MASK)
 
     @property
     def number(self) -> int:
-        """Of its channel."""
+        """Channel number of the session."""
         return self.wire.channel
 
     def enter(self, link: Link, end: LinkEnd) -> None:
-        """The link is attached, and this is our end of it."""
+        """Add an attached link with our end of it."""
         link.context = end
         self.ends[end] = link
 
     def leave(self, link: Link) -> None:
-        """The link is no more, by whoever's will."""
+        """Remove a link that either side has ended."""
         end = link.context
         link.context = None
         if isinstance(end, LinkEnd) and end in self.ends:
@@ -224,7 +231,7 @@ class Session:
             end.gone(False)
 
     def close(self, lost: bool) -> None:
-        """End the engine's side and that of all links; says nothing to the peer."""
+        """End the engine's side and that of all links. Sends nothing to the peer."""
         client = self.client
         if self in client.sessions:
             client.sessions.remove(self)
@@ -234,45 +241,45 @@ class Session:
         for end, link in ends.items():
             link.context = None
             end.gone(True)
-        # Whatever still comes of it means nothing; and nothing is kept by a cycle.
+        # Late events of the session have no effect; and no reference cycle keeps it in memory.
         self.confirms.clear()
         self.wire.context = None
         self.engine.handle = None
 
 
 def number_of(tag: int) -> int:
-    """On the wire, of the engine's tag."""
+    """Return the delivery number on the wire of an engine's tag."""
     return (tag - 1) & MASK
 
 
 class LinkEnd:
-    """Our end of an attached link: its `context`. What a kind of link has no use for is nothing
-    here."""
+    """Our end of an attached link: its `context`. Methods that a kind of link does not need do
+    nothing."""
 
     __slots__ = ()
 
     def received(self, event: TransfersReceived) -> None:
-        """Messages came."""
+        """Handle messages that arrived."""
 
     def granted(self, event: CreditReceived) -> None:
-        """The peer's receiver says how many messages it wants."""
+        """Handle credit granted by the peer's receiver."""
 
     def resume(self) -> None:
-        """Publishers may be granted credit again."""
+        """Grant credit to publishers again."""
 
     def rights_changed(self) -> None:
-        """The user's permissions are others now."""
+        """Apply a change of the user's permissions."""
 
     def detach_deleted(self) -> None:
-        """The queue that the link is about is gone. Nothing where the link is, too."""
+        """Detach the link because its queue was deleted. Does nothing if the link has ended."""
 
     def gone(self, with_session: bool) -> None:
-        """The link is no more: end the engine's side. Called once. with_session: the engine's
+        """End the engine's side of a link that has ended. Called once. with_session: the engine's
         session is closed already."""
 
 
 class Delayed(Waiter):
-    """Something that is said once the disk has what it follows from."""
+    """An answer that is sent once its cause is on disk."""
 
     __slots__ = ()
 

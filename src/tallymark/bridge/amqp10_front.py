@@ -1,4 +1,4 @@
-"""What stands in front of the bare message in AMQP 1.0.
+"""The front of AMQP 1.0 messages: the sections before the bare message.
 
     front                                                bare message
     header | delivery annotations | message annotations | properties | ... | body | footer
@@ -38,23 +38,23 @@ from tallymark.wire.amqp10.sections import (
 from tallymark.wire.octets import begins, packed, place, u32
 
 FORMAT: Final = 3
-"""Payload.format: sections as their sender encoded them, without delivery annotations."""
+"""Payload.format of sections as their sender encoded them, without delivery annotations."""
 
 UNREADABLE: Final = -1
-"""Front.size of messages that nobody can read: they are not sound."""
+"""Front.size of messages that cannot be read because they are malformed."""
 
 CC: Final = "x-cc"
 DELIVERY_TIME: Final = "x-opt-delivery-time"
 DELIVERY_DELAY: Final = "x-opt-delivery-delay"
 
 Entry = tuple[str, bytes, int]
-"""Of an annotations map: the key ("" where it is a number), key and value as they are encoded, and
-where in these bytes the value begins."""
+"""Entry of an annotations map: the key ("" where it is a number), key and value as encoded, and the
+offset of the value in these bytes."""
 
 
 @final
 class Front:
-    """What a publisher said of messages in header and annotations."""
+    """The header and annotations that a publisher gave messages."""
 
     __slots__ = (
         "cc",
@@ -71,33 +71,34 @@ class Front:
 
     def __init__(self, priority: int, ttl_ms: int, entries: list[Entry]) -> None:
         self.priority = priority
-        """-1: not said."""
+        """Priority; -1: not given."""
         self.ttl_ms = ttl_ms
-        """-1: not said."""
+        """Time to live, ms; -1: not given."""
         self.entries = entries
-        """Of the message annotations."""
+        """Entries of the message annotations."""
         self.durable = True
-        """True as well where the header does not say [rabbitmq]."""
+        """Durability; also True where the header does not give it [rabbitmq]."""
         self.has_delivery_annotations = False
         self.size = 0
-        """Bytes of it; 0 as well where it was made here for a message of another protocol."""
+        """Size in bytes; also 0 for a front made for a message of another protocol."""
         self.key = b""
-        """What such a message begins with: the front, and the descriptor of the next section. Empty
-        where nothing else can be told to have it."""
+        """Leading bytes of messages with this front: the front, and the descriptor of the next
+        section. Empty if no other message can be recognized by them."""
         self.cc: tuple[str, ...] = ()
         """Further routing keys, from x-cc."""
         self.due_ms = 0
-        """Not ready before, wall time, ms, from x-opt-delivery-time; 0: not said."""
+        """Time before which the messages are not ready, wall time, ms, from x-opt-delivery-time; 0:
+        not given."""
         self.delay_ms = 0
-        """Not ready for so long, from x-opt-delivery-delay; 0: not said."""
+        """Delay before the messages are ready, ms, from x-opt-delivery-delay; 0: not given."""
 
     def begins(self, raw: bytes, at: int, end: int) -> bool:
-        """Whether the message raw[at:end] has this front."""
+        """Return whether the message raw[at:end] has this front."""
         key = self.key
         return len(key) > 0 and end - at >= len(key) and raw.startswith(key, at)
 
     def says_as(self, other: Front) -> bool:
-        """Whether the other says the same."""
+        """Return whether the other front has the same content."""
         return (
             self.priority == other.priority
             and self.ttl_ms == other.ttl_ms
@@ -108,7 +109,7 @@ class Front:
 def fronts(
     raw: bytes, cuts: array[int], lo: int, hi: int, last: Front | None = None
 ) -> list[tuple[int, int, Front]]:
-    """Messages lo..hi-1 as stretches with equal fronts: first, end, front.
+    """Split messages lo..hi-1 into stretches with equal fronts: first, end, front.
 
     `last`: one that they may have, not to be read again. Raises DecodeError.
     """
@@ -135,7 +136,8 @@ def fronts(
 def loose_fronts(
     raw: bytes, cuts: array[int], lo: int, hi: int, last: Front | None
 ) -> list[tuple[int, int, Front]]:
-    """As fronts; one that cannot be read has the size UNREADABLE, and says nothing."""
+    """Split messages into stretches with equal fronts, as fronts does. A front that cannot be read
+    has the size UNREADABLE and no content."""
     try:
         return fronts(raw, cuts, lo, hi, last)
     except DecodeError:
@@ -152,7 +154,7 @@ def loose_fronts(
 
 
 def read_front(raw: bytes, start: int, end: int) -> Front:
-    """Raises DecodeError."""
+    """Decode the front of the message raw[start:end]. Raises DecodeError."""
     front = Front(-1, -1, [])
     pos = begin(raw, start, end)
     lowest = HEADER
@@ -195,7 +197,8 @@ def _read_header(front: Front, raw: bytes, at: int, end: int) -> None:
 
 
 def entries_of(raw: bytes, at: int, end: int) -> list[Entry]:
-    """The entries of the annotations map whose format code is at `at`. Raises DecodeError."""
+    """Return the entries of the annotations map whose format code is at `at`. Raises
+    DecodeError."""
     if raw[at] == 0xC1:
         count = raw[at + 2] if at + 2 < end else -1
         pos = at + 3
@@ -216,7 +219,8 @@ def entries_of(raw: bytes, at: int, end: int) -> list[Entry]:
 
 
 def _entry_name(raw: bytes, pos: int, end: int) -> str:
-    """Of a symbol, and of a string, which some clients write; "" of anything else."""
+    """Return the name in a symbol, or in a string, which some clients write; "" for anything
+    else."""
     if raw[pos] not in b"\xa1\xa3\xb1\xb3":
         return ""
     key, _ = decode(raw, pos, end)
@@ -224,7 +228,7 @@ def _entry_name(raw: bytes, pos: int, end: int) -> str:
 
 
 def entry_value(entry: Entry) -> object:
-    """Raises DecodeError."""
+    """Decode the value of an entry. Raises DecodeError."""
     value, _ = decode(entry[1], entry[2], len(entry[1]))
     return value
 
@@ -251,8 +255,9 @@ def _milliseconds(value: object) -> int:
 def without_delivery_annotations(
     raw: bytes, cuts: array[int], lo: int, hi: int, front: Front
 ) -> tuple[bytes, array[int]]:
-    """Messages lo..hi-1, which have this front, as they are stored; the same objects where that is
-    all of them as they are. Raises DecodeError."""
+    """Return messages lo..hi-1, which have this front, in the form in which they are stored. If
+    nothing has to be removed from them, and they are all messages, the same objects are returned.
+    Raises DecodeError."""
     base = cuts[lo]
     if not front.has_delivery_annotations:
         if lo == 0 and hi == len(cuts) - 1 and cuts[hi] == len(raw):
@@ -272,12 +277,12 @@ def without_delivery_annotations(
     return b"".join(parts), array("I", ends)
 
 
-# -- what arrives
+# -- arriving messages
 
 
 @final
 class Arrival:
-    """Messages lo..hi-1 of what arrived, which have one front."""
+    """Messages lo..hi-1 of the input, which have one front."""
 
     __slots__ = ("front", "hi", "is_uniform", "lo")
 
@@ -286,13 +291,14 @@ class Arrival:
         self.hi = hi
         self.front = front
         self.is_uniform = is_uniform
-        """They are known to have the same sections but for what is in their last one."""
+        """True if the messages are known to have equal sections except for the content of the last
+        one."""
 
 
 @final
 class Arrivals:
-    """Looks at what arrives by a link, and remembers the last message: one that is as long, and
-    begins like it up to what is in its last section, costs one comparison."""
+    """Reads messages that arrive by a link, and remembers the last one. A message of the same
+    length with the same bytes up to the content of its last section costs one comparison."""
 
     __slots__ = ("_front", "_head", "_size", "pieces", "problem")
 
@@ -301,13 +307,13 @@ class Arrivals:
         self._head = b""
         self._size = -1
         self.pieces: list[Arrival] = []
-        """What was read last, in order."""
+        """Messages that were read last, in order."""
         self.problem = ""
-        """Why the message behind them is none."""
+        """Error text about the message behind them, if it is malformed."""
 
     def read(self, raw: bytes, cuts: array[int], lo: int, hi: int) -> int:
-        """Put messages from `lo` on into `pieces`, up to the first that cannot be read. Returns
-        which one that is; hi: all can."""
+        """Read messages from `lo` on into `pieces`, up to the first that cannot be read. Returns
+        the index of that message; hi: all were read."""
         self.pieces = []
         head = self._head
         size = self._size
@@ -337,7 +343,8 @@ class Arrivals:
         return i
 
     def _sound_front(self, raw: bytes, start: int, end: int) -> Front | None:
-        """The front of a message, the last one where it has that; None: it cannot be read."""
+        """Return the front of a message, the previous one if it has that; None: it cannot be
+        read."""
         front = self._front
         try:
             if front is None or not front.begins(raw, start, end):
@@ -357,7 +364,8 @@ class Arrivals:
 
 
 def user_ids(raw: bytes, cuts: array[int], piece: Arrival) -> list[bytes | None]:
-    """The user-id of each message of a stretch, None where it has none. Raises DecodeError."""
+    """Return the user-id of each message of a stretch, None where it has none. Raises
+    DecodeError."""
     found: list[bytes | None] = []
     for value in _fields(raw, cuts, piece, 1):
         if value is not None and type(value) is not bytes:
@@ -367,8 +375,8 @@ def user_ids(raw: bytes, cuts: array[int], piece: Arrival) -> list[bytes | None]
 
 
 def destinations(raw: bytes, cuts: array[int], piece: Arrival) -> list[str | None]:
-    """The address in the property `to` of each message of a stretch; None where it has none. Equal
-    ones of neighbours are the same object. Raises DecodeError."""
+    """Return the address in the property `to` of each message of a stretch; None where it has none.
+    Equal addresses of neighbours are the same object. Raises DecodeError."""
     found: list[str | None] = []
     for value in _fields(raw, cuts, piece, 2):
         found.append(value if isinstance(value, str) else None)
@@ -376,10 +384,11 @@ def destinations(raw: bytes, cuts: array[int], piece: Arrival) -> list[str | Non
 
 
 def _fields(raw: bytes, cuts: array[int], piece: Arrival, n: int) -> list[object]:
-    """Field n of the properties of a stretch's messages; equal neighbours are decoded once."""
+    """Return field n of the properties of a stretch's messages. Equal neighbours are decoded
+    once."""
     found: list[object] = []
     last: object = None
-    head = b""  # of the bare message of the one before: all that decided what the field is
+    head = b""  # leading bytes of the bare message before, which determine the field
     for i in range(piece.lo, piece.hi):
         pos = cuts[i] + piece.front.size
         end = cuts[i + 1]
@@ -393,8 +402,8 @@ def _fields(raw: bytes, cuts: array[int], piece: Arrival, n: int) -> list[object
 
 
 def _field(raw: bytes, pos: int, end: int, n: int) -> tuple[object, int]:
-    """Field n of the properties of the message whose bare part is raw[pos:end], None where it has
-    none; and up to where the bytes say so. Raises DecodeError."""
+    """Return field n of the properties of the message whose bare part is raw[pos:end], None where
+    it has none, and the end of the bytes that determine it. Raises DecodeError."""
     code = section_code(raw, pos, end)
     at = end if code == NO_SECTION else value_at(raw, pos, end)
     if code != PROPERTIES or raw[at] == 0x45:

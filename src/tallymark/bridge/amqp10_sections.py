@@ -1,4 +1,4 @@
-"""The sections of AMQP 1.0 messages as they are stored: where they are, and whether they are sound.
+"""Sections of stored AMQP 1.0 messages: their positions, and whether they are well formed.
 
     header | message annotations | properties | application properties | body | footer
 
@@ -48,8 +48,8 @@ _CODES: Final = {
 
 
 def section_code(raw: bytes, pos: int, end: int) -> int:
-    """Which section begins at `pos`; NO_SECTION: none of the standard's, or not all of its
-    descriptor is there."""
+    """Return the code of the section that begins at `pos`; NO_SECTION if it is not one of the
+    standard's, or its descriptor is incomplete."""
     if pos + 3 < end and raw[pos] == 0 and raw[pos + 1] == 0x53:
         code = raw[pos + 2]
         return code if HEADER <= code <= FOOTER else NO_SECTION
@@ -61,19 +61,20 @@ def section_code(raw: bytes, pos: int, end: int) -> int:
 
 
 def begin(raw: bytes, pos: int, end: int) -> int:
-    """Where the sections of the message raw[pos:end] begin, behind a null that stands in front."""
+    """Return the offset at which the sections of the message raw[pos:end] begin, after a leading
+    null."""
     if raw.startswith(_NULL_BODY, pos) and pos + 4 < end:
         return pos + 4
     return pos
 
 
 def value_at(raw: bytes, pos: int, end: int) -> int:
-    """Where the value of the section at `pos` begins."""
+    """Return the offset of the value of the section at `pos`."""
     return pos + 3 if raw[pos + 1] == 0x53 else skip(raw, pos + 1, end)
 
 
 def section_end(raw: bytes, pos: int, end: int, code: int) -> int:
-    """Where the section of this code at `pos` ends. Raises DecodeError."""
+    """Return the end of the section of this code at `pos`. Raises DecodeError."""
     at = value_at(raw, pos, end)
     if code != VALUE and raw[at] not in _CODES[code]:
         raise DecodeError(f"section 0x{code:02x} with a value of format code 0x{raw[at]:02x}")
@@ -81,8 +82,9 @@ def section_end(raw: bytes, pos: int, end: int, code: int) -> int:
 
 
 def find_section(raw: bytes, pos: int, end: int, wanted: int) -> int:
-    """Where a section of the code `wanted`, or the first of a higher one, begins; `end`: nowhere.
-    Looks from `pos`, where a section begins. Raises DecodeError."""
+    """Return the offset of the section with code `wanted`, or of the first with a higher code;
+    `end` if there is neither. The search begins at `pos`, at the start of a section. Raises
+    DecodeError."""
     while pos < end:
         code = section_code(raw, pos, end)
         if code == NO_SECTION:
@@ -94,7 +96,7 @@ def find_section(raw: bytes, pos: int, end: int, wanted: int) -> int:
 
 
 def section_value(raw: bytes, pos: int, end: int, wanted: int) -> object:
-    """The value of the one section of that code at or behind `pos`; None: there is none."""
+    """Return the value of the section of that code at or behind `pos`; None: there is none."""
     at = find_section(raw, pos, end, wanted)
     if at == end or section_code(raw, at, end) != wanted:
         return None
@@ -103,7 +105,7 @@ def section_value(raw: bytes, pos: int, end: int, wanted: int) -> object:
 
 
 def data_bytes(raw: bytes, pos: int, end: int) -> bytes:
-    """What is in the data sections from `pos` on, joined; nothing where there are none. Raises
+    """Return the joined content of the data sections from `pos` on; empty if there are none. Raises
     DecodeError."""
     parts: list[bytes] = []
     while pos < end:
@@ -119,8 +121,8 @@ def data_bytes(raw: bytes, pos: int, end: int) -> bytes:
 
 
 def is_sound(raw: bytes, pos: int, end: int) -> bool:
-    """Whether raw[pos:end] is sections of a message, in their order and complete, one at least that
-    is stored. What is inside of lists and maps is not looked at."""
+    """Return whether raw[pos:end] consists of complete message sections in their order, at least
+    one of them stored. The content of lists and maps is not examined."""
     try:
         return _walk(raw, begin(raw, pos, end), end, HEADER)
     except DecodeError:
@@ -128,7 +130,8 @@ def is_sound(raw: bytes, pos: int, end: int) -> bool:
 
 
 def is_body(raw: bytes) -> bool:
-    """Whether it is a body that is no data, and maybe a footer, and nothing else."""
+    """Return whether the bytes are a body other than data, with an optional footer, and nothing
+    else."""
     try:
         return (
             section_code(raw, 0, len(raw)) in (SEQUENCE, VALUE)
@@ -147,7 +150,7 @@ def _decodes(raw: bytes) -> bool:
 
 
 def _walk(raw: bytes, pos: int, end: int, lowest: int) -> bool:
-    """Sections in their order, none below `lowest`, data and sequence as often as they come."""
+    """Check sections for their order, none below `lowest`; data and sequence may repeat."""
     has_body = is_any = False
     while pos < end:
         code = section_code(raw, pos, end)
@@ -161,8 +164,9 @@ def _walk(raw: bytes, pos: int, end: int, lowest: int) -> bool:
 
 
 def last_content(raw: bytes, pos: int, end: int) -> int:
-    """Where what is in the last section of a sound message begins, if that is data: a message as
-    long as this one which begins like it up to there is sound as well. Else `end`."""
+    """Return the offset of the content of a well-formed message's last section if that is data,
+    else `end`. A message of the same length with the same bytes before that offset is well formed,
+    too."""
     pos = begin(raw, pos, end)
     at = pos
     while pos < end:
@@ -177,8 +181,8 @@ def last_content(raw: bytes, pos: int, end: int) -> int:
 
 
 def properties_of(raw: bytes, pos: int, end: int) -> list[object]:
-    """The thirteen fields of the properties of the message whose bare part begins at `pos` or
-    behind it; None where one is not there. Raises DecodeError."""
+    """Return the thirteen fields of the properties of the message whose bare part begins at `pos`
+    or behind it; None where one is not there. Raises DecodeError."""
     value = section_value(raw, pos, end, PROPERTIES)
     fields: list[object] = []
     if isinstance(value, list):
@@ -188,6 +192,6 @@ def properties_of(raw: bytes, pos: int, end: int) -> list[object]:
 
 
 def application_properties_of(raw: bytes, pos: int, end: int) -> dict[object, object]:
-    """Raises DecodeError."""
+    """Return the application properties of the message. Raises DecodeError."""
     value = section_value(raw, pos, end, APPLICATION_PROPERTIES)
     return value if isinstance(value, dict) else {}

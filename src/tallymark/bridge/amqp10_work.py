@@ -1,4 +1,4 @@
-"""A transaction as an AMQP 1.0 connection knows it [amqp-1.0 §4].
+"""A transaction on an AMQP 1.0 connection [amqp-1.0 §4].
 
 The engine keeps publishes and settlements until the end (engine/transactions.py). Known here only
 is what the client has to be told then, and what it said it is through with.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ID_BYTES: Final = 8
 TXN_ID: Final = Symbol("txn-id")
-"""Property of a flow: what is handed out from then on belongs to that transaction [TX-16]."""
+"""Property of a flow: deliveries from then on belong to the transaction of that id [TX-16]."""
 
 
 @final
@@ -42,31 +42,33 @@ class Work:
         self.transaction = transaction
         self.id = transaction.id.to_bytes(ID_BYTES, "big")
         self.accepted = TransactionalState(self.id, Accepted())
-        """The answer to what is published under it."""
+        """Delivery state of messages published under the transaction."""
         self.state = TransactionalState(self.id)
-        """Of what is handed out under it."""
+        """Delivery state of messages delivered under the transaction."""
         self._parked: dict[Session, dict[bytes, IntervalSet]] = {}
-        """Tags that were settled under it, by outcome as encoded: b"" for none."""
+        """Tags settled under the transaction, by outcome as encoded: b"" for none."""
         self._forgotten: dict[Session, IntervalSet] = {}
-        """Of those, the ones that the client is through with, whatever becomes of it."""
+        """Tags among those that the client has settled on its side, so that it forgets them even
+        after a rollback."""
         self._unsettled: list[tuple[Session, int, int, DeliveryState]] = []
-        """Tags first..last and their outcome, of which the client expects to hear."""
+        """Tags first..last whose outcome the client expects to be confirmed."""
 
     def outcome(self, state: DeliveryState) -> DeliveryState:
-        """An outcome under it."""
+        """Return an outcome under this transaction."""
         if isinstance(state, Accepted):
             return self.accepted
         return TransactionalState(self.id, state)
 
     def fail(self, text: str) -> None:
-        """It can only be rolled back [TX-13]. The first reason counts."""
+        """Mark the transaction: it can only be rolled back [TX-13]. The first reason counts."""
         if not self.transaction.failure:
             self.transaction.failure = text
 
     # -- settlements
 
     def park(self, session: Session, first: int, last: int, outcome: bytes) -> None:
-        """Tags first..last were settled under it, with this outcome as encoded."""
+        """Note that tags first..last were settled under the transaction, with this outcome as
+        encoded."""
         of_session = self._parked.get(session)
         if of_session is None:
             of_session = self._parked[session] = {}
@@ -76,15 +78,16 @@ class Work:
         parked.add(first, last + 1)
 
     def parked(self, session: Session, first: int, last: int) -> list[tuple[int, int]]:
-        """Which of the tags first..last were settled under it: (first, last)."""
+        """Return the tags among first..last that were settled under the transaction, as (first,
+        last)."""
         found: list[tuple[int, int]] = []
         for parked in self._parked.get(session, {}).values():
             found += [(low, high - 1) for low, high in parked.overlap(first, last + 1)]
         return found
 
     def reopen_others(self, session: Session, first: int, last: int, outcome: bytes) -> None:
-        """Of tags first..last, those that were settled under it with another outcome than this are
-        to be as if they had not been, unless the client is through with them."""
+        """Make those of tags first..last unsettled again that were settled under the transaction
+        with another outcome, unless the client has settled them on its side."""
         forgotten = self._forgotten.get(session)
         for one, parked in self._parked.get(session, {}).items():
             if one == outcome:
@@ -109,8 +112,8 @@ class Work:
         self._unsettled = kept
 
     def forget(self, session: Session, first: int, last: int) -> None:
-        """The client is through with what it settled of these tags: after a rollback they are not
-        in its hands again [TX-15]."""
+        """Note that the client has settled these tags on its side: a rollback does not make them
+        unsettled for it again [TX-15]."""
         for low, high in self.parked(session, first, last):
             forgotten = self._forgotten.get(session)
             if forgotten is None:
@@ -118,7 +121,7 @@ class Work:
             forgotten.add(low, high + 1)
 
     def expect(self, session: Session, first: int, last: int, state: DeliveryState) -> None:
-        """The client wants to hear that tags first..last have this outcome."""
+        """Note that the client expects a confirmation that tags first..last have this outcome."""
         unsettled = self._unsettled
         if unsettled:
             who, low, high, what = unsettled[-1]
@@ -128,7 +131,7 @@ class Work:
         unsettled.append((session, first, last, state))
 
     def expected(self) -> list[tuple[Session, int, int, DeliveryState]]:
-        """What the client wants to hear once it is committed."""
+        """Return the outcomes that the client expects to be confirmed after the commit."""
         found: list[tuple[Session, int, int, DeliveryState]] = []
         for session, first, last, state in self._unsettled:
             forgotten = self._forgotten.get(session)
@@ -140,7 +143,7 @@ class Work:
         return found
 
     def forgotten(self) -> list[tuple[Session, int, int]]:
-        """Tags that the client is through with: session, first, last."""
+        """Return the tags that the client has settled on its side: session, first, last."""
         return [
             (session, low, high - 1)
             for session, ranges in self._forgotten.items()
@@ -150,7 +153,7 @@ class Work:
     # -- acquisitions
 
     def acquired(self, session: Session, first: int, last: int) -> bool:
-        """Whether any of the tags first..last were handed out under it."""
+        """Return whether any of the tags first..last were delivered under the transaction."""
         for engine, low, high in self.transaction.acquisitions:
             if engine is session.engine and low <= last and first <= high:
                 return True
@@ -158,12 +161,12 @@ class Work:
 
 
 def find(client: Client, id: object) -> Work | None:
-    """The open transaction of that id; None: there is none of this connection's."""
+    """Return this connection's open transaction of that id; None: it has none."""
     return client.works.get(id) if isinstance(id, bytes) else None
 
 
 def unknown(id: object) -> Error:
-    """What whoever names a transaction that is not there is told [TX-13, TX-14]."""
+    """Return the error for a transaction id that is unknown [TX-13, TX-14]."""
     shown = id.hex() if isinstance(id, bytes) else repr(id)
     text = f"no transaction {shown[:64]}: it was never declared on this connection, or has ended"
     return Error(errors.TRANSACTION_UNKNOWN_ID, text)

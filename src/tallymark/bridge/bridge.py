@@ -1,4 +1,4 @@
-"""What the owner of a client's socket may ask of the bridge, whatever the protocol.
+"""Bridge: the interface between the owner of a client's socket and a protocol's bridge.
 
 A bridge turns what a client sends into engine commands, and what the engine wants done for a client
 into bytes. It is pure: bytes and time come from its owner, who also brings it the effects that are
@@ -29,94 +29,95 @@ UNLIMITED: Final = 1 << 62
 
 
 class Bridge:
-    """One client's. What a protocol has no use for does nothing here."""
+    """The bridge of one client. Methods that a protocol does not need do nothing."""
 
     __slots__ = ("is_behind", "reason", "room")
 
     def __init__(self) -> None:
         self.reason = ""
-        """Why the connection ended or is about to; empty while it lives."""
+        """Reason for which the connection ended or is about to; empty while it is open."""
         self.room = UNLIMITED
-        """Bytes of messages that it may still put out in answer to input; the owner sets it before
-        `receive`, by what the client's socket takes."""
+        """Bytes of messages that may still be output in answer to input. The owner sets it before
+        `receive`, by the free space in the client's socket buffer."""
         self.is_behind = False
-        """Whether input is left alone for want of room: the owner reads no more, and calls
-        `receive` again once there is room, with nothing if there is nothing new."""
+        """True if input was left unprocessed for want of room. The owner reads no more, and calls
+        `receive` again once there is room, with empty input if there is nothing new."""
 
     @property
     def closing(self) -> bool:
-        """The transport is to be closed, once what take_output gives is written."""
+        """True if the transport is to be closed once the output of take_output is written."""
         raise NotImplementedError
 
     @property
     def connection(self) -> Connection | None:
-        """The engine's side, once there is one. Its `handle` is this bridge."""
+        """Connection in the engine, once there is one. Its `handle` is this bridge."""
         raise NotImplementedError
 
     @property
     def user(self) -> str:
-        """Name of the user whose permissions it acts with; empty: none, or not known yet."""
+        """Name of the user whose permissions apply; empty: none, or not known yet."""
         return ""
 
     def rights_changed(self, permissions: Permissions) -> None:
-        """The user may do this from now on: what was asked before counts no more, and what is going
-        on that would be refused now ends."""
+        """Apply changed permissions of the user. Earlier permissions no longer count, and
+        activities that would be refused now end."""
 
     @property
     def holds_itself(self) -> bool:
-        """Whether a client that keeps to its protocol stops publishing when it is told to (`block`)
-        and goes on consuming; one that does not is not read meanwhile."""
+        """Return whether a client that respects its protocol stops publishing on request (`block`)
+        while it continues to consume. A client that does not is not read meanwhile."""
         return False
 
     @property
     def wants_data(self) -> bool:
-        """False: enough of what it sent waits, for room or for an answer of the owner; read no more
-        for now."""
+        """False while enough input waits for room, or for an answer of the owner: read no more for
+        now."""
         return not self.is_behind
 
     @property
     def input_bytes(self) -> int:
-        """Bytes received that are not through: incomplete frames, unfinished contents."""
+        """Bytes of received input that is not processed: incomplete frames, unfinished contents."""
         return 0
 
     @property
     def output_bytes(self) -> int:
-        """Bytes said that take_output does not give yet: what waits for the disk or for company."""
+        """Bytes of output that take_output holds back: they wait for the disk or to be sent with
+        more."""
         return 0
 
     def receive(self, data: bytes, now_ms: int, wall_ms: int) -> None:
-        """Take what was read. now_ms: monotonic; wall_ms: since 1970."""
+        """Process input. now_ms: monotonic; wall_ms: since 1970."""
         raise NotImplementedError
 
     def eof(self) -> None:
-        """The peer will send nothing more."""
+        """Handle the end of the peer's input."""
         raise NotImplementedError
 
     def let_go(self) -> None:
-        """The connection is gone and `eof` was called: drop what refers back to this, so that it
-        is free at once. Effects that come late mean nothing."""
+        """Drop references to this bridge after the connection has ended and `eof` was called, so
+        that it is freed at once. Later effects are ignored."""
 
     def tick(self, now_ms: int) -> None:
-        """Call at `next_deadline`."""
+        """Handle deadlines. Called at `next_deadline`."""
         raise NotImplementedError
 
     def next_deadline(self) -> int | None:
-        """When `tick` is due, monotonic milliseconds; None: it is not."""
+        """Return when `tick` is due, monotonic milliseconds; None: there is no deadline."""
         raise NotImplementedError
 
     def take_output(self) -> list[bytes]:
-        """What to write now, in order."""
+        """Return the output to write now, in order."""
         raise NotImplementedError
 
     def shutdown(self, reason: str = "shutdown") -> None:
-        """End the connection by the operator's or the broker's will."""
+        """End the connection on request of the operator or the broker."""
         raise NotImplementedError
 
     def block(self, reason: str) -> None:
-        """Nothing the client sends is read for now; tell it, where the protocol has a word."""
+        """Announce, where the protocol can, that no input of the client is read for now."""
 
     def unblock(self) -> None:
-        """It is read again."""
+        """Announce that input is read again."""
 
     # -- effects
 
@@ -145,23 +146,24 @@ class Bridge:
         pass
 
     def close_session(self, effect: CloseSession) -> None:
-        """The engine ended a session. effect.error says why: TooSlow among others [SC-9]."""
+        """End a session that the engine has ended. effect.error has the reason, such as TooSlow
+        [SC-9]."""
         raise NotImplementedError
 
     def close_consumer(self, effect: CloseConsumer) -> None:
-        """The engine ended a consumer for its own sake, and its session goes on. Only for protocols
-        whose consumers have links (`Consumer.by_link`)."""
+        """End a consumer that the engine has ended; its session continues. Only for protocols whose
+        consumers have links (`Consumer.by_link`)."""
 
     def durable(self, effect: Durable) -> None:
-        """What a Waiter of this bridge waited for is on disk."""
+        """Continue after the records that a Waiter of this bridge waited for are on disk."""
         raise NotImplementedError
 
 
 class Waiter:
-    """What a bridge gives to `Broker.await_durable`."""
+    """A waiter that a bridge passes to `Broker.await_durable`."""
 
     __slots__ = ("owner",)
 
     def __init__(self, owner: Bridge) -> None:
         self.owner = owner
-        """Whoever gets the Durable effect hands it to this bridge."""
+        """Bridge to which the Durable effect is passed."""

@@ -75,7 +75,7 @@ NS_PER_MS: Final = 1_000_000
 
 @final
 class Settings:
-    """What all NSQ connections of a broker share."""
+    """Settings that all NSQ connections of a broker share."""
 
     __slots__ = ("draw", "limits", "max_channel_consumers", "on_denied", "on_finish", "topics")
 
@@ -91,16 +91,17 @@ class Settings:
         self.limits = limits
         self.topics = topics
         self.draw = draw
-        """Gives a random number from 0 to 99: which messages a sample has."""
+        """Function that returns a random number from 0 to 99, which decides on each message of a
+        sample."""
         self.on_finish = on_finish
         self.max_channel_consumers = max_channel_consumers
-        """How many clients may subscribe to a channel; 0: any number."""
+        """Maximum number of clients subscribed to a channel; 0: no limit."""
         self.on_denied = on_denied
 
 
 @final
 class Nsq(Bridge):
-    """See the module's text."""
+    """The bridge of one NSQ client (see the module's docstring)."""
 
     __slots__ = (
         "_answers",
@@ -131,33 +132,35 @@ class Nsq(Bridge):
     def __init__(
         self, broker: Broker, settings: Settings, peer: str, limits: Limits | None = None
     ) -> None:
-        """limits: None: those of the settings."""
+        """limits: None means those of the settings."""
         super().__init__()
         self.broker = broker
         self.settings = settings
         self.peer = peer
-        """Names the connection in logs and lists."""
+        """Peer address, which names the connection in logs and lists."""
         self.wire = WireConnection(settings.limits if limits is None else limits)
         self.consumer: Consumer | None = None
-        """Once it has subscribed; `limit` is its RDY, `unacked` what it has in flight."""
+        """Consumer of the client once it has subscribed; `limit` is its RDY, `unacked` its
+        in-flight count."""
         self.subscription = ("", "")
-        """Topic and channel."""
+        """Topic and channel it subscribed to."""
         self.message_count = 0
-        """Messages sent to it."""
+        """Count of messages sent to the client."""
         self.finish_count = 0
         self.requeue_count = 0
         self.published: dict[str, int] = {}
-        """How many messages it published, by topic."""
+        """Count of messages published by the client, by topic."""
         self.access: Access | None = None
-        """The permissions of the user it acts as; None: nobody is asked."""
+        """Permissions of the user the client acts as; None: nothing is checked."""
         self.pending_auth: bytes | None = None
-        """A secret to be asked about."""
+        """Secret for which the auth server must be asked; None: none is pending."""
         self.upgrade: UpgradeDue | None = None
-        """A layer to be put in place, once what take_output gives is written."""
+        """Layer (TLS or compression) to be put in place once the output so far is written; None:
+        none is due."""
         self._secret = b""
         self._auth: AuthState | None = None
         self._held: Event | None = None
-        """Waits for the auth server's word."""
+        """Event that waits for the answer of the auth server."""
         self._in_flight: InFlightMessages | None = None
         self._messages = MessageBuffer()
         self._answers = Answers(broker, self.wire, self)
@@ -178,12 +181,12 @@ class Nsq(Bridge):
 
     @property
     def identify(self) -> Identify:
-        """What the client said of itself and what is in effect."""
+        """Identification of the client and the settings in effect for it."""
         return self.wire.identify
 
     @property
     def wants_data(self) -> bool:
-        """Whether to read on."""
+        """Return whether the owner should read on."""
         return self.wire.wants_data and self._held is None
 
     @property
@@ -196,13 +199,13 @@ class Nsq(Bridge):
 
     @property
     def write_timeout_ms(self) -> int:
-        """How long the client may leave written bytes untaken before it counts as gone; 0: for
-        ever [NQ-7]."""
+        """Milliseconds for which written bytes may stay unread by the client before it counts as
+        gone; 0: no limit [NQ-7]."""
         return self.wire.write_timeout_ms
 
     @property
     def auth(self) -> AuthState | None:
-        """What its secret was found to be worth last."""
+        """Permissions that the auth server last gave for the client's secret."""
         return self._auth
 
     def receive(self, data: bytes, now_ms: int, wall_ms: int) -> None:
@@ -217,7 +220,7 @@ class Nsq(Bridge):
         self._handle_events()
 
     def broken(self, reason: str) -> None:
-        """A layer cannot read what came: the connection ends."""
+        """End the connection because a layer cannot decode its input."""
         self.wire.receive_broken(reason)
         self._handle_events()
 
@@ -241,7 +244,8 @@ class Nsq(Bridge):
         return min(due, held)
 
     def take_output(self) -> list[bytes]:
-        """Messages that the client wants gathered may stay for a while, see nsq_output."""
+        """Return the output to write now. Messages that the client wants buffered may stay for a
+        while, see nsq_output."""
         self._answers.taken()
         out = self.wire.take_output()
         consumer = self.consumer
@@ -250,11 +254,12 @@ class Nsq(Bridge):
         return messages + out if messages and out else messages or out
 
     def take_unread(self) -> bytes:
-        """What the client sent behind its IDENTIFY: the layer's first input."""
+        """Return the bytes that the client sent behind its IDENTIFY, which are the layer's first
+        input."""
         return self.wire.take_unread()
 
     def upgraded(self) -> None:
-        """The layer is in place."""
+        """Continue after the upgrade: the layer is in place."""
         self.upgrade = None
         self.wire.upgraded()
         self._handle_events()
@@ -264,7 +269,7 @@ class Nsq(Bridge):
         return "" if self.access is None else self.access.user
 
     def act_as(self, permissions: Permissions) -> None:
-        """Do what this user may do, from now on."""
+        """Act with this user's permissions from now on."""
         access = Access(
             permissions.user, self.settings.topics.vhost, ("", "", ""),
             on_denied=self.settings.on_denied, peer=self.peer,
@@ -273,7 +278,8 @@ class Nsq(Bridge):
         self.access = access
 
     def rights_changed(self, permissions: Permissions) -> None:
-        """A subscriber that may not read its channel any longer is told so and closed."""
+        """Apply changed permissions. A subscriber that may no longer read its channel gets an error
+        and is closed."""
         if self.access is None:
             return
         self.access.follow(permissions)
@@ -287,7 +293,8 @@ class Nsq(Bridge):
             self._handle_events()
 
     def auth_succeeded(self, state: AuthState, permissions: Permissions | None = None) -> None:
-        """The secret is worth this. permissions: the user it is the password of."""
+        """Accept the pending secret with these permissions. permissions: those of the user whose
+        password the secret is."""
         if self.pending_auth is None:
             return
         if permissions is not None:
@@ -304,7 +311,7 @@ class Nsq(Bridge):
         self._handle_events()
 
     def auth_failed(self) -> None:
-        """No auth server could be asked."""
+        """End a pending authentication for which no auth server could be reached."""
         if self.pending_auth is None:
             return
         self.pending_auth = None
@@ -313,7 +320,8 @@ class Nsq(Bridge):
         self._handle_events()
 
     def shutdown(self, reason: str = "shutdown") -> None:
-        """What was published is still answered; what it holds is ready again at once."""
+        """End the connection. Publishes received so far are still answered; messages in flight are
+        ready again at once."""
         self.reason = self.reason or reason
         self.wire.refuse()
         self._held = None
@@ -340,7 +348,8 @@ class Nsq(Bridge):
             self._messages.add(frames, self._now_ms)
 
     def _deliver_sample(self, effect: Deliver, attempts: int) -> None:
-        """Each message has its chance; what is left out is done with [NQ-D6]."""
+        """Deliver each message with the probability of the sample, and settle the others
+        [NQ-D6]."""
         piece = effect.slice
         rate = self.wire.identify.sample_rate
         draw = self.settings.draw
@@ -362,7 +371,7 @@ class Nsq(Bridge):
             at = end
 
     def cancelled(self, effect: Cancelled) -> None:
-        """The channel is gone: nsqd closes its clients."""
+        """Close the connection because its channel was deleted, as nsqd does."""
         if not self._over:
             topic, channel = self.subscription
             self.shutdown(f"channel {topic}:{channel} was deleted")
@@ -396,7 +405,8 @@ class Nsq(Bridge):
             self._handle(event)
 
     def _is_held(self) -> bool:
-        """Asked for here and not in the loop: compiled code takes what was assigned for granted."""
+        """Return whether an event waits for the auth server. It is a method because mypyc assumes
+        in the loop that the attribute keeps its value."""
         return self._held is not None
 
     def _handle(self, event: Event) -> None:
@@ -490,7 +500,7 @@ class Nsq(Bridge):
         try:
             session = broker.open_session(connection)
             consumer = broker.consume(session, queue, self.peer, False, False, 0, {})
-        except BrokerError as refused:  # an AMQP client has it for itself
+        except BrokerError as refused:  # an AMQP client consumes from it exclusively
             broker.close_connection(connection, False)
             self._fail(sub_failed(str(refused)))
             return
@@ -522,7 +532,7 @@ class Nsq(Bridge):
                 self._tell_failed("FIN", [ids[at] for at in failed])
 
     def _acknowledge(self, ids: array[int], failed: list[int]) -> None:
-        """Answer each FIN in its turn: OK when it is on disk, or its error [NQ-D11]."""
+        """Answer each FIN in its order: OK when it is on disk, or its error [NQ-D11]."""
         answered = 0
         for at in failed:
             if at > answered:
@@ -552,8 +562,8 @@ class Nsq(Bridge):
             self._answers.fail(settle_failed(verb, id, in_flight.reason(id)))
 
     def _may(self, event: Event, verb: str, topic: str, channel: str) -> bool:
-        """Whether the client may do this. False: it was refused, or the event is held until the
-        auth server was asked anew."""
+        """Return whether the client may do this. False: it was refused, or the event waits until
+        the auth server was asked again."""
         auth = self._auth
         assert auth is not None
         if auth.is_expired(self._now_ms):
@@ -568,20 +578,20 @@ class Nsq(Bridge):
     # -- endings
 
     def _fail(self, error: WireError) -> None:
-        """Nothing is read any more; the error is sent in its turn."""
+        """Stop reading; the error is sent in its order among the answers."""
         self.wire.refuse()
         self._answers.fail(error)
 
     def _leave(self, lost: bool) -> None:
-        """End the engine's side: what it holds is ready again at once [NQ-D2]."""
+        """End the engine's side: messages in flight are ready again at once [NQ-D2]."""
         connection = self.connection
         if connection is not None:
             self.broker.close_connection(connection, lost)
 
 
 def _frames(payload: Payload, lo: int, hi: int, attempts: int, ahead_ms: int) -> bytes:
-    """Messages as the client reads them, whatever protocol brought them. ahead_ms: how far wall
-    time, which they are stamped with, is ahead of engine time."""
+    """Return messages in the client's format, whatever protocol they were published by. ahead_ms:
+    lead of wall time, which is in their time stamps, over engine time."""
     raw = payload.raw
     assert raw is not None, payload.position
     first_id = payload.first_id + lo
