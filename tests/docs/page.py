@@ -143,21 +143,19 @@ class Page:
 
 
 def readme(page: Page) -> None:
-    page.shell(page.take("make demo", "make test", language="sh"), without=("make",))
-    check_targets("README.md")
     serving = page.take("tallymark serve", language="sh")
     assert page.shell(serving, without=("pip", "tallymark serve")) == ""
     assert page.broker.ready["amqp"][1] == AMQP  # that is what runs already
     page.run(page.take("basic_publish", "basic_ack"), {})
-    shown = page.shell(page.take("tallymark status", language="sh"))
-    assert re.search(r"\borders\b.*\b99\b", shown), shown
-    if not wants_spark():
-        page.take("pipeline land", language="sh")
-        page.take("build_session")
-        return
-    landed = page.shell(page.take("pipeline land", language="sh"), without=("pip",))
-    assert list((page.folder / "orders").rglob("*.parquet")), landed
-    page.take("build_session")  # tests/spark/test_readme.py runs it and looks at what it prints
+    shown = page.shell(page.take("tallymark queues", language="sh"))
+    assert re.search(r"\borders\b.*\b100\b.*\b99\b", shown), shown
+    landing = page.take("pipeline land", "pipeline reconcile", language="sh")
+    if wants_spark():
+        landed = page.shell(landing, without=("pip",))
+        assert list((page.folder / "orders").rglob("*.parquet")), landed
+        assert re.search(r"\borders +100 +0 +100 +0 +0\b", landed), landed
+    page.shell(page.take("make demo", "make test", language="sh"), without=("make",))
+    check_targets("README.md")
 
 
 def client(page: Page) -> None:
@@ -441,6 +439,7 @@ def spark(page: Page) -> None:
         page.run(page.take("send_verdicts"), names)
         stop_streams(session)
         assert page.broker.queues()["clean"]["ready"] > 0
+        page.take("build_session")  # tests/spark/test_notebook.py runs it
     page.left.clear()  # of the cluster: tests/spark/test_cluster.py runs them
 
 

@@ -1,4 +1,4 @@
-"""The Spark session in the README, run as it is printed."""
+"""The session for notebooks in docs/spark.md, run as it is printed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.spark
 
 
 def session() -> str:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/spark.md").read_text(), re.S)
     (found,) = [block for block in blocks if "build_session" in block]
     return found
 
@@ -34,7 +34,7 @@ def check(said: str, folder: Path) -> None:
     assert "End-to-end latency" in (folder / "report.html").read_text()
 
 
-def test_the_session_in_the_readme_works_in_one_that_is_there(
+def test_the_session_works_in_one_that_is_there(
     spark: SparkSession,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -52,7 +52,7 @@ def test_the_session_in_the_readme_works_in_one_that_is_there(
 
 
 @long  # a JVM of its own; what it runs is found wrong by the test above
-def test_the_session_in_the_readme_works_as_printed(tmp_path: Path) -> None:
+def test_the_session_works_as_printed(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "tallymark-data") as broker:
         publish(broker, "orders", 0, 99)
         done = subprocess.run(
