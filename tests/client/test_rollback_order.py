@@ -27,7 +27,7 @@ from tallymark.client import (
     TransactionRolledBack,
     connect,
 )
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 from tests.support.rabbitmq import RabbitProcess, find_rabbitmq
 
@@ -50,9 +50,10 @@ class Stand:
 
     async def until(self, queue: str, ready: int, acquired: int) -> None:
         """A broker may count a little later than it answers."""
-        async with asyncio.timeout(PATIENCE_S):
-            while (await asyncio.to_thread(self.depth, queue)) != (ready, acquired):
-                await asyncio.sleep(0.05)
+        wanted = (ready, acquired)
+        await asyncio.to_thread(
+            until, lambda: self.depth(queue) == wanted, what=lambda: self.depth(queue)
+        )
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
@@ -277,11 +278,11 @@ async def test_tx_a4_a_handler_that_rolls_back_its_first_two_calls(stand: Stand)
 
             running = asyncio.create_task(receiver.run(handler))
             await done.wait()
-            await asyncio.sleep(0.2)
+            await stand.until(queue, 0, 0)
+            await session.queue_state(queue)  # what came before this answer has been handled
             running.cancel()
             await asyncio.wait([running])
         assert calls == [0, 0, 0, 1]
-        await stand.until(queue, 0, 0)
 
 
 @over_sockets

@@ -190,7 +190,6 @@ async def inside_a_session(example: Example) -> None:
                         break
                     if queue == "events" and state.consumer_count:
                         break
-                    await asyncio.sleep(0.02)
                 if not is_endless:
                     await call
         finally:

@@ -52,6 +52,8 @@ SEED = int(os.environ.get("LETTER_SEED", 20261121))
 SMALL = {"segment_size": "1MiB", "checkpoint_every": "1MiB", "max_memory": "16MiB"}
 """Many segments and checkpoints a second, bodies beyond memory: more places to be killed in."""
 LOOK_S = 0.05
+MORE_TURNS = 200
+"""Of all clients, from the last death that is waited for to a kill, at most."""
 
 
 class Field:
@@ -94,14 +96,14 @@ class Field:
     def _load_and_kill(self, left: list[int], total: int) -> None:
         publisher, consumers = self._peers()
         stop_left = round(sum(left) * self.chance.uniform(0.02, 0.95))
-        wait_s = self.chance.choice([0.0, self.chance.uniform(0.0, 0.1)])
-        kill_at = 0.0
+        turns_left = self.chance.choice([0, self.chance.randint(0, MORE_TURNS)])
 
         def is_time() -> bool:
-            nonlocal kill_at
-            if not kill_at and sum(left) <= stop_left:
-                kill_at = time.monotonic() + wait_s
-            return kill_at > 0 and time.monotonic() >= kill_at
+            nonlocal turns_left
+            if sum(left) > stop_left:
+                return False
+            turns_left -= 1
+            return turns_left < 0
 
         run(publisher, consumers, left, is_time)
         self.broker.kill()

@@ -9,7 +9,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,8 @@ from tests.journal.builders import entering
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 6
+MOST_COUNTED = 300_000
+"""How far to count between an output and the kill, at most: some milliseconds."""
 
 
 def run_and_kill(folder: Path, seed: int, lines: int) -> list[str]:
@@ -37,9 +38,8 @@ def run_and_kill(folder: Path, seed: int, lines: int) -> list[str]:
         said.append(line)
         if len(said) >= lines:
             break
-    # any moment within the next milliseconds: spin, so that the kill is not tied to an output
-    until = time.perf_counter() + random.Random(seed).random() * 0.02
-    while time.perf_counter() < until:
+    # Any moment within the next milliseconds: count, so that the kill is not tied to an output.
+    for _ in range(random.Random(seed).randrange(MOST_COUNTED)):
         pass
     child.kill()
     said += child.stdout.readlines()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,10 @@ from tests.support.process import BrokerProcess
 
 ROUNDS = int(os.environ.get("NSQ_ROUNDS", sized(2, 5, 20)))
 SEED = int(os.environ.get("NSQ_SEED", 20261120))
-LOADS_S = ((0.02, 1.0), (1.5, 3.0))
-"""In turn; the second is longer than the time-out of those who answer nothing."""
+MOST_OK = 20_000
+"""Messages answered OK before a kill, at most."""
+MOST_TIMED_OUT = 100
+"""Of those that came again after those who answer nothing let them time out, before a kill."""
 SMALL = {"segment_size": "1MiB", "checkpoint_every": "1MiB", "max_memory": "16MiB"}
 """Many segments and checkpoints a second, bodies beyond memory: more places to be killed in."""
 LOOK_S = 0.05
@@ -74,8 +77,7 @@ class Field:
     def _load_and_kill(self) -> None:
         clients = [self._client(index) for index in range(len(self.roles))]
         began = time.monotonic()
-        kill_at = began + self.chance.uniform(*LOADS_S[self.topic.life % len(LOADS_S)])
-        run(clients, lambda: time.monotonic() >= kill_at)
+        run(clients, self._by_load(clients) if self.topic.life % 2 == 0 else self._by_age())
         self.broker.kill()
         self.loaded_s += time.monotonic() - began
         for client in clients:
@@ -84,6 +86,18 @@ class Field:
         self.topic.life += 1
         for channel in (self.one, self.two):
             channel.life_ends(crashed=True)
+
+    def _by_load(self, clients: list[Client]) -> Callable[[], bool]:
+        """Whether enough was published: most often before anything times out."""
+        kill_at = self.chance.randint(0, MOST_OK)
+        return lambda: sum(client.ok_messages for client in clients) >= kill_at
+
+    def _by_age(self) -> Callable[[], bool]:
+        """Whether enough messages timed out and came again."""
+        channels = (self.one, self.two)
+        more = self.chance.randint(1, MOST_TIMED_OUT)
+        kill_at = sum(channel.timed_out for channel in channels) + more
+        return lambda: sum(channel.timed_out for channel in channels) >= kill_at
 
     def drain(self, *, certain: bool) -> None:
         """Receive and finish everything there is."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import random
 import threading
-import time
 from pathlib import Path
 
 import pika
@@ -26,7 +25,7 @@ from tallymark.wire.amqp091.layouts import encode_method
 from tallymark.wire.amqp091.methods import BasicPublish
 from tallymark.wire.amqp091.properties import Properties, encode_properties
 from tests.support.long import longer, sized
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
 ROUNDS = int(os.environ.get("SINK_ROUNDS", sized(3, 12, 60)))
@@ -66,20 +65,26 @@ class Writer:
     def run(self) -> None:
         try:
             self._attach()
-            while True:
-                is_last = self.stop.is_set()
-                end = self._lease()
-                if end == self.start:
-                    if is_last:
-                        return
-                    time.sleep(0.02)
-                    continue
+            while (end := self._next_end()) != self.start:
                 self._write_until_done(end)
                 self.batch += 1
                 self.start = end
                 self._settle()
         except BaseException as error:
             self.failure = error
+
+    def _next_end(self) -> int:
+        """The end of the next batch, once there is one; `start` when there will be none."""
+        end = self.start
+
+        def is_known() -> bool:
+            nonlocal end
+            is_last = self.stop.is_set()
+            end = self._lease()
+            return end != self.start or is_last
+
+        until(is_known, what="rows to lease")
+        return end
 
     def _write_until_done(self, end: int) -> None:
         while True:
@@ -169,25 +174,24 @@ def connected(broker: BrokerProcess) -> pika.BlockingConnection:
     return pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port, heartbeat=0))
 
 
-def wait_until_ended(broker: BrokerProcess, count: int) -> None:
-    """Until so many messages are settled or dead."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
+def wait_until_ended(broker: BrokerProcess, count: int, writer: Writer) -> None:
+    """Until so many messages are settled or dead, or the writer has failed."""
+
+    def is_ended() -> bool:
         row = broker.queues()["in"]
-        if row["settled"] + row["dead_lettered"] == count:
-            return
-        assert time.monotonic() < deadline, (SEED, row)
-        time.sleep(0.05)
+        return writer.failure is not None or row["settled"] + row["dead_lettered"] >= count
+
+    until(is_ended, what=lambda: (SEED, broker.queues()["in"]))
+    assert writer.failure is None, (SEED, writer.failure)
 
 
 def contents(broker: BrokerProcess, queue: str) -> list[int]:
+    """The numbers of what is in a queue, which is emptied."""
     found = []
     with connected(broker) as connection:
         channel = connection.channel()
-        for method, _, body in channel.consume(queue, auto_ack=True, inactivity_timeout=2):
-            if method is None:
-                break
-            found.append(int(body))
+        while (got := channel.basic_get(queue, auto_ack=True))[0] is not None:
+            found.append(int(got[2]))
     return found
 
 
@@ -211,12 +215,13 @@ def test_a_batch_and_its_verdicts_are_in_effect_once_whatever_is_killed(tmp_path
         for _ in range(ROUNDS):
             publish(broker, number, MESSAGES)
             number += MESSAGES
-            time.sleep(chance.uniform(0, 1))  # the moment is what is tried out
+            # The moment is what is tried out; what was left of earlier rounds may count, too.
+            wait_until_ended(broker, number - chance.randint(0, MESSAGES), writer)
             broker.kill()
             broker.restart()
             assert writer.failure is None, (SEED, writer.failure)
         # What a killed broker had staged and did not answer ends with the next commit.
-        wait_until_ended(broker, number)
+        wait_until_ended(broker, number, writer)
         publish(broker, number, 1)
         number += 1
         writer.stop.set()

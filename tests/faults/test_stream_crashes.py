@@ -12,14 +12,13 @@ import json
 import os
 import random
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.long import longer, sized
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 from tests.support.stream_load import STREAM, Known, Message, Publisher, declare, follow, read_range
 
@@ -28,6 +27,8 @@ SEED = int(os.environ.get("CRASH_SEED", 20261120))
 BASE = f"/api/tallymark/streams/%2F/{STREAM}"
 SMALL = {"segment_size": "1MiB", "checkpoint_every": "1MiB", "max_memory": "16MiB"}
 KEPT = (300_000, 2_000_000, 50_000_000)
+MOST = 4_000
+"""Confirmed messages before and after retention is changed, at most."""
 LARGEST = 8_000
 """Bytes of a message with its framing, at most."""
 
@@ -75,15 +76,21 @@ class Field:
             )
         for thread in threads:
             thread.start()
-        time.sleep(self.chance.uniform(0.1, 1.2))
+        self._wait_for(self.chance.randint(100, MOST))
         if self.chance.random() < 0.5:
             self.set_retention()
-        time.sleep(self.chance.uniform(0.0, 0.8))
+        self._wait_for(self.chance.randint(0, MOST))
         self.broker.kill()
         ended.set()
         for thread in threads:
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
+
+    def _wait_for(self, count: int) -> None:
+        """Until so many more messages are confirmed."""
+        confirmed = self.known.confirmed
+        wanted = sum(confirmed.values()) + count
+        until(lambda: sum(confirmed.values()) >= wanted, what=lambda: confirmed)
 
     def _stat(self) -> dict[str, Any]:
         status, found = self.broker.http("GET", BASE)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import random
-import time
+from collections.abc import Collection
 from pathlib import Path
 
 import pika
@@ -25,7 +25,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from tests.faults.test_dead_letter_crashes import check_equation
 from tests.support import forked
 from tests.support.long import longer, sized
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 from tests.support.transaction_load import (
     LETTERS,
@@ -105,13 +105,18 @@ class Field:
         for worker in workers:
             worker.start()
         stop_at = self.chance.randint(5, EACH * 3 // 4)
-        pause_s = self.chance.uniform(0, 0.02)
-        deadline = time.monotonic() + PATIENCE_S
-        while len(account.committed) < stop_at:
-            assert time.monotonic() < deadline, f"{len(account.committed)} of {stop_at} commits"
+        begun_more = self.chance.randint(0, 2 * WORKERS)  # not always right behind an answer
+
+        def reached(made: Collection[str], count: int) -> None:
+            until(
+                lambda: len(made) >= count or any(worker.error for worker in workers),
+                lambda: os.sched_yield(),
+                what=lambda: f"{len(made)} of {count}",
+            )
             assert all(worker.error is None for worker in workers)
-            time.sleep(0.001)
-        time.sleep(pause_s)  # not always right behind an answer
+
+        reached(account.committed, stop_at)
+        reached(account.begun, min(len(account.begun) + begun_more, EACH - WORKERS))
         self.broker.kill()
         self.kills += 1
         for worker in workers:

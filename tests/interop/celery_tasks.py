@@ -7,6 +7,7 @@ worker's environment.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -53,5 +54,6 @@ def hang_at_first_attempt(self: Task) -> bool:
     begun = Path(os.environ["CELERY_BEGUN"])
     if begun.exists():
         begun.write_text(f"{self.request.id} {os.getpid()}")
-        time.sleep(60)
+        while True:
+            signal.pause()
     return bool(self.request.delivery_info["redelivered"])

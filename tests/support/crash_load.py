@@ -92,6 +92,11 @@ class Client:
             self.link.consume(CONSUMING, self._mine.name)
         self.link.set_loose()
 
+    @property
+    def seen(self) -> int:
+        """Messages that were confirmed to it, or came."""
+        return self.published - len(self._unconfirmed) + self.consumed
+
     def work(self) -> None:
         """One turn: publish what may be, send, handle what came."""
         if not self.is_lost:

@@ -24,10 +24,19 @@ from types import TracebackType
 from typing import Any
 
 from tests.support import forked
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S, until
 
 START_S = PATIENCE_S
 STOP_S = PATIENCE_S
+
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process, but not of those below it."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 class BrokerDied(Exception):
@@ -98,18 +107,26 @@ class BrokerProcess:
         """SIGKILL: what a crash of the machine's power leaves out is all that is kept."""
         self._end(signal.SIGKILL)
 
-    def kill_while_starting(self, after_s: float) -> None:
-        """Start it and kill it so much later, ready or not."""
+    def kill_while_starting(self, after_cpu_s: float) -> None:
+        """Start it and kill it when it has worked so long, in seconds of CPU, or is ready.
+
+        BrokerDied: it ended by itself.
+        """
         with self.log_file.open("ab") as log:
             starting = forked.popen(self.command(), self._env, log)
         assert starting.stdout is not None
+        said = [starting.stdout]
+        until(
+            lambda: select.select(said, [], [], 0)[0] or cpu_seconds(starting.pid) >= after_cpu_s,
+            os.sched_yield,
+        )
         try:
-            code = starting.wait(after_s)
-            raise BrokerDied(f"ended with {code} while starting: {self.log()[-2000:]}")
-        except subprocess.TimeoutExpired:
+            if select.select(said, [], [], 0)[0] and not starting.stdout.readline():
+                code = starting.wait(STOP_S)
+                raise BrokerDied(f"ended with {code} while starting: {self.log()[-2000:]}")
+        finally:
             starting.kill()
             starting.wait()
-        finally:
             starting.stdout.close()
 
     def restart(self) -> BrokerProcess:
