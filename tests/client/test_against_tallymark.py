@@ -497,11 +497,9 @@ async def test_two_receivers_share_a_queue(broker: BrokerProcess, queue: str) ->
 def test_a_broker_that_is_killed_and_comes_back(tmp_path: Path) -> None:
     """kill -9 in the middle: what was accepted is neither lost nor given again, apart from what
     was accepted in the moment of the kill."""
-    with BrokerProcess(tmp_path / "data") as broker:
+    with BrokerProcess(tmp_path / "data", keeps_ports=True) as broker:
         queue = declare(broker)
-        port = str(broker.amqp_port)
-        broker.flags["amqp_port"] = port
-
+        port = broker.amqp_port
         chance = random.Random(20261122)
 
         async def some_more(seen: list[int]) -> None:

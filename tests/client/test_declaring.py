@@ -51,10 +51,10 @@ from tallymark.wire.amqp10.sections import Properties, Sections, Value, encode_m
 from tests.support.amqp091_peer import Peer091, session091
 from tests.support.amqp10_client import Events, session_of
 from tests.support.amqp10_peer import Peer
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 from tests.support.virtual_loop import quiet, virtual
 
-PATIENCE_S = 60.0
 SOON = Backoff(initial_ms=100, jitter=0)
 names = (f"d{number}" for number in itertools.count())
 schemes = pytest.mark.parametrize("scheme", ["amqp", "amqp091"])

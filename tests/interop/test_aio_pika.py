@@ -13,7 +13,6 @@ import pytest
 from aio_pika.abc import AbstractIncomingMessage, AbstractRobustConnection
 from aio_pika.patterns import RPC, Master
 
-from bench.brokers import free_port
 from tests.interop.blocking import numbered
 from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
@@ -192,6 +191,6 @@ def test_robust_connection_finds_its_things_after_a_restart(tmp_path: Path) -> N
             assert message.body == b"again"
             await message.ack()
 
-    broker = BrokerProcess(tmp_path / "data", amqp_port=str(free_port()))
+    broker = BrokerProcess(tmp_path / "data", keeps_ports=True)
     with broker:
         run(lambda: scene(broker))

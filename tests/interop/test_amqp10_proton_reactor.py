@@ -591,9 +591,8 @@ class Steady(Story):
 
 
 def test_proton_reconnects_to_a_broker_that_was_killed(tmp_path: Path, only_ours: None) -> None:
-    with BrokerProcess(tmp_path / "data") as broker:
+    with BrokerProcess(tmp_path / "data", keeps_ports=True) as broker:
         declare(broker, "q")
-        broker.flags["amqp_port"] = str(broker.amqp_port)
         story = Steady(broker, f"amqp://guest:guest@127.0.0.1:{broker.amqp_port}", "q")
         story.run()
         assert story.kills == 2

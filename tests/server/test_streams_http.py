@@ -8,7 +8,6 @@ import json
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +19,7 @@ import pytest
 from tallymark.bridge.amqp091_format import PUBLISHER_NAME, PUBLISHING_ID
 from tallymark.engine.records import DROPPED, LIVE, PAYLOAD
 from tallymark.journal import layout
-from tests.support.patience import PATIENCE_S, until
+from tests.support.patience import PATIENCE_S, later, until
 from tests.support.process import BrokerProcess
 
 BASE = "/api/tallymark/streams/%2F/s"
@@ -263,9 +262,8 @@ def test_holes_of_what_was_passed_over_are_told(broker: BrokerProcess) -> None:
 
 def test_where_readers_begin(broker: BrokerProcess) -> None:
     publish(broker, some(5))
-    time.sleep(0.002)
-    between = int(time.time() * 1000)
-    time.sleep(0.002)
+    between = later()
+    later()
     publish(broker, some(3))
     found = wait_for(broker, lambda stat: stat["next"] == 8)
     assert (found["first"], found["messages"], found["readers"]) == (0, 8, 0)
@@ -304,30 +302,37 @@ def test_how_far_a_batch_goes(broker: BrokerProcess) -> None:
 
 def test_a_long_poll_ends_with_the_next_message_or_with_the_stream(broker: BrokerProcess) -> None:
     publish(broker, some(3))
-    found: list[tuple[int, Any]] = []
-
-    def poll() -> None:
-        found.append(broker.http("GET", f"{BASE}/range?from=3&wait_ms=20000"))
-
     assert broker.http("GET", f"{BASE}/range?from=3&wait_ms=50")[1]["to"] == 3
-    for end in ("published", "deleted"):
-        threads = [threading.Thread(target=poll) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        time.sleep(0.2)
-        if end == "published":
-            publish(broker, some(1))
-        else:
-            broker.http("DELETE", "/api/queues/%2F/s")
-        for thread in threads:
-            thread.join()
-        if end == "published":
-            assert [answer["to"] for _, answer in found] == [4, 4]
-            found.clear()
-            publish(broker, [])
-            broker.http("DELETE", "/api/queues/%2F/s")
-            publish(broker, some(3))
-    assert [(status, answer["error"]) for status, answer in found] == [(404, "not_found")] * 2
+    polls = [begun_poll(broker, "from=3") for _ in range(2)]
+    publish(broker, some(1))
+    assert [answer["to"] for _, answer in map(end_of_poll, polls)] == [4, 4]
+    polls = [begun_poll(broker, "from=4") for _ in range(2)]
+    broker.http("DELETE", "/api/queues/%2F/s")
+    found = [(status, answer["error"]) for status, answer in map(end_of_poll, polls)]
+    assert found == [(404, "not_found")] * 2
+
+
+def begun_poll(broker: BrokerProcess, query: str) -> socket.socket:
+    """A long poll that the broker has begun to answer: it says so before its handler begins, and
+    what is asked after that is answered after the handler has looked."""
+    raw = socket.create_connection(("127.0.0.1", broker.http_port), PATIENCE_S)
+    raw.sendall(
+        f"GET {BASE}/range?{query}&wait_ms=20000 HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        f"Authorization: {GUEST['Authorization']}\r\nExpect: 100-continue\r\n\r\n".encode()
+    )
+    said = b""
+    while not said.endswith(b"\r\n\r\n"):
+        said += raw.recv(1)
+    assert said.startswith(b"HTTP/1.1 100 "), said
+    stat(broker)
+    return raw
+
+
+def end_of_poll(raw: socket.socket) -> tuple[int, Any]:
+    with raw:
+        response = http.client.HTTPResponse(raw)
+        response.begin()
+        return response.status, json.loads(response.read())
 
 
 # -- what retention takes

@@ -8,7 +8,6 @@ import selectors
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 SUBSCRIPTION = "table"
-LOOK_S = 0.02
 
 
 def python_path() -> str:
@@ -126,8 +124,7 @@ def held_at(sequence: int, folder: Path) -> Callable[[Iterator[pa.RecordBatch]],
                 yield batch.slice(0, passed)
             if passed < batch.num_rows:
                 (folder / "held").touch()
-                while not (folder / "released").exists():
-                    time.sleep(LOOK_S)
+                until((folder / "released").exists)
                 yield batch.slice(passed)
 
     return hold

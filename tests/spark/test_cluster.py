@@ -18,6 +18,7 @@ import pytest
 from tallymark.spark.session import LOOPBACK, check_master
 from tests.spark.rig import ROOT, lost_and_doubled, parquet_ids, python_path
 from tests.support.long import long
+from tests.support.ports import reserved
 from tests.support.process import BrokerProcess
 
 pytestmark = pytest.mark.spark
@@ -32,11 +33,6 @@ def blocks() -> tuple[str, str, str]:
     section = text[text.index("## On a cluster\n") : text.index("## Speed\n")]
     start, job, use = re.findall(r"```(?:sh|python)\n(.*?)```", section, re.S)
     return start, job, use
-
-
-def free_port() -> int:
-    with socket.create_server((LOOPBACK, 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @pytest.fixture
@@ -69,7 +65,7 @@ def test_what_the_documentation_prints_works_on_a_cluster_of_two_workers(
     with BrokerProcess(tmp_path / "tallymark-data") as broker:
         words = f"export TALLYMARK_URL={broker.url}\n{start}{use}"
         assert "7077" in words
-        words = words.replace("7077", str(free_port()))
+        words = words.replace("7077", str(reserved()))
         said, complained = shell.communicate(words, LONGEST_S)
         assert shell.returncode == 0, (said, complained[-5000:])
         queues = broker.queues()

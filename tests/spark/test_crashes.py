@@ -106,7 +106,7 @@ def test_available_now_ends_with_everything_settled(
 
 
 def test_broker_killed_under_a_running_query(spark: SparkSession, tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path / "data") as broker:
+    with BrokerProcess(tmp_path / "data", keeps_ports=True) as broker:
         publish(broker, "q", 0, 150)
         messages = stream(spark, broker, "q")
         held = messages.mapInArrow(held_at(100, tmp_path), messages.schema)
@@ -131,6 +131,5 @@ def test_broker_killed_under_a_running_query(spark: SparkSession, tmp_path: Path
 
 def crash(broker: BrokerProcess) -> None:
     """kill -9, then start again on the same folder and ports."""
-    broker.flags.update(amqp_port=str(broker.amqp_port), http_port=str(broker.http_port))
     broker.kill()
     broker.restart()

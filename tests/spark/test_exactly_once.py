@@ -7,7 +7,7 @@ before all has recovered from this one. At the end every message is in its table
 exactly once, and the account of every queue holds.
 
 EVERY_WAY_ROUNDS sets the number of rounds (1 in CI; 90 in `make test-long`, which kill each
-kind of victim 30 times), EVERY_WAY_SEED the seed, EVERY_WAY_PATIENCE_S how long a step may take.
+kind of victim 30 times), EVERY_WAY_SEED the seed.
 
 Its parts are tested alone in `make test`: a batch that is written once (test_sink.py), a killed
 broker under a query (test_crashes.py), kills of a sink's client and of its broker
@@ -34,8 +34,10 @@ import pika
 import pytest
 
 from tests.spark.every_way import SUBSCRIPTION, WAYS
-from tests.spark.rig import LOOK_S, lost_and_doubled, parquet_ids, python_path, stat
-from tests.support.long import ALL, MODE, long, sized
+from tests.spark.rig import lost_and_doubled, parquet_ids, python_path, stat
+from tests.support.long import ALL, MODE, long, seeded, sized
+from tests.support.patience import PATIENCE_S
+from tests.support.patience import until as until_it
 from tests.support.process import BrokerProcess
 
 pytestmark = [
@@ -46,12 +48,11 @@ pytestmark = [
 
 VICTIMS = ("executor", "driver", "broker")
 ROUNDS = int(os.environ.get("EVERY_WAY_ROUNDS", sized(1, 1, 30 * len(VICTIMS))))
-SEED = int(os.environ.get("EVERY_WAY_SEED", random.randrange(1 << 30)))
+SEED = int(os.environ.get("EVERY_WAY_SEED", seeded(20261122)))
 BEFORE, AFTER = 100, 50
 """Messages published to each way in a round, before and after the kill: more than two batches."""
 HASTE = 0.2
 """How often nobody waits until every way goes on."""
-PATIENCE_S = float(os.environ.get("EVERY_WAY_PATIENCE_S", 240))
 MASTER = "local-cluster[2,1,1024]"
 EXECUTOR = b"CoarseGrainedExecutorBackend"
 
@@ -181,11 +182,8 @@ class Traffic:
         found = []
         with self._connected() as connection:
             channel = connection.channel()
-            for method, properties, body in channel.consume(
-                queue, auto_ack=True, inactivity_timeout=2
-            ):
-                if method is None:
-                    break
+            while (got := channel.basic_get(queue, auto_ack=True))[0] is not None:
+                _, properties, body = got
                 assert body == f"line {properties.message_id}".encode()
                 found.append(int(properties.message_id))
         return found
@@ -199,11 +197,11 @@ def victims(rounds: int, chance: random.Random) -> list[str]:
 
 
 def until(cluster: Cluster, holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
+    def is_so() -> bool:
         cluster.check()
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
-        time.sleep(10 * LOOK_S)
+        return holds()
+
+    until_it(is_so, what=what)
 
 
 def strike(victim: str, cluster: Cluster, broker: BrokerProcess, chance: random.Random) -> None:
@@ -223,8 +221,7 @@ def test_every_way_is_exactly_once_whatever_is_killed(tmp_path: Path) -> None:
     print(f"EVERY_WAY_SEED={SEED}, {ROUNDS} rounds")
     killed: Counter[str] = Counter()
     took: Counter[str] = Counter()
-    with BrokerProcess(tmp_path / "data") as broker:
-        broker.flags.update(amqp_port=str(broker.amqp_port), http_port=str(broker.http_port))
+    with BrokerProcess(tmp_path / "data", keeps_ports=True) as broker:
         traffic = Traffic(broker)
         traffic.declare()
         traffic.publish(AFTER)
@@ -233,9 +230,10 @@ def test_every_way_is_exactly_once_whatever_is_killed(tmp_path: Path) -> None:
             until(cluster, lambda: min(traffic.settled()) > 0, "the first batch of every way")
             for number, victim in enumerate(victims(ROUNDS, chance)):
                 begun = time.monotonic()
+                through = sum(traffic.settled()) + chance.randint(0, BEFORE)
                 traffic.publish(BEFORE)
-                time.sleep(chance.uniform(0, 4))  # the moment is what is tried out
-                cluster.check()
+                what = f"{through} messages are through"  # the moment is what is tried out
+                until(cluster, lambda n=through: sum(traffic.settled()) >= n, what)
                 strike(victim, cluster, broker, chance)
                 killed[victim] += 1
                 then = traffic.settled()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -127,22 +128,25 @@ def test_the_command_does_the_same_batch_by_batch(
 
 
 STOPPED = """
-import sys, time
+import sys
+from pathlib import Path
 from tallymark.spark.session import build_session, hush
 
 spark = build_session("local[2]", "stopped", silent=True)
-begun = []
+from tests.support.patience import until
+marks = Path(sys.argv[2])
+
+def hold(row):
+    (marks / "held").touch()
+    until((marks / "never").exists)
 
 def work(batch, number):
-    begun.append(number)
-    batch.rdd.map(lambda row: time.sleep(3)).count()
+    batch.rdd.map(hold).count()
 
 rows = spark.readStream.format("rate").option("rowsPerSecond", 10).load()
 writer = rows.writeStream.foreachBatch(work).option("checkpointLocation", sys.argv[1])
 query = writer.start()
-while not begun or begun[-1] == 0:  # the first batch is empty
-    time.sleep(0.05)
-time.sleep(1)  # in the middle of its first row
+until((marks / "held").exists)
 hush()
 query.stop()
 spark.stop()
@@ -151,9 +155,10 @@ spark.stop()
 
 @long(ci=False)
 def test_java_says_nothing_of_a_query_that_is_stopped_in_mid_batch(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STOPPED, str(tmp_path / "checkpoint"), str(tmp_path)]
     done = subprocess.run(
-        [sys.executable, "-c", STOPPED, str(tmp_path)], capture_output=True, text=True, timeout=300,
-        check=True,
+        command, capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
     )  # fmt: skip
     assert "StackOverflowError" not in done.stderr
 

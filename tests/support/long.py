@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import os
+import random
 from typing import Final, TypeVar
 
 import pytest
@@ -35,6 +36,12 @@ longer = pytest.mark.longer
 def sized(brief: T, ci: T, all: T) -> T:
     """What goes with this run."""
     return {BRIEF: brief, CI: ci, ALL: all}[MODE]
+
+
+def seeded(number: int) -> int:
+    """A seed: this one in `make test` and in CI, another in each run of `make test-long`. What
+    fails in front of a change was done by the change."""
+    return sized(number, number, random.randrange(1 << 30))
 
 
 def is_wanted(item: pytest.Item) -> bool:

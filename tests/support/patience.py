@@ -12,8 +12,10 @@ import asyncio
 import time
 from collections.abc import Callable
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 """How long to wait for what must happen."""
+CLOCKS_MS = 2
+"""How far a broker's milliseconds may be from ours: both round."""
 LOOK_S = 0.01
 """How often to look when there is nothing to wait on."""
 
@@ -40,6 +42,18 @@ async def until_on_loop(holds: Callable[[], object], what: object = "") -> None:
         if time.monotonic() > deadline:
             raise AssertionError(_late(what))
         await asyncio.sleep(LOOK_S)
+
+
+def later() -> int:
+    """Wait until the wall clock shows a later millisecond, and return it: what any process stamped
+    before is earlier than that."""
+    began_ms = wall_ms()
+    until(lambda: wall_ms() > began_ms + CLOCKS_MS)
+    return wall_ms()
+
+
+def wall_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _late(what: object) -> str:

@@ -25,6 +25,7 @@ from typing import Any
 
 from tests.support import forked
 from tests.support.patience import PATIENCE_S, until
+from tests.support.ports import reserved
 
 START_S = PATIENCE_S
 STOP_S = PATIENCE_S
@@ -56,9 +57,13 @@ class BrokerProcess:
         env: dict[str, str] | None = None,
         is_forked: bool = True,
         has_nsq: bool = True,
+        keeps_ports: bool = False,
         **flags: str,
     ) -> None:
-        """has_nsq: ask for NSQ's listeners; otherwise nothing is said of them."""
+        """has_nsq: ask for NSQ's listeners; otherwise nothing is said of them. keeps_ports: after a
+        restart AMQP and HTTP are where they were, and nobody else got there in between."""
+        if keeps_ports:
+            flags = {"amqp_port": str(reserved()), "http_port": str(reserved()), **flags}
         self.is_forked = is_forked
         self._has_nsq = has_nsq
         self.data_dir = data_dir
@@ -130,7 +135,7 @@ class BrokerProcess:
             starting.stdout.close()
 
     def restart(self) -> BrokerProcess:
-        """Start again on the same folder; ports may be others."""
+        """Start again on the same folder; ports may be others (but see `keeps_ports`)."""
         return self.start()
 
     def wait(self, seconds: float = STOP_S) -> int:

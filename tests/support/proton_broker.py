@@ -20,6 +20,9 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from tests.support.patience import PATIENCE_S
+from tests.support.ports import reserved
+
 PACKAGES = (
     "libqpid-proton11",
     "libqpid-proton-cpp12",
@@ -32,8 +35,8 @@ LIBRARIES = (
     "libqpid-proton-proactor.so.1",
     "libqpid-proton-core.so.10",
 )
-STEP_S = 120.0
-START_S = 20.0
+STEP_S = PATIENCE_S
+START_S = PATIENCE_S
 
 
 class CannotBeHad(Exception):
@@ -50,9 +53,7 @@ class ProtonBroker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> ProtonBroker:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = reserved()
         self._process = subprocess.Popen(
             [self.binary, "-a", f"127.0.0.1:{self.port}"], stdout=subprocess.DEVNULL
         )

@@ -17,6 +17,7 @@ import subprocess
 from pathlib import Path
 from types import TracebackType
 
+from tests.support.patience import PATIENCE_S
 from tests.support.proton_broker import CannotBeHad
 
 SOURCES = Path("/usr/share/proton/examples")
@@ -26,8 +27,6 @@ LIBRARIES = (
     "libqpid-proton-proactor.so.1",
     "libqpid-proton-core.so.10",
 )
-BUILD_S = 120.0
-RUN_S = 30.0
 
 
 class ProtonExamples:
@@ -53,7 +52,7 @@ class ProtonExamples:
                 command = ["g++", "-std=c++11", str(SOURCES / "cpp" / f"{name}.cpp")]
             done = subprocess.run(
                 [*command, "-o", str(made), *self._libraries, "-lpthread"],
-                capture_output=True, text=True, timeout=BUILD_S, check=False,
+                capture_output=True, text=True, timeout=PATIENCE_S, check=False,
             )  # fmt: skip
             if done.returncode:
                 raise CannotBeHad(f"{name} does not compile: {done.stderr[-500:]}")
@@ -63,7 +62,7 @@ class ProtonExamples:
         """Its output's lines. It must end by itself, and well."""
         done = subprocess.run(
             [self.binary(name), *arguments],
-            capture_output=True, text=True, timeout=RUN_S, check=False,
+            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{name} {arguments}: {done.returncode}: {done.stderr}"
         return done.stdout.splitlines()
@@ -72,7 +71,7 @@ class ProtonExamples:
         """What it says on stderr when it ends badly."""
         done = subprocess.run(
             [self.binary(name), *arguments],
-            capture_output=True, text=True, timeout=RUN_S, check=False,
+            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
         assert done.returncode == 1, f"{name} {arguments}: {done.returncode}: {done.stdout}"
         return done.stderr

@@ -24,8 +24,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-START_S = 60.0
-STOP_S = 30.0
+from tests.support.patience import PATIENCE_S
+from tests.support.ports import reserved
+
+START_S = PATIENCE_S
+STOP_S = PATIENCE_S
 SCRIPT = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 """Debian's package: what is on the PATH there is a wrapper that changes user and folder."""
 READY = b"completed with"
@@ -72,7 +75,7 @@ class RabbitProcess:
     def __enter__(self) -> RabbitProcess:
         began = time.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.port, distribution, names = free_ports(3)
+        self.port, distribution, names = reserved(), reserved(), reserved()
         environment = self._environment(distribution, names)
         try:
             self._start([str(_epmd()), "-port", str(names), "-address", "127.0.0.1"], environment)
@@ -151,15 +154,6 @@ class RabbitProcess:
                 process.kill()
                 process.communicate()
                 raise
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on just now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(opened.getsockname()[1]) for opened in sockets]
-    for opened in sockets:
-        opened.close()
-    return ports
 
 
 def wait_for_listener(port: int, process: subprocess.Popen[bytes]) -> None:
