@@ -142,12 +142,13 @@ HANDLERS: Final[dict[type[Method], Handler]] = {
     TxRollback: tx.rollback,
     TxSelect: tx.select,
 }
-"""Methods on an open channel; open, close and close-ok are the connection's own."""
+"""Handlers of methods on an open channel; open, close and close-ok are handled by the
+connection."""
 
 
 @final
 class Settings:
-    """What all connections of a broker share."""
+    """Settings that all connections of a broker share."""
 
     __slots__ = ("limits", "mechanisms", "on_denied", "platform", "random_name", "replies")
 
@@ -162,18 +163,19 @@ class Settings:
     ) -> None:
         self.limits = limits
         self.platform = platform
-        """Shown to clients, such as "Python 3.11.2"."""
+        """Name of the platform shown to clients, such as "Python 3.11.2"."""
         self.random_name = random_name
-        """Gives 22 characters of [A-Za-z0-9_-] that nobody can guess."""
+        """Function that returns 22 random characters of [A-Za-z0-9_-] that cannot be guessed."""
         self.replies = replies
         self.mechanisms = mechanisms
-        """Gives those by which clients may log in now, in the order they are offered."""
+        """Function that returns the mechanisms by which clients may log in now, in the order they
+        are offered."""
         self.on_denied = on_denied
 
 
 @final
 class Amqp091(AmqpBridge):
-    """See the module's text."""
+    """The bridge of one AMQP 0-9-1 client (see the module's docstring)."""
 
     __slots__ = (
         "_capabilities",
@@ -199,13 +201,13 @@ class Amqp091(AmqpBridge):
         self.broker = broker
         self.settings = settings
         self.external_user = external_user
-        """Who TLS says the client is; empty: it says nothing."""
+        """User name from the client's TLS certificate; empty: there is none."""
         self.wire = WireConnection(settings.limits)
         self.client: Client | None = None
-        """Set once it has entered a virtual host."""
+        """State of the client once it has entered a virtual host."""
         self.client_properties: dict[str, object] = {}
         self.publishing = False
-        """Whether it has published anything."""
+        """True once the client has published anything."""
         self._login_mechanism = ""
         self._offered: tuple[str, ...] = ()
         self._permissions: Permissions | None = None
@@ -218,12 +220,12 @@ class Amqp091(AmqpBridge):
 
     @property
     def closing(self) -> bool:
-        """The transport is to be closed, once what take_output gives is written."""
+        """True if the transport is to be closed once the output of take_output is written."""
         return self._over and not self._gate.shut
 
     @property
     def connection(self) -> EngineConnection | None:
-        """The engine's side, once the client has entered a virtual host."""
+        """Connection in the engine, once the client has entered a virtual host."""
         return None if self.client is None else self.client.connection
 
     @property
@@ -232,7 +234,7 @@ class Amqp091(AmqpBridge):
         return None if client is None or client.closed else client.connection
 
     def receive(self, data: bytes, now_ms: int, wall_ms: int) -> None:
-        """Take what was read. now_ms: monotonic; wall_ms: since 1970, the messages' arrival."""
+        """Process input. now_ms: monotonic; wall_ms: since 1970, the messages' arrival."""
         self._now_ms = now_ms
         if self.client is not None:
             self.client.wall_ms = wall_ms
@@ -248,7 +250,7 @@ class Amqp091(AmqpBridge):
         return self._gate.held_bytes()
 
     def eof(self) -> None:
-        """The peer will send nothing more: the connection is lost unless it was closed."""
+        """Handle the end of the peer's input: the connection is lost unless it was closed."""
         if self.is_behind:
             self.wire.abandon_input()
             self.wire.content_bytes = 0
@@ -260,18 +262,18 @@ class Amqp091(AmqpBridge):
         self._gate.let_go()
 
     def tick(self, now_ms: int) -> None:
-        """Heartbeats and time-outs; call at `next_deadline`."""
+        """Handle heartbeats and time-outs. Called at `next_deadline`."""
         self._now_ms = now_ms
         self.wire.tick(now_ms)
         self._handle_events()
 
     def next_deadline(self) -> int | None:
-        """When `tick` is due, monotonic milliseconds."""
+        """Return when `tick` is due, monotonic milliseconds."""
         return self.wire.next_deadline()
 
     def take_output(self) -> list[bytes]:
-        """What to write now, in order. While some of it waits for the disk, nothing is taken from
-        a queue for this connection: it would only pile up behind the gate."""
+        """Return the output to write now, in order. While some output waits for the disk, no
+        messages are taken from queues for this connection: they would only wait behind it."""
         chunks = self._gate.take(self._now_ms)
         if self.wire.content_bytes:
             self.wire.content_bytes = self._gate.held_bytes()
@@ -290,8 +292,8 @@ class Amqp091(AmqpBridge):
         self._handle_events()
 
     def login_succeeded(self, permissions: Permissions, last_words: bytes = b"") -> None:
-        """Last words are a challenge, since tune has no room for them; the answer to it is
-        empty [RFC 4422 §3.6]."""
+        """Complete the pending login. Last words are sent as a challenge, since tune has no field
+        for them; the answer to it is empty [RFC 4422 §3.6]."""
         if self.pending_login is None and self.pending_sasl is None:
             return
         self.pending_login = self.pending_sasl = None
@@ -307,7 +309,8 @@ class Amqp091(AmqpBridge):
         return "" if self._permissions is None else self._permissions.user
 
     def rights_changed(self, permissions: Permissions) -> None:
-        """A channel that consumes what may not be read any longer is closed with 403."""
+        """Apply changed permissions. A channel that consumes from a queue that may no longer be
+        read is closed with 403."""
         self._permissions = permissions
         client = self.client
         if client is None or client.closed:
@@ -323,7 +326,7 @@ class Amqp091(AmqpBridge):
                     break
 
     def login_failed(self) -> None:
-        """The pending login is refused; only a client that understands it is told."""
+        """Refuse the pending login. Only a client that understands it gets the reason."""
         if self.pending_login is None and self.pending_sasl is None:
             return
         self.pending_login = self.pending_sasl = None
@@ -338,7 +341,7 @@ class Amqp091(AmqpBridge):
             self._over = True
 
     def block(self, reason: str) -> None:
-        """Tell the client that nothing it publishes is read for now, if it wants to know."""
+        """Tell the client, if it supports that, that its publishes are not read for now."""
         if self.client is not None and "connection.blocked" in self._capabilities:
             self.wire.send_method(0, ConnectionBlocked(reason))
 
@@ -347,12 +350,12 @@ class Amqp091(AmqpBridge):
             self.wire.send_method(0, ConnectionUnblocked())
 
     def shutdown(self, reason: str = "shutdown") -> None:
-        """End the connection by the operator's or the broker's will. [320 CONNECTION_FORCED]"""
+        """End the connection on request of the operator or the broker. [320 CONNECTION_FORCED]"""
         text = f"broker forced connection closure with reason '{reason}'"
         self._fail_connection(WireError(CONNECTION_FORCED, text))
 
     def describe(self) -> dict[str, object]:
-        """What the HTTP API shows of the connection."""
+        """Return the description of the connection for the HTTP API."""
         client = self.client
         channels = [] if client is None else list(client.channels.values())
         permissions = self._permissions
@@ -386,8 +389,8 @@ class Amqp091(AmqpBridge):
         )
 
     def confirm(self, effect: Confirm) -> None:
-        """Several publishes are confirmed by one frame, which names the last of them: the number of
-        a refused one is never acknowledged."""
+        """Confirm several publishes by one frame with the number of the last one. A refused publish
+        is never acknowledged."""
         if effect.session.closed:
             return
         channel = effect.session.handle
@@ -399,7 +402,7 @@ class Amqp091(AmqpBridge):
                 channel.send(BasicAck(last, newly > 1))
 
     def refused(self, effect: Refused) -> None:
-        """Queues would not take some publishes: each is told by a frame of its own."""
+        """Send a basic.nack for each refused publish."""
         session = effect.session
         if session.closed:
             return
@@ -410,7 +413,7 @@ class Amqp091(AmqpBridge):
             channel.send(BasicNack(number, False, False))
 
     def cancelled(self, effect: Cancelled) -> None:
-        """A consumer's queue is gone; a client that did not ask to know is not told."""
+        """Tell the client that a consumer's queue was deleted, if it asked to be told."""
         client = self.client
         session = effect.consumer.session
         if client is None or session.closed or not client.cancel_notify:
@@ -420,8 +423,8 @@ class Amqp091(AmqpBridge):
         channel.send(BasicCancel(effect.consumer.tag, True))
 
     def timed_out(self, effect: TimedOut) -> None:
-        """A consumer held messages for too long and is stopped: it is told, or where its client
-        could not understand that, its channel ends [LC-4]."""
+        """Stop a consumer that exceeded the time-out: the client is told, or, if it could not
+        understand that, the channel is closed [LC-4]."""
         client = self.client
         session = effect.session
         if client is None or session.closed:
@@ -438,7 +441,8 @@ class Amqp091(AmqpBridge):
         self._fail(channel.number, WireError(PRECONDITION_FAILED, text))
 
     def close_session(self, effect: CloseSession) -> None:
-        """The engine ends a channel, or what the error's reply code says."""
+        """Close a channel that the engine has ended, or the connection, as the error's reply code
+        says."""
         channel = effect.session.handle
         client = self.client
         if client is None or channel is None:
@@ -448,7 +452,7 @@ class Amqp091(AmqpBridge):
             self._fail(channel.number, wire_error(effect.error, 0, 0))
 
     def durable(self, effect: Durable) -> None:
-        """What an answer waited for is on disk: it leaves with the next take_output."""
+        """Release output that waited for the disk; it leaves with the next take_output."""
         gate = effect.waiter
         if isinstance(gate, tx.CommitWait):
             gate.done()
@@ -513,8 +517,8 @@ class Amqp091(AmqpBridge):
             self._over = True
 
     def _channel(self, number: int) -> Channel | None:
-        """An open channel; None also where the engine has ended it and the peer is about to hear
-        that: what it still says there has no meaning any more."""
+        """Return an open channel; None, too, for one that the engine has ended and whose close is
+        on its way to the peer: input on it is ignored."""
         client = self.client
         if client is None:
             return None
@@ -595,7 +599,7 @@ class Amqp091(AmqpBridge):
         if method.mechanism in self._offered:
             found = credentials(method.mechanism, method.response, self.external_user)
         if found is None:
-            # As RabbitMQ: somebody we do not know and cannot understand gets no answer.
+            # As RabbitMQ: a peer that is unknown and cannot be understood gets no answer.
             self.reason = f"no credentials in a response of mechanism {method.mechanism[:40]!r}"
             self._over = True
         else:
@@ -639,7 +643,7 @@ class Amqp091(AmqpBridge):
         self._fail(number, wire_error(error, class_id, method_id))
 
     def _fail(self, number: int, error: WireError) -> None:
-        """Close the channel, or the connection where the error reaches so far."""
+        """Close the channel, or the connection if the error's reply code demands it."""
         if number == 0 or error.scope == CONNECTION:
             self._fail_connection(error)
             return
@@ -649,7 +653,8 @@ class Amqp091(AmqpBridge):
         self.wire.send_close(number, error)
 
     def _fail_connection(self, error: WireError) -> None:
-        """Say why, end the engine's side, and wait for close-ok (wire times it out)."""
+        """Send the reason, end the engine's side, and wait for close-ok (with a time-out in
+        wire)."""
         self.reason = self.reason or f"{error.reply_code} {error.reply_text}"
         self._leave(False)
         error.scope = CONNECTION

@@ -31,14 +31,14 @@ from tallymark.wire.nsq.kernel import FORMAT as NSQ
 
 DELIVER: Final = b"\x00\x3c\x00\x3c"
 TEMPLATES_KEPT: Final = 1024
-"""Routes remembered per consumer."""
+"""Number of routes cached per consumer."""
 PUBLISH_FIXED: Final = 17
-"""Bytes of a publish method frame beside the exchange's and the key's own."""
+"""Bytes of a publish method frame besides those of the exchange and the key."""
 
 
 @final
 class Template:
-    """One consumer's deliver frame for one route, but for the tag."""
+    """One consumer's deliver frame for one route, without the tag."""
 
     __slots__ = ("again", "fresh", "method_size", "prefix")
 
@@ -51,21 +51,21 @@ class Template:
             b"\x01" + channel.to_bytes(2, "big") + size.to_bytes(4, "big")
             + DELIVER + bytes((len(tag),)) + tag
         )  # fmt: skip
-        """The frame up to the delivery tag."""
+        """Frame up to the delivery tag."""
         self.fresh = b"\x00" + names
-        """The frame after the delivery tag, not redelivered."""
+        """Frame after the delivery tag, not redelivered."""
         self.again = b"\x01" + names
         self.method_size = method_size(route)
 
 
 def method_size(route: Route) -> int:
-    """Bytes of the publish method frame in front of a message of this route."""
+    """Return the size of the publish method frame of a message of this route."""
     return PUBLISH_FIXED + len(route.exchange.encode()) + len(route.key.encode())
 
 
 @final
 class Recipient:
-    """Where a consumer's deliveries go: Consumer.handle."""
+    """The channel that a consumer's deliveries go to: Consumer.handle."""
 
     __slots__ = ("_additions", "_converter", "_tag", "_templates", "channel")
 
@@ -74,7 +74,7 @@ class Recipient:
         self._tag = tag.encode()
         self._templates: dict[Route, Template] = {}
         self._additions: Additions | None = None
-        """Those shown last."""
+        """Additions used last."""
         self._converter = Converter()
 
     def template(self, route: Route) -> Template:
@@ -87,8 +87,8 @@ class Recipient:
         return found
 
     def encode(self, piece: Slice, first_tag: int, shows_counts: bool) -> bytes:
-        """A slice whose bytes are in memory, as frames of this channel. shows_counts: whether its
-        queue tells how often messages were delivered."""
+        """Encode a slice whose bytes are in memory as frames of this channel. shows_counts: True if
+        the queue's messages show their delivery counts."""
         piece = published(piece, self._converter)
         if piece.annotations is not None or (shows_counts and piece.acquired > 0):
             additions = additions_to(piece, shows_counts, self._additions)
@@ -128,7 +128,7 @@ class Recipient:
         return data if channel_of(raw, cuts[lo]) == number else rechannel(data, number)
 
     def _annotated(self, piece: Slice, first_tag: int, additions: Additions) -> bytes:
-        """Message by message, with patched header frames."""
+        """Encode message by message, with patched header frames."""
         payload = piece.payload
         raw = payload.raw
         assert raw is not None, payload.position
@@ -163,7 +163,7 @@ class Recipient:
     def _reframed(
         self, payload: Payload, raw: bytes, lo: int, hi: int, first_tag: int, is_redelivered: bool
     ) -> bytes:
-        """Message by message, for a reader that takes smaller frames."""
+        """Encode message by message, for a reader with a smaller maximum frame."""
         number = self.channel.number
         limit = self.channel.client.wire.frame_max
         out: list[bytes] = []
@@ -180,7 +180,7 @@ class Recipient:
 
 
 def published(piece: Slice, converter: Converter) -> Slice:
-    """Messages that came by another protocol as if they had come by this one."""
+    """Return messages of another protocol as if they were published by this one."""
     came_as = piece.payload.format
     if came_as == AMQP091:
         return piece
@@ -188,7 +188,7 @@ def published(piece: Slice, converter: Converter) -> Slice:
 
 
 def channel_of(raw: bytes, at: int) -> int:
-    """Of the frame that begins at `at`; all frames of a payload are of one channel."""
+    """Return the channel of the frame at `at`. All frames of a payload have the same one."""
     return raw[at + 1] << 8 | raw[at + 2]
 
 
@@ -197,14 +197,15 @@ def _route_of(payload: Payload, i: int) -> Route:
 
 
 def shown_route(piece: Slice) -> Route | None:
-    """Where a slice's reader is told it was published, unless that is what its publisher said."""
+    """Return the route to show to a slice's reader in place of the publisher's; None: the
+    publisher's."""
     known = piece.annotations
     return None if known is None else known.route
 
 
 def content_for(channel: Channel, message: bytes, size: int, largest_frame: int) -> bytes:
-    """Header and body frames of one message, as this channel's client takes them. `size`: bytes of
-    the publish method frame in front."""
+    """Return header and body frames of one message in the form this channel's client accepts. size:
+    bytes of the publish method frame in front."""
     limit = channel.client.wire.frame_max
     if limit and largest_frame > limit:
         return reframe(message, size, channel.number, limit)
@@ -215,7 +216,7 @@ def content_for(channel: Channel, message: bytes, size: int, largest_frame: int)
 
 
 def send_got(channel: Channel, piece: Slice, tag: int, left: int, shows_counts: bool) -> None:
-    """Answer basic.get with a slice of one message; `left`: how many are ready behind it.
+    """Answer basic.get with a slice of one message; `left`: count of ready messages behind it.
     shows_counts: as for Recipient.encode."""
     piece = published(piece, Converter())
     payload = piece.payload
@@ -237,7 +238,8 @@ def send_got(channel: Channel, piece: Slice, tag: int, left: int, shows_counts: 
 def return_messages(
     channel: Channel, route: Route, raw: bytes, cuts: array[int], lo: int, hi: int, size: int
 ) -> None:
-    """Send messages lo..hi-1 back: nobody is there to take them [amqp-0.9.1 basic.return].
+    """Return messages lo..hi-1 to their publisher because no queue takes them
+    [amqp-0.9.1 basic.return].
 
     They came on this very channel: their frames fit it as they are. `size`: bytes of the method
     frame in front of each.
@@ -259,7 +261,7 @@ def return_messages(
 
 @final
 class ReplyRecipient(ReplyConsumer):
-    """A channel that waits for answers."""
+    """A channel that waits for direct replies."""
 
     __slots__ = ("_held", "_held_bytes", "channel", "tag")
 
@@ -268,13 +270,14 @@ class ReplyRecipient(ReplyConsumer):
         self.channel = channel
         self.tag = tag
         self._held: list[tuple[bytes, Route, int, int]] = []
-        """What came while the client wanted no deliveries [TX-10]."""
+        """Replies that arrived while the client had stopped deliveries [TX-10]."""
         self._held_bytes = 0
 
     def answer(
         self, format: int, message: bytes, route: Route, method_size: int, largest_frame: int
     ) -> None:
-        """Takes no delivery tag of its own, there being nothing to acknowledge."""
+        """Deliver a reply. It needs no acknowledgement, so that it uses up no tag of the
+        engine's."""
         if format != AMQP091:
             message, method_size = frames_of(message, route)
             largest_frame = len(message)
@@ -285,7 +288,7 @@ class ReplyRecipient(ReplyConsumer):
             self._held.append((message, route, method_size, largest_frame))
 
     def go_on(self) -> None:
-        """The client wants deliveries again."""
+        """Deliver held replies after the client has resumed deliveries."""
         held, self._held = self._held, []
         self._held_bytes = 0
         for message, route, size, largest_frame in held:

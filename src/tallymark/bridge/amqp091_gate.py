@@ -16,7 +16,7 @@ from tallymark.wire.amqp091.connection import Connection
 
 @final
 class Gate(Waiter):
-    """Output behind it waits for `waits` releases."""
+    """A gate: output behind it waits for `waits` releases."""
 
     __slots__ = ("chunks", "waits")
 
@@ -34,21 +34,21 @@ class OutputGate:
 
     def __init__(self, wire: Connection, owner: Bridge) -> None:
         self._wire = wire
-        """Writes into its `out`."""
+        """Wire connection, whose `out` receives new output."""
         self._owner: Bridge | None = owner
         self._open: list[bytes] = []
-        """What was said before the first gate."""
+        """Output from before the first gate."""
         self._gates: deque[Gate] = deque()
         self._fresh = False
-        """Whether the last gate was made since the last `take`."""
+        """True if the last gate was made since the last `take`."""
 
     @property
     def shut(self) -> bool:
-        """Whether some output waits for the disk."""
+        """True while some output waits for the disk."""
         return bool(self._gates)
 
     def held_bytes(self) -> int:
-        """Bytes that wait behind gates. O(what waits)."""
+        """Return the bytes that wait behind gates. O(chunks)."""
         size = 0
         for gate in self._gates:
             for chunk in gate.chunks:
@@ -56,11 +56,11 @@ class OutputGate:
         return size
 
     def let_go(self) -> None:
-        """The connection is gone."""
+        """Drop all gates because the connection is gone."""
         self._owner = None
 
     def shut_for(self, broker: Broker) -> None:
-        """Hold back what is said from now on until all records emitted so far are on disk."""
+        """Hold back all output from now on until the records emitted so far are on disk."""
         if self._fresh:
             gate = self._gates[-1]
             gate.waits += 1
@@ -75,11 +75,11 @@ class OutputGate:
         broker.await_durable(gate)
 
     def release(self, gate: Gate) -> None:
-        """The disk has what the gate waited for."""
+        """Count one release of a gate: what it waited for is on disk."""
         gate.waits -= 1
 
     def take(self, now_ms: int) -> list[bytes]:
-        """What may be written now, in order."""
+        """Return the output that may be written now, in order."""
         self._fresh = False
         gates = self._gates
         if not gates:
@@ -92,7 +92,7 @@ class OutputGate:
         return chunks
 
     def _settle(self) -> None:
-        """What was written since the last gate belongs behind it."""
+        """Move the output written since the last gate behind it."""
         out = self._wire.out
         if self._gates:
             self._gates[-1].chunks += out

@@ -1,4 +1,4 @@
-"""From stretches of publishes to payloads in queues.
+"""Publishing of AMQP 0-9-1 messages: from stretches of publishes to payloads in queues.
 
 What a publish method frame means (where it goes, under which name) is looked up by its raw bytes.
 A stretch with one set of target queues becomes one payload without copying anything. One that
@@ -27,14 +27,14 @@ from tallymark.wire.amqp091.events import PublishReceived
 from tallymark.wire.amqp091.kernel import PERSISTENT, SPECIAL
 
 FORMAT: Final = 1
-"""Payload.format: AMQP 0-9-1 publish frames (method, header, bodies) as they were received."""
+"""Payload.format of AMQP 0-9-1 publish frames (method, header, bodies) as they were received."""
 CLASS_ID: Final = 60
 METHOD_ID: Final = 40
 
 
 @final
 class Publish:
-    """What a publish method frame says, and where it leads while the topology stays."""
+    """A decoded publish method frame, with its target queues for one generation of the topology."""
 
     __slots__ = ("is_reply", "mandatory", "route", "size", "targets")
 
@@ -42,14 +42,14 @@ class Publish:
         self.route = route
         self.mandatory = mandatory
         self.size = size
-        """Bytes of the method frame."""
+        """Size of the method frame in bytes."""
         self.targets = targets
-        """None: the headers of each message decide."""
+        """Target queues; None: routing depends on the headers of each message."""
         self.is_reply = route.exchange == "" and route.key.startswith(PREFIX)
 
 
 def publish(channel: Channel, event: PublishReceived) -> None:
-    """Enter a stretch of publishes.
+    """Publish a stretch of messages.
 
     Raises:
         BrokerError, WireError: one of them was refused; those before it are in their queues, it and
@@ -73,8 +73,8 @@ def publish(channel: Channel, event: PublishReceived) -> None:
 
 
 def plain(client: Client, event: PublishReceived) -> Publish | None:
-    """What all messages of a stretch have in common, where that is all there is to know: where they
-    go. Raises as publish."""
+    """Return the publish that all messages of a stretch share, if nothing but its targets matters;
+    otherwise None. Raises as publish."""
     if len(event.methods) > 1 or event.facts & SPECIAL:
         return None
     known = _known(client, event.methods[0])
@@ -82,7 +82,7 @@ def plain(client: Client, event: PublishReceived) -> Publish | None:
 
 
 def payload_of(client: Client, event: PublishReceived, known: Publish) -> Payload:
-    """A stretch without copying anything."""
+    """Make a payload of a stretch without copying anything."""
     return Payload(
         FORMAT,
         event.raw,
@@ -97,7 +97,8 @@ def payload_of(client: Client, event: PublishReceived, known: Publish) -> Payloa
 
 
 def _known(client: Client, method: bytes) -> Publish:
-    """Raises BrokerError or WireError when it must not be published so."""
+    """Return the decoded publish of a method frame. Raises BrokerError or WireError if it is not
+    allowed."""
     known = client.publish_of(method)
     if known is None:
         known = _read(client, method)
@@ -122,7 +123,8 @@ def _read(client: Client, method: bytes) -> Publish:
 def _nowhere(
     channel: Channel, known: Publish, raw: bytes, cuts: array[int], lo: int, hi: int
 ) -> None:
-    """Messages lo..hi-1 reach no queue: mandatory ones go back, before their confirm."""
+    """Count messages lo..hi-1 as published to no queue. Mandatory ones are returned before their
+    confirm."""
     if known.mandatory:
         return_messages(channel, known.route, raw, cuts, lo, hi, known.size)
     channel.client.broker.published_nowhere(channel.session, hi - lo)
@@ -130,8 +132,8 @@ def _nowhere(
 
 @final
 class Stretch:
-    """Publishes in order: messages bounds[k]..bounds[k+1]-1 came under publishes[k] and go to
-    targets[k]."""
+    """Publishes in order: messages bounds[k]..bounds[k+1]-1 were published by publishes[k] and go
+    to targets[k]."""
 
     __slots__ = (
         "annotations",
@@ -151,21 +153,22 @@ class Stretch:
     def __init__(self, event: PublishReceived) -> None:
         self.raw = self.returned_raw = event.raw
         self.cuts = self.returned_cuts = event.cuts
-        """returned_raw, returned_cuts: of the same messages as their publisher gets them back."""
+        """returned_raw, returned_cuts: the same messages in the form in which they are returned to
+        their publisher."""
         self.facts = event.facts
         self.largest_frame = event.largest_frame
         self.bounds = [0]
         self.publishes: list[Publish] = []
         self.targets: list[Targets] = []
         self.annotations: Annotations | None = None
-        """What is known of all of them."""
+        """Annotations of all messages."""
         self.has_replies = False
-        """Whether some are direct replies."""
+        """True if some messages are direct replies."""
         self.more_keys: list[str] = []
-        """Routing keys of all of them beside their own."""
+        """Routing keys of all messages besides their own."""
 
     def add(self, known: Publish, targets: Targets, end: int) -> None:
-        """The messages from the last bound to `end` - 1."""
+        """Add messages from the last bound to `end` - 1."""
         self.publishes.append(known)
         self.targets.append(targets)
         self.bounds.append(end)
@@ -173,7 +176,7 @@ class Stretch:
             self.has_replies = True
 
     def payload(self, client: Client, pieces: list[int] | None) -> Payload:
-        """The messages of these pieces, or of all, as one payload."""
+        """Return the messages of these pieces, or of all, as one payload."""
         raw, cuts, routes = self.raw, self.cuts, self._routes(pieces)
         if pieces is not None:
             raw, cuts = self._copy(pieces)
@@ -196,7 +199,7 @@ class Stretch:
         )
 
     def _routes(self, pieces: list[int] | None) -> list[Route]:
-        """One per message."""
+        """Return one route per message."""
         bounds, publishes = self.bounds, self.publishes
         routes: list[Route] = []
         for k in range(len(publishes)) if pieces is None else pieces:
@@ -224,8 +227,8 @@ class Stretch:
 
 
 def routed(channel: Channel, event: PublishReceived) -> tuple[Stretch, Exception | None]:
-    """Where several routes, or properties that matter, lead: up to the first publish that is
-    refused, and why it is."""
+    """Route a stretch with several routes, or with properties that matter, up to the first publish
+    that is refused. Returns that error as well."""
     stretch = Stretch(event)
     try:
         if event.facts & SPECIAL:
@@ -238,7 +241,7 @@ def routed(channel: Channel, event: PublishReceived) -> tuple[Stretch, Exception
 
 
 def _route_plain(client: Client, event: PublishReceived, stretch: Stretch) -> None:
-    """Fill in where each piece goes, up to the first that is refused; then raise."""
+    """Route each piece up to the first that is refused; then raise."""
     starts, methods = event.starts, event.methods
     count = len(event.cuts) - 1
     last = len(methods) - 1
@@ -255,7 +258,8 @@ def _route_plain(client: Client, event: PublishReceived, stretch: Stretch) -> No
 def _route_by_headers(
     client: Client, event: PublishReceived, stretch: Stretch, known: Publish, lo: int, hi: int
 ) -> None:
-    """Messages lo..hi-1 of one publish frame, each by its own properties unless all are equal."""
+    """Route messages lo..hi-1 of one publish frame, each by its own properties unless all are
+    equal."""
     route = known.route
     vhost = client.vhost
     if event.uniform and not vhost.routes_singly(route.exchange):
@@ -273,7 +277,7 @@ def _route_by_headers(
 def _route_special(
     client: Client, channel: Channel, event: PublishReceived, stretch: Stretch
 ) -> None:
-    """All property sections are equal, and there is something in them to act upon."""
+    """Route messages whose property sections are equal and contain properties that matter."""
     starts, methods = event.starts, event.methods
     special: Special | None = None
     try:
@@ -314,8 +318,8 @@ def _route_special(
 
 
 def reply_keys(known: Publish, more_keys: list[str]) -> list[str]:
-    """Under which keys somebody may wait for these messages as an answer: their own, or those that
-    CC and BCC name, on the default exchange."""
+    """Return the keys of waiting clients that these messages may be direct replies to: their own,
+    or those in CC and BCC, on the default exchange."""
     if known.route.exchange != "":
         return []
     return [key for key in (known.route.key, *more_keys) if key.startswith(PREFIX)]
@@ -331,8 +335,8 @@ def answer(
     hi: int,
     largest_frame: int,
 ) -> None:
-    """Hand messages lo..hi-1 to whoever waits for answers under that key; nobody: they are
-    dropped."""
+    """Deliver messages lo..hi-1 to the client that waits for replies under that key; they are
+    dropped if there is none."""
     consumer = channel.client.replies.find(key)
     if consumer is None:
         return
@@ -342,7 +346,7 @@ def answer(
 
 
 def _enter(channel: Channel, stretch: Stretch) -> None:
-    """Publish what was routed, in as few payloads as order allows."""
+    """Publish the routed messages, in as few payloads as their order allows."""
     if stretch.has_replies:
         for k, known in enumerate(stretch.publishes):
             for key in reply_keys(known, stretch.more_keys):
@@ -379,8 +383,8 @@ def _enter(channel: Channel, stretch: Stretch) -> None:
 
 
 def _publish_parts(channel: Channel, stretch: Stretch) -> None:
-    """Sets that share queues: one payload for all, so that each queue gets its messages in the
-    order of publishing."""
+    """Publish sets of queues that share some queues as one payload, so that each queue gets its
+    messages in the order of publishing."""
     client = channel.client
     bounds = stretch.bounds
     parts: list[Part] = []
@@ -398,8 +402,8 @@ def _publish_parts(channel: Channel, stretch: Stretch) -> None:
 
 
 def _publish_in_order(channel: Channel, stretch: Stretch) -> None:
-    """One payload per stretch of equal sets: each publish gets the number the client gave it, which
-    a refusal will name."""
+    """Publish one payload per stretch of equal sets. Each publish gets the number the client gave
+    it, which a refusal names."""
     targets = stretch.targets
     start = 0
     for k in range(1, len(targets) + 1):

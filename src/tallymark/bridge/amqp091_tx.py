@@ -1,4 +1,5 @@
-"""Class tx: what a channel publishes and settles waits for tx.commit, or is undone [TX-1 to TX-7].
+"""Class tx: publishes and settlements of a channel wait for tx.commit, or are undone
+[TX-1 to TX-7].
 
 The engine holds it (engine/transactions.py). Known here only is what else a publish asks for:
 messages that no queue takes go back at the commit, and direct replies leave at it.
@@ -45,8 +46,8 @@ from tallymark.wire.amqp091.methods import (
 
 @final
 class Request:
-    """What is to be done at the commit with messages of one publish frame, beside their entering
-    queues. Where the frame alone says it, the Publish stands for it: then runs may grow."""
+    """Actions at the commit for messages of one publish frame besides publishing them. Where the
+    frame alone determines them, the Publish is used instead: then runs may grow."""
 
     __slots__ = ("cuts", "known", "raw", "reply_keys")
 
@@ -55,15 +56,15 @@ class Request:
     ) -> None:
         self.known = known
         self.reply_keys = reply_keys
-        """Of whom is to get them as direct replies."""
+        """Reply keys of the clients that get the messages as direct replies."""
         self.raw = raw
-        """As they go back, where that is not as they were stored."""
+        """Messages in the form in which they are returned, if that is not the stored form."""
         self.cuts = cuts
 
 
 @final
 class CommitWait(Waiter):
-    """A channel whose commit is on its way to the disk."""
+    """A channel whose commit is being written to disk."""
 
     __slots__ = ("channel",)
 
@@ -72,7 +73,7 @@ class CommitWait(Waiter):
         self.channel = channel
 
     def done(self) -> None:
-        """It is there."""
+        """Answer the commit, which is on disk."""
         channel = self.channel
         if not channel.session.closed:
             channel.committing = False
@@ -83,7 +84,7 @@ class CommitWait(Waiter):
 
 
 def select(channel: Channel, method: TxSelect) -> None:
-    """Repeating it changes nothing [TX-1]."""
+    """Start a transaction; a second select changes nothing [TX-1]."""
     if channel.session.confirming:
         raise PreconditionFailed("cannot switch from confirm to tx mode")
     if channel.transaction is None:
@@ -92,7 +93,7 @@ def select(channel: Channel, method: TxSelect) -> None:
 
 
 def commit(channel: Channel, method: TxCommit) -> None:
-    """All of it or nothing [TX-5, TX-D1]; the next transaction begins at once."""
+    """Commit all of the transaction or nothing [TX-5, TX-D1]; the next one begins at once."""
     transaction = _transaction(channel)
     client = channel.client
     broker = client.broker
@@ -116,7 +117,7 @@ def commit(channel: Channel, method: TxCommit) -> None:
 
 
 def rollback(channel: Channel, method: TxRollback) -> None:
-    """Nothing is redelivered: what was settled is outstanding again [TX-6]."""
+    """Roll back: nothing is redelivered, settled deliveries are unsettled again [TX-6]."""
     transactions = channel.client.broker.transactions
     transactions.rollback(_transaction(channel))
     channel.transaction = transactions.begin(channel.session)
@@ -134,7 +135,7 @@ def _transaction(channel: Channel) -> Transaction:
 
 
 def publish(channel: Channel, event: PublishReceived) -> None:
-    """Hold a stretch of publishes.
+    """Stage a stretch of publishes.
 
     Raises:
         BrokerError, WireError: one of them was refused; those before it are held, it and those
@@ -157,7 +158,7 @@ def publish(channel: Channel, event: PublishReceived) -> None:
 
 
 def _stage_stretch(channel: Channel, stretch: Stretch) -> None:
-    """Hold what was routed, a publish frame at a time: the engine joins what goes together."""
+    """Stage the routed messages, one publish frame at a time; the engine joins runs."""
     client = channel.client
     bounds = stretch.bounds
     start = 0
@@ -199,7 +200,7 @@ def _stage(
 
 
 def _carry_out(channel: Channel, run: StagedRun) -> None:
-    """What a committed run asks for beside entering its queues."""
+    """Carry out the actions of a committed run besides publishing."""
     handle = run.handle
     payload = run.payload
     assert payload is not None, run.count
@@ -232,7 +233,8 @@ def _carry_out(channel: Channel, run: StagedRun) -> None:
 
 
 def settle(channel: Channel, first: int, last: int, multiple: bool, outcome: int) -> None:
-    """Hold an answer to deliveries; multiple: to all up to `last`. Raises PreconditionFailed."""
+    """Stage a settlement of deliveries; multiple: of all up to `last`. Raises
+    PreconditionFailed."""
     transactions = channel.client.broker.transactions
     transaction = _transaction(channel)
     session = channel.session

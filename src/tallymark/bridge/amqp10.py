@@ -81,7 +81,7 @@ from tallymark.wire.amqp10.states import LinkState, SessionState
 
 @final
 class Amqp10(AmqpBridge):
-    """See the module's text."""
+    """The bridge of one AMQP 1.0 client (see the module's docstring)."""
 
     __slots__ = (
         "_held_output",
@@ -105,7 +105,7 @@ class Amqp10(AmqpBridge):
         self.broker = broker
         self.settings = settings
         self.external_user = external_user
-        """Who TLS says the client is; empty: it says nothing."""
+        """User name from the client's TLS certificate; empty: there is none."""
         self.wire = WireConnection(
             settings.limits,
             is_server=True,
@@ -114,22 +114,22 @@ class Amqp10(AmqpBridge):
             needs_sasl=not settings.anonymous_user,
         )
         self.client: Client | None = None
-        """Set once it has entered a virtual host."""
+        """State of the client once it has entered a virtual host."""
         self._held_output = OutputHold(self.wire)
         self._mechanism = ""
         self._permissions: Permissions | None = None
         self._open: Open | None = None
-        """The client's, as long as it waits for the log-in."""
+        """The client's open while it waits for the login."""
         self._now_ms = 0
         self._is_time = False
-        """Whether what happens does so because time passes: then the client is silent."""
+        """True while time-outs are handled: an event is then caused by the client's silence."""
         self._over = False
 
     # -- the owner's side
 
     @property
     def closing(self) -> bool:
-        """The transport is to be closed, once what take_output gives is written."""
+        """True if the transport is to be closed once the output of take_output is written."""
         return self._over and not self._held_output.shut
 
     @property
@@ -154,7 +154,7 @@ class Amqp10(AmqpBridge):
         return self.wire.kept_bytes
 
     def receive(self, data: bytes, now_ms: int, wall_ms: int) -> None:
-        """Take what was read. now_ms: monotonic; wall_ms: since 1970, the messages' arrival."""
+        """Process input. now_ms: monotonic; wall_ms: since 1970, the messages' arrival."""
         self._now_ms = now_ms
         if self.client is not None:
             self.client.wall_ms = wall_ms
@@ -162,7 +162,7 @@ class Amqp10(AmqpBridge):
         self._handle_events()
 
     def eof(self) -> None:
-        """The peer will send nothing more: the connection is lost unless it was closed."""
+        """Handle the end of the peer's input: the connection is lost unless it was closed."""
         self.wire.receive_eof()
         self._handle_events()
 
@@ -174,7 +174,7 @@ class Amqp10(AmqpBridge):
         self.client = None
 
     def tick(self, now_ms: int) -> None:
-        """Heartbeats and time-outs; call at `next_deadline`."""
+        """Handle heartbeats and time-outs. Called at `next_deadline`."""
         self._now_ms = now_ms
         self._is_time = True
         self.wire.tick(now_ms)
@@ -182,12 +182,12 @@ class Amqp10(AmqpBridge):
         self._is_time = False
 
     def next_deadline(self) -> int | None:
-        """When `tick` is due, monotonic milliseconds."""
+        """Return when `tick` is due, monotonic milliseconds."""
         return self.wire.next_deadline()
 
     def take_output(self) -> list[bytes]:
-        """What to write now, in order. While some of it waits for the disk, nothing is taken from a
-        queue for this connection."""
+        """Return the output to write now, in order. While some output waits for the disk, no
+        messages are taken from queues for this connection."""
         chunks = self._held_output.take(self._now_ms)
         connection = self.connection
         if connection is not None and connection.gated != self._held_output.shut:
@@ -219,7 +219,8 @@ class Amqp10(AmqpBridge):
         return "" if self._permissions is None else self._permissions.user
 
     def rights_changed(self, permissions: Permissions) -> None:
-        """Links that would be refused now are detached: amqp:unauthorized-access."""
+        """Apply changed permissions. Links that would be refused now are detached:
+        amqp:unauthorized-access."""
         self._permissions = permissions
         client = self.client
         if client is None or client.closed:
@@ -231,7 +232,7 @@ class Amqp10(AmqpBridge):
         self._handle_events()
 
     def login_failed(self) -> None:
-        """The pending login is refused."""
+        """Refuse the pending login."""
         if self.pending_login is None and self.pending_sasl is None:
             return
         self.pending_login = self.pending_sasl = None
@@ -239,13 +240,14 @@ class Amqp10(AmqpBridge):
         self._handle_events()
 
     def shutdown(self, reason: str = "shutdown") -> None:
-        """End the connection by the operator's or the broker's will."""
+        """End the connection on request of the operator or the broker."""
         text = f"broker forced connection closure with reason '{reason}'"
         self._close(Error(errors.CONNECTION_FORCED, text))
         self._handle_events()
 
     def block(self, reason: str) -> None:
-        """Windows close and no more credit is granted: a client that keeps to them stops."""
+        """Close session windows and grant no more credit: a client that respects them stops
+        publishing."""
         self._hold(True)
 
     def unblock(self) -> None:
@@ -263,7 +265,7 @@ class Amqp10(AmqpBridge):
                     end.resume()
 
     def describe(self) -> dict[str, object]:
-        """What the HTTP API shows of the connection."""
+        """Return the description of the connection for the HTTP API."""
         client, wire = self.client, self.wire
         sessions = [] if client is None else client.sessions
         permissions, opened = self._permissions, wire.remote_open
@@ -301,14 +303,14 @@ class Amqp10(AmqpBridge):
                 link.grant()
 
     def refused(self, effect: Refused) -> None:
-        """Queues would not take some publishes [DL-6]."""
+        """Reject publishes that queues refused [DL-6]."""
         if not effect.session.closed:
             confirms = _session_of(effect.session).confirms
             for link in confirms.refuse(effect.first, effect.last):
                 link.grant()
 
     def cancelled(self, effect: Cancelled) -> None:
-        """A consumer's queue is gone."""
+        """Detach the link of a consumer whose queue was deleted."""
         consumer = effect.consumer
         end = consumer.handle
         if not consumer.session.closed and isinstance(end, OutgoingLink):
@@ -334,14 +336,15 @@ class Amqp10(AmqpBridge):
         end.timed_out(effect)
 
     def transaction_expired(self, effect: TransactionExpired) -> None:
-        """It is rolled back; its client would work on as if it were not [TX-16]."""
+        """Close the connection after a transaction timed out and was rolled back: its client would
+        continue as if it were still open [TX-16]."""
         if not effect.transaction.session.closed:
             limit = self.settings.transaction_timeout_ms
             text = f"transaction open for more than {limit} ms, rolled back"
             self._close(Error(errors.TRANSACTION_TIMEOUT, text))
 
     def close_session(self, effect: CloseSession) -> None:
-        """The engine ends a session, or has ended it [SC-9]."""
+        """End a session that the engine ends or has ended [SC-9]."""
         client = self.client
         if client is None or effect.session.handle is None:
             return
@@ -350,13 +353,14 @@ class Amqp10(AmqpBridge):
             self._end(session, error_of(effect.error))
 
     def close_consumer(self, effect: CloseConsumer) -> None:
-        """The engine has ended a consumer: its link goes, and nothing else [SC-9]."""
+        """Detach the link of a consumer that the engine has ended; nothing else is affected
+        [SC-9]."""
         end = effect.consumer.handle
         if not effect.consumer.session.closed and isinstance(end, OutgoingLink):
             end.close(error_of(effect.error))
 
     def durable(self, effect: Durable) -> None:
-        """What an answer waited for is on disk."""
+        """Send an answer that waited for the disk."""
         delayed = effect.waiter
         assert isinstance(delayed, Delayed)
         client = self.client
@@ -468,7 +472,7 @@ class Amqp10(AmqpBridge):
 
     def _begin(self, wire: WireSession) -> None:
         client = self.client
-        assert client is not None  # nothing comes before our open
+        assert client is not None  # no event comes before our open
         wire.begin()
         try:
             engine = self.broker.open_session(client.connection)
@@ -518,12 +522,12 @@ class Amqp10(AmqpBridge):
         permissions = self._permissions
         if permissions is not None:
             self._enter(open, permissions)
-        else:  # without SASL, where that is allowed
+        else:  # without SASL, if allowed
             self._open = open
             self.pending_login = (ANONYMOUS, self.settings.anonymous_user, "")
 
     def _enter(self, open: Open, permissions: Permissions) -> None:
-        """The client names a virtual host: let it in, or hang up.
+        """Enter the virtual host that the client names, or close the transport.
 
         Without an open and a close, as RabbitMQ does: its Python client, told by a close, goes on
         to connect until its stack is full. Why is in the log.
@@ -555,12 +559,12 @@ class Amqp10(AmqpBridge):
     # -- endings
 
     def _end(self, session: Session, error: Error) -> None:
-        """The session ends by our will."""
+        """End the session from our side."""
         session.close(False)
         session.wire.end(error)
 
     def _close(self, error: Error) -> None:
-        """The connection ends by our will."""
+        """Close the connection from our side."""
         self.reason = self.reason or _reason("", error)
         self._leave(False)
         self.wire.close(error)

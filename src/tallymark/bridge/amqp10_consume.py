@@ -1,4 +1,4 @@
-"""Our end of a link on which a client consumes: deliveries as the engine hands them out.
+"""Links on which clients consume: our end, which sends deliveries as the engine makes them.
 
 Credit is the engine's to count [LC-3]; the wire counts along. A delivery leaves at once, or behind
 what the session's window holds back: then the engine hands out no more for the session until that
@@ -25,13 +25,15 @@ from tallymark.wire.amqp10.outcomes import DeliveryState, Error, Released
 
 RELEASED: Final = Released()
 ACTIVE: Final = "rabbitmq:active"
-"""Property of our flows on a link from a queue with a single active consumer: whether it is this
-one. Said when credit first comes, and when it changes [rabbitmq link state properties]."""
+"""Property of our flows on a link from a queue with a single active consumer: True if the link's
+consumer is the active one. Sent with the first credit, and when it changes
+[rabbitmq link state properties]."""
 
 
 @final
 class OutgoingLink(LinkEnd):
-    """Consumer.handle. See the module's text."""
+    """Our end of a link on which a client consumes (see the module's docstring). It is the
+    Consumer.handle."""
 
     __slots__ = (
         "_has_credit",
@@ -57,20 +59,21 @@ class OutgoingLink(LinkEnd):
         self.link = link
         self.consumer = consumer
         self._settled = settled
-        """Whether what is sent is settled by that."""
+        """True if deliveries are sent settled."""
         self._has_credit = False
-        """Whether the client has granted any yet."""
+        """True once the client has granted credit."""
         self._is_dynamic = is_dynamic
-        """Whether the queue was made for this link, and goes with it."""
+        """True if the queue was made for this link, and is deleted with it."""
         self.default_outcome = RETURNED
-        """What settling without an outcome means, an outcome of the engine."""
+        """Engine's outcome for a delivery that is settled without an outcome."""
         self._outgoing = Outgoing(consumer.queue.settings.is_stream)
         self.work: Work | None = None
-        """The transaction that deliveries are handed out under, as long as it is open [TX-16]."""
+        """Transaction under which deliveries are acquired, while it is open [TX-16]."""
 
     @property
     def available(self) -> int:
-        """How many messages are there for it now, not counting what a filter passes over."""
+        """Return the count of messages available to the link, including those that its filter would
+        not match."""
         queue = self.consumer.queue
         if not queue.settings.is_stream:
             return queue.ready
@@ -87,7 +90,7 @@ class OutgoingLink(LinkEnd):
         self.session.client.broker.grant(self.consumer, event.credit, event.drain)
 
     def activated(self) -> None:
-        """The consumer before it is gone."""
+        """Tell the client that its consumer has become the active one."""
         if self._has_credit and self.consumer.active:
             self._say_active()
 
@@ -98,7 +101,8 @@ class OutgoingLink(LinkEnd):
             self.link.flow(properties={ACTIVE: queue.active is consumer})
 
     def _acquire_under(self, id: object) -> bool:
-        """The client names a transaction, or None. False: that cannot be, and the link ends."""
+        """Acquire deliveries from now on under the transaction that the client names; None: under
+        none. False: that is not possible, and the link was ended."""
         if id is None:
             self.work = None
             return True
@@ -139,7 +143,7 @@ class OutgoingLink(LinkEnd):
             state = work.state
         for run in self._outgoing.runs(piece, queue.shows_counts, locked_until_ms):
             size = run.cuts[run.hi] - run.cuts[run.lo] + len(run.front)
-            if 0 < link.max_message_size < size:  # all of them together
+            if 0 < link.max_message_size < size:  # size of all of them together
                 self._send_fitting(run, tag, state)
             else:
                 number = link.send_run(
@@ -153,8 +157,8 @@ class OutgoingLink(LinkEnd):
             broker.set_flow(session.engine, False)
 
     def _send_fitting(self, run: Run, tag: int, state: DeliveryState | None) -> None:
-        """A run to a client that takes messages up to some size: larger ones are refused in its
-        name, and die of it."""
+        """Send a run to a client with a maximum message size. Larger messages are rejected in its
+        name, and so dead-lettered."""
         link, session = self.link, self.session
         most = link.max_message_size + run.skip - len(run.front)
         start = run.lo
@@ -169,35 +173,36 @@ class OutgoingLink(LinkEnd):
             if i < run.hi:
                 session.wire.skip(1)
                 broker = session.client.broker
-                if not self.consumer.no_ack:  # what is sent settled, or is a copy, nobody holds
+                if not self.consumer.no_ack:  # settled deliveries and copies are not in flight
                     one = tag + i - run.lo
                     broker.settle(session.engine, one, one, DISCARDED)
                 self.give_credit_back(1)
             start = i + 1
 
     def give_credit_back(self, count: int) -> None:
-        """So many deliveries spent the engine's credit and none of the client's."""
+        """Return engine credit for deliveries that cost the client no link credit."""
         consumer = self.consumer
         broker = self.session.client.broker
         broker.grant(consumer, consumer.limit + count, consumer.draining)
 
     def drained(self) -> None:
-        """The engine has nothing more for it now."""
+        """Complete a drain: the engine has no more messages for the link now."""
         consumer = self.consumer
         self.link.available = self.available
         self.link.drained()
-        if consumer.limit:  # given back for messages that were too large
+        if consumer.limit:  # credit returned for messages that were too large
             self.session.client.broker.grant(consumer, 0, False)
 
     def timed_out(self, effect: TimedOut) -> None:
-        """The client held messages for too long: they are somebody else's now [FC-18]."""
+        """Tell the client that deliveries exceeded the time-out and were returned to their queue
+        [FC-18]."""
         for first, last in effect.tags:
             self.session.wire.settle_sent(
                 number_of(first), number_of(last), RELEASED, settled=False
             )
 
     def rights_changed(self) -> None:
-        """What was asked for the attach is asked again."""
+        """Check the permissions for the attach again, and end the link if they are missing."""
         operation = CONFIGURE if self._is_dynamic else READ
         try:
             self.session.client.access.check(QUEUE, self.consumer.queue.name, operation)
@@ -205,7 +210,7 @@ class OutgoingLink(LinkEnd):
             self.close(error_of(error))
 
     def queue_deleted(self) -> None:
-        """The engine stopped the consumer: its queue is gone."""
+        """Detach the link because its queue was deleted; the engine has stopped the consumer."""
         self.session.client.lose(self)
 
     def detach_deleted(self) -> None:
@@ -216,7 +221,7 @@ class OutgoingLink(LinkEnd):
         self.close(Error(errors.RESOURCE_DELETED, text))
 
     def close(self, error: Error) -> None:
-        """The link ends by our will: what it holds goes back."""
+        """End the link from our side; its unsettled messages return to their queue."""
         self.link.detach(error)
         self.session.leave(self.link)
 

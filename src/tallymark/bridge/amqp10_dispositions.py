@@ -1,4 +1,5 @@
-"""What consumers say of what they were sent: outcomes, from delivery numbers to the engine's tags.
+"""Dispositions of consumers: outcomes of deliveries, translated from delivery numbers to the
+engine's tags.
 
 A disposition is a range of the session, over all its links, and may name what is settled already:
 that is passed over. Where the client waits for our answer (it does not settle itself), the answer
@@ -35,15 +36,17 @@ from tallymark.wire.amqp10.outcomes import (
 )
 
 UNKNOWN: Final = 0
-"""No outcome of the engine."""
+"""Placeholder for states that are no outcome of the engine."""
 DELIVERY_TIME: Final = "x-opt-delivery-time"
-"""Annotation of `modified`: not ready again before; wall time, milliseconds."""
+"""Annotation of `modified`: time before which the message is not ready again; wall time,
+milliseconds."""
 OURS: Final = "x-"
-"""What a consumer may annotate begins so [FC-20]."""
+"""Prefix of all annotations that a consumer may add [FC-20]."""
 
 
 def outcome_of(state: DeliveryState | None) -> int:
-    """The engine's word for an outcome; UNKNOWN for what is none of the four [FC-20, LC-1]."""
+    """Return the engine's outcome for a delivery state; UNKNOWN for one that is none of the four
+    outcomes [FC-20, LC-1]."""
     if isinstance(state, Accepted):
         return ACCEPTED
     if isinstance(state, Released):
@@ -58,7 +61,7 @@ def outcome_of(state: DeliveryState | None) -> int:
 
 
 def notes_of(state: DeliveryState | None) -> Notes:
-    """What a consumer adds to messages: its annotations, as bytes."""
+    """Return a consumer's annotations of messages, encoded."""
     if not isinstance(state, Modified) or not state.message_annotations:
         return ()
     return tuple(
@@ -71,8 +74,8 @@ def notes_of(state: DeliveryState | None) -> Notes:
 
 
 def due_of(state: DeliveryState | None, clock: Clock) -> int:
-    """When messages are to be ready again, engine time; 0: at once [LC-1]. The client says it in
-    wall time."""
+    """Return the time at which messages are to be ready again, engine time, ms; 0: at once [LC-1].
+    The client gives it in wall time."""
     if isinstance(state, Modified) and state.message_annotations:
         due = state.message_annotations.get(DELIVERY_TIME)
         if isinstance(due, int) and not isinstance(due, bool):
@@ -82,7 +85,7 @@ def due_of(state: DeliveryState | None, clock: Clock) -> int:
 
 @final
 class Answers(Delayed):
-    """Settlements of one session that are told once the disk has them."""
+    """Settlements of one session that are confirmed to the client once they are on disk."""
 
     __slots__ = ("_ranges", "_session")
 
@@ -101,7 +104,8 @@ class Answers(Delayed):
 
 
 def settle(session: Session, event: DispositionReceived) -> None:
-    """The client has come to an outcome for what it was sent, or is done with it."""
+    """Handle a disposition: the client gives an outcome for deliveries, or settles them on its
+    side."""
     first, last = session.tag_of(event.first), session.tag_of(event.last)
     state = event.state
     outcome = outcome_of(state)
@@ -125,21 +129,22 @@ def settle(session: Session, event: DispositionReceived) -> None:
 
 
 def _forget(session: Session, first: int, last: int) -> None:
-    """The client is through with these, also with what it settled under a transaction before."""
+    """Note that the client has settled these tags on its side, including those settled under a
+    transaction before."""
     for work in session.client.works.values():
         work.forget(session, first, last)
 
 
 def withdraw(session: Session, first: int, last: int) -> None:
-    """The client took back the credit for deliveries that had not left: they are ready again. Of
-    those that are settled by being sent nothing is left to return."""
+    """Return deliveries that had not left when the client took back its credit to their queue.
+    Those that are settled by being sent are no longer in flight."""
     engine = session.engine
     for low, high in outstanding(engine, session.tag_of(first), session.tag_of(last)):
         session.client.broker.settle(engine, low, high, RETURNED)
 
 
 def outstanding(engine: EngineSession, first: int, last: int) -> list[tuple[int, int]]:
-    """Which of the tags first..last are not settled, as ranges, ascending."""
+    """Return the unsettled tags among first..last, as ranges, ascending."""
     inflight = engine.inflight
     if not inflight:
         return []
@@ -153,7 +158,7 @@ def outstanding(engine: EngineSession, first: int, last: int) -> list[tuple[int,
 
 
 def _held(engine: EngineSession, first: int, last: int) -> list[InFlight]:
-    """The entries that hold some of the tags first..last."""
+    """Return the in-flight entries that contain some of the tags first..last."""
     inflight = engine.inflight
     low = 0
     high = len(inflight)
@@ -171,8 +176,9 @@ def _held(engine: EngineSession, first: int, last: int) -> list[InFlight]:
 
 
 def default_outcomes(session: Session, first: int, last: int) -> list[tuple[int, int, int]]:
-    """What settling tags first..last without an outcome means: each link's source says so
-    [amqp-1.0 §3.5.3 default-outcome]. (first, last, outcome) of those that are not settled."""
+    """Return the default outcomes of unsettled tags among first..last, as (first, last, outcome).
+    Each link's source defines what settling without an outcome means
+    [amqp-1.0 §3.5.3 default-outcome]."""
     found: list[tuple[int, int, int]] = []
     for entry in _held(session.engine, first, last):
         consumer = entry.consumer
@@ -184,7 +190,7 @@ def default_outcomes(session: Session, first: int, last: int) -> list[tuple[int,
 
 
 def holders(session: Session, first: int, last: int) -> list[OutgoingLink]:
-    """The links that hold unsettled deliveries among tags first..last."""
+    """Return the links that hold unsettled deliveries among tags first..last."""
     found: list[OutgoingLink] = []
     for entry in _held(session.engine, first, last):
         end = None if entry.consumer is None else entry.consumer.handle
@@ -196,6 +202,6 @@ def holders(session: Session, first: int, last: int) -> list[OutgoingLink]:
 
 
 def is_final(state: DeliveryState | None) -> bool:
-    """Whether it is one that may stand in a disposition here: none, one of the four outcomes, or
-    how far a delivery has come."""
+    """Return whether the state is allowed in a disposition here: none, one of the four outcomes, or
+    received."""
     return state is None or isinstance(state, Received) or outcome_of(state) != UNKNOWN

@@ -1,4 +1,4 @@
-"""Our end of a link on which a client publishes: credit, outcomes, and where messages go.
+"""Links on which clients publish: our end, with credit, outcomes and the routing of messages.
 
 Credit is RabbitMQ's rule [FC-8]: the full measure at the start and again whenever half of it is
 used, unless as much is still on its way to the disk. So neither memory nor the client waits.
@@ -41,12 +41,12 @@ from tallymark.wire.conversion.addresses import BadAddress, Target, target_of
 REASON: Final = "reason"
 MAXLEN: Final = "maxlen"
 DESTINATIONS_KEPT: Final = 1024
-"""Addresses of messages remembered per link."""
+"""Number of message addresses cached per link."""
 
 
 @final
 class IncomingLink(LinkEnd):
-    """See the module's text."""
+    """Our end of a link on which a client publishes (see the module's docstring)."""
 
     __slots__ = (
         "_arrivals",
@@ -70,23 +70,23 @@ class IncomingLink(LinkEnd):
         self.session = session
         self.link = link
         self.target = target
-        """None: each message says where it goes."""
+        """Target of the link; None: each message names its own."""
         self._queue = queue
-        """The queue that the address names."""
+        """Queue that the link's address names."""
         self.can_reject = True
-        """Whether the sender understands the outcome rejected."""
+        """True if the sender supports the outcome rejected."""
         self.is_dynamic = False
-        """Whether the queue was made for this link, and goes with it."""
+        """True if the queue was made for this link, and is deleted with it."""
         self.is_open = True
         self.unconfirmed = 0
-        """Messages on their way: without an outcome, or with one that is not settled."""
+        """Count of messages without a settled outcome."""
         self.work: Work | None = None
-        """The transaction that what is being received is published under [TX-14]."""
+        """Transaction under which the present input is published [TX-14]."""
         self._arrivals = Arrivals()
         self._destinations: dict[str, Destination] = {}
-        """By the address in a message; under "" where the link's own leads."""
+        """Destinations by the address in a message; under "" the link's own."""
         self._generation = 0
-        """Of the topology they were found in."""
+        """Generation of the topology in which they were found."""
         text = "a queue has no room for it"
         info: dict[object, object] = {REASON: MAXLEN}
         if queue is not None:
@@ -94,7 +94,7 @@ class IncomingLink(LinkEnd):
             text = f"queue '{queue.name}' in vhost '{queue.vhost}' has no room for it"
             info["queue"] = shown(queue.name)
         self.no_room = Rejected(Error(errors.RESOURCE_LIMIT_EXCEEDED, text, info))
-        """The outcome where a queue takes no more [DL-6]."""
+        """Outcome for messages that a queue refuses because it is full [DL-6]."""
 
     # -- credit
 
@@ -115,11 +115,12 @@ class IncomingLink(LinkEnd):
     # -- outcomes
 
     def tell(self, first: int, last: int, mode: int, state: DeliveryState) -> None:
-        """Deliveries that were not published, or under a transaction, have this outcome."""
+        """Send the outcome of deliveries that were not published, or were published under a
+        transaction."""
         work = self.work
         if work is not None:
             if mode == NEVER and not isinstance(state, Accepted):
-                # Their sender cannot be told now: it learns so from the discharge [TX-13].
+                # Their sender cannot be told now: the discharge will fail instead [TX-13].
                 work.fail(f"settled deliveries {first} to {last} could not be published")
             state = work.outcome(state)
         if mode == SECOND:
@@ -129,8 +130,7 @@ class IncomingLink(LinkEnd):
             self.session.wire.settle_received(first, last, state)
 
     def refuse(self, first: int, last: int, mode: int, error: Error) -> None:
-        """Deliveries are not taken. Where their sender cannot be told by an outcome, the link
-        ends."""
+        """Refuse deliveries. If their sender cannot be told by an outcome, the link is ended."""
         work = self.work
         if mode != NEVER and self.can_reject:
             self.tell(first, last, mode, Rejected(error))
@@ -141,27 +141,28 @@ class IncomingLink(LinkEnd):
             self.close(error)
 
     def settle(self, first: int, last: int, state: DeliveryState) -> None:
-        """Deliveries in mode second have their outcome, which the sender will settle."""
+        """Send the outcome of deliveries in mode second; the sender settles them."""
         if self.is_open:
             self.link.settle(first, last, state)
         else:
             self.unconfirmed -= count(first, last)
 
     def settled(self, number: int) -> None:
-        """The sender settled so many."""
+        """Count deliveries that the sender has settled."""
         self.unconfirmed -= number
         self.grant()
 
     # -- the end
 
     def close(self, error: Error) -> None:
-        """The link ends by our will."""
+        """End the link from our side."""
         if self.is_open:
             self.link.detach(error)
             self.session.leave(self.link)
 
     def rights_changed(self) -> None:
-        """Where each message says where it goes, each is asked about; otherwise the link ends."""
+        """Apply changed permissions. Anonymous links check each message; other links end if they
+        may no longer write."""
         self._destinations.clear()
         target = self.target
         if target is None:
@@ -182,7 +183,7 @@ class IncomingLink(LinkEnd):
             client.broker.delete_queue(client.connection, queue.name, False, False)
 
     def queue_deleted(self) -> None:
-        """The queue that the link's address names is gone."""
+        """End the link because the queue that its address names was deleted."""
         self.session.client.lose(self)
 
     def detach_deleted(self) -> None:
@@ -225,8 +226,8 @@ class IncomingLink(LinkEnd):
         self.grant()
 
     def _publish(self, event: TransfersReceived, lo: int, hi: int, mode: int) -> int:
-        """Publish messages from `lo` on, up to the first that is none, which is refused. Returns
-        where to go on."""
+        """Publish messages from `lo` on, up to the first malformed one, which is refused. Returns
+        the index to continue at."""
         arrivals = self._arrivals
         sound = arrivals.read(event.data, event.cuts, lo, hi)
         for piece in arrivals.pieces:
@@ -237,7 +238,7 @@ class IncomingLink(LinkEnd):
         return sound
 
     def _publish_stretch(self, event: TransfersReceived, piece: Arrival, mode: int) -> None:
-        """Publish messages which have one front."""
+        """Publish messages with one front."""
         if not self.is_open:
             return
         lo, hi = piece.lo, piece.hi
@@ -255,14 +256,15 @@ class IncomingLink(LinkEnd):
         stretch.publish()
 
     def _refuse_one(self, event: TransfersReceived, i: int, mode: int, text: str) -> None:
-        """Message i is none."""
+        """Refuse message i because it is malformed."""
         if self.is_open:
             id = add(event.first, i)
             error = Error(errors.DECODE_ERROR, f"delivery {id} cannot be read: {text}")
             self.refuse(id, id, mode, error)
 
     def destination(self, address: str) -> Destination:
-        """Where messages with this property `to` go, or with the link's own address: ""."""
+        """Return the destination of messages with this address in the property `to`; "": that of
+        the link's own address."""
         generation = self.session.client.vhost.generation
         if generation != self._generation:
             self._destinations.clear()

@@ -1,4 +1,4 @@
-"""A stretch of deliveries on its way into queues.
+"""A stretch of deliveries on its way into queues, published as one payload.
 
 All have the same header and annotations, so they are one payload, which is not copied. Where the
 link's address decides, they go to one set of queues; where each says it in its property `to`, or is
@@ -44,7 +44,8 @@ TO_NOBODY: Final = Targets([])
 
 @final
 class Destination:
-    """Where messages go while the topology stays, or why they go nowhere."""
+    """The destination of messages for one generation of the topology, or the reason why there is
+    none."""
 
     __slots__ = ("error", "is_reply", "route", "targets")
 
@@ -53,17 +54,16 @@ class Destination:
     ) -> None:
         self.route = route
         self.targets = targets
-        """None: the headers of each message decide."""
+        """Target queues; None: routing depends on the headers of each message."""
         self.is_reply = is_reply
-        """Whether they answer somebody who waits for it [direct_reply]."""
+        """True if the messages are direct replies to a waiting client [direct_reply]."""
         self.error = error
-        """Why they cannot be published."""
+        """Error for messages that cannot be published."""
 
 
 @final
 class Reply:
-    """A direct reply in a transaction: it leaves when that is committed, if somebody still waits
-    for it."""
+    """A direct reply in a transaction: it leaves at the commit if a client still waits for it."""
 
     __slots__ = ("route",)
 
@@ -71,7 +71,7 @@ class Reply:
         self.route = route
 
     def send(self, client: Client, run: StagedRun) -> None:
-        """The run's messages."""
+        """Send the run's messages."""
         payload = run.payload
         assert payload is not None, run.count
         waiting = client.settings.replies.find(self.route.key)
@@ -107,17 +107,17 @@ class Stretch:
         self._front = front
         self._mode = mode
         self._work = link.work
-        """The transaction that they are published under."""
+        """Transaction under which they are published."""
         self._raw = b""
         self._cuts = array("I")
-        """Of the messages as they are stored."""
+        """Cuts of the messages in stored form."""
         self._bounds = [0]
-        """Messages bounds[k]..bounds[k + 1] - 1 go to destinations[k]."""
+        """Bounds of the pieces: messages bounds[k]..bounds[k + 1] - 1 go to destinations[k]."""
         self._destinations: list[Destination] = []
         self._parts: list[Part] = []
 
     def read(self, data: bytes, cuts: array[int], piece: Arrival) -> None:
-        """These messages of these bytes, which have the stretch's front.
+        """Read messages of these bytes, which have the stretch's front.
 
         Raises DecodeError: what has to be known of one of them cannot be read.
         """
@@ -149,7 +149,7 @@ class Stretch:
                 self._add(link.destination(""), i)
 
     def _add(self, destination: Destination, i: int) -> None:
-        """Message i, the next one, goes there."""
+        """Add message i, the next one, with its destination."""
         known = self._destinations
         if known and known[-1] is destination:
             self._bounds[-1] = i + 1
@@ -158,14 +158,15 @@ class Stretch:
             self._bounds.append(i + 1)
 
     def _of_another(self, id: bytes) -> Destination:
-        """For a message with another's user-id [rabbitmq validated user-id]."""
+        """Return the destination of a message with another user's user-id
+        [rabbitmq validated user-id]."""
         user = self._link.session.client.access.user
         given = id.decode("utf-8", "replace")
         text = f"user_id property set to '{given}' but authenticated user was '{user}'"
         return Destination(NOWHERE, None, False, Error(errors.UNAUTHORIZED_ACCESS, text))
 
     def publish(self) -> None:
-        """Enter all that can be, and tell the outcome of the others."""
+        """Publish all messages that can be published, and send the outcome of the others."""
         payload = self._payload()
         link = self._link
         for k, destination in enumerate(self._destinations):
@@ -197,7 +198,7 @@ class Stretch:
         )  # fmt: skip
 
     def _route(self, payload: Payload, destination: Destination, lo: int, hi: int) -> None:
-        """Messages that have more than one routing key, or whose headers matter."""
+        """Route messages that have more than one routing key, or whose headers matter."""
         client = self._link.session.client
         vhost = client.vhost
         exchange = destination.route.exchange
@@ -211,7 +212,7 @@ class Stretch:
             self._to(payload, targets, i, i + 1)
 
     def _to(self, payload: Payload, targets: Targets, lo: int, hi: int) -> None:
-        """Messages lo..hi-1 go to these queues; a part of what is published."""
+        """Add messages lo..hi-1 with their target queues, as a part of the publish."""
         if not targets.queues:
             self._tell(lo, hi, RELEASED)
             return
@@ -225,7 +226,8 @@ class Stretch:
             parts.append(Part(targets, lo, hi))
 
     def _answer(self, payload: Payload, destination: Destination, lo: int, hi: int) -> None:
-        """Direct replies: at most once to whoever waits [rabbitmq direct reply-to]."""
+        """Deliver direct replies, at most once, to the waiting client
+        [rabbitmq direct reply-to]."""
         client = self._link.session.client
         waiting = client.settings.replies.find(destination.route.key)
         if waiting is None:
@@ -240,7 +242,7 @@ class Stretch:
         self._tell(lo, hi, ACCEPTED)
 
     def _tell(self, lo: int, hi: int, state: DeliveryState) -> None:
-        """Messages lo..hi-1 enter no queue; they count as published all the same."""
+        """Send the outcome of messages lo..hi-1 that enter no queue. They count as published."""
         link = self._link
         session = link.session
         id = add(self._first, lo)
@@ -251,8 +253,8 @@ class Stretch:
         link.tell(id, add(self._first, hi - 1), self._mode, state)
 
     def _refuse(self, lo: int, hi: int, error: Error) -> None:
-        """What the link's own address stands for cannot be published to any more: the link ends.
-        Where an address of a message is at fault, only the message is refused."""
+        """Refuse messages. If the link's own address can no longer be published to, the link is
+        ended; if a message's address is at fault, only the message is refused."""
         link = self._link
         first, last = add(self._first, lo), add(self._first, hi - 1)
         if link.target is None or error.condition == errors.UNAUTHORIZED_ACCESS:
@@ -270,8 +272,8 @@ class Stretch:
         hi: int,
         reply: Reply | None,
     ) -> None:
-        """Messages lo..hi-1, which have one route, wait for the discharge [TX-14]. Accepted says
-        that they are taken, and no more."""
+        """Stage messages lo..hi-1, which have one route, until the discharge [TX-14]. The outcome
+        accepted only says that they were received."""
         link = self._link
         broker = link.session.client.broker
         part = payload if hi - lo == payload.count else _part(payload, lo, hi)
@@ -289,7 +291,7 @@ class Stretch:
             link.tell(first, last, self._mode, ACCEPTED)
 
     def _known(self) -> Annotations | None:
-        """What the broker keeps beside them."""
+        """Return the annotations of the messages."""
         client = self._link.session.client
         front = self._front
         due_ms = 0
@@ -321,7 +323,7 @@ class Stretch:
 
 
 def _part(whole: Payload, lo: int, hi: int) -> Payload:
-    """Messages lo..hi-1, which have one route, as a payload of their own."""
+    """Return messages lo..hi-1, which have one route, as a payload of their own."""
     raw, cuts = whole.raw, whole.cuts
     assert raw is not None, whole.first_id
     base = cuts[lo]

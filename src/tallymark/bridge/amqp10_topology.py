@@ -1,4 +1,4 @@
-"""What management requests do: permissions, then the engine, then the answer.
+"""Topology requests of AMQP 1.0 management: permissions, then the engine, then the answer.
 
 The order of checks is RabbitMQ's, so that of two possible refusals a client sees the one it knows.
 """
@@ -29,14 +29,15 @@ from tallymark.wire.conversion.values import field_name, to_amqp10, to_field
 
 RESERVED: Final = "amq."
 NAMED_BY_US: Final = "amq.gen-AAAAAAAAAAAAAAAAAAAAAA"
-"""As good as any other name of its kind to the pattern of a permission."""
+"""Placeholder for names made by the broker, for checks of permissions: patterns treat all such
+names alike."""
 STRINGS: Final = 0xA1
 """Format code of short strings."""
 
 
 @final
 class Outcome:
-    """What a request came to."""
+    """The result of a request."""
 
     __slots__ = ("body", "status", "stored")
 
@@ -44,12 +45,13 @@ class Outcome:
         self.status = status
         self.body = body
         self.stored = stored
-        """It waits for the disk."""
+        """True if the answer waits for the disk."""
 
 
 @final
 class Topology:
-    """The handlers. Each raises Refusal or BrokerError, and then nothing was changed."""
+    """Handlers of topology requests. Each raises Refusal or BrokerError, and then nothing was
+    changed."""
 
     __slots__ = ("_access", "_broker", "_connection", "_node")
 
@@ -87,7 +89,7 @@ class Topology:
         return self._declare_queue("", NAMED_BY_US, _Fields("queue", request.body))
 
     def _declare_queue(self, name: str, asked: str, fields: _Fields) -> Outcome:
-        """asked: the name that has to be allowed."""
+        """asked: the name that permissions are checked for."""
         durable = fields.flag("durable", True)
         exclusive = fields.flag("exclusive", False)
         auto_delete = fields.flag("auto_delete", False)
@@ -119,7 +121,8 @@ class Topology:
         return Outcome(200, _count(self._broker.purge(queue)))
 
     def _shown(self, queue: Queue) -> dict[object, object]:
-        """As RabbitMQ shows a queue. Its messages are those that are ready."""
+        """Return the description of a queue in RabbitMQ's form. Its message count is that of the
+        ready messages."""
         return {
             "leader": self._node,
             "replicas": Array([self._node], STRINGS),
@@ -230,7 +233,8 @@ class Topology:
         return Outcome(200, [_shown_binding(binding) for binding in found])
 
     def _bindings(self, source: str, is_queue: bool, destination: str, key: str) -> list[Binding]:
-        """Those between the two of this key; none where one of them is not there."""
+        """Return the bindings between the two with this key; an empty list if one of them does not
+        exist."""
         exchange = self._vhost.exchanges.get(source)
         if exchange is None:
             return []
@@ -253,7 +257,7 @@ class Topology:
         self._access.check(EXCHANGE, source, READ)
 
     def _lasts(self, source: str, is_queue: bool, destination: str) -> bool:
-        """Whether a binding between the two outlives a restart."""
+        """Return whether a binding between the two survives a restart."""
         vhost = self._vhost
         if not vhost.exchanges[source].durable:
             return False
@@ -278,7 +282,8 @@ class Topology:
 
 @final
 class _Fields:
-    """Takes the members of a request's map one by one; Refusal 400 where one is not as expected."""
+    """Takes the members of a request's map one by one. Raises Refusal 400 for an unexpected
+    value."""
 
     __slots__ = ("_left", "_what")
 
@@ -300,14 +305,14 @@ class _Fields:
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Without a default it has to be there."""
+        """Take a text. Without a default the member is required."""
         value = self._left.pop(name, default)
         if not isinstance(value, str):
             raise self._wrong(name, value, "a string")
         return str(value)
 
     def arguments(self) -> dict[str, object]:
-        """Arguments as the engine keeps them; none where they are missing or null."""
+        """Take arguments in the engine's form; an empty dict if they are missing or null."""
         value = self._left.pop("arguments", None)
         if value is None:
             return {}
@@ -325,7 +330,7 @@ class _Fields:
         return found
 
     def end(self) -> None:
-        """Nothing may be left."""
+        """Raise Refusal if any member is left."""
         if self._left:
             name = next(iter(self._left))
             raise Refusal(400, f"the {self._what} has no property {name!r:.60}")
@@ -353,7 +358,8 @@ def _shown_arguments(arguments: dict[str, object]) -> dict[object, object]:
 
 
 def _long_form(value: object) -> object:
-    """With booleans in two bytes, as in RabbitMQ's answers: its clients take no other ones."""
+    """Return the value with booleans in two bytes, as in RabbitMQ's answers: its clients accept no
+    others."""
     if isinstance(value, bool):
         return Boolean(value)
     if isinstance(value, dict):

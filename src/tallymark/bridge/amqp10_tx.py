@@ -54,20 +54,21 @@ CAPABILITIES: Final = (
     "amqp:multi-txns-per-ssn",
     "amqp:multi-ssns-per-txn",
 )
-"""What a coordinator here can do [amqp-1.0 §4.5.2]."""
+"""Capabilities of a coordinator here [amqp-1.0 §4.5.2]."""
 CREDIT: Final = 16
-"""Declares and discharges that may be on their way, of each coordinator link."""
+"""Credit of each coordinator link: the number of declares and discharges that may be on their
+way."""
 MOST_OPEN: Final = 1024
-"""Transactions that a connection may have open at a time."""
+"""Maximum number of open transactions of a connection."""
 REJECTED: Final = "amqp:rejected:list"
 ACCEPTED: Final = Accepted()
 RELEASED: Final = Released()
 OF_ANOTHER: Final = b"?"
-"""No outcome, encoded."""
+"""Key for an outcome that differs from every encoded outcome."""
 
 
 def attach(session: Session, link: ReceiverLink, attach: Attach) -> None:
-    """Grant a link to a coordinator."""
+    """Attach a link to a coordinator."""
     link.answer(
         Attach(
             source=attach.source,
@@ -94,15 +95,15 @@ class CoordinatorLink(LinkEnd):
         self._session = session
         self._link = link
         self._lists_rejected = lists_rejected
-        """Whether the client said that it understands the outcome rejected."""
+        """True if the client listed the outcome rejected as supported."""
         self._lists_outcomes = lists_outcomes
-        """Whether it said anything on that. Many clients do not, and understand it."""
+        """True if the client listed any outcomes. Many clients list none and support rejected."""
         self._works: dict[bytes, Work] = {}
-        """Declared on it and open, by id."""
+        """Open transactions declared on the link, by id."""
         self.is_open = True
 
     def resume(self) -> None:
-        """There is always credit: a discharge is what frees memory."""
+        """Do nothing: coordinator links always have credit, since a discharge frees memory."""
         if self.is_open and self._link.credit <= CREDIT // 2:
             self._link.flow(CREDIT)
 
@@ -112,7 +113,7 @@ class CoordinatorLink(LinkEnd):
                 return
             id = add(event.first, i)
             if event.settled:
-                # Whoever declares has to learn the id, whoever discharges whether it worked.
+                # A declare's sender needs the id, a discharge's sender the result.
                 text = f"delivery {id} to a coordinator is settled, expected unsettled"
                 self.close(Error(errors.NOT_ALLOWED, text))
                 return
@@ -131,7 +132,7 @@ class CoordinatorLink(LinkEnd):
             self._discharge(id, is_second, request)
 
     def _declare(self, id: int, is_second: bool, request: Declare) -> None:
-        """TX-12"""
+        """Begin a transaction [TX-12]."""
         session = self._session
         client = session.client
         if request.global_id is not None:
@@ -148,7 +149,8 @@ class CoordinatorLink(LinkEnd):
         self.tell(id, is_second, Declared(work.id))
 
     def _discharge(self, id: int, is_second: bool, request: Discharge) -> None:
-        """TX-12, TX-13. A transaction of another link of the connection will do."""
+        """End a transaction, which may be declared on another link of the connection
+        [TX-12, TX-13]."""
         client = self._session.client
         work = find(client, request.txn_id)
         if work is None:
@@ -183,7 +185,7 @@ class CoordinatorLink(LinkEnd):
     # -- answers
 
     def tell(self, id: int, is_second: bool, state: DeliveryState) -> None:
-        """The outcome of a request."""
+        """Send the outcome of a request."""
         if not self.is_open:
             return
         if is_second:
@@ -192,7 +194,8 @@ class CoordinatorLink(LinkEnd):
             self._session.wire.settle_received(id, id, state)
 
     def _refuse(self, id: int, is_second: bool, error: Error) -> None:
-        """By an outcome, unless the client said that it does not know that one."""
+        """Refuse a request by the outcome rejected, or, if the client does not support that, by a
+        detach."""
         if self._lists_rejected or not self._lists_outcomes:
             self.tell(id, is_second, Rejected(error))
         else:
@@ -201,7 +204,7 @@ class CoordinatorLink(LinkEnd):
     # -- the end
 
     def close(self, error: Error) -> None:
-        """The link ends by our will, and with it what was declared there."""
+        """End the link from our side, and roll back the transactions declared on it."""
         if self.is_open:
             self._link.detach(error)
             self._session.leave(self._link)
@@ -215,14 +218,14 @@ class CoordinatorLink(LinkEnd):
         self._works.clear()
 
     def owns(self, work: Work) -> bool:
-        """Whether it was declared here."""
+        """Return whether the transaction was declared on this link."""
         return work.id in self._works
 
 
 @final
 class Discharged(Delayed):
-    """A commit that is told once the disk has it: to whoever settled deliveries under it, then to
-    whoever asked for it."""
+    """A commit that is confirmed once it is on disk: first to the settlers of deliveries under it,
+    then to the sender of the discharge."""
 
     __slots__ = ("_end", "_id", "_is_second", "_work")
 
@@ -241,7 +244,7 @@ class Discharged(Delayed):
 
 
 def _read(message: bytes) -> Declare | Discharge:
-    """What a message to a coordinator asks for. Raises DecodeError."""
+    """Decode a message to a coordinator. Raises DecodeError."""
     sections = Sections(message, 0, len(message))
     for code, _, at in sections.bounds:
         if code == VALUE:
@@ -255,15 +258,16 @@ def _read(message: bytes) -> Declare | Discharge:
 
 
 def roll_back(work: Work) -> None:
-    """Undo it, if the engine has not done so already."""
+    """Roll back a transaction, unless the engine has done so already."""
     if not work.transaction.ended:
         work.client.broker.transactions.rollback(work.transaction)
     after_rollback(work)
 
 
 def after_rollback(work: Work) -> None:
-    """It was rolled back. What the client is through with has the outcome that its link has for
-    that [TX-15]; it is told of what was taken back, handed out under it [TX-16]."""
+    """Settle deliveries after a rollback. Those that the client has settled on its side get the
+    default outcome of their link [TX-15]; the client is told about deliveries under the transaction
+    that were taken back [TX-16]."""
     for session, first, last in work.forgotten():
         if not session.engine.closed:
             for low, high, outcome in default_outcomes(session, first, last):
@@ -277,12 +281,12 @@ def after_rollback(work: Work) -> None:
 
 
 def _withdraw_unsent(session: Session, first: int, last: int) -> None:
-    """Of what was taken back, what waits for the client's window does not leave any more: nothing
-    of it may come behind the answer to the discharge [amqp-1.0 §4.4.3]. It cost no credit."""
+    """Withdraw those deliveries taken back that still wait for the client's window: none may follow
+    the answer to the discharge [amqp-1.0 §4.4.3]. They return their credit."""
     for tag in range(last, first - 1, -1):
         number = number_of(tag)
         if session.wire.outbox.has_left(number):
-            return  # and so have those before it
+            return  # and so have all before it
         for end in session.ends:
             if isinstance(end, OutgoingLink) and end.link.cancel(number):
                 end.give_credit_back(1)
@@ -293,7 +297,7 @@ def _withdraw_unsent(session: Session, first: int, last: int) -> None:
 
 
 def retire(session: Session, event: DispositionReceived) -> None:
-    """The client has come to an outcome that holds if a transaction is committed [TX-15]."""
+    """Handle a disposition under a transaction: its outcome takes effect at the commit [TX-15]."""
     state = event.state
     assert isinstance(state, TransactionalState), state
     client = session.client
@@ -348,7 +352,7 @@ def _hold(
     due_ms: int,
     key: bytes,
 ) -> None:
-    """The settlement of tags that are outstanding waits for the discharge."""
+    """Stage the settlement of unsettled tags until the discharge."""
     transactions = session.client.broker.transactions
     try:
         transactions.settle(work.transaction, session.engine, low, high, outcome, notes, due_ms)
@@ -358,8 +362,8 @@ def _hold(
 
 
 def _end_link_of(sessions: list[Session], work: Work) -> None:
-    """A delivery that was handed out under one transaction may not be settled under another: that
-    one ends, and its control link [amqp-1.0 §4.4.2]."""
+    """End the transaction under which a delivery was acquired, and its control link, because the
+    delivery was settled under another one [amqp-1.0 §4.4.2]."""
     text = "delivery settled under a transaction that was handed out under another, still open"
     for session in list(sessions):
         for end in list(session.ends):

@@ -1,4 +1,4 @@
-"""What converted messages are made of, whatever they are converted from."""
+"""Building blocks of converted messages, common to all source protocols."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tallymark.wire.amqp091.methods import BasicPublish
 AMQP091: Final = 1
 """Payload.format of AMQP 0-9-1 frames [amqp091_publish]."""
 CHANNEL: Final = 1
-"""Of the frames made here; a reader's own is put in their place."""
+"""Channel number of frames made here; it is replaced by that of the reader."""
 HEADER_START: Final = b"\x00\x3c\x00\x00"
 NO_PROPERTIES: Final = b"\x00\x00"
 FRAME_END: Final = b"\xce"
@@ -22,8 +22,8 @@ FRAME_END: Final = b"\xce"
 
 @final
 class Cells:
-    """A slice in AMQP 1.0: message i, counted from the slice's first, is
-    raw[cuts[i] : cuts[i + 1]] without its front; stretches (first, end, front) say which."""
+    """A slice in AMQP 1.0: message i, counted from the slice's first, is raw[cuts[i] : cuts[i + 1]]
+    without its front; the stretches (first, end, front) have the fronts."""
 
     __slots__ = ("cuts", "raw", "stretches")
 
@@ -36,7 +36,7 @@ class Cells:
 
 
 def data_head(size: int) -> bytes:
-    """What stands in front of so many bytes in a data section."""
+    """Return the bytes before a content of this size in a data section."""
     if size < 256:
         return b"\x00\x53\x75\xa0" + bytes((size,))
     return b"\x00\x53\x75\xb0" + size.to_bytes(4, "big")
@@ -47,20 +47,21 @@ def route_of(payload: Payload, i: int) -> Route:
 
 
 def method_of(route: Route) -> bytes:
-    """The publish method frame of a message of this route."""
+    """Return the publish method frame of a message of this route."""
     return frame(
         METHOD, CHANNEL, encode_method(BasicPublish(route.exchange, route.key, False, False))
     )
 
 
 def content_of(section: bytes, body: bytes) -> bytes:
-    """Header frame and body frame; a body may be larger than a reader takes in a frame."""
+    """Return header frame and body frame; a body may be larger than a reader's maximum frame."""
     head = _in_front(section, len(body))
     return b"".join((head, body, FRAME_END)) if body else head
 
 
 def _in_front(section: bytes, size: int) -> bytes:
-    """Header frame, and what stands in front of a body of that size in its frame, if it has one."""
+    """Return the header frame, and the bytes before a body of that size in its frame, if it has a
+    body."""
     header = frame(HEADER, CHANNEL, HEADER_START + size.to_bytes(8, "big") + section)
     if not size:
         return header
@@ -68,7 +69,7 @@ def _in_front(section: bytes, size: int) -> bytes:
 
 
 def body_in(raw: bytes, at: int, end: int) -> bytes:
-    """What is in the body frames raw[at:end]."""
+    """Return the content of the body frames raw[at:end]."""
     parts: list[bytes] = []
     while at < end:
         after = at + 8 + int.from_bytes(raw[at + 3 : at + 7], "big")
@@ -94,12 +95,12 @@ class Frames:
         self._route: Route | None = None
         self._section = b""
         self._size = -1
-        """Of the body added last."""
+        """Size of the last body added."""
         self._head = b""
-        """What stands in front of that body."""
+        """Bytes before that body."""
 
     def add(self, i: int, section: bytes, body: bytes) -> None:
-        """The next message: number i of the payload."""
+        """Add the next message: number i of the payload."""
         route = route_of(self._payload, i)
         size = len(body)
         if size != self._size or section is not self._section or route is not self._route:
@@ -116,7 +117,7 @@ class Frames:
         self._ends.append(self._total)
 
     def slice(self) -> Slice:
-        """The same slice over a payload of its own, for one reader."""
+        """Return the slice over a payload of its own, for one reader."""
         piece = self._piece
         payload = self._payload
         whole = Payload(

@@ -27,7 +27,7 @@ FAILED: Final = 5
 
 @final
 class Answer:
-    """One, or `count` OKs."""
+    """One answer, or `count` OKs."""
 
     __slots__ = ("auth", "connection", "count", "error", "kind")
 
@@ -35,16 +35,16 @@ class Answer:
         self.kind = kind
         self.count = 1
         self.error: WireError | None = None
-        """Of FAILED."""
+        """Error of an answer of kind FAILED."""
         self.auth: AuthState | None = None
-        """Of AUTHORIZED."""
+        """Permissions of an answer of kind AUTHORIZED."""
         self.connection: EngineConnection | None = None
-        """Of SUBSCRIBED: deliveries to it begin with the answer."""
+        """Connection of an answer of kind SUBSCRIBED: deliveries to it begin with the answer."""
 
 
 @final
 class Batch(Waiter):
-    """Answers that wait for the disk, the first of them at least, and those behind them."""
+    """Answers of which at least the first waits for the disk."""
 
     __slots__ = ("answers", "is_durable")
 
@@ -56,7 +56,7 @@ class Batch(Waiter):
 
 @final
 class Answers:
-    """Writes answers into a connection's output, each in its turn."""
+    """Writes answers into a connection's output, each in its order."""
 
     __slots__ = ("_batches", "_broker", "_is_fresh", "_owner", "_wire")
 
@@ -66,20 +66,20 @@ class Answers:
         self._owner: Bridge | None = owner
         self._batches: deque[Batch] = deque()
         self._is_fresh = False
-        """Whether the last batch was begun since the owner's output was taken last: then what it
-        waits for is committed together with whatever is emitted now."""
+        """True if the last batch was begun since the owner last took output. Its records and those
+        emitted now are then in the same commit."""
 
     @property
     def waiting(self) -> bool:
-        """Whether some answer waits for the disk."""
+        """True while some answer waits for the disk."""
         return bool(self._batches)
 
     def let_go(self) -> None:
-        """The connection is gone."""
+        """Drop all answers because the connection is gone."""
         self._owner = None
 
     def add(self, answer: Answer) -> None:
-        """An answer that waits for nothing but those before it."""
+        """Add an answer that only waits for those before it."""
         if self._batches:
             self._batches[-1].answers.append(answer)
         else:
@@ -91,11 +91,11 @@ class Answers:
         self.add(answer)
 
     def add_durable(self, answer: Answer) -> None:
-        """An answer that leaves when all records emitted so far are on disk."""
+        """Add an answer that leaves when all records emitted so far are on disk."""
         self._begin().answers.append(answer)
 
     def ok_durable(self, count: int) -> None:
-        """So many OKs, when all records emitted so far are on disk."""
+        """Add `count` OKs that leave when all records emitted so far are on disk."""
         answers = self._begin().answers
         if answers and answers[-1].kind == OK:
             answers[-1].count += count
@@ -115,11 +115,11 @@ class Answers:
         return batch
 
     def taken(self) -> None:
-        """The owner's output was taken: the turn is committed."""
+        """Note that the owner has taken the output: the turn is committed."""
         self._is_fresh = False
 
     def release(self, batch: Batch) -> None:
-        """The disk has what the batch waited for."""
+        """Release a batch: what it waited for is on disk."""
         batch.is_durable = True
         batches = self._batches
         while batches and batches[0].is_durable:

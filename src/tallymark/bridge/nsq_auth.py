@@ -1,4 +1,4 @@
-"""What an NSQ client may do by the word of an auth server: pure, the asking is the server's.
+"""Permissions of an NSQ client from an auth server. Pure: the server does the asking.
 
     {"ttl": 3600, "identity": "...", "identity_url": "...", "authorizations": [
         {"topic": REGEX, "channels": [REGEX, ...], "permissions": ["subscribe", "publish"]}]}
@@ -21,7 +21,7 @@ TTL_MAX_S: Final = 1 << 31
 
 
 class AuthAnswerError(Exception):
-    """The auth server's answer is not what is expected; the text says what is wrong."""
+    """The auth server's answer is malformed; the text says why."""
 
 
 @final
@@ -45,7 +45,7 @@ class Authorization:
 
 @final
 class AuthState:
-    """What one client's secret is worth, until it expires."""
+    """The permissions that a client's secret gives until it expires."""
 
     __slots__ = ("_known", "authorizations", "expires_ms", "identity", "identity_url")
 
@@ -59,21 +59,22 @@ class AuthState:
         self.identity = identity
         self.identity_url = identity_url
         self.authorizations = authorizations
-        """Empty: the secret is worth nothing, E_UNAUTHORIZED."""
+        """Entries of the answer; empty: the secret is refused with E_UNAUTHORIZED."""
         self.expires_ms = expires_ms
-        """When it has to be asked for anew; monotonic milliseconds."""
+        """Time at which the auth server must be asked again; monotonic milliseconds."""
         self._known: dict[tuple[str, str], bool] = {}
 
     @property
     def permission_count(self) -> int:
-        """What the answer to AUTH says."""
+        """Count of permissions in the answer to AUTH."""
         return len(self.authorizations)
 
     def is_expired(self, now_ms: int) -> bool:
         return now_ms >= self.expires_ms
 
     def allows(self, topic: str, channel: str) -> bool:
-        """Whether it may publish to the topic (channel empty), or subscribe to the channel."""
+        """Return whether the client may publish to the topic (channel empty), or subscribe to the
+        channel."""
         key = (topic, channel)
         allowed = self._known.get(key)
         if allowed is None:
@@ -85,14 +86,14 @@ class AuthState:
 
 
 def any_topic(identity: str) -> AuthState:
-    """For a secret that is a user's password: what may be done is the user's permissions'."""
+    """Return the state for a secret that is a user's password: the user's permissions decide."""
     everything = compile_pattern(".*")
     both = Authorization(everything, [everything], [SUBSCRIBE, PUBLISH])
     return AuthState(identity, "", [both], NEVER)
 
 
 def decode_answer(body: bytes, now_ms: int) -> AuthState:
-    """The state that an auth server's answer stands for. Raises AuthAnswerError.
+    """Decode an auth server's answer. Raises AuthAnswerError.
 
     Whatever is left out is empty, as in nsqd, but the ttl must be given.
     """

@@ -46,7 +46,7 @@ ANYBODY: Final = 0
 
 @final
 class Topic:
-    """One topic. To be changed by Topics only."""
+    """One topic. Changed by Topics only."""
 
     __slots__ = (
         "backlog",
@@ -75,30 +75,31 @@ class Topic:
         self.vhost = vhost
         self.exchange = exchange
         self.backlog = backlog
-        """What came while there was no channel, or the topic was paused. Its depth is `ready`."""
+        """Queue of messages that were published while the topic had no channel, or was paused. Its
+        depth is `ready`."""
         self.channels = channels
-        """By name."""
+        """Channels by name."""
         self.ephemeral = is_ephemeral(name)
         self.message_count = 0
-        """Published by NSQ clients and over HTTP since the broker started."""
+        """Count of messages published by NSQ clients and over HTTP since the broker started."""
         self.message_bytes = 0
-        """Bytes of the bodies of these."""
+        """Bytes of the bodies of these messages."""
         self.route = Route(name, name)
         self.targets: Targets | None = None
         self.refusing: list[Queue] = []
-        """Of these, the topic's own that refuse what they have no room for."""
+        """Queues of the topic itself that refuse messages when full."""
         self.generation = 0
-        """Of the virtual host, when `targets` and `refusing` were made."""
+        """Generation of the virtual host when `targets` and `refusing` were computed."""
 
     @property
     def paused(self) -> bool:
-        """Whether copying to the channels rests; what is published waits in the backlog [NQ-9]."""
+        """True while messages are not copied to the channels and wait in the backlog [NQ-9]."""
         return self.backlog.paused
 
 
 @final
 class Topics:
-    """All topics of a broker. Raises BrokerError where what AMQP clients made is in the way."""
+    """All topics of a broker. Raises BrokerError where objects of AMQP clients are in the way."""
 
     __slots__ = (
         "_channels",
@@ -118,21 +119,22 @@ class Topics:
     ) -> None:
         self.broker = broker
         self.adopts = adopts
-        """Whether a fanout exchange that AMQP clients made becomes a topic by being used as one."""
+        """True if a fanout exchange made by an AMQP client becomes a topic when it is used as
+        one."""
         self.vhost = vhost
         """Name of the virtual host."""
         self.mem_queue_size = mem_queue_size
-        """How many messages an ephemeral channel or topic holds."""
+        """Maximum number of messages in an ephemeral channel or topic."""
         self.changed: list[tuple[str, str, bool]] = []
-        """(topic, channel or "", whether it exists now) in order: whoever registers topics
-        elsewhere takes these and clears the list."""
+        """Changes as (topic, channel or "", whether it exists now), in order. The component that
+        registers topics elsewhere takes them and clears the list."""
         self.keeps_changes = True
-        """Whether anybody does."""
+        """True if there is such a component."""
         self._nobody = Connection(ANYBODY, vhost, "", "nsq")
         self._session = Session(broker.owner_ids(), self._nobody)
         self._topics: dict[str, Topic] = {}
         self._channels: dict[str, dict[str, Queue]] = {}
-        """By topic and channel."""
+        """Channel queues by topic and channel."""
         self._find_all()
         broker.observers.append(self._observe)
 
@@ -142,11 +144,11 @@ class Topics:
         return self._topics.get(name)
 
     def topics(self) -> list[Topic]:
-        """In the order they were made."""
+        """Return the topics in the order they were made."""
         return list(self._topics.values())
 
     def topic(self, name: str) -> Topic:
-        """The topic, made if need be.
+        """Return the topic, made if it does not exist.
 
         Raises:
             BrokerError: the name is reserved, or its exchange or queue is something else.
@@ -161,7 +163,8 @@ class Topics:
     def _made(
         self, name: str, vhost: VirtualHost, found: Topic | None, exchange: Exchange
     ) -> Topic:
-        """The topic of this exchange, wired; `found`: as it was known."""
+        """Return the topic of this exchange, with its bindings set; `found`: the topic as known
+        before."""
         if found is None:
             backlog = self._queue(name, "", is_ephemeral(name), False)
             channels = self._channels.setdefault(name, {})
@@ -175,7 +178,8 @@ class Topics:
         return found
 
     def channel(self, topic: str, channel: str) -> Queue:
-        """The channel's queue, made if need be, and the topic with it. Raises as `topic`."""
+        """Return the channel's queue, made with its topic if it does not exist. Raises as
+        `topic`."""
         made = self.topic(topic)
         found = made.channels.get(channel)
         if found is not None:
@@ -186,15 +190,15 @@ class Topics:
     # -- who may
 
     def check_publish(self, access: Access, name: str) -> None:
-        """Raises AccessRefused: to publish is to write to the exchange, and to make it if there is
-        none."""
+        """Check the permission to publish: to write to the exchange, and to configure it if it does
+        not exist. Raises AccessRefused."""
         if name not in self._topics:
             access.check(EXCHANGE, name, CONFIGURE)
         access.check(EXCHANGE, name, WRITE)
 
     def check_make(self, access: Access, topic: str, channel: str) -> None:
-        """Raises AccessRefused: a topic is its exchange; a channel (empty: none) is its queue, and
-        bound."""
+        """Check the permission to make a topic, which is its exchange, and a channel (empty: none),
+        which is its queue and a binding. Raises AccessRefused."""
         known = self._topics.get(topic)
         if known is None:
             access.check(EXCHANGE, topic, CONFIGURE)
@@ -205,14 +209,14 @@ class Topics:
             access.check(EXCHANGE, topic, READ)
 
     def check_subscribe(self, access: Access, topic: str, channel: str) -> None:
-        """Raises AccessRefused: to subscribe is to read the queue, and to make it if there is
-        none."""
+        """Check the permission to subscribe: to read the queue, and to make it if it does not
+        exist. Raises AccessRefused."""
         self.check_make(access, topic, channel)
         access.check(QUEUE, f"{topic}:{channel}", READ)
 
     def check_manage(self, access: Access, topic: str, channel: str, empties: bool) -> None:
-        """Raises AccessRefused: to empty is to read; to delete or to pause is to configure, of a
-        topic (channel empty) all that belongs to it."""
+        """Check the permission to manage: to empty is to read, to delete or pause is to configure,
+        for a topic (channel empty) all that belongs to it. Raises AccessRefused."""
         operation = READ if empties else CONFIGURE
         if channel:
             access.check(QUEUE, f"{topic}:{channel}", operation)
@@ -229,7 +233,7 @@ class Topics:
     def publish(
         self, name: str, raw: bytes, cuts: array[int], head: int, wall_ms: int, delay_ms: int
     ) -> None:
-        """Messages enter the topic's channels, all of them or, where this raises, none.
+        """Publish messages to all of the topic's channels. If this raises, no channel has any.
 
         raw, cuts: cells (wire.nsq.kernel), `head` bytes of each in front of its body. wall_ms: now.
         delay_ms: ready only then [NQ-16]. On disk once `Broker.await_durable` says so.
@@ -270,10 +274,10 @@ class Topics:
         topic.generation = vhost.generation
         return targets
 
-    # -- operators' commands; each raises NotFound
+    # -- operators' commands. Each raises NotFound.
 
     def delete_topic(self, name: str) -> None:
-        """The topic goes with its channels and everything in them."""
+        """Delete the topic with its channels and all their messages."""
         topic = self._existing(name)
         del self._topics[name]
         channels = list(topic.channels.values())
@@ -286,26 +290,26 @@ class Topics:
         self._note(name, "", False)
 
     def delete_channel(self, topic: str, channel: str) -> None:
-        """The channel goes with everything in it."""
+        """Delete the channel with all its messages."""
         queue = self._existing_channel(topic, channel)
         self.broker.delete_queue(self._nobody, queue.name, False, False)
 
     def empty_topic(self, name: str) -> None:
-        """Drop what waits for a channel, or for the end of a pause."""
+        """Drop the messages of the topic's backlog."""
         self.broker.empty(self._existing(name).backlog)
 
     def empty_channel(self, topic: str, channel: str) -> None:
-        """Drop what is ready, deferred and in flight [NQ-15]."""
+        """Drop all ready, deferred and in-flight messages of the channel [NQ-15]."""
         self.broker.empty(self._existing_channel(topic, channel))
 
     def pause_topic(self, name: str, paused: bool) -> None:
-        """Copying to the channels rests, or goes on with what has come meanwhile [NQ-9]."""
+        """Stop copying to the channels, or resume with the messages published meanwhile [NQ-9]."""
         topic = self._existing(name)
         self.broker.pause(topic.backlog, paused)
         self._wire(topic)
 
     def pause_channel(self, topic: str, channel: str, paused: bool) -> None:
-        """Deliveries from the channel rest, or go on [NQ-9]."""
+        """Stop or resume deliveries from the channel [NQ-9]."""
         self.broker.pause(self._existing_channel(topic, channel), paused)
 
     def _existing(self, name: str) -> Topic:
@@ -323,7 +327,8 @@ class Topics:
     # -- making them
 
     def _exchange(self, vhost: VirtualHost, name: str, adopts: bool) -> Exchange:
-        """The topic's exchange; adopts: a fanout exchange that is not marked as one will do."""
+        """Return the topic's exchange, made if it does not exist. adopts: accept a fanout exchange
+        that is not marked as a topic."""
         if name.startswith("amq."):
             raise AccessRefused(f"topic '{name}': the prefix 'amq.' is reserved")
         found = vhost.exchanges.get(name)
@@ -344,7 +349,8 @@ class Topics:
         return found
 
     def _queue(self, topic: str, channel: str, transient: bool, auto_delete: bool) -> Queue:
-        """The queue of a channel, or (no channel) of the backlog."""
+        """Return the queue of a channel, or, with an empty channel, of the backlog, made if it does
+        not exist."""
         name = f"{topic}:{channel}"
         arguments: dict[str, object] = {TOPIC: topic}
         if channel:
@@ -363,8 +369,8 @@ class Topics:
         )
 
     def _wire(self, topic: Topic) -> None:
-        """Bind what the topic's messages go to now, and unbind what they do not go to; move what
-        waited. O(channels)."""
+        """Bind the queues that the topic's messages go to now, unbind the others, and move the
+        backlog. O(channels)."""
         channels = list(topic.channels.values())
         if topic.paused or not channels:
             self._bind(topic, topic.backlog)
@@ -376,7 +382,7 @@ class Topics:
         self._release(topic, channels)
 
     def _release(self, topic: Topic, channels: list[Queue]) -> None:
-        """There are channels, and they are bound: the backlog is of no use any more."""
+        """Unbind and empty the backlog after channels were bound."""
         backlog = topic.backlog
         self._unbind(topic, backlog)
         if backlog.ready or backlog.deferred:
@@ -388,11 +394,11 @@ class Topics:
     def _unbind(self, topic: Topic, queue: Queue) -> None:
         self.broker.vhost(self.vhost).unbind_queue(queue.name, topic.name, "", {}, ANYBODY)
 
-    # -- following what happens to queues
+    # -- following changes of queues
 
     def _find_all(self) -> None:
-        """After a restart: what is there, and what has to be bound now that transient queues are
-        gone."""
+        """Find topics and channels after a restart, and bind what is missing now that transient
+        queues are gone."""
         vhost = self.broker.vhosts.get(self.vhost)
         if vhost is None:
             return
@@ -410,13 +416,13 @@ class Topics:
         self.changed.clear()
 
     def _take_in(self, name: str, adopts: bool) -> None:
-        """A queue says that it is of this topic: then there is one, unless that cannot be."""
+        """Add the topic that a queue's arguments name, unless that is impossible."""
         try:
             vhost = self.broker.vhost(self.vhost)
             exchange = self._exchange(vhost, name, adopts or self.adopts)
             self._made(name, vhost, self._topics.get(name), exchange)
         except BrokerError:
-            return  # the exchange of that name is another's: to NSQ clients it is E_BAD_TOPIC
+            return  # the exchange of that name is none of ours: NSQ clients get E_BAD_TOPIC
 
     def _observe(self, queue: Queue, exists: bool) -> None:
         name, channel = _place_of(queue)
@@ -425,7 +431,7 @@ class Topics:
         topic = self._topics.get(name)
         if not channel:
             if not exists and topic is not None and topic.backlog is queue:
-                del self._topics[name]  # by an AMQP client; the next use makes it anew
+                del self._topics[name]  # deleted by an AMQP client; the next use makes it anew
                 self._note(name, "", False)
             return
         channels = self._channels.setdefault(name, {})
@@ -445,7 +451,7 @@ class Topics:
                 del self._channels[name]
 
     def _enter(self, topic: Topic, queue: Queue) -> None:
-        """A channel was added."""
+        """Add a channel to a topic."""
         vhost = self.broker.vhost(self.vhost)
         if topic.paused or vhost.exchanges.get(topic.name) is not topic.exchange:
             return
@@ -454,7 +460,7 @@ class Topics:
             self._release(topic, [queue])
 
     def _left_alone(self, topic: Topic) -> None:
-        """The last channel is gone [NQ-9, NQ-10]."""
+        """Handle the deletion of a topic's last channel [NQ-9, NQ-10]."""
         vhost = self.broker.vhosts.get(self.vhost)
         if vhost is None or vhost.queues.get(topic.backlog.name) is not topic.backlog:
             return
@@ -469,7 +475,7 @@ class Topics:
 
 
 def _place_of(queue: Queue) -> tuple[str, str]:
-    """Topic and channel that a queue belongs to; ("", ""): to none."""
+    """Return topic and channel that a queue belongs to; ("", "") if it belongs to none."""
     topic = queue.arguments.get(TOPIC)
     channel = queue.arguments.get(CHANNEL, "")
     if queue.exclusive_owner:
