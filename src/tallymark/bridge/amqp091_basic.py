@@ -1,4 +1,4 @@
-"""Classes basic, confirm and access, but for publishing: consume, get, settle, flow."""
+"""Classes basic, confirm and access, except publishing: consume, get, settle, flow."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ from tallymark.wire.amqp091.methods import (
 
 
 def flow(channel: Channel, method: ChannelFlow) -> None:
-    """Once flow-ok(active=false) is written no delivery follows until active=true [TX-10]."""
+    """Stop or resume deliveries. Once flow-ok(active=false) is written, none follows until
+    active=true [TX-10]."""
     channel.client.broker.set_flow(channel.session, method.active)
     channel.send(ChannelFlowOk(method.active))
     if method.active and channel.reply_consumer is not None:
@@ -50,19 +51,20 @@ def flow(channel: Channel, method: ChannelFlow) -> None:
 
 
 def confirm_flow(channel: Channel, method: ChannelFlowOk) -> None:
-    """No client is ever asked to stop, so there is nothing to answer."""
+    """Ignore a flow-ok: clients are never asked to stop."""
     raise InvalidCommand("unimplemented method")
 
 
 def request_access(channel: Channel, method: AccessRequest) -> None:
-    """Tickets mean nothing any more; clients of 0-8 and 0-9 want one [rabbitmq access.request]."""
+    """Answer a request for a ticket, which clients of 0-8 and 0-9 need although tickets have no
+    effect [rabbitmq access.request]."""
     channel.send(AccessRequestOk(1))
 
 
 def qos(channel: Channel, method: BasicQos) -> None:
-    """Limits by bytes are not offered. Without `global` the limit is each later consumer's own, and
-    the one all consumers shared ends [rabbitmq consumer prefetch]; some clients mean the channel's
-    either way."""
+    """Set prefetch limits by count; limits by bytes are not offered. Without `global` the limit is
+    that of each later consumer, and a limit that consumers shared ends
+    [rabbitmq consumer prefetch]; some clients mean the channel's limit either way."""
     if method.prefetch_size:
         raise Unsupported(f"prefetch_size!=0 ({method.prefetch_size})")
     broker, session = channel.client.broker, channel.session
@@ -128,7 +130,7 @@ def _consume_replies(channel: Channel, method: BasicConsume, tag: str) -> None:
 
 
 def cancel(channel: Channel, method: BasicCancel) -> None:
-    """An unknown tag is no error [amqp-0.9.1 basic.cancel]."""
+    """Cancel a consumer. An unknown tag is no error [amqp-0.9.1 basic.cancel]."""
     tag = method.consumer_tag
     reply_consumer = channel.reply_consumer
     if reply_consumer is not None and reply_consumer.tag == tag:
@@ -161,7 +163,7 @@ def get(channel: Channel, method: BasicGet) -> None:
 
 
 def acked(channel: Channel, event: AckRange) -> None:
-    """The fast path of basic.ack."""
+    """Settle a range of tags: the fast path of basic.ack."""
     channel.check_idle(60, 80)
     if channel.transaction is not None:
         tx.settle(channel, event.first, event.last, event.multiple, ACCEPTED)
@@ -176,13 +178,14 @@ def ack(channel: Channel, method: BasicAck) -> None:
 
 
 def nack(channel: Channel, method: BasicNack) -> None:
-    """With requeue a failed delivery or not, as the queue reads it; without it none [DL-5]."""
+    """Settle by basic.nack. With requeue the queue decides whether it is a failed delivery; without
+    requeue it is none [DL-5]."""
     outcome = NACKED if method.requeue else DISCARDED
     _settle(channel, method.delivery_tag, method.multiple, outcome)
 
 
 def reject(channel: Channel, method: BasicReject) -> None:
-    """A failed delivery, either way [DL-5]."""
+    """Settle by basic.reject: a failed delivery with or without requeue [DL-5]."""
     _settle(channel, method.delivery_tag, False, FAILED if method.requeue else REJECTED)
 
 

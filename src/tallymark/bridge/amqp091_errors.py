@@ -1,4 +1,4 @@
-"""One engine error, its AMQP 0-9-1 face: reply code, text and how far it reaches."""
+"""Errors of the engine as AMQP 0-9-1 errors: reply code, text and scope."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ REPLY_CODES: Final[dict[type[BrokerError], int]] = {
     TooSlow: wire_errors.RESOURCE_ERROR,
     Unreadable: wire_errors.INTERNAL_ERROR,
 }
-"""Whether a code closes the channel or the connection is the protocol's: wire errors.REPLIES.
+"""Reply codes by class of error. The protocol decides whether a code closes the channel or the
+connection: wire errors.REPLIES.
 
 Never sent, here as by RabbitMQ: 311 (a body above the limit is 406), 313 (immediate is 540), 402
 (an unknown virtual host is 530).
@@ -48,9 +49,9 @@ Never sent, here as by RabbitMQ: 311 (a body above the limit is 406), 313 (immed
 
 
 def wire_error(error: BrokerError, class_id: int, method_id: int) -> WireError:
-    """What the client is told when the method with these ids was refused."""
+    """Return the error for the client whose method with these ids was refused."""
     code = REPLY_CODES.get(type(error), wire_errors.INTERNAL_ERROR)
     if isinstance(error, TooSlow):
-        # A hard error by the specification; but what is too slow is a subscription [SC-9].
+        # A hard error by the specification, but only a subscription is too slow [SC-9].
         return WireError(code, str(error), class_id, method_id, wire_errors.CHANNEL, True)
     return WireError(code, str(error), class_id, method_id)

@@ -1,4 +1,5 @@
-"""What the broker says of itself, and how credentials come [amqp-0.9.1 connection.start, start-ok].
+"""Login of AMQP 0-9-1 clients: the broker's server properties and the clients' credentials
+[amqp-0.9.1 connection.start, start-ok].
 
 PLAIN is [RFC 4616]: authorization id, user and password with zero bytes between; AMQPLAIN, the
 mechanism of early AMQP, is a table without its length.
@@ -14,7 +15,7 @@ from tallymark.wire.amqp091.errors import WireError
 from tallymark.wire.amqp091.fields import decode_table
 
 EXTERNAL: Final = "EXTERNAL"
-"""Offered in front of them to a client whose certificate TLS has verified."""
+"""Mechanism offered before the others to a client whose certificate TLS has verified."""
 PLAIN: Final = "PLAIN"
 AMQPLAIN: Final = "AMQPLAIN"
 
@@ -37,20 +38,20 @@ CAPABILITIES: Final = (
 
 
 def server_properties(platform: str) -> dict[str, object]:
-    """See identity.py."""
+    """Return the server properties; see identity.py."""
     capabilities: dict[str, object] = dict.fromkeys(CAPABILITIES, True)
     return {"capabilities": capabilities, **server_identity(platform)}
 
 
 def mechanisms(allowed: tuple[str, ...], external_user: str) -> tuple[str, ...]:
-    """What is offered. external_user: who TLS says the client is, or empty."""
+    """Return the mechanisms to offer. external_user: user name from TLS, or empty."""
     known = (EXTERNAL, SCRAM, PLAIN, AMQPLAIN) if external_user else (SCRAM, PLAIN, AMQPLAIN)
     return tuple([name for name in allowed if name in known])
 
 
 def credentials(mechanism: str, response: bytes, external_user: str = "") -> tuple[str, str] | None:
-    """User and password, or None where the response is malformed or the mechanism unknown. Of
-    EXTERNAL the password is empty: who it is has been proven [RFC 4422]."""
+    """Return user and password; None if the response is malformed or the mechanism unknown. For
+    EXTERNAL the password is empty: TLS has proven the identity [RFC 4422]."""
     if mechanism == EXTERNAL and external_user:
         wanted = response.decode("utf-8", "replace")
         return (external_user, "") if wanted in ("", external_user) else None
@@ -71,15 +72,15 @@ def credentials(mechanism: str, response: bytes, external_user: str = "") -> tup
 
 
 def shares_prefetch(client_properties: dict[str, object]) -> bool:
-    """Whether the client's `basic.qos` without `global` limits all consumers of the channel at
-    once, as the specification has it. py-amqp's users (kombu from 5.7 on, Celery) take that for
-    granted where they are told of RabbitMQ 4, and raise the limit for tasks that are not due yet;
-    older ones say `global` there."""
+    """Return whether the client's `basic.qos` without `global` limits all consumers of the channel
+    together, as the specification has it. py-amqp's users (kombu from 5.7 on, Celery) rely on that
+    with RabbitMQ 4, and raise the limit for tasks that are not due yet; older versions set
+    `global`."""
     return client_properties.get("product") == "py-amqp"
 
 
 def client_capabilities(client_properties: dict[str, object]) -> frozenset[str]:
-    """What the client says it can deal with."""
+    """Return the capabilities that the client announces."""
     found = client_properties.get("capabilities")
     if not isinstance(found, dict):
         return frozenset()

@@ -1,4 +1,4 @@
-"""Publishes that are handed over to a sink: checked as any others, and kept for its commit.
+"""Publishes handed over to a sink: checked like all others, and kept for the sink's commit.
 
 What a publish may say, who may publish where, and what follows from its properties is the same as
 on any channel. Where it leads is looked up at the commit (engine/sinks.py).
@@ -19,14 +19,14 @@ from tallymark.wire.amqp091.events import PublishReceived
 
 @final
 class Intake:
-    """What one channel has published so far."""
+    """The publishes that one channel has collected so far."""
 
     __slots__ = ("count", "parts")
 
     def __init__(self) -> None:
         self.parts: list[StagedPart] = []
         self.count = 0
-        """Messages."""
+        """Count of messages."""
 
     def add(
         self, payload: Payload, known: Annotations | None, mandatory: bool, now_ms: int
@@ -36,7 +36,7 @@ class Intake:
 
 
 def take(channel: Channel, intake: Intake, event: PublishReceived) -> None:
-    """Take a stretch of publishes.
+    """Collect a stretch of publishes.
 
     Raises:
         BrokerError, WireError: one of them must not be published so, or is a direct reply.

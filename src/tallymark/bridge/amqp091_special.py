@@ -1,5 +1,5 @@
-"""Properties a broker acts upon at publish: user-id, expiration, reply-to, and headers CC, BCC and
-x-delay.
+"""Special properties, on which a broker acts at publish: user-id, expiration, reply-to, and headers
+CC, BCC and x-delay.
 
 All messages of such a stretch have equal properties, so everything here is done once per stretch,
 but for writing the changed ones into each message.
@@ -27,14 +27,15 @@ from tallymark.wire.amqp091.properties import (
 
 DELAY: Final = "x-delay"
 LONGEST_DELAY_MS: Final = (1 << 32) - 1
-"""A longer delay is none, as in rabbitmq_delayed_message_exchange."""
+"""Longest delay in milliseconds. A longer one is ignored, as in
+rabbitmq_delayed_message_exchange."""
 _NUMBER: Final = re.compile(r"[+-]?[0-9]+")
 _SHORT_NUMBER: Final = re.compile(rb"[+-]?[0-9]{1,20}")
 
 
 @final
 class Special:
-    """What the properties ask for."""
+    """The consequences of a property section."""
 
     __slots__ = ("annotations", "headers", "more_keys", "returned", "section")
 
@@ -47,20 +48,20 @@ class Special:
         returned: bytes | None,
     ) -> None:
         self.annotations = annotations
-        """What the broker keeps beside the messages, if anything."""
+        """Annotations of the messages, if they need any."""
         self.more_keys = more_keys
         """Further routing keys: CC, then BCC."""
         self.headers = headers
-        """What routing by headers looks at."""
+        """Headers and properties for routing by headers."""
         self.section = section
-        """The property section the consumers see, where it is another than the publisher's."""
+        """Property section for consumers, if it differs from the publisher's."""
         self.returned = returned
-        """The same for messages that nobody takes: their publisher may send them again as they
-        are, and then they have to wait again."""
+        """Property section for messages returned to their publisher, if it differs. The publisher
+        may send them again as they are, and they must be delayed again then."""
 
 
 def examine(channel: Channel, section: bytes) -> Special:
-    """Check a property section and say what follows from it.
+    """Check a property section and return its consequences.
 
     Raises:
         PreconditionFailed: another user's id, a malformed expiration, CC or BCC that is no array,
@@ -106,8 +107,8 @@ def _annotations(
     bcc: tuple[str, ...],
     due_ms: int,
 ) -> Annotations | None:
-    """The client's last ones as long as they say the same: stretches may follow one another in a
-    queue only where they share theirs."""
+    """Return the annotations for messages with these properties. Equal annotations of consecutive
+    messages are one object, since stretches in a queue can only be merged if they share it."""
     if ttl_ms < 0 and not more_keys and not due_ms:
         return None
     last = client.annotations
@@ -124,7 +125,8 @@ def _annotations(
 
 
 def check_user(user_id: str | None, access: Access) -> None:
-    """Raises PreconditionFailed when a message claims another user [rabbitmq validated user-id]."""
+    """Check that a message claims no other user [rabbitmq validated user-id]. Raises
+    PreconditionFailed."""
     if user_id is not None and not access.may_claim(user_id):
         raise PreconditionFailed(
             f"user_id property set to '{user_id}' but authenticated user was '{access.user}'"
@@ -132,7 +134,7 @@ def check_user(user_id: str | None, access: Access) -> None:
 
 
 def time_to_live(expiration: str | None) -> int:
-    """The property in milliseconds; -1: it is not there.
+    """Return an expiration in milliseconds; -1 if there is none.
 
     Raises PreconditionFailed for anything but an integer from 0 to ten years.
     """
@@ -152,7 +154,7 @@ def time_to_live(expiration: str | None) -> int:
 
 
 def delay_of(value: object) -> int:
-    """Milliseconds that a message with this in its header `x-delay` waits; 0: it does not.
+    """Return the delay in milliseconds that a header `x-delay` requests; 0 if none.
 
     As rabbitmq_delayed_message_exchange reads it: whole numbers, others without their fraction, and
     texts that are a whole number. What is anything else, not above 0 or above LONGEST_DELAY_MS is
@@ -165,7 +167,7 @@ def delay_of(value: object) -> int:
     if isinstance(value, int):
         number = value
     elif isinstance(value, float):
-        # Also leaves out NaN, which is not equal to anything.
+        # NaN is left out, too: it is not equal to anything.
         number = int(value) if 0 < value <= LONGEST_DELAY_MS else 0
     elif isinstance(value, (str, bytes)):
         text = wire_bytes(value) if isinstance(value, str) else value
@@ -175,7 +177,7 @@ def delay_of(value: object) -> int:
 
 
 def _keys(headers: dict[str, object], name: str) -> list[str]:
-    """The routing keys in CC or BCC; what is no string in the array is passed over."""
+    """Return the routing keys in CC or BCC; items of the array that are no strings are ignored."""
     if name not in headers:
         return []
     value = headers[name]
@@ -187,12 +189,13 @@ def _keys(headers: dict[str, object], name: str) -> list[str]:
 
 
 def headers_of(section: bytes) -> dict[str, object]:
-    """What routing by headers looks at in a property section. Raises WireError."""
+    """Return the headers and properties in a property section for routing by headers. Raises
+    WireError."""
     return _seen_by_routing(decode_properties(section))
 
 
 def _seen_by_routing(properties: Properties) -> dict[str, object]:
-    """The headers, and the properties that x-consistent-hash may be told to hash."""
+    """Return the headers, and the properties that x-consistent-hash can be set to hash."""
     seen: dict[str, object] = {}
     if properties.headers is not None:
         seen.update(properties.headers)
@@ -208,7 +211,7 @@ def _seen_by_routing(properties: Properties) -> dict[str, object]:
 def with_section(
     raw: bytes, cuts: array[int], bounds: list[int], sizes: list[int], section: bytes
 ) -> tuple[bytes, array[int]]:
-    """The same messages with another property section.
+    """Replace the property section of messages.
 
     Messages bounds[k]..bounds[k+1]-1 have method frames of sizes[k] bytes; those after the last
     bound are left out.

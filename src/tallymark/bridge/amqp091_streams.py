@@ -1,5 +1,5 @@
-"""Readers of streams [rabbitmq streams]: basic.consume with `x-stream-offset`, and deliveries that
-say at which offset each message is.
+"""Stream readers over AMQP 0-9-1 [rabbitmq streams]: basic.consume with `x-stream-offset`, and
+deliveries with each message's offset.
 
     content   | header frame                                              | body frames
               | head 7 | class ... body size 12 | flags ... headers | ... xCE |
@@ -43,8 +43,8 @@ FILTER_ARGUMENTS: Final[dict[str, str]] = {
 
 
 def read_stream(channel: Channel, method: BasicConsume, queue: Queue, tag: str) -> None:
-    """basic.consume on a stream: acknowledgements give credit back, which must be limited.
-    `exclusive` and `no_local` mean nothing there.
+    """Start a reader by basic.consume on a stream. Acknowledgements return credit, so that the
+    prefetch must be limited. `exclusive` and `no_local` have no effect.
 
     Raises:
         PreconditionFailed: no prefetch count, or an offset without a meaning.
@@ -75,7 +75,8 @@ def _start(value: object, what: str) -> Start:
 
 
 def _filter(arguments: dict[str, object], clock: Clock, what: str) -> Filter | None:
-    """The filter by a value that messages have [rabbitmq stream filtering]."""
+    """Return the filter by the filter values of messages [rabbitmq stream filtering]; None: there
+    is none."""
     asked: dict[object, object] = {
         name: arguments[argument]
         for argument, name in FILTER_ARGUMENTS.items()
@@ -90,7 +91,7 @@ def _filter(arguments: dict[str, object], clock: Clock, what: str) -> Filter | N
 
 @final
 class StreamRecipient:
-    """Where a reader's deliveries go: Consumer.handle."""
+    """The channel that a reader's deliveries go to: Consumer.handle."""
 
     __slots__ = ("_additions", "_channel", "_converter", "_recipient")
 
@@ -98,11 +99,11 @@ class StreamRecipient:
         self._channel = channel
         self._recipient = Recipient(channel, tag)
         self._additions: Additions | None = None
-        """Those shown last."""
+        """Additions used last."""
         self._converter = Converter()
 
     def encode(self, piece: Slice, first_tag: int) -> bytes:
-        """A slice whose bytes are in memory, as frames of this channel."""
+        """Encode a slice whose bytes are in memory as frames of this channel."""
         piece = published(piece, self._converter)
         additions = additions_to(piece, False, self._additions, True)
         assert additions is not None, piece.first
@@ -123,8 +124,8 @@ class StreamRecipient:
         )
 
     def _run(self, piece: Slice, raw: bytes, first_tag: int, additions: Additions) -> bytes:
-        """Messages that lose nothing: what is in front of the offset is made once for all that
-        begin alike."""
+        """Encode messages from which nothing is removed. The bytes before the offset are made once
+        for all that begin alike."""
         cuts = piece.payload.cuts
         route: Route | None = None
         template = self._template(piece, piece.lo)
@@ -154,8 +155,8 @@ class StreamRecipient:
     def _singly(
         self, piece: Slice, raw: bytes, first_tag: int, additions: Additions, limit: int
     ) -> bytes:
-        """Message by message: dead letters, and what is cut into frames of `limit` bytes (0: left
-        as it is)."""
+        """Encode message by message: dead letters, and messages to be cut into frames of `limit`
+        bytes (0: not cut)."""
         cuts = piece.payload.cuts
         out: list[bytes] = []
         for i in range(piece.lo, piece.hi):
@@ -178,6 +179,6 @@ class StreamRecipient:
 
 
 def route_of(piece: Slice, i: int) -> Route:
-    """Where message i of the slice's payload was published."""
+    """Return the route under which message i of the slice's payload was published."""
     payload = piece.payload
     return payload.route if payload.routes is None else payload.routes[i]

@@ -37,12 +37,12 @@ from tallymark.wire.amqp091.methods import (
 
 
 def without_breaks(name: str) -> str:
-    """RabbitMQ takes line breaks out of names."""
+    """Return the name without line breaks, as RabbitMQ does."""
     return name.replace("\r", "").replace("\n", "")
 
 
 def refuse_default(*names: str) -> None:
-    """Raises AccessRefused for the default exchange."""
+    """Raise AccessRefused for the default exchange."""
     if "" in names:
         raise AccessRefused("operation not permitted on the default exchange")
 
@@ -111,7 +111,7 @@ def unbind_exchange(channel: Channel, method: ExchangeUnbind) -> None:
 
 
 def _bound_exchanges(client: Client, source: str, destination: str) -> tuple[str, str]:
-    """The names as kept, once both ends may be bound."""
+    """Return the names as stored, after a check that both ends may be bound."""
     source = without_breaks(source)
     destination = without_breaks(destination)
     client.access.check(EXCHANGE, destination, WRITE)
@@ -161,7 +161,7 @@ def declare_queue(channel: Channel, method: QueueDeclare) -> None:
 def _check_declaration(client: Client, name: str, method: QueueDeclare) -> None:
     if name.startswith("amq.") and name not in client.vhost.queues:
         raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
-    # A name the broker will choose is as good as any other of its kind to the pattern.
+    # Patterns of permissions treat all names that the broker may choose alike.
     asked = name or f"amq.gen-{client.random_name()}"
     client.access.check(QUEUE, asked, CONFIGURE)
     if name not in client.vhost.queues:
@@ -169,7 +169,8 @@ def _check_declaration(client: Client, name: str, method: QueueDeclare) -> None:
 
 
 def _declare_pseudo_queue(channel: Channel, method: QueueDeclare, name: str) -> None:
-    """Tells whether whoever waits for answers is still there [rabbitmq direct reply-to]."""
+    """Answer whether the client that waits for replies is still there
+    [rabbitmq direct reply-to]."""
     client = channel.client
     if name != PSEUDO_QUEUE and (not name.startswith(PREFIX) or client.replies.find(name) is None):
         raise NotFound(f"no {named(QUEUE, name, client.vhost.name)}")
@@ -201,12 +202,14 @@ def unbind_queue(channel: Channel, method: QueueUnbind) -> None:
 
 
 def _binding_key(channel: Channel, queue: str, key: str) -> str:
-    """Neither queue nor key: both are the current queue's name [amqp-0.9.1 queue.bind]."""
+    """Return the binding key. If neither queue nor key is given, both are the current queue's name
+    [amqp-0.9.1 queue.bind]."""
     return key if queue or key else channel.queue_name("")
 
 
 def _bound_queue(channel: Channel, queue: str, exchange: str) -> tuple[str, str]:
-    """The names of queue and exchange as kept, once both ends may be bound."""
+    """Return the names of queue and exchange as stored, after a check that both ends may be
+    bound."""
     access = channel.client.access
     name = without_breaks(channel.queue_name(queue))
     source = without_breaks(exchange)

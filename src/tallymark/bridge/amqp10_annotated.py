@@ -1,4 +1,5 @@
-"""Fronts of messages as AMQP 1.0 readers see them: header and message annotations.
+"""Annotated messages: fronts as AMQP 1.0 readers see them, with the broker's header and message
+annotations.
 
 Whatever the broker knows is said here, in the part of a message that it may change; the bare
 message stays as its sender encoded it [amqp-1.0 §3.2].
@@ -40,9 +41,9 @@ from tallymark.wire.conversion.names import (
 )
 
 LONGEST_TTL_MS: Final = (1 << 32) - 1
-"""What a header's ttl can say."""
+"""Largest value of a header's ttl, ms."""
 IN_A_SECTION: Final = 2
-"""How deep an annotation is nested: in a map that is described."""
+"""Nesting depth of an annotation's value: it is in a map that is described."""
 
 _LOCKED_UNTIL: Final = encode(types.Symbol(LOCKED_UNTIL)) + b"\x83"
 _OFFSET: Final = encode(types.Symbol(STREAM_OFFSET)) + b"\x80"
@@ -50,7 +51,7 @@ _OFFSET: Final = encode(types.Symbol(STREAM_OFFSET)) + b"\x80"
 
 @final
 class Shown:
-    """What is said of messages of one slice and one route."""
+    """The header and annotations of messages of one slice and one route."""
 
     __slots__ = ("_acquired", "_entries", "_failed", "_fresh", "_known", "_last", "_names",
                  "_persistent", "_said", "_start", "_taken")  # fmt: skip
@@ -64,7 +65,8 @@ class Shown:
         acquired: int,
         fresh: bool,
     ) -> None:
-        """acquired: to be shown; 0: not. fresh: nobody had them before."""
+        """acquired: delivery count to be shown; 0: none. fresh: the messages were never delivered
+        before."""
         self._persistent = persistent
         self._known = known
         self._failed = failed
@@ -72,7 +74,8 @@ class Shown:
         self._fresh = fresh
         self._entries: list[bytes] = []
         self._names: set[str] = set()
-        """Keys of what is ours here: the publisher's and the consumers' make room."""
+        """Names of the broker's annotations here, which replace those of the publisher and of
+        consumers."""
         self._names.update(OURS)
         self._add(EXCHANGE, shown(route.exchange))
         self._add(ROUTING_KEY, shown(route.key))
@@ -88,7 +91,8 @@ class Shown:
         self._said: Front | None = None
         self._last = b""
         self._start = b""
-        """The front for `_said` that ends with `_last`: the start of an entry, or nothing."""
+        """Cached front for `_said`, up to its last entry `_last`: the start of that entry, or
+        nothing."""
 
     def of(
         self,
@@ -98,7 +102,7 @@ class Shown:
         acquired: int,
         fresh: bool,
     ) -> bool:
-        """Whether it was made from these."""
+        """Return whether it was made from these values."""
         return (
             self._known is known
             and self._persistent == persistent
@@ -108,15 +112,15 @@ class Shown:
         )
 
     def front(self, said: Front, locked_until_ms: int) -> bytes:
-        """Header and message annotations. said: by their publisher; locked_until_ms: wall time, 0:
-        they are not locked."""
+        """Return header and message annotations. said: the publisher's front; locked_until_ms: end
+        of the lock, wall time; 0: no lock."""
         if locked_until_ms > 0:
             return self._up_to(said, _LOCKED_UNTIL) + locked_until_ms.to_bytes(8, "big")
         return self._up_to(said, b"")
 
     def before_offset(self, said: Front) -> bytes:
-        """The same of messages of a stream; eight bytes are missing at its end, the message's
-        offset."""
+        """Return header and message annotations of messages of a stream, without the last eight
+        bytes: the message's offset."""
         return self._up_to(said, _OFFSET)
 
     def _up_to(self, said: Front, last: bytes) -> bytes:
@@ -167,7 +171,8 @@ def _key(name: str) -> bytes:
 
 
 def _map_start(content: bytes, room: int, count: int) -> bytes:
-    """A message annotations section of `count` keys and values, the last `room` bytes missing."""
+    """Return the beginning of a message annotations section of `count` keys and values, without its
+    last `room` bytes."""
     size = len(content) + room
     if size < 255 and count < 256:
         return b"\x00\x53\x72\xc1" + bytes((size + 1, count)) + content
@@ -175,13 +180,13 @@ def _map_start(content: bytes, room: int, count: int) -> bytes:
 
 
 def entry(name: str, value: object) -> Entry:
-    """An annotation. Raises ValueError for what cannot be written."""
+    """Return an annotation. Raises ValueError if it cannot be encoded."""
     key = _key(name)
     return name, key + encode_value(value, IN_A_SECTION), len(key)
 
 
 def deaths_array(deaths: tuple[Death, ...]) -> types.Array:
-    """x-opt-deaths: newest first, the keys in this order, with these types [DL-16]."""
+    """Return x-opt-deaths: newest first, the keys in this order, with these types [DL-16]."""
     return types.Array([_death(death) for death in deaths], 0xC1)
 
 
@@ -200,7 +205,7 @@ def _death(death: Death) -> dict[object, object]:
 
 
 def shown(text: str) -> str:
-    """A name as a string, in which everything is Unicode: U+FFFD for bytes that are not UTF-8."""
+    """Return a name as valid Unicode: U+FFFD replaces bytes that are not UTF-8."""
     if text.isascii():
         return text
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

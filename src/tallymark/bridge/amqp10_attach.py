@@ -1,4 +1,4 @@
-"""What a client attaches to: addresses become queues, exchanges and the nodes of the broker's own.
+"""Attaching links: addresses are resolved to queues, exchanges and the broker's own nodes.
 
 A link that cannot be had is refused as the standard has it: an attach without a terminus, then a
 detach that says why [amqp-1.0 §2.6.3]. The session goes on.
@@ -61,14 +61,14 @@ ARGUMENTS: Final = {
     "rabbitmq:priority": "x-priority",
     "rabbitmq:consumer-timeout": "x-consumer-timeout",
 }
-"""Properties of a link that are arguments of a consumer."""
+"""Link properties that stand for arguments of a consumer."""
 EXCLUSIVE: Final = "tallymark:exclusive"
-"""Property of a link that wants to be the only one to consume from its queue, as basic.consume has
-it [amqp-0.9.1 basic.consume.exclusive]: what a durable subscription to topics is [SC-1]."""
+"""Link property for exclusive consumption of the queue, as in basic.consume
+[amqp-0.9.1 basic.consume.exclusive]. Durable subscriptions to topics use it [SC-1]."""
 
 
 class AttachRefused(Exception):
-    """The link cannot be had; `error` is what the client is told."""
+    """A link is refused; `error` is sent to the client."""
 
     def __init__(self, condition: str, text: str) -> None:
         super().__init__(text)
@@ -76,13 +76,13 @@ class AttachRefused(Exception):
 
 
 class MustWait(Exception):
-    """The queue was declared for this attach: once the disk has it, the attach is looked at
-    again."""
+    """The queue was declared for this attach. The attach is handled again once the declaration is
+    on disk."""
 
 
 @final
 class LateAttach(Delayed):
-    """An attach whose queue is being declared."""
+    """An attach that waits for the declaration of its queue."""
 
     __slots__ = ("_attach", "_link", "_session")
 
@@ -98,7 +98,7 @@ class LateAttach(Delayed):
 
 
 def answer(session: Session, link: Link, attach: Attach) -> None:
-    """Grant or refuse what a client asks for."""
+    """Grant or refuse a client's attach."""
     try:
         if isinstance(link, SenderLink):
             _attach_source(session, link, attach)
@@ -117,7 +117,7 @@ def answer(session: Session, link: Link, attach: Attach) -> None:
         link.refuse(Error(wrong.condition, wrong.text))
 
 
-# -- to publish
+# -- publishing links
 
 
 def _attach_target(session: Session, link: ReceiverLink, attach: Attach) -> None:
@@ -164,7 +164,8 @@ def _attach_target(session: Session, link: ReceiverLink, attach: Attach) -> None
 
 
 def _find_target(session: Session, where: Target) -> Queue | None:
-    """What an address stands for must be there. Raises BrokerError, MustWait."""
+    """Check that the address refers to something that exists, and return its queue if it names one.
+    Raises BrokerError, MustWait."""
     client = session.client
     client.access.check(EXCHANGE, where.exchange, WRITE)
     if where.is_reply:
@@ -172,7 +173,7 @@ def _find_target(session: Session, where: Target) -> Queue | None:
             raise NotFound(f"no {named(QUEUE, where.key, client.vhost.name)}")
         return None
     if where.is_queue:
-        # Another connection's own as well: that is where answers are sent, as over AMQP 0-9-1.
+        # Another connection's exclusive queue as well: replies go there, as over AMQP 0-9-1.
         found = client.vhost.queues.get(where.key)
         return found if found is not None else _find_queue(session, where.key)
     exchange = client.vhost.exchange(where.exchange)
@@ -199,7 +200,7 @@ def _attach_requests(session: Session, link: ReceiverLink, attach: Attach) -> No
     pair.grant()
 
 
-# -- to consume
+# -- consuming links
 
 
 def _attach_source(session: Session, link: SenderLink, attach: Attach) -> None:
@@ -277,7 +278,7 @@ def _attach_queue(
     consumer.handle = end
     link.available = end.available
     session.enter(link, end)
-    if link.credit or link.is_draining:  # it was given before the answer
+    if link.credit or link.is_draining:  # granted before the answer
         end.granted(CreditReceived(link, link.credit, link.is_draining, link.flow_properties))
 
 
@@ -293,7 +294,7 @@ def _is_exclusive(attach: Attach, browses: bool) -> bool:
 
 
 def _attach_replies(session: Session, link: SenderLink, attach: Attach, source: Source) -> None:
-    """Direct replies."""
+    """Attach a link for direct replies."""
     if attach.snd_settle_mode == amqp.SND_UNSETTLED:
         raise PreconditionFailed("direct replies are sent settled, expected that settle mode")
     recipient = ReplyRecipient(session.client.settings.random_name())
@@ -325,7 +326,8 @@ def _attach_responses(session: Session, link: SenderLink, attach: Attach) -> Non
 
 
 def _find_queue(session: Session, name: str) -> Queue:
-    """Raises NotFound, ResourceLocked, AccessRefused; MustWait: it is being declared."""
+    """Return the queue. Raises NotFound, ResourceLocked, AccessRefused; MustWait: it is being
+    declared."""
     client = session.client
     if name not in client.vhost.queues and _creates(session, name):
         client.access.check(QUEUE, name, CONFIGURE)
@@ -335,15 +337,16 @@ def _find_queue(session: Session, name: str) -> Queue:
 
 
 def _creates(session: Session, name: str) -> bool:
-    """Whether an attach declares a queue of that name, by configuration or policy."""
+    """Return whether an attach declares a queue of that name, by configuration or policy."""
     rule = session.client.settings.auto_create
     return (rule is not None and rule.matches(name)) or session.client.vhost.creates_queue(name)
 
 
 def _make_node(session: Session) -> Queue:
-    """A queue for a dynamic terminus: the connection's own, gone with the link."""
+    """Declare a queue for a dynamic terminus: exclusive to the connection, deleted with the
+    link."""
     client = session.client
-    # A name the broker will choose is as good as any other of its kind to the pattern.
+    # Patterns of permissions treat all names that the broker may choose alike.
     client.access.check(QUEUE, f"amq.gen-{client.settings.random_name()}", CONFIGURE)
     return client.broker.declare_queue(client.connection, "", False, True, True, {}, False)
 

@@ -1,4 +1,4 @@
-"""From the engine's publish numbers to delivery-ids: which deliveries get which outcome, and when.
+"""Confirms: outcomes of deliveries, translated from the engine's publish numbers to delivery-ids.
 
 The engine counts the publishes of a session and confirms them up to a number; a client counts its
 deliveries. Both run on, so what is not answered yet is kept as ranges where they run in parallel:
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from tallymark.bridge.amqp10_publish import IncomingLink
 
 NEVER: Final = 0
-"""Sent settled: no answer is due."""
+"""Mode: the delivery was sent settled and gets no answer."""
 FIRST: Final = 1
-"""The answer settles it."""
+"""Mode: our outcome settles the delivery (rcv-settle-mode first)."""
 SECOND: Final = 2
-"""The answer is answered, and that settles it."""
+"""Mode: the client settles after our outcome (rcv-settle-mode second)."""
 ANSWERED: Final = 3
-"""The answer is out already; only the numbers count."""
+"""Mode: the outcome was sent already; the entry only keeps the numbers in step."""
 
 ACCEPTED: Final = Accepted()
 
 
 @final
 class Unanswered:
-    """Publishes first..last: deliveries from `id` on."""
+    """Publishes first..last, which were deliveries from `id` on."""
 
     __slots__ = ("first", "id", "last", "link", "mode")
 
@@ -48,7 +48,7 @@ class Unanswered:
 
 @final
 class Confirms:
-    """Of one session."""
+    """The confirms of one session."""
 
     __slots__ = ("_ranges", "_wire")
 
@@ -57,7 +57,8 @@ class Confirms:
         self._ranges: deque[Unanswered] = deque()
 
     def published(self, first: int, count: int, link: IncomingLink, id: int, mode: int) -> None:
-        """Publishes of the session from number `first` on were deliveries from `id` on."""
+        """Add publishes of the session from number `first` on, which were deliveries from `id`
+        on."""
         last = first + count - 1
         if mode != ANSWERED:
             link.unconfirmed += count
@@ -75,11 +76,11 @@ class Confirms:
         ranges.append(Unanswered(first, last, id, link, mode))
 
     def confirm(self, upto: int) -> list[IncomingLink]:
-        """Everything up to that number is safe: say so. Returns the links that have fewer messages
-        on their way now."""
+        """Send the outcome of all publishes up to that number, which are safe. Returns the links
+        whose count of unanswered messages fell."""
         touched: list[IncomingLink] = []
         ranges = self._ranges
-        first = last = -1  # of the delivery-ids to be told next
+        first = last = -1  # of the delivery-ids in the next disposition
         while ranges and ranges[0].first <= upto:
             entry = ranges[0]
             end = min(upto, entry.last)
@@ -114,7 +115,8 @@ class Confirms:
         return touched
 
     def refuse(self, first: int, last: int) -> list[IncomingLink]:
-        """Queues have no room for publishes first..last [DL-6]. Returns links as `confirm`."""
+        """Reject publishes first..last because queues are full [DL-6]. Returns links as `confirm`
+        does."""
         touched: list[IncomingLink] = []
         kept: deque[Unanswered] = deque()
         for entry in self._ranges:
@@ -147,7 +149,7 @@ class Confirms:
             self._wire.settle_received(part.id, end, state)
 
     def forget(self, first: int, last: int) -> None:
-        """The client settled deliveries first..last itself: it wants no answer any more."""
+        """Remove deliveries first..last that the client has settled itself: they get no answer."""
         kept: deque[Unanswered] = deque()
         for entry in self._ranges:
             ahead = diff(first, entry.id)
@@ -166,11 +168,11 @@ class Confirms:
         self._ranges = kept
 
     def clear(self) -> None:
-        """The session is over: nothing is answered any more."""
+        """Remove all publishes because the session has ended."""
         self._ranges.clear()
 
     def count(self) -> int:
-        """How many publishes wait for their outcome."""
+        """Return the count of publishes without an outcome."""
         total = 0
         for entry in self._ranges:
             if entry.mode != ANSWERED:

@@ -1,4 +1,4 @@
-"""Messages to AMQP 1.0 readers, whatever protocol brought them.
+"""Deliveries of messages of all protocols to AMQP 1.0 readers.
 
 A slice becomes runs. All messages of a run have the same front, made once; the rest of each is
 copied as its sender encoded it. What came by another protocol is converted first, once per slice.
@@ -18,13 +18,13 @@ from tallymark.engine.annotations import Annotations
 from tallymark.engine.message import Payload, Route, Slice
 
 ROUTES_KEPT: Final = 1024
-"""Routes whose annotations are remembered per link."""
+"""Number of routes whose annotations are cached per link."""
 
 
 @final
 class Run:
-    """Messages that leave with one front: message i of lo..hi-1 as
-    front + raw[cuts[i] + skip : cuts[i + 1]]."""
+    """Messages that leave with one front: message i of lo..hi-1 is front + raw[cuts[i] + skip :
+    cuts[i + 1]]."""
 
     __slots__ = ("cuts", "front", "hi", "lo", "raw", "skip")
 
@@ -41,19 +41,19 @@ class Run:
 
 @final
 class Outgoing:
-    """What one outgoing link remembers of the messages it sent last."""
+    """Encoder of one outgoing link, with caches of the last messages."""
 
     __slots__ = ("_acquired", "_converter", "_failed", "_fresh", "_known", "_of_stream",
                  "_persistent", "_said", "_shown")  # fmt: skip
 
     def __init__(self, of_stream: bool = False) -> None:
-        """of_stream: what it is sent comes from a stream, and says at which offset it is."""
+        """of_stream: messages come from a stream and are sent with their offsets."""
         self._of_stream = of_stream
         self._converter = from_amqp091.Converter()
         self._said: Front | None = None
-        """The front read last."""
+        """Front that was read last."""
         self._shown: dict[Route, Shown] = {}
-        """By route, all for messages of which the following holds."""
+        """Annotations by route, all for messages with the following properties."""
         self._known: Annotations | None = None
         self._persistent = False
         self._failed = 0
@@ -61,7 +61,7 @@ class Outgoing:
         self._fresh = False
 
     def runs(self, piece: Slice, shows_counts: bool, locked_until_ms: int) -> list[Run]:
-        """A slice whose bytes are in memory, as runs in its order.
+        """Encode a slice whose bytes are in memory as runs in its order.
 
         shows_counts: whether its queue tells how often messages were delivered. locked_until_ms:
         when the reader's lock on them ends, wall time; 0: never.
@@ -100,7 +100,7 @@ class Outgoing:
         return out
 
     def _follow(self, piece: Slice, shows_counts: bool) -> None:
-        """Take down what holds for the whole slice, and forget what was made for other facts."""
+        """Note the properties of the whole slice, and clear caches made for others."""
         known = piece.annotations
         failed = piece.failed
         acquired = piece.acquired
@@ -142,7 +142,7 @@ class Outgoing:
 def _numbered(
     raw: bytes, cuts: array[int], lo: int, hi: int, skip: int, start: bytes, offset: int
 ) -> Run:
-    """Messages lo..hi-1, each with a front of its own: `start` and its offset, counted from
+    """Return messages lo..hi-1, each with a front of its own: `start` and its offset, counted from
     `offset`."""
     out: list[bytes] = []
     ends = array("I", (0,))
@@ -159,8 +159,8 @@ def _numbered(
 
 
 def _route_until(piece: Slice, lo: int, hi: int) -> tuple[Route, int]:
-    """Where message `lo` of the payload was published, and up to which message, at most `hi`, that
-    holds."""
+    """Return the route of message `lo` of the payload, and the end, at most `hi`, of the messages
+    that share it."""
     payload = piece.payload
     known = piece.annotations
     if known is not None and known.route is not None:
@@ -176,8 +176,8 @@ def _route_until(piece: Slice, lo: int, hi: int) -> tuple[Route, int]:
 
 
 def reply_to_amqp10(format: int, message: bytes, route: Route) -> bytes:
-    """One message, a cell of that payload format, as sections for the requester who waits for it
-    outside of any queue."""
+    """Return one message, a cell of that payload format, as sections for the client that waits for
+    it as a direct reply."""
     payload = Payload(
         format, message, array("I", (0, len(message))), route, None, 0, 0, False, len(message)
     )

@@ -1,4 +1,4 @@
-"""One engine error, its AMQP 1.0 face: a condition and a text."""
+"""Errors of the engine as AMQP 1.0 errors: a condition and a text."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ CONDITIONS: Final[dict[type[BrokerError], str]] = {
     TooSlow: errors.RESOURCE_LIMIT_EXCEEDED,
     Unreadable: errors.INTERNAL_ERROR,
 }
-"""How far an error reaches (a delivery, a link, the session) is the place's where it happened."""
+"""Conditions by class of error. The caller decides on the scope: a delivery, a link, the
+session."""
 
 
 def error_of(error: BrokerError) -> Error:
-    """What the client is told."""
+    """Return the error for the client."""
     return Error(CONDITIONS.get(type(error), errors.INTERNAL_ERROR), str(error))

@@ -1,4 +1,5 @@
-"""What queues may ask about AMQP 1.0 messages, read off the sections as they were sent.
+"""Decoding of AMQP 1.0 messages for queues: the answers to the engine's Format, read from the
+sections as sent.
 
 Only what was asked for is decoded, and the header and the annotations once for all messages in a
 row that begin with the same bytes.
@@ -40,7 +41,7 @@ from tallymark.wire.conversion import names
 from tallymark.wire.conversion.values import field_name, to_field
 
 PRIORITY: Final = 4
-"""Of a message whose header does not say: clients leave the standard's default out
+"""Priority of a message whose header gives none: clients leave out the standard's default
 [amqp-1.0 §3.2.1]."""
 
 
@@ -49,7 +50,7 @@ _PUBLISHER_NAME: Final = PUBLISHER_NAME.encode()
 
 @final
 class Amqp10Format(Format):
-    """See the module's text, and the base class for what is promised."""
+    """The Format of AMQP 1.0 (see the module's docstring); the base class describes the methods."""
 
     __slots__ = ()
 
@@ -115,8 +116,9 @@ class Amqp10Format(Format):
 
 
 def body_size(raw: bytes, start: int, end: int) -> int:
-    """Bytes of a body: what is in its data sections, else its sections as they are encoded; all
-    bytes where nobody can read them. start: where a section in front of it begins, or it itself."""
+    """Return the size of a body: of the content of its data sections, else of its sections as
+    encoded, and of all bytes if they are malformed. start: offset of a section before the body, or
+    of the body."""
     try:
         pos = find_section(raw, start, end, DATA)
         if pos < end and SEQUENCE <= section_code(raw, pos, end) <= VALUE:
@@ -152,7 +154,7 @@ def _application_properties(raw: bytes, start: int, end: int) -> dict[object, ob
 
 
 def _annotation(front: Front, name: str) -> object:
-    """Its value; None where it is not there, or cannot be read."""
+    """Return an annotation's value; None if it is missing or cannot be decoded."""
     for entry in front.entries:
         if entry[0] == name:
             with suppress(DecodeError):
@@ -161,7 +163,7 @@ def _annotation(front: Front, name: str) -> object:
 
 
 def _hashable(found: list[object], seen: dict[str, object]) -> None:
-    """The properties that x-consistent-hash may be told to hash, as 0-9-1 messages have them."""
+    """Add the properties that x-consistent-hash can be set to hash, named as for AMQP 0-9-1."""
     message_id = _id_text(found[0])
     if message_id:
         seen[property_key("message_id")] = message_id
@@ -173,7 +175,8 @@ def _hashable(found: list[object], seen: dict[str, object]) -> None:
 
 
 def _id(raw: bytes, start: int, end: int, front: Front) -> str:
-    """The deduplication annotation or application property where there is one, else the id."""
+    """Return the deduplication annotation or application property where there is one, else the
+    message id."""
     if front.size == UNREADABLE:
         return ""
     value = _annotation(front, DEDUPLICATION)
@@ -191,8 +194,8 @@ def _id(raw: bytes, start: int, end: int, front: Front) -> str:
 
 
 def _numbered(raw: bytes, start: int, end: int, front: Front) -> tuple[str, int]:
-    """A publisher's name and the number it gave this message, annotations or application
-    properties; ("", 0): it gave none."""
+    """Return the publisher's name and publishing number of a message, from annotations or
+    application properties; ("", 0): it has none."""
     if front.size == UNREADABLE or raw.find(_PUBLISHER_NAME, start, end) < 0:
         return "", 0
     name, number = _annotation(front, PUBLISHER_NAME), _annotation(front, PUBLISHING_ID)
@@ -207,7 +210,7 @@ def _numbered(raw: bytes, start: int, end: int, front: Front) -> tuple[str, int]
 
 
 def _id_text(value: object) -> str:
-    """ "": there is none."""
+    """Return the text of a message id; "": there is none."""
     if isinstance(value, bytes):
         text = value.decode("utf-8", "surrogateescape")
     else:
@@ -218,7 +221,7 @@ def _id_text(value: object) -> str:
 
 
 def _whole(value: object) -> int:
-    """-1 for what is no whole number."""
+    """Return an integer; -1 for any other value."""
     if isinstance(value, bool) or not isinstance(value, int):
         return -1
     return int(value)

@@ -1,4 +1,4 @@
-"""Output of AMQP 1.0 that may not leave before the disk says so.
+"""Output hold: AMQP 1.0 output that may not leave before the disk has its records.
 
 Somebody looked at a queue, and a message that its mark does not cover yet was given to a link first
 (`Dispatcher.look`): its transfer, and whatever the connection says after it, waits. Hardly ever.
@@ -16,31 +16,31 @@ from tallymark.wire.amqp10.connection import Connection
 
 @final
 class OutputHold:
-    """Orders one connection's output around what waits. Without it nothing is copied."""
+    """Orders one connection's output around held deliveries. Without any, nothing is copied."""
 
     __slots__ = ("_before", "_behind", "_waits", "_wire")
 
     def __init__(self, wire: Connection) -> None:
         self._wire = wire
         self._before: list[bytes] = []
-        """What was said before anything waited."""
+        """Output from before the first hold."""
         self._behind: list[bytes] = []
         self._waits = 0
 
     @property
     def shut(self) -> bool:
-        """Whether some output waits for the disk."""
+        """Return whether some output waits for the disk."""
         return self._waits > 0
 
     def held_bytes(self) -> int:
-        """Bytes that wait. O(what waits)."""
+        """Return the bytes that wait. O(chunks)."""
         size = 0
         for chunk in self._behind:
             size += len(chunk)
         return size
 
     def hold(self, broker: Broker, owner: Bridge, now_ms: int) -> None:
-        """What `owner` says from now on waits until all records emitted so far are on disk."""
+        """Hold the owner's output from now on until all records emitted so far are on disk."""
         if not self._waits:
             self._before += self._behind
             self._behind = []
@@ -49,11 +49,11 @@ class OutputHold:
         broker.await_durable(Held(owner, self))
 
     def release(self) -> None:
-        """The disk has what one of the waits is for; those before it were told of earlier."""
+        """End one wait. The disk reports waits in order, so that earlier ones have ended."""
         self._waits -= 1
 
     def take(self, now_ms: int) -> list[bytes]:
-        """What may be written now, in order."""
+        """Return the output that may be written now, in order."""
         if not (self._waits or self._before or self._behind):
             return self._wire.take_output(now_ms)
         self._behind += self._wire.take_output(now_ms)
@@ -66,7 +66,7 @@ class OutputHold:
 
 @final
 class Held(Delayed):
-    """Output that waits: it leaves with the next `take`."""
+    """A wait of held output, which leaves with the next `take` after it."""
 
     __slots__ = ("_hold",)
 

@@ -1,4 +1,4 @@
-"""How AMQP 1.0 clients say who they are, and what the broker says of itself.
+"""Login of AMQP 1.0 clients: mechanisms, credentials, and the broker's open.
 
     SCRAM      user, and a proof of the password [RFC 7677]
     PLAIN      user and password [RFC 4616]
@@ -25,14 +25,14 @@ ANONYMOUS: Final = "ANONYMOUS"
 
 OFFERED: Final = (*CAPABILITIES, "ANONYMOUS-RELAY", "LINK_PAIR_V1_0")
 VHOST: Final = "vhost:"
-"""In a hostname: what follows is the name of a virtual host [rabbitmq]."""
+"""Prefix of a virtual host's name in a hostname [rabbitmq]."""
 DEFAULT_VHOST: Final = "/"
 
 
 def mechanisms(
     allowed: tuple[str, ...], external_user: str, anonymous_user: str
 ) -> tuple[str, ...]:
-    """What is offered, the strongest first."""
+    """Return the mechanisms to offer, the strongest first."""
     offered = [name for name in allowed if name in (SCRAM, PLAIN)]
     if external_user and EXTERNAL in allowed:
         offered.insert(0, EXTERNAL)
@@ -44,8 +44,8 @@ def mechanisms(
 def credentials(
     mechanism: str, response: bytes, external_user: str, anonymous_user: str
 ) -> tuple[str, str] | None:
-    """User and password, or None where the response is malformed. The password is empty where none
-    is needed."""
+    """Return user and password; None if the response is malformed. The password is empty if the
+    mechanism needs none."""
     if mechanism == PLAIN:
         parts = split_plain(response)
         if parts is None or parts[0] not in ("", parts[1]):
@@ -58,14 +58,14 @@ def credentials(
 
 
 def vhost_of(hostname: str | None) -> str:
-    """The virtual host a client wants to enter."""
+    """Return the virtual host that a client wants to enter."""
     if hostname is not None and hostname.startswith(VHOST):
         return hostname[len(VHOST) :]
     return DEFAULT_VHOST
 
 
 def server_open(settings: Settings) -> Open:
-    """Limits are filled in by the wire."""
+    """Return the broker's open. The wire adds the limits."""
     said: dict[object, object] = dict(server_identity(settings.platform).items())
     said["node"] = said["cluster_name"] = settings.node_name
     return Open(

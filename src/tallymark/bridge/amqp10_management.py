@@ -56,14 +56,14 @@ from tallymark.wire.amqp10.sections import (
 )
 
 REPLY_TO: Final = "$me"
-"""The other half of the link pair [amqp-1.0 link pair §2.1]."""
+"""Address of the other half of the link pair [amqp-1.0 link pair §2.1]."""
 LONGEST_TARGET: Final = 4096
-"""Characters of a request's target."""
+"""Maximum number of characters in a request's target."""
 
 
 @final
 class NotAnswerable(Exception):
-    """The request does not say what is asked, or by whom: the link it came on is closed."""
+    """The request is malformed so that it cannot be answered: the link it came on is closed."""
 
     def __init__(self, condition: str, text: str) -> None:
         super().__init__(text)
@@ -73,30 +73,31 @@ class NotAnswerable(Exception):
 
 @final
 class Answer:
-    """A response on its way."""
+    """A response to a request."""
 
     __slots__ = ("data", "status", "stored")
 
     def __init__(self, data: bytes, status: int, stored: bool) -> None:
         self.data = data
-        """The message: its sections."""
+        """Message of the response: its sections."""
         self.status = status
         self.stored = stored
-        """It tells of a change that outlives a restart: it waits for the disk."""
+        """True if the response reports a change that survives a restart, so that it waits for the
+        disk."""
 
 
 @final
 class Management:
-    """Of one connection."""
+    """The management of one connection."""
 
     __slots__ = ("_topology",)
 
     def __init__(self, broker: Broker, connection: Connection, access: Access, node: str) -> None:
-        """node: what is shown as a queue's leader and replica."""
+        """node: name shown as a queue's leader and replica."""
         self._topology = Topology(broker, connection, access, node)
 
     def answer(self, message: bytes) -> Answer:
-        """Do what a request asks; `message` is all of it. Raises NotAnswerable."""
+        """Carry out a request; `message` is all of it. Raises NotAnswerable."""
         id, request = _request(message)
         outcome = self._outcome(request)
         status = outcome.status
@@ -111,7 +112,7 @@ class Management:
             return Outcome(status_of(error), shown(str(error)))
 
     def _do(self, request: Request) -> Outcome:
-        """Raises Refusal, BrokerError."""
+        """Carry out a request. Raises Refusal, BrokerError."""
         segments, queries = path_of(request.target)
         handlers = _handlers(segments)
         handler = handlers.get(request.method)
@@ -129,7 +130,7 @@ class Management:
 
 
 def status_of(error: BrokerError) -> int:
-    """The status that stands for what the engine refused."""
+    """Return the HTTP status for an error of the engine."""
     if isinstance(error, NotFound):
         return 404
     if isinstance(error, PreconditionFailed):
@@ -162,7 +163,7 @@ _NOTHING: Final[dict[str, Handler]] = {}
 
 
 def _handlers(segments: list[str]) -> dict[str, Handler]:
-    """By method, those of a path."""
+    """Return the handlers of a path, by method."""
     first = segments[0]
     count = len(segments)
     if first == "queues":
@@ -182,7 +183,7 @@ def _handlers(segments: list[str]) -> dict[str, Handler]:
 
 
 def _request(message: bytes) -> tuple[MessageId, Request]:
-    """The request's id and what it asks. Raises NotAnswerable."""
+    """Decode a request: its id and content. Raises NotAnswerable."""
     try:
         properties, body = _parts(message)
     except DecodeError as error:
@@ -207,8 +208,8 @@ def _request(message: bytes) -> tuple[MessageId, Request]:
 
 
 def _parts(message: bytes) -> tuple[Properties | None, object]:
-    """Properties and body, in whatever order sections come: RabbitMQ's Python client writes an
-    empty body first. A body that is no value is none."""
+    """Return properties and body, whatever the order of sections: RabbitMQ's Python client writes
+    an empty body first. A body that is no value counts as none."""
     properties: Properties | None = None
     body: object = None
     pos = 0

@@ -19,13 +19,13 @@ from tallymark.wire.amqp10.outcomes import Accepted, Error
 from tallymark.wire.amqp10.serial import add
 
 CREDIT: Final = 8
-"""Requests that may be on their way [rabbitmq]."""
+"""Credit for requests [rabbitmq]."""
 ACCEPTED: Final = Accepted()
 
 
 @final
 class Response(Delayed):
-    """An answer on its way out."""
+    """A response that is to be sent."""
 
     __slots__ = ("data", "is_ready", "pair")
 
@@ -43,7 +43,7 @@ class Response(Delayed):
 
 @final
 class LinkPair:
-    """Both halves, one of which may not be there yet, or any more."""
+    """A pair of links. One half may not be attached yet, or no more."""
 
     __slots__ = ("incoming", "management", "name", "outgoing", "responses", "session")
 
@@ -59,7 +59,7 @@ class LinkPair:
         self.responses: deque[Response] = deque()
 
     def request(self, message: bytes) -> None:
-        """Raises NotAnswerable."""
+        """Handle a request. Raises NotAnswerable."""
         client = self.session.client
         client.answering += 1
         try:
@@ -76,7 +76,7 @@ class LinkPair:
             client.answered()
 
     def flush(self) -> None:
-        """Send what may be sent, and let the client ask on."""
+        """Send the responses that may be sent, and grant credit for more requests."""
         self._send()
         self.grant()
 
@@ -96,14 +96,14 @@ class LinkPair:
             link.flow(wanted)
 
     def left(self) -> None:
-        """One half is gone."""
+        """Note that one half has ended."""
         if self.incoming is None and self.outgoing is None:
             self.session.pairs.pop(self.name, None)
 
 
 @final
 class RequestLink(LinkEnd):
-    """The end of the half that requests come on."""
+    """Our end of the link for requests."""
 
     __slots__ = ("_link", "_pair")
 
@@ -134,7 +134,7 @@ class RequestLink(LinkEnd):
 
 @final
 class ResponseLink(LinkEnd):
-    """The end of the half that answers go out on."""
+    """Our end of the link for responses."""
 
     __slots__ = ("_link", "_pair")
 

@@ -1,4 +1,4 @@
-"""Targets of management requests: paths, queries and the segment that stands for a binding.
+"""Targets of management requests: paths, queries, and the segment that identifies a binding.
 
     /bindings/src=e1;dstq=q2;key=my%2Fkey;args=
 
@@ -25,7 +25,7 @@ _BINDING: Final = re.compile(
 
 @final
 class Refusal(Exception):
-    """A request that is not done."""
+    """A request is refused."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -35,7 +35,7 @@ class Refusal(Exception):
 
 @final
 class Request:
-    """What is asked."""
+    """A management request."""
 
     __slots__ = ("body", "method", "queries", "segments", "target")
 
@@ -44,17 +44,18 @@ class Request:
         self.target = target
         self.body = body
         self.segments: list[str] = []
-        """Of the path, still encoded; at least one."""
+        """Segments of the path, still encoded; at least one."""
         self.queries: list[dict[str, str]] = []
-        """The query, decoded, and, where that can be meant, in a second reading."""
+        """Query, decoded, with a second reading if it is ambiguous."""
 
     def name(self) -> str:
-        """What the second segment stands for. Raises Refusal."""
+        """Return the decoded second segment. Raises Refusal."""
         return decoded(self.segments[1])
 
 
 def path_of(target: str) -> tuple[list[str], list[dict[str, str]]]:
-    """The segments of the path, encoded, and the readings of the query, decoded. Raises Refusal.
+    """Return the segments of the path, encoded, and the readings of the query, decoded. Raises
+    Refusal.
 
     A + in a query is a space to RabbitMQ and most of its clients, and a + to its Java client.
     """
@@ -78,7 +79,7 @@ def _query(text: str) -> dict[str, str]:
 
 
 def decoded(text: str) -> str:
-    """Percent-decoded. Raises Refusal."""
+    """Return the percent-decoded text. Raises Refusal."""
     if "%" not in text:
         return text
     if _MALFORMED.search(text):
@@ -95,12 +96,12 @@ def encoded(name: str) -> str:
 
 @final
 class BindingPath:
-    """What the segment of a binding says."""
+    """A binding's identity, from a path segment."""
 
     __slots__ = ("arguments", "destination", "is_queue", "key", "source")
 
     def __init__(self, segment: str) -> None:
-        """Raises Refusal."""
+        """Parse the segment. Raises Refusal."""
         match = _BINDING.fullmatch(segment)
         if match is None:
             raise Refusal(
@@ -113,13 +114,13 @@ class BindingPath:
         self.destination = decoded(match.group(3))
         self.key = decoded(match.group(4))
         self.arguments = match.group(5)
-        """A hash, see `arguments_hash`."""
+        """Hash of the arguments, see `arguments_hash`."""
 
 
 def binding_location(
     source: str, is_queue: bool, destination: str, key: str, arguments: dict[str, object]
 ) -> str:
-    """The target of requests about a binding."""
+    """Return the target of requests about a binding."""
     kind = "q" if is_queue else "e"
     return (
         f"/bindings/src={encoded(source)};dst{kind}={encoded(destination)};key={encoded(key)}"
@@ -128,7 +129,8 @@ def binding_location(
 
 
 def arguments_hash(arguments: dict[str, object]) -> str:
-    """Tells a binding from others with the same ends and key; "" without arguments."""
+    """Return a hash that distinguishes a binding from others with the same ends and key; "" without
+    arguments."""
     if not arguments:
         return ""
     digest = hashlib.blake2b(canonical(arguments).encode(), digest_size=6).digest()

@@ -19,19 +19,19 @@ from tallymark.wire.amqp10.link import SenderLink
 from tallymark.wire.conversion.addresses import queue_address
 
 VOLATILE_QUEUE: Final = "rabbitmq:volatile-queue"
-"""Capability of a source."""
+"""Source capability of a link for direct replies."""
 
 
 @final
 class ReplyRecipient(ReplyConsumer):
-    """Where answers go."""
+    """The link that direct replies of one consumer go to."""
 
     __slots__ = ("end",)
 
     def __init__(self, token: str) -> None:
         super().__init__(token)
         self.end: ReplyLink | None = None
-        """None: nowhere any more."""
+        """Link end; None after it was detached."""
 
     @property
     def address(self) -> str:
@@ -46,7 +46,7 @@ class ReplyRecipient(ReplyConsumer):
 
 @final
 class ReplyLink(LinkEnd):
-    """The link's end. It and the recipient refer to each other until the link is gone."""
+    """Our end of the link. It and the recipient refer to each other until the link has ended."""
 
     __slots__ = ("_link", "_recipient", "_session")
 

@@ -1,4 +1,4 @@
-"""Where a receiver begins to read a stream: the filter `rabbitmq:stream-offset-spec`.
+"""Starting points of stream receivers: the filter `rabbitmq:stream-offset-spec`.
 
     value        of AMQP type        begins
     first        string, symbol      with the oldest message that is kept
@@ -30,7 +30,8 @@ OFFSET_SPEC: Final = "rabbitmq:stream-offset-spec"
 def start_of_source(
     asked: dict[object, object] | None, supported: dict[object, object], queue: Queue
 ) -> Start:
-    """Where a source's filter map says to begin; what says so is added to `supported`.
+    """Return the starting point in a source's filter map; the filter that sets it is added to
+    `supported`.
 
     Raises:
         FilterError: it says nothing that has a meaning.

@@ -1,4 +1,4 @@
-"""Who publishes to a queue by its own address, and is told when the queue is gone."""
+"""Links that publish to a queue by its own address, and end when the queue is deleted."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 @final
 class Watch:
-    """Of one broker. Its owner has the broker call `observe` (Broker.observers)."""
+    """The watched links of one broker. Its owner registers `observe` in Broker.observers."""
 
     __slots__ = ("_links",)
 
     def __init__(self) -> None:
         self._links: dict[int, dict[IncomingLink, None]] = {}
-        """By the id of the queue."""
+        """Links by the id of their queue."""
 
     def add(self, queue: Queue, link: IncomingLink) -> None:
         self._links.setdefault(queue.id, {})[link] = None
@@ -31,7 +31,7 @@ class Watch:
                 del self._links[queue.id]
 
     def observe(self, queue: Queue, made: bool) -> None:
-        """A queue is made, or gone."""
+        """Handle the declaration or deletion of a queue."""
         if not made:
             for link in list(self._links.pop(queue.id, {})):
                 link.queue_deleted()

@@ -48,7 +48,7 @@ _APPLICATION_PROPERTIES: Final = b"\x00\x53\x74"
 
 @final
 class Converted:
-    """What becomes of a property section."""
+    """A converted property section."""
 
     __slots__ = ("bare", "front", "is_encoded", "opaque", "section")
 
@@ -56,19 +56,19 @@ class Converted:
         self.section = section
         self.front = front
         self.bare = bare
-        """Properties and application properties, encoded."""
+        """Encoded properties and application properties."""
         self.opaque = opaque
-        """The type says that bodies are sections of AMQP 1.0: the front of those that are not.
-        None: it does not say so."""
+        """Front of messages whose type is `amqp-1.0` but whose bodies are no AMQP 1.0 sections.
+        None: the type is another."""
 
     def begins(self, raw: bytes, at: int, size: int) -> bool:
-        """Whether it is made of the section of that size at `at`."""
+        """Return whether it was made from the section of that size at `at`."""
         return size == len(self.section) and raw.startswith(self.section, at)
 
 
 @final
 class Converter:
-    """Remembers the section that came last: many messages in a row share theirs."""
+    """Converts slices. Caches the last section, since many messages in a row have the same."""
 
     __slots__ = ("_last",)
 
@@ -76,7 +76,7 @@ class Converter:
         self._last: Converted | None = None
 
     def cells(self, piece: Slice) -> Cells:
-        """A slice whose bytes are in memory."""
+        """Convert a slice whose bytes are in memory."""
         payload = piece.payload
         raw, cuts = payload.raw, payload.cuts
         assert raw is not None, payload.position
@@ -122,8 +122,8 @@ class Converter:
 
 
 def convert(section: bytes) -> Converted:
-    """What becomes of messages with this property section. A table that cannot be read is not
-    there: its inside is nobody's business at publish."""
+    """Convert a property section. A table that cannot be decoded is left out, as its content is not
+    checked at publish."""
     try:
         properties = decode_properties(section)
     except WireError:
@@ -141,8 +141,8 @@ def convert(section: bytes) -> Converted:
 
 
 def sections_of(section: bytes) -> tuple[Front, bytes]:
-    """What a property section becomes: front, and properties and application properties, encoded;
-    where its type says that bodies are AMQP 1.0, for those that are."""
+    """Return the converted property section: the front, and the encoded properties and application
+    properties; for messages of type `amqp-1.0`, those with AMQP 1.0 bodies."""
     made = convert(section)
     return made.front, made.bare
 
@@ -154,12 +154,12 @@ def _without_headers(section: bytes) -> bytes:
 
 
 def _ttl(expiration: str | None, entries: list[Entry]) -> int:
-    """In ms; -1: none. One that a header cannot say becomes an annotation."""
+    """Return the ttl in ms; -1: none. A ttl too large for a header becomes an annotation."""
     if expiration is None:
         return -1
     try:
         ttl_ms = int(expiration)
-    except ValueError:  # it was checked at publish, unless an earlier version took it
+    except ValueError:  # checked at publish, but perhaps not by an earlier version
         ttl_ms = -1
     if 0 <= ttl_ms <= LONGEST_TTL_MS:
         return ttl_ms
@@ -168,7 +168,7 @@ def _ttl(expiration: str | None, entries: list[Entry]) -> int:
 
 
 def _encoded(found: Split) -> tuple[bytes, list[Entry]]:
-    """The sections of the bare message, and the annotations."""
+    """Return the encoded sections of the bare message, and the annotations."""
     values = found.properties
     while values and values[-1] is None:
         values.pop()

@@ -56,25 +56,26 @@ _ENCODED: Final = encode_properties(Properties(type=names.ENCODED))
 
 @final
 class _Converted:
-    """What becomes of all that stands in front of a body."""
+    """The converted sections before a body."""
 
     __slots__ = ("code", "head", "persistent", "section", "size")
 
     def __init__(self, head: bytes, size: int, code: int, persistent: bool, section: bytes) -> None:
         self.head = head
-        """Up to and with the descriptor of the body's first section."""
+        """Leading bytes, up to and including the descriptor of the body's first section."""
         self.size = size
-        """Up to that section."""
+        """Bytes before that section."""
         self.code = code
-        """Of that section; DATA as well where there is no body."""
+        """Code of that section; DATA as well if there is no body."""
         self.persistent = persistent
         self.section = section
-        """Properties in AMQP 0-9-1."""
+        """Property section of AMQP 0-9-1."""
 
 
 @final
 class Converter:
-    """Remembers what it converted last: messages in a row may differ in their bodies only."""
+    """Converts slices. Caches the last conversion, since messages in a row may differ in their
+    bodies only."""
 
     __slots__ = ("_front", "_last")
 
@@ -83,8 +84,8 @@ class Converter:
         self._last: _Converted | None = None
 
     def slice(self, piece: Slice) -> Slice:
-        """A slice whose bytes are in memory as an AMQP 0-9-1 publisher would have sent it: over a
-        payload of its own, for one reader."""
+        """Convert a slice whose bytes are in memory to AMQP 0-9-1 frames, over a payload of its
+        own, for one reader."""
         payload = piece.payload
         raw, cuts = payload.raw, payload.cuts
         assert raw is not None, payload.position
@@ -101,7 +102,7 @@ class Converter:
     def message(
         self, raw: bytes, start: int, end: int, front: Front, persistent: bool
     ) -> tuple[bytes, bytes]:
-        """Property section and body. One that is not sound is a body that nobody can read."""
+        """Return property section and body. A malformed message becomes a body as it is."""
         try:
             known = self._of(raw, start, end, front, persistent)
             if known.code == DATA:
@@ -135,12 +136,13 @@ class Converter:
 
 
 def as_amqp091(piece: Slice) -> Slice:
-    """As Converter.slice, once."""
+    """Convert one slice, without a cache (see Converter.slice)."""
     return Converter().slice(piece)
 
 
 def frames_of(message: bytes, route: Route) -> tuple[bytes, int]:
-    """One message as frames: publish method, header, body; and the bytes of the first."""
+    """Convert one message to frames (publish method, header, body); return them and the size of the
+    first."""
     method = method_of(route)
     front = loose_fronts(message, array("I", (0, len(message))), 0, 1, None)[0][2]
     section, body = Converter().message(message, 0, len(message), front, front.durable)
@@ -150,8 +152,8 @@ def frames_of(message: bytes, route: Route) -> tuple[bytes, int]:
 def convert(
     front: Front, raw: bytes, bare: int, body: int, is_data: bool, persistent: bool
 ) -> bytes:
-    """The property section of a message with this front, whose other sections in front of the body
-    are raw[bare:body]. Properties that cannot be read are not there."""
+    """Return the property section of a message with this front, whose other sections before the
+    body are raw[bare:body]. Properties that cannot be decoded are left out."""
     properties = Properties()
     properties.delivery_mode = 2 if persistent else 1
     if front.priority >= 0:
@@ -173,7 +175,7 @@ def convert(
 
 
 def _annotations(front: Front) -> list[tuple[str, object]]:
-    """Those that are shown and can be read."""
+    """Return the annotations that are shown and can be decoded."""
     shown: list[tuple[str, object]] = []
     for entry in front.entries:
         if is_shown(entry[0]):

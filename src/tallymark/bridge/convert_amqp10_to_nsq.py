@@ -23,7 +23,7 @@ from tallymark.wire.amqp10.sections import DATA, FOOTER, VALUE
 
 
 def bodies(raw: bytes, cuts: array[int], lo: int, hi: int) -> list[bytes]:
-    """The bodies of messages lo..hi-1; all bytes of one that is not sound."""
+    """Return the bodies of messages lo..hi-1; all bytes of a malformed one."""
     found: list[bytes] = []
     for i in range(lo, hi):
         try:
@@ -34,7 +34,7 @@ def bodies(raw: bytes, cuts: array[int], lo: int, hi: int) -> list[bytes]:
 
 
 def body_of(raw: bytes, start: int, end: int) -> bytes:
-    """Raises DecodeError."""
+    """Return the body of a message. Raises DecodeError."""
     at = find_section(raw, begin(raw, start, end), end, DATA)
     code = section_code(raw, at, end)
     if code in (DATA, FOOTER, NO_SECTION):

@@ -1,5 +1,4 @@
-"""What a new queue asks for beside its own name, by its arguments: the same for every face that
-declares queues.
+"""Permissions that the arguments of a new queue require, the same for all ways of declaring queues.
 
 An argument that connects a queue with an exchange needs what connecting them by hand needs: dead
 letters are published there; a channel of an NSQ topic gets a copy of what is published, as if
@@ -16,14 +15,16 @@ from tallymark.engine.vhost import VirtualHost
 
 DEAD_LETTER_EXCHANGE: Final = "x-dead-letter-exchange"
 TOPIC: Final = "x-nsq-topic"
-"""Argument of an exchange that is a topic, and of the queues that belong to it: its name."""
+"""Argument of an exchange that is a topic, and of the queues that belong to it: the topic's
+name."""
 CHANNEL: Final = "x-nsq-channel"
 
 
 def check_new_queue(
     access: Access, vhost: VirtualHost, name: str, arguments: dict[str, object]
 ) -> None:
-    """Raises AccessRefused. `name`: what the patterns are asked about."""
+    """Check the permissions that the arguments require. Raises AccessRefused. name: the queue name
+    that patterns are matched against."""
     letters = arguments.get(DEAD_LETTER_EXCHANGE)
     if isinstance(letters, str):
         access.check(QUEUE, name, READ)

@@ -1,4 +1,4 @@
-"""Direct reply-to: answers go straight to the client that asked, through no queue.
+"""Direct reply-to: replies go straight to the client that sent the request, without a queue.
 
 A client consumes from the pseudo queue `amq.rabbitmq.reply-to` and publishes requests with that as
 reply-to; the broker puts a token behind it, and what is published to the default exchange with the
@@ -18,18 +18,18 @@ PREFIX: Final = DIRECT_REPLY
 
 
 class ReplyConsumer:
-    """Somebody who waits for answers; each protocol has its own."""
+    """A client that waits for replies; each protocol has its own subclass."""
 
     __slots__ = ("token",)
 
     def __init__(self, token: str) -> None:
         self.token = token
-        """Hard to guess: whoever knows it may answer."""
+        """Token that is hard to guess: a client that knows it may reply."""
 
     def answer(
         self, format: int, message: bytes, route: Route, method_size: int, largest_frame: int
     ) -> None:
-        """Take a message, or drop it where the client has no room for it.
+        """Accept a message, or drop it if the client has no room for it.
 
         message: in that format (Payload.format). method_size, largest_frame: of AMQP 0-9-1 frames,
         the publish method's and the largest; else 0.
@@ -39,16 +39,16 @@ class ReplyConsumer:
 
 @final
 class DirectReplies:
-    """All reply consumers of one broker, and which connections were written to on the side."""
+    """All reply consumers of one broker, and the connections that got output in this way."""
 
     __slots__ = ("consumers", "written")
 
     def __init__(self) -> None:
         self.consumers: dict[str, ReplyConsumer] = {}
-        """By token."""
+        """Consumers by token."""
         self.written: list[object] = []
-        """Bridges that have output by another's doing since the owner last took this list, although
-        nothing was read from them."""
+        """Bridges that got output from other connections since the owner last took this list,
+        although nothing was read from them."""
 
     def add(self, consumer: ReplyConsumer) -> None:
         self.consumers[consumer.token] = consumer
@@ -57,11 +57,11 @@ class DirectReplies:
         self.consumers.pop(consumer.token, None)
 
     def find(self, routing_key: str) -> ReplyConsumer | None:
-        """Who waits for answers under this routing key."""
+        """Return the client that waits for replies under this routing key; None: there is none."""
         return self.consumers.get(routing_key[len(PREFIX) :])
 
     def take_written(self) -> list[object]:
-        """The bridges to flush, each once; the list starts anew."""
+        """Return the bridges to flush, each once, and clear the list."""
         found = self.written
         self.written = []
         return found

@@ -1,4 +1,4 @@
-"""What queues may ask about NSQ messages: they have bodies and say nothing."""
+"""NSQ messages for queues: they have bodies and no properties."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tallymark.wire.nsq.kernel import body_sizes
 
 @final
 class NsqFormat(Format):
-    """See the module's text."""
+    """The Format of NSQ messages."""
 
     __slots__ = ()
 

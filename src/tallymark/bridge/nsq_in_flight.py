@@ -1,4 +1,4 @@
-"""FIN, REQ and TOUCH: from message ids to what a session holds.
+"""In-flight messages of NSQ: FIN, REQ and TOUCH, translated from message ids to a session's tags.
 
 No table of ids is kept: what a session holds are ranges of tags, each with the payload its messages
 come from, and a payload numbers its messages. Clients mostly answer in the order of delivery, so an
@@ -17,13 +17,13 @@ from tallymark.engine.session import ACCEPTED, Consumer, InFlight, Session
 from tallymark.wire.nsq.errors import NOT_IN_FLIGHT, NOT_OWNER
 
 OnFinish = Callable[[Queue, int, int, int], None]
-"""Told of every run of FINs: queue, when its messages were published and finished (wall ms), how
-many they are."""
+"""Callback for every run of FINs: queue, times of publish and finish (wall ms), count of
+messages."""
 
 
 @final
 class InFlightMessages:
-    """What one subscriber holds."""
+    """The in-flight messages of one subscriber."""
 
     __slots__ = ("_broker", "_on_finish", "_session", "queue")
 
@@ -34,8 +34,8 @@ class InFlightMessages:
         self.queue: Queue = consumer.queue
 
     def finish(self, ids: array[int]) -> list[int]:
-        """Settle messages; returns where in `ids` those are that it does not hold, in order.
-        O(runs), where they come in the order of delivery."""
+        """Settle messages; return the indexes in `ids` of those that are not in flight, in order.
+        O(runs) if they come in the order of delivery."""
         session = self._session
         settle = self._broker.settle
         failed: list[int] = []
@@ -63,7 +63,7 @@ class InFlightMessages:
         return failed
 
     def requeue(self, ids: array[int], delay_ms: int) -> list[int]:
-        """Give messages back, now or later [NQ-12]; returns the ids that it does not hold."""
+        """Requeue messages, now or later [NQ-12]; return the ids that are not in flight."""
         failed: list[int] = []
         for id in ids:
             tag = self._tag_of(id)
@@ -74,7 +74,7 @@ class InFlightMessages:
         return failed
 
     def touch(self, ids: array[int], most_ms: int) -> list[int]:
-        """Their time begins anew [NQ-13]; returns the ids that it does not hold."""
+        """Restart the messages' time-out [NQ-13]; return the ids that are not in flight."""
         failed: list[int] = []
         for id in ids:
             tag = self._tag_of(id)
@@ -85,7 +85,8 @@ class InFlightMessages:
         return failed
 
     def reason(self, id: int) -> str:
-        """Why a message is not the subscriber's to settle [NQ-A6]. O(in flight in the channel)."""
+        """Return why a message is not the subscriber's to settle [NQ-A6]. O(in flight in the
+        channel)."""
         for consumer in self.queue.consumers:
             if consumer.session is not self._session:
                 entry = _holding(consumer.session, id)
@@ -94,18 +95,18 @@ class InFlightMessages:
         return NOT_IN_FLIGHT
 
     def _tag_of(self, id: int) -> int:
-        """0: none."""
+        """Return the tag of a message id; 0: none."""
         entry = _holding(self._session, id)
         return 0 if entry is None else entry.first + id - _first_id(entry)
 
 
 def _first_id(entry: InFlight) -> int:
-    """Of the message of tag entry.first."""
+    """Return the id of the message of tag entry.first."""
     return entry.slice.payload.first_id + entry.slice.lo
 
 
 def _holding(session: Session, id: int) -> InFlight | None:
-    """The range that holds the message, not settled yet."""
+    """Return the in-flight range with the unsettled message; None: there is none."""
     for entry in session.inflight:
         at = id - entry.slice.payload.first_id - entry.slice.lo
         if 0 <= at <= entry.last - entry.first and not entry.void:
@@ -116,7 +117,7 @@ def _holding(session: Session, id: int) -> InFlight | None:
 
 
 def _consecutive(ids: array[int], at: int, most: int) -> int:
-    """How many ids from `at` on count up by one, at most so many."""
+    """Return how many ids from `at` on are consecutive, at most `most`."""
     first: int = ids[at]
     if most == 1 or ids[at + 1] != first + 1:
         return 1

@@ -1,4 +1,4 @@
-"""Messages to one NSQ client, gathered as its IDENTIFY asks [nsq output_buffer_size].
+"""Output buffer for messages to one NSQ client, as its IDENTIFY requests [nsq output_buffer_size].
 
 nsqd writes them when the client can take no more, when its buffer is full or its time is up, and
 with every answer [NQ-11]. A turn of ours gathers already, so that messages leave with it; they are
@@ -15,22 +15,22 @@ from tallymark.wire.nsq.limits import Limits
 
 @final
 class MessageBuffer:
-    """Times are monotonic milliseconds."""
+    """The buffer of one client. Times are monotonic milliseconds."""
 
     __slots__ = ("_chunks", "_due_ms", "_holds", "_limit", "_timeout_ms", "size")
 
     def __init__(self) -> None:
         self._chunks: list[bytes] = []
         self.size = 0
-        """Bytes held."""
+        """Bytes in the buffer."""
         self._limit = 0
         self._timeout_ms = 0
         self._holds = False
         self._due_ms = -1
-        """When what is held leaves; -1: not by time."""
+        """Time at which the buffer is flushed; -1: not by time."""
 
     def follow(self, identify: Identify, limits: Limits) -> None:
-        """What the client asked for is in effect from now on."""
+        """Apply the settings of the client's IDENTIFY."""
         self._limit = identify.output_buffer_size
         self._timeout_ms = identify.output_buffer_timeout_ms
         usual = self._timeout_ms == limits.output_buffer_timeout_ms
@@ -43,11 +43,12 @@ class MessageBuffer:
         self.size += len(frames)
 
     def next_due(self) -> int | None:
-        """When held messages have to leave."""
+        """Return the time at which the buffer must be flushed; None: there is none."""
         return self._due_ms if self._holds and self._chunks and self._due_ms >= 0 else None
 
     def take(self, now_ms: int, at_once: bool) -> list[bytes]:
-        """What is to be written now. at_once: there is an answer, or the client takes no more."""
+        """Return the messages to write now. at_once: there is an answer to send, or the client
+        takes no more."""
         if not self._chunks or (self._holds and not at_once and self._waits(now_ms)):
             return []
         chunks = self._chunks

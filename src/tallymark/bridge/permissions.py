@@ -1,6 +1,6 @@
-"""What a user may do, as RabbitMQ decides it: three regular expressions per virtual host. Every
-face of the broker asks here, whatever its protocol, and before each operation: rights that are
-taken away hold for connections that are open [Access.follow].
+"""Permissions of users, in RabbitMQ's form: three regular expressions per virtual host. All
+protocols check them here, before each operation: revoked rights end for open connections, too
+[Access.follow].
 
     configure   make and delete the thing
     write       publish to an exchange, bind something *to* the thing
@@ -27,16 +27,16 @@ EXCHANGE: Final = "exchange"
 QUEUE: Final = "queue"
 ANY_VHOST: Final = "*"
 ENTER: Final = 3
-"""Of a virtual host."""
+"""Operation on a virtual host: to enter it."""
 VHOST: Final = "vhost"
 OnDenied = Callable[["Access", str, str, int], None]
 REMEMBERED: Final = 4096
-"""Answers kept per connection."""
+"""Number of decisions cached per connection."""
 
 
 @final
 class Permissions:
-    """A user and, per virtual host, the patterns (configure, write, read). A value."""
+    """A user and, per virtual host, the patterns (configure, write, read). Immutable."""
 
     __slots__ = ("impersonates", "user", "vhosts")
 
@@ -45,24 +45,25 @@ class Permissions:
     ) -> None:
         self.user = user
         self.vhosts = vhosts
-        """By virtual host; `*` stands for every one that is not named."""
+        """Patterns by virtual host; `*` stands for all that are not named."""
         self.impersonates = impersonates
-        """May publish messages whose user-id is somebody else's [rabbitmq impersonator]."""
+        """True if the user may publish messages with another user's user-id
+        [rabbitmq impersonator]."""
 
     @staticmethod
     def all(user: str) -> Permissions:
-        """May do everything everywhere."""
+        """Return permissions for everything."""
         return Permissions(user, {ANY_VHOST: (".*", ".*", ".*")})
 
     def patterns(self, vhost: str) -> tuple[str, str, str] | None:
-        """The patterns that hold in a virtual host, or None: no access to it."""
+        """Return the patterns for a virtual host; None: no access to it."""
         found = self.vhosts.get(vhost)
         return self.vhosts.get(ANY_VHOST) if found is None else found
 
 
 @final
 class Access:
-    """One user's permissions in one virtual host, with the answers already given."""
+    """One user's permissions in one virtual host, with cached decisions."""
 
     __slots__ = ("_known", "_patterns", "impersonates", "on_denied", "peer", "user", "vhost")
 
@@ -79,15 +80,15 @@ class Access:
         self.vhost = vhost
         self.impersonates = impersonates
         self.on_denied = on_denied
-        """Is told of each refusal when it is decided: kind, name, operation."""
+        """Callback for each refusal when it is decided: kind, name, operation."""
         self.peer = peer
-        """Whose connection it is, for who is told."""
+        """Peer of the connection, for the callback."""
         self._patterns = [_compiled(pattern) for pattern in patterns]
         self._known: dict[tuple[int, str], bool] = {}
 
     def follow(self, permissions: Permissions) -> None:
-        """Take on what the user may do from now on. Without patterns for the virtual host that is
-        nothing. Whoever keeps what followed from an answer has to ask again."""
+        """Apply changed permissions of the user. Without patterns for the virtual host nothing is
+        allowed. Results kept from earlier checks must be checked again by their owner."""
         patterns = permissions.patterns(self.vhost)
         self.impersonates = permissions.impersonates
         self._patterns = [_compiled(pattern) for pattern in patterns or ()]
@@ -102,7 +103,7 @@ class Access:
         return True
 
     def check_entered(self) -> None:
-        """Raises AccessRefused: the user has no permissions in the virtual host."""
+        """Check that the user has permissions in the virtual host. Raises AccessRefused."""
         if not self._patterns:
             raise AccessRefused(f"access to vhost '{self.vhost}' refused for user '{self.user}'")
 
@@ -111,7 +112,7 @@ class Access:
         return self.impersonates or user_id == self.user
 
     def check(self, kind: str, name: str, operation: int) -> None:
-        """Raises AccessRefused unless the user may do that to the exchange or queue."""
+        """Check that the user may do this to the exchange or queue. Raises AccessRefused."""
         shown = name if name or kind == QUEUE else "amq.default"
         key = (operation, shown)
         allowed = self._known.get(key)
@@ -132,14 +133,14 @@ class Access:
 def refuse_entry(
     permissions: Permissions, vhost: str, on_denied: OnDenied | None, peer: str
 ) -> str:
-    """Tell that the user must not enter; returns the text for the client."""
+    """Report that the user must not enter; return the text for the client."""
     if on_denied is not None:
         on_denied(Access(permissions.user, vhost, ("", "", ""), peer=peer), VHOST, vhost, ENTER)
     return f"access to vhost '{vhost}' refused for user '{permissions.user}'"
 
 
 def _compiled(pattern: str) -> Pattern | None:
-    """None: it is refused, and nothing is allowed by it."""
+    """Return the compiled pattern; None: it is refused, and allows nothing."""
     try:
         return compile_pattern(pattern or EMPTY)
     except PatternRefused:

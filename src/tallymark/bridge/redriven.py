@@ -1,4 +1,4 @@
-"""What a redrive leaves on the messages it moved, for their next readers.
+"""Redrive notes: information that a redrive adds to the messages it moves, for their next readers.
 
 Message annotations of AMQP 1.0, headers of the same names in AMQP 0-9-1; they stay on the message
 for good, and the next redrive writes them anew:
@@ -27,18 +27,18 @@ RUN: Final = "x-opt-redriven-run"
 
 @final
 class Stamp:
-    """The provenance of what one run moves from one queue at one time."""
+    """The notes of messages that one run moves from one queue at one time."""
 
     __slots__ = ("_from", "_run", "_time")
 
     def __init__(self, queue: str, run: str, now_ms: int) -> None:
-        """Raises ValueError for texts that AMQP 1.0 has no encoding for."""
+        """Encode the texts. Raises ValueError for texts that AMQP 1.0 has no encoding for."""
         self._from = encode(queue)
         self._run = encode(run)
         self._time = encode(Timestamp(now_ms))
 
     def put_on(self, notes: Notes) -> Notes:
-        """The notes of messages that are moved now."""
+        """Return the notes of messages that are moved now."""
         known = dict(notes)
         known[COUNT] = encode(ULong(_count_in(known.get(COUNT, b"")) + 1))
         known[FROM] = self._from
@@ -47,7 +47,7 @@ class Stamp:
         return tuple(sorted(known.items()))
 
     def is_on(self, notes: Notes) -> bool:
-        """Whether messages with these notes were last moved by the same run."""
+        """Return whether messages with these notes were last moved by the same run."""
         for key, value in notes:
             if key == RUN:
                 return value == self._run
@@ -55,7 +55,8 @@ class Stamp:
 
 
 def _count_in(value: bytes) -> int:
-    """What a consumer may have put there itself counts as nothing unless it is a ulong."""
+    """Decode the count in a note. A value that is no ulong, as a consumer may have set, counts as
+    0."""
     if not value:
         return 0
     try:

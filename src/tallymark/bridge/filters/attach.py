@@ -1,4 +1,5 @@
-"""The filters of an attach: which are offered, and what they come to [amqp-1.0 §3.5.8, filtex §2].
+"""The filters of an attach: those offered, and the conditions they stand for
+[amqp-1.0 §3.5.8, filtex §2].
 
     descriptor                                code                   value
     amqp:sql-filter                           0x120                  string: an SQL filter
@@ -40,21 +41,21 @@ CODES: Final[dict[int, str]] = {
 STREAM_FILTER: Final = "rabbitmq:stream-filter"
 MATCH_UNFILTERED: Final = "rabbitmq:stream-match-unfiltered"
 FILTER_VALUE: Final = "x-stream-filter-value"
-"""Annotation, or header of AMQP 0-9-1, of a message: what a stream filter compares."""
+"""Annotation, or header of AMQP 0-9-1, whose value a stream filter compares."""
 OFFERED: Final = tuple(CODES.values())
 CAPABILITIES: Final = ("AMQP_FILTEX_SQL_V1_0", "AMQP_FILTEX_PROP_V1_0", "APACHE.ORG:SELECTOR")
-"""What a connection that offers these filters may say of itself [filtex §2, RabbitMQ]."""
+"""Capabilities of a connection that offers these filters [filtex §2, RabbitMQ]."""
 MOST_FILTERS: Final = 16
-"""Of one link."""
+"""Maximum number of filters of one link."""
 MOST_VALUES: Final = 64
-"""Of one stream filter."""
+"""Maximum number of values of one stream filter."""
 
 
 def filters_of(
     asked: dict[object, object] | None, clock: Clock, of_stream: bool = False
 ) -> tuple[Filter | None, dict[object, object]]:
-    """What a source's filter map asks for, and the part of the map that is in effect: what is not
-    offered is left out of it. None: every message passes.
+    """Return the filter that a source's filter map requests, and the part of the map that is in
+    effect, without filters that are not offered. None: every message passes.
 
     clock: tells UTC() the time.
     of_stream: stream filters are offered, too. RabbitMQ looks at chunks by a Bloom filter, so that
@@ -87,7 +88,8 @@ def filters_of(
 def _stream_filter(
     asked: dict[object, object], fields: Fields, supported: dict[object, object]
 ) -> list[Node]:
-    """A message has one of the values, or none where that is said to match as well."""
+    """Return the condition that a message has one of the values, or none if unfiltered messages are
+    to match as well."""
     wanted: list[Node] = []
     takes_unfiltered = False
     for name, value in asked.items():
@@ -122,7 +124,7 @@ def _values(name: object, said: object) -> list[Node]:
 
 
 def _kind_of(name: object, value: object) -> str:
-    """The name of the filter's kind; "": it is not offered."""
+    """Return the name of the filter's kind; "" if it is not offered."""
     if not isinstance(value, Described):
         if value is not None and str(name) in OFFERED:
             raise FilterError(f"filter '{name}' is {shown(value)}, expected a described value")
@@ -136,7 +138,7 @@ def _kind_of(name: object, value: object) -> str:
 
 
 def _add(kind: str, value: object, fields: Fields, conditions: list[Node]) -> bool:
-    """Append what a filter asks for; returns whether the answer depends on the time."""
+    """Append the conditions of a filter; return whether the result depends on the time."""
     if kind == PROPERTIES_FILTER:
         conditions += property_filter(value, fields)
         return False

@@ -1,4 +1,4 @@
-"""What is wrong with a filter that a consumer asked for."""
+"""Errors in filters that consumers request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tallymark.wire.amqp10.errors import INVALID_FIELD
 
 @final
 class FilterError(Exception):
-    """A filter of a kind that is offered cannot be understood: the link is refused.
+    """A filter of a kind that is offered is malformed: the link is refused.
 
     The text says where it is wrong, what stands there and what was expected.
     """
@@ -21,6 +21,6 @@ class FilterError(Exception):
 
 
 def shown(value: object) -> str:
-    """A value in a text: not longer than a line."""
+    """Return a value for a text, cut to one line."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

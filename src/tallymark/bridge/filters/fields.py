@@ -1,4 +1,4 @@
-"""Which fields of a message an expression asks for, and under which names.
+"""Fields of messages in filter expressions, and their names.
 
 Each gets a *slot*: the place of its value in the list that a reader fills (reading.py), so that a
 message is looked through once for all of them, and only for them.
@@ -27,7 +27,8 @@ APPLICATION: Final = 2
 ANNOTATIONS: Final = 3
 
 HEADER_FIELDS: Final = ("durable", "priority", "ttl")
-"""In the order of the section [amqp-1.0 §3.2.1]; those behind them are not for selecting."""
+"""Fields of the header in the order of the section [amqp-1.0 §3.2.1]; later ones cannot be selected
+by."""
 PROPERTY_FIELDS: Final = (
     "message-id",
     "user-id",
@@ -43,9 +44,9 @@ PROPERTY_FIELDS: Final = (
     "group-sequence",
     "reply-to-group-id",
 )
-"""In the order of the section [amqp-1.0 §3.2.4]."""
+"""Fields of the properties in the order of the section [amqp-1.0 §3.2.4]."""
 MOST_FIELDS: Final = 64
-"""Different fields in all filters of a link."""
+"""Maximum number of different fields in all filters of a link."""
 
 SECTIONS: Final = {
     "header": HEADER,
@@ -78,15 +79,15 @@ JMS_FIELDS: Final = {
     "JMSXGroupID": (PROPERTIES, "group-id"),
     "JMSXGroupSeq": (PROPERTIES, "group-sequence"),
 }
-"""[amqp-bindmap-jms §3.2]; of destination, reply-to and expiration JMS itself has no selectors, but
-brokers do."""
+"""Fields behind the names of JMS [amqp-bindmap-jms §3.2]. JMS has no selectors on destination,
+reply-to and expiration, but brokers do."""
 JMS_CHANGING: Final = ("JMSRedelivered", "JMSXDeliveryCount")
 AMQP_DOT: Final = "amqp."
 
 
 @final
 class Fields:
-    """The slots given out so far."""
+    """The slots assigned so far."""
 
     __slots__ = ("annotations", "application", "count", "header", "properties")
 
@@ -96,10 +97,10 @@ class Fields:
         self.properties: dict[str, int] = {}
         self.application: dict[bytes, int] = {}
         self.annotations: dict[bytes, int] = {}
-        """By name, UTF-8 where the name is the publisher's own choice."""
+        """Slots of annotations by name, in UTF-8 where the name is the publisher's own choice."""
 
     def slot(self, section: int, name: str) -> int:
-        """The slot of a field. Raises FilterError: too many, or no such field."""
+        """Return the slot of a field. Raises FilterError: too many fields, or an unknown one."""
         if section in (HEADER, PROPERTIES):
             return self._known(section, name)
         raw = name.encode("utf-8", "surrogatepass")
@@ -131,7 +132,7 @@ class Fields:
     # -- as the languages name them
 
     def sql(self, section: str, name: str) -> Node:
-        """The field of an SQL filter; section "": none was given."""
+        """Return the field of an SQL filter; section "": none was given."""
         if not section:
             return FieldValue(self.slot(APPLICATION, name))
         number = SECTIONS.get(section)
@@ -144,7 +145,7 @@ class Fields:
         return FieldValue(self.slot(number, name))
 
     def selector(self, name: str) -> Node:
-        """The field of a selector."""
+        """Return the field of a selector."""
         if name.startswith(AMQP_DOT):
             return self._amqp(name)
         place = JMS_FIELDS.get(name)
@@ -158,8 +159,8 @@ class Fields:
         return JmsId(field) if name in ("JMSMessageID", "JMSCorrelationID") else field
 
     def _amqp(self, name: str) -> Node:
-        """`amqp.` and a field of header or properties, with underscores for its hyphens [apache
-        selector-filter]; amqp.delivery_mode is durable as JMS has it."""
+        """Return the field behind `amqp.` and a name in header or properties, with underscores for
+        hyphens [apache selector-filter]; amqp.delivery_mode is durable in JMS's form."""
         field = name[len(AMQP_DOT) :].replace("_", "-")
         if field == "delivery-mode":
             return DeliveryMode(FieldValue(self.slot(HEADER, "durable")))

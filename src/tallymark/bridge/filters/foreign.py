@@ -1,4 +1,4 @@
-"""Messages of AMQP 0-9-1 as filters look at them: what their properties become for readers.
+"""AMQP 0-9-1 messages in filters: their properties, converted to AMQP 1.0.
 
 | method frame | header frame: class, weight, body size | property section | ...
   start          +8 +its size                             +19
@@ -13,14 +13,14 @@ from tallymark.bridge.convert_amqp091_to_amqp10 import sections_of
 from tallymark.engine.message import Payload
 
 REMEMBERED: Final = 64
-"""Property sections, with what became of them."""
+"""Number of property sections cached with their conversion."""
 LONGEST: Final = 4096
-"""Bytes of a section that is remembered."""
+"""Size of the largest section that is cached, bytes."""
 
 
 @final
 class Foreign:
-    """Remembers what it made of properties: a publisher's messages have much the same."""
+    """Converts property sections with a cache: a publisher's messages mostly have the same."""
 
     __slots__ = ("_made",)
 
@@ -28,7 +28,7 @@ class Foreign:
         self._made: dict[bytes, tuple[Front, bytes]] = {}
 
     def converted(self, section: bytes) -> tuple[Front, bytes]:
-        """The front, and properties and application properties as sections."""
+        """Return the front, and the encoded properties and application properties."""
         found = self._made.get(section)
         if found is None:
             found = sections_of(section)
@@ -40,7 +40,7 @@ class Foreign:
 
 
 def property_section(payload: Payload, i: int) -> bytes:
-    """Of message i, which came by AMQP 0-9-1."""
+    """Return the property section of message i, which was published by AMQP 0-9-1."""
     raw = payload.raw
     assert raw is not None, payload.position
     start = payload.cuts[i]

@@ -19,9 +19,9 @@ from typing import Final, final
 from tallymark.bridge.filters.errors import FilterError, shown
 
 LONGEST: Final = 4096
-"""Characters of an expression [filtex §7.1, as RabbitMQ]."""
+"""Maximum number of characters in an expression [filtex §7.1, as RabbitMQ]."""
 MOST_WORDS: Final = 200
-"""Words of an expression."""
+"""Maximum number of words in an expression."""
 
 END: Final = 0
 STRING: Final = 1
@@ -37,7 +37,7 @@ LOGIC: Final = ("AND", "OR", "NOT", "LIKE", "IN", "IS", "NULL", "ESCAPE", "TRUE"
 SQL_KEYWORDS: Final = frozenset(
     (*LOGIC, "EXISTS", "UTC", "LOWER", "UPPER", "LEFT", "RIGHT", "SUBSTRING", "DATE")
 )
-"""Reserved by the specification, those for functions that are not offered too."""
+"""Keywords reserved by the specification, including those of functions that are not offered."""
 SELECTOR_KEYWORDS: Final = frozenset((*LOGIC, "BETWEEN"))
 
 _SPACE: Final = re.compile(r"[ \t\f\n\r]+")
@@ -66,11 +66,11 @@ class Token:
     def __init__(self, kind: int, at: int, text: str, value: object = None) -> None:
         self.kind = kind
         self.at = at
-        """Where it begins in the expression, from 0."""
+        """Offset of the word in the expression, from 0."""
         self.text = text
-        """As it stands there; of keywords in capitals, of names the name alone."""
+        """Text of the word: keywords in capitals, names without quotes or brackets."""
         self.value = value
-        """Of constants."""
+        """Value of a constant."""
 
     def described(self) -> str:
         if self.kind == END:
@@ -79,12 +79,12 @@ class Token:
 
 
 def wrong(at: int, what: str) -> FilterError:
-    """An error at a place: characters are counted from 1, as editors do."""
+    """Return an error at an offset. In the text characters are counted from 1, as editors do."""
     return FilterError(f"at character {at + 1}: {what}")
 
 
 def words(text: str, sql: bool) -> list[Token]:
-    """The expression's words, END last. Raises FilterError."""
+    """Return the expression's words, END last. Raises FilterError."""
     if len(text) > LONGEST:
         raise FilterError(f"{len(text)} characters, at most {LONGEST} are taken")
     found: list[Token] = []
@@ -104,7 +104,7 @@ def _past_space(text: str, at: int) -> int:
 
 
 def _sql_word(text: str, at: int, found: list[Token]) -> int:
-    """Append the word that begins here; returns its end."""
+    """Append the word that begins here; return its end."""
     first = text[at]
     if first in "'\"":
         return _string(_SQL_STRING, text, at, found)
@@ -215,7 +215,7 @@ def _number(digits: str, at: int, whole: bool) -> Token:
 
 
 def _refuse_word_at(text: str, at: int, end: int) -> None:
-    """A constant must not run into a name: `1st`, `0x1G`, `5.`."""
+    """Refuse a constant directly before a name: `1st`, `0x1G`, `5.`."""
     if end < len(text) and (_WORD.match(text, end) is not None or text[end] == "."):
         raise wrong(at, f"{shown(text[at : end + 1])} is neither a number nor a name")
 
@@ -228,7 +228,7 @@ def _name(
     at: int,
     found: list[Token],
 ) -> int:
-    """A name, a keyword or a sign."""
+    """Append a name, a keyword or a sign; return its end."""
     match = kind.match(text, at)
     if match is not None:
         word = match.group()

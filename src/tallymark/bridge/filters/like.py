@@ -13,21 +13,22 @@ from typing import Final, final
 from tallymark.bridge.filters.errors import FilterError, shown
 
 LOOKS: Final = 2_000
-"""How many places of one text are tried for the parts that have a `_`. A text that would need more
-has no answer: unknown."""
+"""Maximum number of positions in one text at which parts with `_` are tried. A text that needs more
+has the result unknown."""
 
 
 @final
 class Part:
-    """What stands between two `%`: runs of ordinary characters, `_` before, between and behind."""
+    """A part of a pattern between two `%`: runs of ordinary characters, with `_` before, between
+    and behind."""
 
     __slots__ = ("anchor", "anchor_at", "runs", "size", "text")
 
     def __init__(self, characters: list[str]) -> None:
-        """characters: "" stands for any one."""
+        """characters: "" stands for any character."""
         self.size = len(characters)
         self.runs: list[tuple[int, str]] = []
-        """Where each run begins in the part, and the run."""
+        """Runs of ordinary characters, each with its offset in the part."""
         at = 0
         while at < len(characters):
             end = at
@@ -37,9 +38,9 @@ class Part:
                 self.runs.append((at, "".join(characters[at:end])))
             at = end + 1
         self.text = self.runs[0][1] if self.runs and len(self.runs[0][1]) == self.size else ""
-        """All of it, where no `_` is in it."""
+        """Whole text of a part without `_`; otherwise empty."""
         self.anchor = ""
-        """The longest run; "" where there is none."""
+        """Longest run; "" if there is none."""
         self.anchor_at = 0
         for start, run in self.runs:
             if len(run) > len(self.anchor):
@@ -47,7 +48,7 @@ class Part:
                 self.anchor_at = start
 
     def stands_at(self, subject: str, at: int) -> bool:
-        """Whether it is there; the subject reaches that far."""
+        """Return whether the part matches at `at`. The subject is long enough."""
         for start, run in self.runs:  # noqa: SIM110  (compiled, a generator costs more than the look)
             if not subject.startswith(run, at + start):
                 return False
@@ -56,21 +57,21 @@ class Part:
 
 @final
 class Pattern:
-    """One pattern, taken apart."""
+    """One parsed pattern."""
 
     __slots__ = ("least", "parts")
 
     def __init__(self, text: str, escape: str) -> None:
-        """escape: the character behind which `%`, `_` and itself are ordinary; "": none.
+        """escape: the character that makes a following `%`, `_` or itself ordinary; "": none.
 
         Raises: FilterError.
         """
         self.parts = [Part(characters) for characters in _between_percents(text, escape)]
         self.least = sum(part.size for part in self.parts)
-        """Characters that a text needs at least."""
+        """Minimum number of characters of a matching text."""
 
     def matches(self, subject: str) -> bool | None:
-        """None: it would take too long to say."""
+        """Return whether the text matches; None: finding out would take too long."""
         parts = self.parts
         last = len(parts) - 1
         size = len(subject)
@@ -107,7 +108,7 @@ class Pattern:
 
 
 def _between_percents(text: str, escape: str) -> list[list[str]]:
-    """The characters of each part, "" for `_`."""
+    """Return the characters of each part, "" for `_`."""
     parts: list[list[str]] = [[]]
     at = 0
     while at < len(text):

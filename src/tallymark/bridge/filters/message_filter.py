@@ -1,4 +1,4 @@
-"""The filters of one link, as the engine asks them."""
+"""The filter of one link, as the engine uses it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tallymark.engine.message import Payload
 from tallymark.wire.amqp10.errors import DecodeError
 
 ANSWERS: Final = 256
-"""Answers remembered, by the bytes that decide them."""
+"""Number of results cached, by the bytes that determine them."""
 LONGEST_KEY: Final = 1024
-"""Bytes of what an answer is remembered by."""
+"""Size of the largest cache key, bytes."""
 
 
 @final
 class MessageFilter(Filter):
-    """All conditions hold. Messages whose sections that matter are equal byte by byte, as most are
-    that one publisher sends, get the answer of the first of them."""
+    """A filter that matches if all conditions hold. Messages with equal bytes in the relevant
+    sections, as one publisher's mostly are, share one cached result."""
 
     __slots__ = ("_answers", "_clock", "_fresh", "_reader", "_root", "_size")
 
     def __init__(self, root: Node, fields: Fields, clock: Clock, reads_time: bool) -> None:
-        """reads_time: the answer depends on when it is asked."""
+        """reads_time: the result depends on the time."""
         self._root = root
         self._clock = clock
         self._reader = Reader(fields)
@@ -45,7 +45,7 @@ class MessageFilter(Filter):
 
     @property
     def remembered(self) -> int:
-        """How many answers."""
+        """Count of cached results."""
         return len(self._answers)
 
     def _remembered(self, payload: Payload, i: int, known: Annotations | None) -> bool:

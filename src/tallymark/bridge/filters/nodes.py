@@ -1,4 +1,4 @@
-"""Expressions, ready to be evaluated: what the parsers make.
+"""Expression nodes, made by the parsers and ready to be evaluated.
 
 `evaluate` gives a value as values.py describes them. Nodes are immutable and know nothing of each
 other's kind; fields are known by the place where their values are put (fields.py).
@@ -18,13 +18,13 @@ NOT_DURABLE: Final = "NON_PERSISTENT"
 
 @final
 class Facts:
-    """Of one message: the values of the fields that are asked for, and the time."""
+    """Values of one message: those of the fields in use, and the time."""
 
     __slots__ = ("now_ms", "values")
 
     def __init__(self, values: list[object], now_ms: int) -> None:
         self.values = values
-        """By slot."""
+        """Values by slot."""
         self.now_ms = now_ms
 
 
@@ -69,7 +69,8 @@ class Now(Node):
 
 @final
 class And(Node):
-    """False if one is false, else unknown if one is; what is no truth value is unknown."""
+    """Logical and: False if one is false, else unknown if one is. Values that are not truth values
+    are unknown."""
 
     __slots__ = ("parts",)
 
@@ -89,7 +90,7 @@ class And(Node):
 
 @final
 class Or(Node):
-    """True if one is true, else unknown if one is."""
+    """Logical or: True if one is true, else unknown if one is."""
 
     __slots__ = ("parts",)
 
@@ -151,7 +152,7 @@ class Arithmetic(Node):
 
 @final
 class Signed(Node):
-    """+ or - in front; unknown for what is no number."""
+    """A sign, + or -; unknown for a value that is no number."""
 
     __slots__ = ("minus", "part")
 
@@ -166,7 +167,7 @@ class Signed(Node):
 
 @final
 class In(Node):
-    """Whether one of the items equals the value. Items that are unknown equal nothing."""
+    """A test whether one of the items equals the value. Unknown items equal nothing."""
 
     __slots__ = ("items", "part")
 
@@ -198,7 +199,7 @@ class IsNull(Node):
 
 @final
 class Like(Node):
-    """Unknown for what is no text."""
+    """LIKE; unknown for a value that is no text."""
 
     __slots__ = ("part", "pattern")
 
@@ -229,7 +230,7 @@ class DeliveryMode(Node):
 
 @final
 class JmsId(Node):
-    """JMSMessageID and JMSCorrelationID: text is itself, an id of another type is told by a text
+    """JMSMessageID and JMSCorrelationID: a text as it is, an id of another type in a text form
     [amqp-bindmap-jms §3.2.1.1]."""
 
     __slots__ = ("id",)
@@ -253,7 +254,7 @@ class JmsId(Node):
 
 @final
 class Equals(Node):
-    """The value is there and equals the one that is asked for."""
+    """A test whether the value is there and equals the given one."""
 
     __slots__ = ("slot", "value")
 
@@ -268,7 +269,7 @@ class Equals(Node):
 
 @final
 class Begins(Node):
-    """The value is text, or binary, and begins so."""
+    """A test whether the value is text, or binary, with the given beginning."""
 
     __slots__ = ("prefix", "slot")
 
@@ -283,7 +284,7 @@ class Begins(Node):
 
 @final
 class Ends(Node):
-    """The value is text, or binary, and ends so."""
+    """A test whether the value is text, or binary, with the given end."""
 
     __slots__ = ("slot", "suffix")
 

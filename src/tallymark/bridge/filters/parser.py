@@ -1,4 +1,5 @@
-"""From the words of an expression to nodes: by descent, one method for each level of precedence.
+"""Parser of expressions: from words to nodes, by recursive descent with one method for each level
+of precedence.
 
     condition       and-part OR and-part ...
     and-part        not-part AND not-part ...
@@ -67,7 +68,7 @@ from tallymark.bridge.filters.values import (
 )
 
 DEEPEST: Final = 32
-"""Parentheses, NOT and signs within each other."""
+"""Maximum nesting of parentheses, NOT and signs."""
 _COMPARISONS: Final = {
     "=": EQUAL,
     "<>": UNEQUAL,
@@ -82,22 +83,22 @@ _PRODUCTS: Final = {"*": MULTIPLY, "/": DIVIDE, "%": MODULO}
 
 @final
 class Parser:
-    """For one expression."""
+    """The parser of one expression."""
 
     __slots__ = ("_at", "_depth", "_fields", "_sql", "_words", "reads_time")
 
     def __init__(self, text: str, fields: Fields, sql: bool) -> None:
-        """sql: an SQL filter; otherwise a selector. Raises FilterError."""
+        """sql: True for an SQL filter, False for a selector. Raises FilterError."""
         self._words = words(text, sql)
         self._at = 0
         self._depth = 0
         self._fields = fields
         self._sql = sql
         self.reads_time = False
-        """Whether the answer depends on when it is asked."""
+        """True if the result depends on the time."""
 
     def parse(self) -> Node:
-        """The whole expression. Raises FilterError."""
+        """Return the node of the whole expression. Raises FilterError."""
         found = self._condition()
         if self._next.kind != END:
             raise self._expected("an operator or the end")
@@ -180,7 +181,7 @@ class Parser:
         return Not(found) if negative else found
 
     def _matching(self, left: Node) -> Node | None:
-        """LIKE, IN or BETWEEN, if one stands here."""
+        """Return a LIKE, IN or BETWEEN test if one is next; otherwise None."""
         if self._accept(KEYWORD, "LIKE"):
             return Like(left, self._pattern())
         if self._accept(KEYWORD, "IN"):
@@ -288,7 +289,7 @@ class Parser:
         raise self._expected("a field, a constant or (")
 
     def _field(self) -> Node:
-        """The field that a name stands for."""
+        """Return the field of the name that is next."""
         token = self._take()
         section = ""
         name = token

@@ -26,16 +26,16 @@ from tallymark.bridge.filters.nodes import (
 from tallymark.bridge.filters.values import OPAQUE, bytes_of, plain
 
 MOST_ENTRIES: Final = 16
-"""Of one property filter [filtex §7.1, as RabbitMQ]."""
+"""Maximum number of entries in one property filter [filtex §7.1, as RabbitMQ]."""
 LONGEST: Final = 4096
-"""Bytes of a string or binary that is asked for."""
+"""Maximum size of a requested string or binary, bytes."""
 _IDS: Final = ("message-id", "correlation-id")
 _BINARY: Final = ("user-id",)
 _TIMES: Final = ("absolute-expiry-time", "creation-time", "group-sequence")
 
 
 def property_filter(value: object, fields: Fields) -> list[Node]:
-    """The conditions of a properties-filter. Raises FilterError."""
+    """Return the conditions of a properties-filter. Raises FilterError."""
     found: list[Node] = []
     for key, wanted in _entries(value):
         slot = fields.slot(PROPERTIES, key)
@@ -46,7 +46,7 @@ def property_filter(value: object, fields: Fields) -> list[Node]:
 
 
 def application_property_filter(value: object, fields: Fields) -> list[Node]:
-    """The conditions of an application-properties-filter. Raises FilterError."""
+    """Return the conditions of an application-properties-filter. Raises FilterError."""
     found: list[Node] = []
     for key, wanted in _entries(value):
         slot = fields.slot(APPLICATION, key)
@@ -74,7 +74,8 @@ def _entries(value: object) -> list[tuple[str, object]]:
 
 
 def _check_type(key: str, wanted: object) -> None:
-    """A field of the properties only ever has values of its own type [amqp-1.0 §3.2.4]."""
+    """Check that the value has the type of the field of properties, the only type it can have
+    [amqp-1.0 §3.2.4]."""
     number = isinstance(wanted, int) and not isinstance(wanted, bool)
     if key in _IDS:
         if number or bytes_of(wanted) is not None:

@@ -1,4 +1,5 @@
-"""The fields of one message, whatever protocol brought it, as its AMQP 1.0 reader is shown them.
+"""Reading the fields of one message for filters, in the form its AMQP 1.0 reader sees, whatever its
+protocol.
 
 Only the fields that are asked for are decoded; what stands between them is skipped. Messages of
 AMQP 0-9-1 are looked at as they are converted for readers; those of NSQ have no properties. Where a
@@ -30,20 +31,19 @@ from tallymark.wire.amqp10.sections import (
 )
 
 DEFAULT_PRIORITY: Final = 4
-"""Of a message that says none [amqp-1.0 §3.2.1]."""
+"""Priority of a message without one [amqp-1.0 §3.2.1]."""
 NOT_ASKED: Final = -1
-"""In the place of a slot."""
+"""Placeholder in the place of a slot for a field that no filter uses."""
 EMPTY_LIST: Final = 0x45
 STRINGS: Final = b"\xa1\xb1\xa3\xb3"
 """Format codes of strings and symbols, short and long."""
 NO_FRONT: Final = Front(-1, -1, [])
-"""Of messages that say nothing there."""
+"""Front of messages without header and annotations."""
 
 
 @final
 class Reader:
-    """For one set of fields. Messages are in memory; raises DecodeError where one is not what it
-    says to be."""
+    """Reads one set of fields. Messages are in memory. Raises DecodeError for a malformed one."""
 
     __slots__ = (
         "_annotations",
@@ -74,14 +74,14 @@ class Reader:
             )
             if asked
         }
-        """Codes of those that matter."""
+        """Codes of the sections with fields in use."""
         self.reads_front = bool(fields.annotations) or "ttl" in fields.header
-        """Whether the answer depends on more than the publisher's bytes."""
+        """True if values depend on more than the publisher's bytes."""
         self._foreign = Foreign()
 
     def deciding(self, payload: Payload, i: int) -> bytes:
-        """Bytes of message i: where they and `payload.persistent` are equal, so are all values
-        (unless reads_front)."""
+        """Return bytes of message i that determine all values: where they and `payload.persistent`
+        are equal, so are the values (unless reads_front)."""
         if payload.format == FORMAT:
             raw = payload.raw
             assert raw is not None, payload.position
@@ -95,7 +95,7 @@ class Reader:
     def read(
         self, payload: Payload, i: int, known: Annotations | None, values: list[object]
     ) -> None:
-        """Put the values of message i where they belong; None stays where there is none."""
+        """Store the values of message i in their slots; None remains where there is none."""
         said: Front = NO_FRONT
         if payload.format == FORMAT:
             raw = payload.raw
@@ -133,7 +133,7 @@ class Reader:
                 _read_map(raw, value, stop, self._annotations, values)
 
     def _bounds(self, raw: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
-        """Code, begin and end of each section that matters."""
+        """Return code, begin and end of each section with fields in use."""
         found: list[tuple[int, int, int]] = []
         left = len(self._sections)
         while left and at < end:
@@ -149,7 +149,7 @@ class Reader:
 
 
 def _shown(payload: Payload, i: int, known: Annotations | None) -> Shown:
-    """What readers are told of message i, counts left out."""
+    """Return the header and annotations that readers of message i get, without delivery counts."""
     route = route_of(payload, i)
     if known is not None and known.route is not None:
         route = known.route
@@ -157,7 +157,7 @@ def _shown(payload: Payload, i: int, known: Annotations | None) -> Shown:
 
 
 def _by_place(names: tuple[str, ...], slots: dict[str, int]) -> list[int]:
-    """The slot of each field of a list section up to the last one that is asked for."""
+    """Return the slot of each field of a list section, up to the last field in use."""
     places = [slots.get(name, NOT_ASKED) for name in names]
     while places and places[-1] == NOT_ASKED:
         places.pop()

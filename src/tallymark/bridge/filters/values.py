@@ -1,4 +1,4 @@
-"""Values of filter expressions, and what operators make of them [filtex §6, JMS 2.0 §3.8.1].
+"""Values of filter expressions, and the results of operators on them [filtex §6, JMS 2.0 §3.8.1].
 
 A value is a bool, int, float, str, bytes, UUID, None (unknown: not there, or null), or OPAQUE:
 something is there, but of a type that no operator takes. Truth has three values: True, False and
@@ -34,7 +34,8 @@ MODULO: Final = 4
 
 @final
 class Opaque:
-    """See the module's text. There is one."""
+    """A value of a type that no operator accepts (see the module's docstring). There is one
+    instance."""
 
     __slots__ = ()
 
@@ -43,7 +44,7 @@ OPAQUE: Final = Opaque()
 
 
 def plain(value: object) -> object:
-    """A value as a codec read it, without what only the wire needs: widths, symbol or string."""
+    """Return a decoded value without wire-specific details: integer widths, symbol or string."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -66,7 +67,7 @@ def is_number(value: object) -> bool:
 
 
 def bytes_of(value: object) -> bytes | None:
-    """Text, binary or UUID as bytes; None for anything else."""
+    """Return text, binary or UUID as bytes; None for anything else."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
     if isinstance(value, bytes):
@@ -75,7 +76,7 @@ def bytes_of(value: object) -> bytes | None:
 
 
 def text_of(value: object) -> str | None:
-    """Text, also where it came as binary; None for anything else."""
+    """Return text, also if it is encoded as binary; None for anything else."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -87,7 +88,7 @@ def text_of(value: object) -> str | None:
 
 
 def same(a: object, b: object) -> bool:
-    """Equality of two known values."""
+    """Return whether two known values are equal."""
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, str) and isinstance(b, str):
@@ -99,7 +100,7 @@ def same(a: object, b: object) -> bool:
 
 
 def compare(op: int, a: object, b: object) -> bool | None:
-    """One of EQUAL to GREATER_OR_EQUAL."""
+    """Return the result of a comparison, one of EQUAL to GREATER_OR_EQUAL; None: unknown."""
     if a is None or b is None:
         return None
     if op == EQUAL:
@@ -131,8 +132,8 @@ def _ordered_numbers(op: int, a: int | float, b: int | float) -> bool:
 
 
 def arithmetic(op: int, a: object, b: object, whole: bool) -> object:
-    """One of ADD to MODULO; None where an operand is no number, and for what has no result:
-    division by zero, a result beyond the largest double.
+    """Return the result of an operation, one of ADD to MODULO. None where an operand is no number,
+    and where there is no result: division by zero, or a result beyond the largest double.
 
     whole: integers divide to an integer, towards zero; otherwise to a double.
     """
@@ -178,7 +179,7 @@ def _calculated(op: int, a: object, b: object, whole: bool) -> object:
 
 
 def negated(value: object) -> object:
-    """-value; None for what is no number."""
+    """Return -value; None for a value that is no number."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
