@@ -71,7 +71,7 @@ class AmqpClient(Client):
         self._node.received(self, self._decide(self._start + data))
 
     def _decide(self, start: bytes) -> bytes:
-        """Find out what the client speaks; returns what its bridge is to read now."""
+        """Detect the client's protocol; return the input that remains for the bridge."""
         protocol = protocol_of(start)
         if protocol == UNDECIDED:
             self._start = start
@@ -86,7 +86,8 @@ class AmqpClient(Client):
         return start
 
     def flush(self) -> None:
-        """Write what the bridge has to say; begin a log-in, or close, where it asks for that."""
+        """Write the bridge's output; begin a log-in or close the connection where the bridge asks
+        for it."""
         bridge = self.bridge
         output = bridge.take_output()
         if output:

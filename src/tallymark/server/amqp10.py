@@ -1,4 +1,4 @@
-"""AMQP 1.0 of a node: what its connections share, and TLS for both versions of AMQP."""
+"""AMQP 1.0 of a node: the limits of its connections, and TLS for both versions of AMQP."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def settings_of(node: Node, node_name: str) -> Settings:
 
 
 def tls_context(config: Config) -> ssl.SSLContext | None:
-    """For the certificate of the configuration; None: there is none. Raises TlsRefused."""
+    """Return the TLS context of the configured certificate; None: none is configured. Raises
+    TlsRefused."""
     if config.amqps_cert is None:
         return None
     return server_context(

@@ -45,7 +45,7 @@ def login_refused(protocol: str, peer: str, user: str, mechanism: str, reason: s
 
 
 def access_refused(access: Access, kind: str, name: str, operation: int) -> None:
-    """For `Access.on_denied`: once for each answer, not for each time it is asked for."""
+    """Log a refusal; called by `Access.on_denied`, once for each answer."""
     log.warning(
         "access.refused", user=access.user, vhost=access.vhost, kind=kind, name=name,
         operation=OPERATIONS.get(operation, "enter"), peer=access.peer,
@@ -81,7 +81,7 @@ def is_change(method: str, path: str) -> bool:
 
 
 def users_changed(before: dict[str, User], after: dict[str, User], by: str) -> None:
-    """One event per user: what of it is another, and no secret."""
+    """Log one event per changed user, with the changed fields and without secrets."""
     for name in before.keys() | after.keys():
         old, new = before.get(name), after.get(name)
         if old == new:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SCARCE: Final = 64 * 1024
 """Bytes that may wait in a socket's buffer while connections take too much in all."""
 RECOUNT_MS: Final = 100
-"""Between two times that all connections are weighed."""
+"""Milliseconds between two counts of all connections."""
 MIB: Final = 1 << 20
 
 log = log_of("server")
@@ -44,7 +44,7 @@ class Weighed(Protocol):
         """Bytes that wait to be read by the client."""
 
     def input_bytes(self) -> int:
-        """Bytes of what it has not said completely."""
+        """Bytes of frames and contents that are still incomplete."""
 
     def too_much(self, reason: str) -> None:
         """Close the connection: it holds most of the input that is not complete."""
@@ -78,11 +78,11 @@ class Buffers:
         """Bytes that may wait in a socket's buffer before nothing more is taken for it."""
 
     def weigh(self, one: Weighed) -> None:
-        """Something was read from it, or written to it."""
+        """Count a connection again, after it was read from or written to."""
         self.count(one, one.input_bytes(), one.output_bytes())
 
     def count(self, one: Weighed, input_bytes: int, output_bytes: int) -> None:
-        """It has so much of both now."""
+        """Set the bytes that a connection's input and output take now."""
         weight = input_bytes + output_bytes
         self.input += input_bytes - one.input_weight
         self.total += weight - one.weight
@@ -90,7 +90,7 @@ class Buffers:
         one.weight = weight
 
     def forget(self, one: Weighed) -> None:
-        """It is gone."""
+        """Remove a connection from the sums."""
         self.others.pop(one, None)
         self.input -= one.input_weight
         self.total -= one.weight

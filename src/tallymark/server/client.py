@@ -87,7 +87,7 @@ class Client(asyncio.Protocol):
         self.read_at = 0
         """Number of the node's read in which it was read last."""
         self.held_for: dict[int, str] = {}
-        """Queues whose consumers are too slow for what it publishes there [SC-D7]: names by id."""
+        """Names of queues by id whose slow consumers hold back this client's publishing [SC-D7]."""
         self.blocked_reason: str | None = None
         self.told = False
         """True once the log has its reason to end."""
@@ -99,16 +99,15 @@ class Client(asyncio.Protocol):
         raise NotImplementedError
 
     def take(self, data: bytes) -> None:
-        """Bring the bridge what was read, where it is not plain. What it raises costs the
-        connection."""
+        """Pass input to the bridge, where it is not plain. What it raises costs the connection."""
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Write what the bridge has to say, and do what it asks for."""
+        """Write the bridge's output, and carry out its requests."""
         raise NotImplementedError
 
     def put(self, output: list[bytes]) -> None:
-        """Write what the bridge said."""
+        """Write these pieces of output."""
         raise NotImplementedError
 
     def may_lag(self) -> int:
@@ -171,12 +170,12 @@ class Client(asyncio.Protocol):
     # -- reading
 
     def rest(self, resting: bool) -> None:
-        """Read no more from this client, or go on reading."""
+        """Pause or resume reading from this client."""
         self.resting = resting
         self.read_or_not()
 
     def let_others(self) -> None:
-        """Read no more from it before others had their turn."""
+        """Pause reading until other clients were read."""
         if not self.yielding:
             self.yielding = True
             self.read_or_not()
@@ -202,7 +201,8 @@ class Client(asyncio.Protocol):
             self.transport.pause_reading()
 
     def reading_again(self) -> None:
-        """The transport reads again: what was read before and waits goes first."""
+        """Handle input that was read before a pause and is still waiting: the transport reads
+        again."""
 
     def is_clogged(self) -> bool:
         """Return whether its unread output exceeds `may_lag`, so that answers to new requests would
@@ -210,7 +210,7 @@ class Client(asyncio.Protocol):
         return self.is_full and self.unsent() > self.may_lag()
 
     def catch_up(self) -> None:
-        """Have the bridge go on with input that it left alone, once the socket has room again."""
+        """Have the bridge continue with postponed input, once the socket has room again."""
         if (
             self.bridge.is_behind
             and not self.is_full
@@ -235,8 +235,8 @@ class Client(asyncio.Protocol):
         transport.set_write_buffer_limits(high, min(self._node.config.low_water, high // 2))
 
     def room(self) -> int:
-        """Bytes that may be written before its buffer holds all it should; 1 at the least, since
-        what a socket takes no more is told by pause_writing."""
+        """Bytes that fit in the write buffer; at least 1, since a full socket reports itself by
+        pause_writing."""
         room = self._buffers.high_water - self.transport.get_write_buffer_size()
         return room if room > 1 else 1
 
@@ -275,7 +275,8 @@ class Client(asyncio.Protocol):
     # -- the end
 
     def finish(self) -> None:
-        """Everything was said: shut our side, and throw away what comes until the peer goes."""
+        """Shut our side of the socket after the last output, and discard input until the peer
+        closes."""
         if self.is_over or self.transport.is_closing():
             return
         self.is_over = True
@@ -286,7 +287,7 @@ class Client(asyncio.Protocol):
         self.read_or_not()
 
     def shut(self) -> None:
-        """Tell the peer that nothing follows."""
+        """Send the end of the stream."""
         if self.transport.can_write_eof():
             self.transport.write_eof()
 

@@ -14,14 +14,14 @@ from typing import Final
 MS_NS: Final = 1_000_000
 
 TOGETHER_NS: Final = 50_000_000
-"""Clocks that are read within so many nanoseconds were read at one moment: a process may be
-stopped anywhere, and what passed meanwhile is no step of a clock."""
+"""Nanoseconds within which two readings of the clocks count as simultaneous: the process may have
+been stopped between them, and that is no step of a clock."""
 READINGS: Final = 20
 """Number of times that both clocks are read at the start; the reading that took least is used."""
 
 
 def read() -> tuple[int, int, int]:
-    """The monotonic clock, the wall clock and the monotonic clock again, in nanoseconds."""
+    """Return the monotonic clock, the wall clock and the monotonic clock again, in nanoseconds."""
     return time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
 
 
@@ -42,7 +42,7 @@ def now_ms() -> int:
 
 
 def wall_ms() -> int:
-    """Milliseconds since 1970, for what is shown."""
+    """Milliseconds since 1970, for output and logs."""
     return time.time_ns() // MS_NS
 
 

@@ -28,7 +28,7 @@ DAY_MS: Final = 86_400_000
 ENV_PREFIX: Final = "TALLYMARK_"
 MECHANISMS: Final = ("EXTERNAL", "SCRAM-SHA-256", "PLAIN", "AMQPLAIN")
 NSQ_PORTS: Final = ("nsq_port", "nsq_http_port", "nsq_https_port")
-"""Whoever names one wants NSQ."""
+"""Settings that enable NSQ when one of them is given."""
 
 
 class ConfigError(Exception):
@@ -463,7 +463,7 @@ class Declaration:
 
 
 def declarations() -> list[Declaration]:
-    """All settings in the order of their declaration."""
+    """Return all settings in the order of their declaration."""
     plain = Config()
     return [Declaration(f.name, getattr(plain, f.name), **f.metadata) for f in fields(Config)]
 

@@ -67,7 +67,7 @@ class SlowSettings:
     """The section as it was written."""
     rules: Rules = field(default_factory=Rules, compare=False)
     period_s: float = DELAY * UNITS[TIMEUNIT]
-    """Between two looks."""
+    """Seconds between two checks."""
 
 
 def parse(value: object) -> SlowSettings:

@@ -1,7 +1,7 @@
-"""The housekeeping task that puts into the ledger what consumers came to by now.
+"""The housekeeping task that writes each consumer's progress into the ledger.
 
-When a consumer ends the engine does so itself. A consumer that was sent and settled nothing since
-it was told of last is passed over.
+The engine writes the last row when a consumer ends. A consumer without deliveries and settlements
+since its last row gets none.
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ class Entry:
         self.due_ms = due_ms
         """Monotonic milliseconds."""
         self.number = number
-        """Tells entries of the same time apart."""
+        """Number that orders entries of the same time."""
         self.client: Client | None = client
-        """None: it has gone, or has an earlier entry."""
+        """Client whose deadline it is; None: the client is gone, or has an earlier entry."""
 
     def __lt__(self, other: Entry) -> bool:
         return (self.due_ms, self.number) < (other.due_ms, other.number)
