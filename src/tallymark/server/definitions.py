@@ -1,4 +1,4 @@
-"""Definitions as a whole: what there is as one document, and a document made real.
+"""Import and export of definitions as one document.
 
 The layout is RabbitMQ's. Users, virtual hosts, permissions, policies, queues that are nobody's own,
 exchanges and bindings; no messages.
@@ -202,7 +202,8 @@ def _set_users(known: dict[str, User], plan: Plan) -> None:
 
 
 def _apply(node: Node, plan: Plan) -> list[str]:
-    """All but the users, in one turn. Returns what was refused in spite of the plan."""
+    """Apply all of the plan but its users, in one turn. Returns what was refused in spite of the
+    plan."""
     broker = node.broker
     failed: list[str] = []
 

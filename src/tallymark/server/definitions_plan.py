@@ -99,13 +99,13 @@ class Plan:
 
     vhosts: list[str] = field(default_factory=list)
     default_types: dict[str, str] = field(default_factory=dict)
-    """By virtual host: of queues whose declaration says none."""
+    """Default queue types by virtual host."""
     users: dict[str, User] = field(default_factory=dict)
-    """Without permissions; those of a user that is there already stay."""
+    """Users without their permissions; existing users keep theirs."""
     passwords: dict[str, str] = field(default_factory=dict)
     """Passwords by user, of users that come with a password instead of its hash."""
     permissions: list[tuple[str, str, Permission]] = field(default_factory=list)
-    """User, virtual host, permission."""
+    """Permissions as (user, virtual host, permission)."""
     policies: list[tuple[str, Policy, bool]] = field(default_factory=list)
     """Virtual host, policy, whether it is an operator's."""
     queues: dict[Name, NewQueue] = field(default_factory=dict)
@@ -128,13 +128,14 @@ class Plan:
 
 
 class Wrong(Exception):
-    """An entry is not what it must be; the text says why."""
+    """An entry is malformed; the text says why."""
 
 
 def plan_of(
     value: object, broker: Broker, users: Mapping[str, User], vhost: str | None = None
 ) -> Plan:
-    """Read definitions against what there is. vhost: the file is about this one, which exists."""
+    """Check definitions against the broker's state and return the plan. vhost: the file is about
+    this one, which exists."""
     return _Reader(broker, users, vhost).read(value)
 
 
@@ -144,7 +145,8 @@ class _Reader:
         self._users = users
         self._vhost = vhost
         self._passed_over: set[tuple[str, str, str]] = set()
-        """(kind, vhost, name) of what is unsupported: bindings to it are too."""
+        """Unsupported queues and exchanges as (kind, vhost, name); bindings to them are unsupported
+        too."""
         self.plan = Plan()
 
     def read(self, value: object) -> Plan:
@@ -429,7 +431,7 @@ def _get(entry: Entry, name: str, kind: type[T], default: object = _NOTHING) -> 
 
 
 def _short(entry: Entry, name: str, default: object = _NOTHING) -> str:
-    """A name or routing key: what clients can be told in a short string. Raises Wrong."""
+    """Return a name or routing key, which has to fit in a short string. Raises Wrong."""
     found = _get(entry, name, str, default)
     size = len(found.encode("utf-8", "surrogatepass"))
     if size > SHORT:

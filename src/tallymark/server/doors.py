@@ -28,7 +28,7 @@ class Line(Protocol):
 
 
 class Doors:
-    """Everybody who comes in is counted until `leave`."""
+    """The open connections, each counted from `enter` to `leave`."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -62,10 +62,10 @@ class Doors:
             self._http -= self._open.pop(line)
 
     def may_go(self, line: Line) -> None:
-        """Nothing is under way on it: it goes when somebody else needs the place."""
+        """Mark a connection as expendable: no request is under way on it."""
         if line in self._open and line not in self._expendable:
             self._expendable[line] = None
 
     def must_stay(self, line: Line) -> None:
-        """Something is under way on it."""
+        """Mark a connection as not expendable: a request is under way on it."""
         self._expendable.pop(line, None)

@@ -57,7 +57,7 @@ FLAGS: Final = {
         ),
     )
 }
-"""By name."""
+"""Feature flags by name."""
 
 
 class _Stored(msgspec.Struct, forbid_unknown_fields=True):

@@ -25,22 +25,25 @@ MIB: Final = 1 << 20
 DISK_CHECK_BYTES: Final = 1 * MIB
 """Free space is looked at whenever the journal has grown by so much."""
 CLEAN_BYTES: Final = 16 * MIB
-"""The same for what can be cleaned."""
+"""Growth of the journal after which it is cleaned."""
 ANCHOR_S: Final = 1.0
 """Seconds without growth after which the journal's end is recorded outside of it."""
 ANCHOR_WAITS: Final = 10
-"""So often that is put off while it grows."""
+"""Number of times that the record of the journal's end is postponed while the journal grows."""
 ALARM_CHECK_S: Final = 0.5
 SHORT_CHECK_S: Final = 0.02
-"""While the next segment is being made: nothing else may happen on the loop meanwhile."""
+"""Seconds between checks while the next segment is being made: the loop must not be blocked
+meanwhile."""
 CLEAN_S: Final = 600.0
-"""Between two looks at the ledger's retention while nothing else is to be cleaned."""
+"""Seconds between two applications of the ledger's retention while nothing else is to be
+cleaned."""
 STEP_S: Final = 0.5
 STRIPPING_STEP_S: Final = 0.05
 IDLE_STEPS: Final = 4
 """Steps without effect after which cleaning rests: one that was begun ends within."""
 CHECKPOINT_STEPS: Final = 120
-"""The same while a checkpoint is being written, or failed and may be begun again."""
+"""Steps without effect after which cleaning rests, while a checkpoint is being written or is to be
+tried again."""
 EXCESS: Final = 16 * MIB
 """Bytes accepted from all publishers together after they were told to stop: they were on their
 way."""
@@ -48,13 +51,13 @@ RELOCATE_BYTES: Final = 32 * MIB
 """Live bytes moved out of sparse segments at a time."""
 
 LONGEST_REASON: Final = 60
-"""Letters of what a client is told, which is a short string (255 bytes) on the wire."""
+"""Characters of a reason for a client, so that it fits in a short string (255 bytes)."""
 ROW_BYTES: Final = 72
 """Bytes of a checkpoint's row, its part of the bounds included."""
 COLUMNS_BYTES: Final = 28
-"""The same of a packed message of a stream."""
+"""Bytes of a packed message of a stream in a checkpoint."""
 SIZE_SHARE: Final = 4
-"""Growth before the next checkpoint, in sizes of the last: deep backlogs make large ones."""
+"""Growth of the journal before the next checkpoint, as a multiple of the last checkpoint's size."""
 
 log = log_of("journal")
 
@@ -69,19 +72,20 @@ class Housekeeping:
         self.checkpoints = 0
         self._checkpoint_begun = self._checkpoint_done = node.journal.checkpoint_position
         self.wants_checkpoint = False
-        """At the next commit, however little the journal has grown."""
+        """True if the next commit is to make a checkpoint, however little the journal has grown."""
         self.wants_anchor = False
-        """At the next commit, though nothing be committed."""
+        """True if the next commit is to record the journal's end, even if it commits nothing."""
         self._anchor_timer: asyncio.TimerHandle | None = None
         self._anchor_seen = 0
         """End of the journal when it was last looked at."""
         self._anchor_waits = 0
         """Number of looks since that found the journal grown."""
         self._excess_bytes = 0
-        """Read from publishers that were told to stop and are still read, since all were."""
+        """Bytes read from publishers that were told to stop, and whose connections are still
+        read."""
         self._most_excess = min(EXCESS, node.config.segment_size // 4)
         self._behind = False
-        """The disk is too far behind: publishers rest without being told."""
+        """True while the disk is so far behind that publishers are paused without notice."""
         self._grown_checkpoint = 0
         self._checkpoint_distance = node.config.checkpoint_every
         self._grown_disk = 0
@@ -94,7 +98,7 @@ class Housekeeping:
         self._closed = False
 
     def begin(self) -> None:
-        """Once, before the first client."""
+        """Check the disk, once before the first client."""
         self._check_disk()
 
     # -- in the turn
@@ -120,8 +124,8 @@ class Housekeeping:
             self._clean_soon()
 
     def _look_at_tail(self) -> None:
-        """Have the end of the journal told of outside of it, once nothing more comes, or where it
-        has not been for a while."""
+        """Record the journal's end outside of it, once it no longer grows or after ANCHOR_WAITS
+        postponements."""
         self._anchor_timer = None
         end = self._node.journal.end
         if end != self._anchor_seen and self._anchor_waits < ANCHOR_WAITS:
@@ -135,14 +139,14 @@ class Housekeeping:
             self._node.schedule()
 
     def _anchor(self) -> None:
-        """The engine's state is that of the journal."""
+        """Record the journal's end. The engine's state is exactly that of the journal."""
         self.wants_anchor = False
         self._anchor_waits = 0
         queues, subscriptions = tail_of(self._node.broker)
         self._node.journal.write_anchor(queues, subscriptions, wall_ms())
 
     def after_turn(self, now: int) -> None:
-        """The turn's effects are carried out: give back what nothing needs any more."""
+        """Release memory that is no longer needed, after the turn's effects were carried out."""
         node = self._node
         broker, journal = node.broker, node.journal
         store = broker.store
@@ -198,14 +202,14 @@ class Housekeeping:
         return written
 
     async def last_checkpoint(self) -> None:
-        """At a clean stop: the state as it will be found, so that nothing has to be replayed."""
+        """Write a checkpoint at a clean stop, so that the next start replays nothing."""
         journal = self._node.journal
         while not self.checkpoint(self._now(), clean=True) and not journal.failed:
             await asyncio.sleep(0.02)
             self._clean(self._now())
 
     def journal_closed(self) -> None:
-        """Take in what became of the last checkpoint, for the log."""
+        """Log the result of the last checkpoint."""
         self._clean(self._now())
 
     def _now(self) -> int:
@@ -214,7 +218,7 @@ class Housekeeping:
         return self._node.broker.clock.now_ms
 
     def close(self) -> None:
-        """Nothing happens by itself from now on, whatever is still called."""
+        """Stop all periodic work for good."""
         self._closed = True
         self._clean_timer.cancel()
         if self._anchor_timer is not None:
@@ -229,7 +233,8 @@ class Housekeeping:
         return segments * self._node.config.segment_size + within
 
     def _relocate(self, now: int) -> None:
-        """Copy what is alive out of segments that are mostly dead, so that these can go."""
+        """Copy live messages out of segments that are mostly garbage, so that these can be
+        deleted."""
         node = self._node
         sparse = set(node.journal.sparse())
         if not sparse or node.journal.is_short:
@@ -257,7 +262,8 @@ class Housekeeping:
                 pack.positions[i] = payload.position
 
     def _clean(self, now: int) -> None:
-        """now: engine time, so that a clock set forward lets go of no ledger before its time."""
+        """Clean the journal. now: engine time, so that a wall clock set forward deletes no ledger
+        before its retention is over."""
         journal = self._node.journal
         journal.clean(now, self._node.config.ledger_retention)
         if journal.checkpoint_position != self._checkpoint_done:
@@ -270,7 +276,7 @@ class Housekeeping:
         journal.problems.clear()
 
     def _clean_soon(self) -> None:
-        """There is something to clean: step by step until nothing changes any more."""
+        """Clean step by step until nothing changes any more."""
         if self._idle_steps >= IDLE_STEPS:  # else a step is due soon
             self._clean_timer.cancel()
             self._clean_timer = self._node.loop.call_later(STEP_S, self._clean_again)
@@ -294,7 +300,7 @@ class Housekeeping:
         self._clean_timer = self._node.loop.call_later(pause, self._clean_again)
 
     def limits_changed(self) -> None:
-        """The configuration was read again."""
+        """Apply a configuration that was read again."""
         self._check_disk()
 
     # -- alarms
@@ -368,8 +374,8 @@ class Housekeeping:
         self._clean_soon()
 
     def _apply(self) -> None:
-        """To all publishers, those first that were not read for longest: what is let through
-        before the next alarm may be enough for the first of them only."""
+        """Pause or resume all publishers, those first that were not read for longest: the budget
+        until the next alarm may be enough for the first of them only."""
         if not self.is_holding:
             self._excess_bytes = 0
         publishers = [client for client in self._node.clients.values() if client.publishing]
@@ -386,7 +392,7 @@ class Housekeeping:
         self._apply_to(client)
 
     def _reason(self, client: Client) -> str | None:
-        """Why the client is not read, where it is to be told."""
+        """Return the reason for a client's pause, where the client is to be notified."""
         if self.alarms:
             return f"low on {' and '.join(sorted(self.alarms))}"
         if client.held_for:

@@ -191,7 +191,7 @@ class HttpServer:
         return self.addresses
 
     async def stop(self) -> None:
-        """Answer what is being answered, for at most STOP_S, and close."""
+        """Let requests under way finish, for at most STOP_S, and close."""
         self._browsing.close()
         self._streams.close()
         await self._listener.stop()

@@ -1,4 +1,4 @@
-"""Archives of streams over HTTP: what says that a range is safe elsewhere, and lets go of it.
+"""Archives of streams over HTTP: record that a range is archived, and release archived messages.
 
 Both answer when it is on disk, in every sync mode, and may be repeated. Both need the permission to
 configure the stream, as deleting it does; to look at it needs to read.

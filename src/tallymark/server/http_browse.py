@@ -1,7 +1,7 @@
-"""Browsing a queue over HTTP: look at what is ready without taking anything.
+"""Browsing a queue over HTTP: read the ready messages without taking any.
 
-A plan pins what was ready when it was made, so that all readers see the same messages whatever is
-consumed meanwhile. A plan nobody reads for PLAN_S is given up.
+A plan pins the messages that were ready when it was made, so that all readers see the same ones,
+whatever is consumed meanwhile. A plan that is not read for PLAN_S is dropped.
 """
 
 from __future__ import annotations

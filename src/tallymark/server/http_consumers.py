@@ -1,5 +1,4 @@
-"""Consumers and what they come to, slow ones among them, the housekeeping, and the configuration
-read again."""
+"""Consumers and their progress, slow consumers, housekeeping and reload of the configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from tallymark.server.users import permission_in
 
 
 class Consumers:
-    """Routes; lists show what is in virtual hosts that the user may enter."""
+    """Routes; lists show only virtual hosts that the user may enter."""
 
     def __init__(self, http: HttpServer) -> None:
         self._node = http.node

@@ -179,7 +179,7 @@ class _Plain(_Out):
 
     @staticmethod
     async def over(transport: asyncio.Transport) -> _Plain:
-        """Once the transport has written what it has, which are headers."""
+        """Wait until the transport has written its buffer, which holds the headers."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + STALLED_S
         pause = 0.0
