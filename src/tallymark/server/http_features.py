@@ -35,7 +35,7 @@ class FeatureFlags:
         return answer({"features": [self._row(name) for name in FLAGS]})
 
     async def _enable(self, request: web.Request) -> web.Response:
-        """Answers when the flag is on disk; what is stored from then on may need it."""
+        """Enable a flag and answer when it is on disk: from then on stored data may need it."""
         require_administrator(request)
         name = request.match_info["name"]
         wanted = await body_of(request, Wanted)

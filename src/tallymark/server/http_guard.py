@@ -1,4 +1,4 @@
-"""Web pages at the door: what both HTTP listeners ask of a request before anything else.
+"""Protection against web pages: checks that both HTTP listeners make before anything else.
 
 A page in a browser on this machine, or in its network, can send requests here. Two rules keep it
 out, whoever the browser's user is:
@@ -86,7 +86,7 @@ class Guard:
 
 
 def guard_of(config: Config) -> Guard:
-    """For the listeners of a configuration."""
+    """Return the guard for the configured listeners."""
     return Guard(
         (
             *config.http_names, *config.host, *config.nsq_http_host, *config.nsq_https_host,
@@ -111,7 +111,7 @@ def urlsplit_netloc(origin: str) -> str:
 
 
 def basic_credentials(header: str) -> tuple[str, str] | None:
-    """User and password of an Authorization header; None: it is not Basic authentication."""
+    """Return user and password of an Authorization header; None: it is not Basic authentication."""
     scheme, _, encoded = header.partition(" ")
     try:
         pair = base64.b64decode(encoded, validate=True).decode()

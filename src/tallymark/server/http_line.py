@@ -60,7 +60,8 @@ class HttpLine(web.RequestHandler):
         self._body_bytes = 0
         """Received since the request that is under way began."""
         self._line: asyncio.Transport | None = None
-        """Also while aiohttp has let go of it and it still has an answer to write."""
+        """Transport of the connection, also while aiohttp has released it and an answer is still
+        being written."""
         self._is_dropped = False
         self._is_stuck = False
         """True while the socket takes no more of the answer."""
@@ -136,7 +137,8 @@ class HttpLine(web.RequestHandler):
         self._timer = self._node.loop.call_later(seconds, self._look)
 
     def _look(self) -> None:
-        """See whether the client has done in time what is waited for; look again later."""
+        """Check whether the client has met the present deadline, and set the timer for the next
+        check."""
         self._timer = None
         if self._line is None:
             return
@@ -148,7 +150,7 @@ class HttpLine(web.RequestHandler):
             self._watch(wait_s)
 
     def _awaited(self, now: float) -> tuple[str, float]:
-        """Why the connection ends, or "" and when to look again."""
+        """Return the reason to end the connection, or "" and the time of the next check."""
         if self._is_stuck:
             unsent = self.output_bytes()
             if unsent >= self._unsent:
@@ -180,7 +182,7 @@ class HttpLine(web.RequestHandler):
             self._answered()
 
     def _answered(self) -> None:
-        """Nothing is under way, unless the next request has come already."""
+        """Wait for the next request, unless it has already come."""
         self._body_bytes = 0
         self._began_s = self._clock()
         if not self._messages:
@@ -233,7 +235,7 @@ class HttpListener:
         return [address_of(one) for one in bound]
 
     async def stop(self) -> None:
-        """Answer what is being answered, for at most STOP_S, and close."""
+        """Let a request under way finish, for at most STOP_S, and close."""
         for listener in self._listeners:
             listener.close()
         with contextlib.suppress(asyncio.CancelledError):

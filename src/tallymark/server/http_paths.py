@@ -42,7 +42,7 @@ async def known_without_slash(request: web.Request) -> str:
 
 
 def _without_slash(request: web.Request) -> web.Request | None:
-    """The same request for the path but for its slash; None: there is none at its end."""
+    """Return the request with the path's final slash removed; None: the path has none."""
     path, mark, query = request.raw_path.partition("?")
     if len(path) < 2 or not path.endswith("/"):
         return None

@@ -82,7 +82,7 @@ class Redriving:
         return answer(_shown(found))
 
     def _forbid(self, request: web.Request, queue: Queue, found: list[Found]) -> None:
-        """Leave out what the user may not publish."""
+        """Remove the messages that the user may not publish."""
         access = self._http.access(request, queue.vhost)
         for one in found:
             way = one.way

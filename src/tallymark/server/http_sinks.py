@@ -47,7 +47,7 @@ EXPIRES_MS: Final = 6 * 3_600_000
 """Milliseconds that a staging waits for its commit where its writer names no time."""
 LONGEST_MS: Final = 7 * 24 * 3_600_000
 FEED_BYTES: Final = 1 << 20
-"""Read in one round of the loop: others are served in between."""
+"""Bytes read in one round of the loop: other connections are served in between."""
 LONGEST_NAME: Final = 255
 
 

@@ -1,4 +1,4 @@
-"""Streams over HTTP: what Spark's drivers and executors call, and whoever wants ranges of offsets.
+"""Streams over HTTP: ranges of offsets, for Spark's drivers and executors and for other clients.
 
 Reading changes nothing and keeps nothing: any number of readers ask for ranges, and each answer is
 sent from the journal's files as it is (http_extents.py). Readers see what is on disk. A range of
@@ -203,9 +203,9 @@ class Streams:
             self._let_go(request, pieces)
 
     async def _places(self, request: web.Request) -> web.Response:
-        """For administrators, whose programs read the journal's files themselves: the same rows,
-        with positions in place of bytes, and which files these are in. What the files hold stays
-        for as long as a plan holds it."""
+        """Answer administrators, whose programs read the journal's files themselves: rows with
+        positions in place of bytes, and the files that have these positions. What the files hold
+        stays for as long as a plan holds it."""
         require_administrator(request)
         queue, extents, pieces = self._take(request)
         try:

@@ -1,4 +1,4 @@
-"""Durable subscriptions over HTTP: what a Spark driver and its executors call.
+"""Durable subscriptions over HTTP: the requests of a Spark driver and its executors.
 
 ATTACH, LEASE, VERDICTS and SETTLE answer only when what they changed is on disk, in every sync
 mode; all may be repeated. READ is stateless: any number of readers, the same rows until the range
@@ -52,7 +52,7 @@ OUTCOMES: Final = {
 
 
 class Attach(msgspec.Struct, forbid_unknown_fields=True):
-    """Limits of what may be leased and unsettled; 0 = the broker's default."""
+    """Limits on leased and unsettled messages; 0: the broker's default."""
 
     limit_rows: int = 0
     limit_bytes: int = 0
@@ -158,7 +158,7 @@ class Subscriptions:
         return answer({"end": end})
 
     async def _read(self, request: web.Request) -> web.StreamResponse:
-        """All rows of a range, or with max_bytes as many as fit an answer."""
+        """Send all rows of a range, or with max_bytes as many as fit an answer."""
         if "max_bytes" in request.query:
             return await self._read_apart(request)
         subscription = self._find(request)

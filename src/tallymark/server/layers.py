@@ -25,10 +25,10 @@ TLS_PIECE: Final = 16_384
 
 class Layer(Protocol):
     def feed(self, data: bytes) -> None:
-        """Take what came from outside."""
+        """Add input from outside the layer."""
 
     def read(self) -> bytes:
-        """Up to PIECE_MAX bytes of what it stands for; empty: feed more. Raises LayerError."""
+        """Return up to PIECE_MAX bytes of decoded input; empty: feed more. Raises LayerError."""
 
     def encode(self, data: bytes) -> bytes:
         """Return `data` as it is sent."""
@@ -132,7 +132,7 @@ class Layers:
         self._layers.append(layer)
 
     def feed(self, data: bytes) -> None:
-        """Take what the socket brought."""
+        """Add input from the socket."""
         self._layers[0].feed(data)
 
     def read(self) -> bytes:

@@ -25,8 +25,9 @@ def is_path(host: str) -> bool:
 
 
 def bind_path(path: str, held: contextlib.ExitStack) -> socket.socket:
-    """A socket at a path, which goes with `held`. What a process that is gone has left there makes
-    room. Raises OSError: somebody listens there, something else is there, or it cannot be made."""
+    """Return a socket bound to a path, closed with `held`. A socket file that a dead process left
+    there is replaced. Raises OSError: the path is listened on, is another file, or cannot be
+    created."""
     made = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     try:
         made.bind(path)
