@@ -1,4 +1,5 @@
-"""A client of the broker inside the broker: what the management interface does in a user's name.
+"""A client of the broker inside the broker, which carries out the management interface's requests
+in a user's name.
 
 It speaks AMQP 0-9-1 to a bridge of its own, as any client does, only without a socket. So
 permissions, refusals, routing and the wait for the disk are those of AMQP, by the same code; and a
@@ -95,7 +96,7 @@ class LocalTransport(asyncio.Transport):
         self._missing = 0
         self._parts: list[bytes] = []
         self.received: asyncio.Queue[Received | None] = asyncio.Queue()
-        """None: the connection is gone."""
+        """Methods received from the broker; None: the connection is gone."""
 
     def writelines(self, list_of_data: Any) -> None:
         raw = b"".join(list_of_data)
@@ -128,7 +129,7 @@ class LocalTransport(asyncio.Transport):
             self._parts = []
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Nothing waits here: what is written is there."""
+        """Do nothing: no output waits here."""
 
     def get_write_buffer_size(self) -> int:
         """See set_write_buffer_limits."""
@@ -184,7 +185,7 @@ class LocalClient(AmqpClient):
         self.transport.close()
 
     def tell_closed(self) -> None:
-        """It was there for one request: that is told of, where it is refused."""
+        """Log nothing: a refusal is reported to the request that the connection was made for."""
         self.told = True
         self.log.debug("connection.closed", peer=self.peer, id=self.id, reason=self.bridge.reason)
 
@@ -221,7 +222,7 @@ class LocalChannel:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Ends the connection as a client does; whatever is not settled goes back."""
+        """End the connection as a client does; unsettled messages return to their queues."""
         if not self._transport.is_closing():
             self._send(_method(0, ConnectionClose(DONE, "request done")))
 
@@ -241,7 +242,7 @@ class LocalChannel:
         self._send(raw)
 
     def take_into(self, intake: Intake) -> None:
-        """Whatever the channel publishes from now on goes there, and to no queue."""
+        """Send all later publishes of the channel to this intake, and to no queue."""
         bridge = self._client.bridge
         assert isinstance(bridge, Amqp091), bridge
         client = bridge.client
@@ -250,7 +251,8 @@ class LocalChannel:
 
     @property
     def is_open(self) -> bool:
-        """False: it was refused something, and `next` raises what."""
+        """Return whether the channel is open; once it was refused something, `next` raises the
+        refusal."""
         bridge = self._client.bridge
         assert isinstance(bridge, Amqp091), bridge
         client = bridge.client

@@ -37,7 +37,8 @@ KNOWN_MS: Final = 3_600_000
 FIRST_DELAY_MS: Final = 50
 LONGEST_DELAY_MS: Final = 2000
 FORGIVEN_MS: Final = 60_000
-"""Without another failure, after which the failures of an address and user are forgotten."""
+"""Milliseconds without a failure after which earlier failures of an address and user are
+forgotten."""
 REMEMBERED: Final = 10_000
 """Entries of each table."""
 
@@ -74,9 +75,9 @@ class Logins:
         self._clock = clock
         self._key = secrets.token_bytes(32)
         self._verified: dict[tuple[str, bytes, bytes], int] = {}
-        """Until when, by user, salt and keyed hash of the password."""
+        """Times until which a verified password is accepted, by user, salt and keyed hash."""
         self._known: dict[Key, int] = {}
-        """Until when an address and user go first."""
+        """Times until which an address and user go first."""
         self._failures: dict[Key, Failures] = {}
         self._waiting: list[Waiting] = []
         self._running: dict[Key, str] = {}
@@ -85,7 +86,7 @@ class Logins:
         self._timer: asyncio.TimerHandle | None = None
 
     def forget(self) -> None:
-        """The users changed: every password is to be checked again."""
+        """Forget verified passwords: the users changed."""
         self._verified.clear()
 
     async def check(
@@ -149,7 +150,7 @@ class Logins:
         return True
 
     def _serve(self) -> None:
-        """Let those run whose turn it is; look again when a delay ends."""
+        """Start the checks whose turn has come; set a timer for the next delayed one."""
         while len(self._running) < AT_A_TIME:
             now = self._clock()
             # A turn that is over already is that of a client who has just gone.

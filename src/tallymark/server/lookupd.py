@@ -69,7 +69,7 @@ class Pace:
 
 
 class Lookupd:
-    """All nsqlookupds of a broker."""
+    """The connections to all nsqlookupds of a broker."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Lookupd:
         self.loop = loop
         self.pace = pace or Pace()
         self.peers: dict[str, Peer] = {}
-        """By address."""
+        """Connections by address."""
         self._noticed = False
         topics.broker.observers.append(self._notice)
 
@@ -111,7 +111,8 @@ class Lookupd:
         self.topics.changed.clear()
 
     def _notice(self, queue: Queue, exists: bool) -> None:
-        """Topics and channels are queues: what changed is known when all of it is done."""
+        """Note that a topic or channel was created or deleted: it is announced at the end of the
+        turn."""
         if not self._noticed:
             self._noticed = True
             self.loop.call_soon(self._tell)
@@ -132,7 +133,7 @@ class Peer:
         self.lookupd = lookupd
         self.address = address
         self.link: Link | None = None
-        """None: not connected."""
+        """Link to the nsqlookupd; None: not connected."""
         self._host, self._port = split_address(address)
         self._attempt: asyncio.Task[None] | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -158,7 +159,7 @@ class Peer:
             link.close()
 
     def answered(self) -> None:
-        """It is nsqlookupd and it knows us: the next loss is a new one."""
+        """Mark the registration as answered: the next loss of the connection is logged anew."""
         self._wait_s = self.lookupd.pace.first_retry_s
 
     def lost(self, link: Link, reason: str) -> None:

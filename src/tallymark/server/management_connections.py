@@ -66,7 +66,7 @@ class Connections(Routes):
                 yield client
 
     def _found(self, request: web.Request) -> Listed:
-        """Raises NotFound, also for what the user does not see."""
+        """Find a connection. Raises NotFound, also for a connection that the user may not see."""
         name = request.match_info["name"]
         for client in self._seen(request):
             if client.peer == name:
@@ -80,9 +80,10 @@ class Connections(Routes):
         return shown(request, row_of(self._found(request)))
 
     async def _close(self, request: web.Request) -> web.Response:
-        """An AMQP client is told with 320; the broker's side ends at once. `X-Reason` says why.
+        """Close a connection: an AMQP client gets 320 with the reason in `X-Reason`, and the
+        broker's side ends at once.
 
-        Who is no administrator may close the own connections.
+        A user who is no administrator may close only its own connections.
         """
         client = self._found(request)
         user, place = user_of(request), place_of(client)

@@ -27,7 +27,7 @@ class Definitions(Routes):
     def __init__(self, http: HttpServer) -> None:
         super().__init__(http)
         self._importing = asyncio.Lock()
-        """One at a time: each is planned against what the one before made."""
+        """Lock of imports: each is planned against the result of the one before."""
 
     def add_to(self, app: web.Application) -> None:
         for path in ("/api/definitions", "/api/definitions/{vhost}"):

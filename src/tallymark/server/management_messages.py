@@ -100,7 +100,7 @@ class Messages(Routes):
         return web.Response(status=204)
 
     async def _aliveness(self, request: web.Request) -> web.Response:
-        """Declare a queue, publish to it and get what was published [rabbitmq aliveness-test]."""
+        """Declare a queue, publish to it and get the message back [rabbitmq aliveness-test]."""
         self.check_alarms()
         async with self.channel(request) as channel:
             await channel.call(QueueDeclare(ALIVENESS), QueueDeclareOk)

@@ -57,7 +57,8 @@ class Overview(Routes):
         ]
 
     async def _overview(self, request: web.Request) -> web.Response:
-        """Counts are of what the user sees; listeners and the rest are everybody's."""
+        """Show totals of the virtual hosts that the user may see, and the node's listeners and
+        properties."""
         broker = self.node.broker
         vhosts = self.vhosts(request)
         names = {vhost.name for vhost in vhosts}
@@ -147,7 +148,7 @@ class Overview(Routes):
         return shown(request, self._node_row())
 
     async def _extensions(self, request: web.Request) -> web.Response:
-        """None: there is no web page to extend."""
+        """Return an empty list: there is no web page to extend."""
         return answer([])
 
     async def _empty(self, request: web.Request) -> web.Response:

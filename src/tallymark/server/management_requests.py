@@ -67,7 +67,7 @@ class Fields:
         return self.value.get(name) is not None
 
     def text(self, name: str, default: str | None = None) -> str:
-        """None as the default: it has to be there."""
+        """Return a field that is text. A default of None makes it required."""
         found = self.value.get(name, default)
         if not isinstance(found, str):
             raise self.wrong(name, "text")
@@ -181,7 +181,7 @@ class Routes:
         return [vhost for vhost in found if sees(user, vhost.name)]
 
     def check_alarms(self) -> None:
-        """Nothing is published while publishers are held back. Raises Refused 503."""
+        """Refuse a publish while publishers are paused. Raises Refused 503."""
         alarms = sorted(self.node.housekeeping.alarms)
         if alarms:
             raise Refused(503, "blocked", f"publishers wait: alarms for {', '.join(alarms)}")
@@ -297,7 +297,7 @@ def _filter(name: str, is_pattern: bool) -> Callable[[str], bool]:
 
 
 def _columns(request: web.Request, row: dict[str, Any]) -> dict[str, Any]:
-    """The columns asked for, `a.b` for a field of a field; what a row has not is left out."""
+    """Return the columns asked for, `a.b` for a field of a field; missing ones are omitted."""
     wanted = request.query.get("columns")
     if not wanted:
         return row

@@ -103,8 +103,8 @@ def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
 
 
 def queue_details(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
-    """The row of one queue asked for by name: with its consumers, and what takes a look at every
-    message that is deferred."""
+    """Return the row of one queue asked for by name, with its consumers and figures for which every
+    deferred message is looked at."""
     consumers = [consumer_row(consumer) for consumer in queue.consumers]
     row = {**queue_row(node, vhost, queue), "consumer_details": consumers}
     if queue.deferrals:
@@ -186,7 +186,7 @@ def implied_row(queue: Queue) -> dict[str, Any]:
 
 
 def binding_rows(vhost: VirtualHost) -> Iterator[dict[str, Any]]:
-    """All of a virtual host, the implied ones first."""
+    """Yield all bindings of a virtual host, the implied ones first."""
     for queue in vhost.queues.values():
         yield implied_row(queue)
     for binding in vhost.bindings():

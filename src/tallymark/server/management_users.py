@@ -75,7 +75,7 @@ def tags_in(fields: Fields) -> list[str]:
 
 
 class UsersAndPermissions(Routes):
-    """Routes under /api/users, /api/permissions and what of /api/vhosts is about users."""
+    """Routes under /api/users and /api/permissions, and those of /api/vhosts that concern users."""
 
     def add_to(self, app: web.Application) -> None:
         router = app.router
@@ -97,7 +97,7 @@ class UsersAndPermissions(Routes):
         return answer({"name": user.name, "tags": user.all_tags})
 
     def _users(self) -> dict[str, User]:
-        """All users; the guest that stands in for them while none are configured."""
+        """Return all users, including the guest that stands in while none are configured."""
         try:
             return self.node.users.current() or {GUEST_USER.name: GUEST_USER}
         except UsersError as error:
@@ -138,8 +138,8 @@ class UsersAndPermissions(Routes):
         return shown(request, self._row(self._user(request)))
 
     async def _put(self, request: web.Request) -> web.Response:
-        """Password, or hash, or neither: then nobody logs in by a password, also not by the one
-        there was, as in RabbitMQ."""
+        """Set a user's password, or its hash, or neither: then it cannot log in by a password any
+        more, as in RabbitMQ."""
         require_administrator(request)
         name, fields = request.match_info["user"], await fields_of(request)
         tags = tags_in(fields)
@@ -167,7 +167,7 @@ class UsersAndPermissions(Routes):
         return web.Response(status=204)
 
     async def _delete_some(self, request: web.Request) -> web.Response:
-        """All users named, or none of them; names that nobody has mean nothing [rabbitmq]."""
+        """Delete all users named, or none of them; unknown names have no effect [rabbitmq]."""
         require_administrator(request)
         fields = await fields_of(request)
         names = fields.value.get("users")
