@@ -103,8 +103,8 @@ class VirtualHosts(Routes):
         return shown(request, vhost_row(self.vhost(request)))
 
     async def _put(self, request: web.Request) -> web.Response:
-        """Whoever makes it may do everything in it, as with RabbitMQ. The default queue type may be
-        set anew."""
+        """Create a virtual host, and give its creator all permissions there, as RabbitMQ does. The
+        default queue type may be changed."""
         require_administrator(request)
         name, user = request.match_info["vhost"], user_of(request)
         fields = await fields_of(request)

@@ -30,12 +30,12 @@ _MEANING: Final = {
     "delivery_limit": "Messages that died because they had been delivered in vain too often.",
     CONFIRMED: "Dead letters that every target has.",
 }
-"""By reason of death."""
+"""Help texts by reason of death."""
 
 
 def render(node: Node, sees: Callable[[str], bool]) -> bytes:
-    """All metrics in the text format. Queues are named only in virtual hosts that who asks `sees`;
-    what counts the whole broker counts all."""
+    """Return all metrics in the text format. Queues are named only in virtual hosts that who asks
+    `sees`; what counts the whole broker counts all."""
     registry = CollectorRegistry()
     registry.register(_NodeCollector(node, sees))
     ProcessCollector(registry=registry)
@@ -106,7 +106,8 @@ class _NodeCollector(Collector):
         yield alarm
 
     def _dead_letters(self) -> Iterator[Metric]:
-        """Since the start, over all queues, and under the names RabbitMQ has for them [DL-8]."""
+        """Yield the counts of dead letters since the start, over all queues, under the names
+        RabbitMQ has for them [DL-8]."""
         counts = self._node.broker.dead_letters.counts
         for reason in (*DEATHS.values(), CONFIRMED):
             family = CounterMetricFamily(
