@@ -14,8 +14,11 @@ from pathlib import Path
 import pika
 import pytest
 
+from tallymark.wire.amqp091.frames import PROTOCOL_HEADER
+from tallymark.wire.amqp091.methods import ConnectionStartOk
 from tallymark.wire.nsq.commands import MAGIC, auth
 from tests.server.lines import DOORS, until_closed
+from tests.support.amqp091 import method_frame
 from tests.support.amqp10_socket import Client as Client10
 from tests.support.process import BrokerProcess
 
@@ -92,3 +95,44 @@ def test_a_fault_in_a_heartbeats_tick(broker: BrokerProcess) -> None:
     assert "in a tick" in broker.log()
     assert "connection.broken" in broker.log()
     still_serves(broker)
+
+
+END_AS_IT_BEGINS = """
+from tallymark.server.client import Client
+
+begin = Client.begin
+
+def begin_and_end(client, work):
+    begin(client, work)
+    client.bridge.shutdown("ended as its task begins")
+    client._node.touch(client)
+
+Client.begin = begin_and_end
+"""
+
+
+def test_a_connection_that_ends_as_its_log_in_begins(tmp_path: Path) -> None:
+    """As by garbage behind the password, in a read of its own: that is no fault of ours."""
+    (tmp_path / "sitecustomize.py").write_text(END_AS_IT_BEGINS)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    with BrokerProcess(
+        tmp_path / "data", env={"PYTHONPATH": path}, auth_http_address="127.0.0.1:1",
+        handshake_timeout_ms="300",
+    ) as broker:  # fmt: skip
+        start_ok = ConnectionStartOk({"capabilities": {}}, "PLAIN", b"\0guest\0guest")
+        with BY_NAME["amqp-0-9-1"].connect(broker) as raw:
+            raw.sendall(PROTOCOL_HEADER + method_frame(0, start_ok))
+            while b"\0\x0a\0\x32" not in raw.recv(65536):  # connection.close
+                pass
+        with suppress(ConnectionError, AssertionError):
+            BY_NAME["amqp-1.0"].opened(broker).close()
+        client = Client10(BY_NAME["amqp-1.0"].connect(broker))
+        with client, suppress(ConnectionError, AssertionError):
+            client.mechanisms()
+            client.authenticate("SCRAM-SHA-256", b"n,,n=guest,r=nonce")
+        raw = BY_NAME["nsq"].connect(broker)
+        raw.sendall(MAGIC + auth(b"secret"))
+        with raw, suppress(ConnectionResetError):
+            until_closed(raw)
+        assert broker.http("GET", "/healthz", user=None)[0] == 200
+        assert "connection.broken" not in broker.log()

@@ -1,14 +1,14 @@
-"""Every hostile behaviour for a moment: whatever it does, the broker is there, and others are served.
+"""Every hostile behaviour for a moment: the broker stays, and others are served.
 
-How much slower others are meanwhile is a matter for `make siege` (bench/siege.py), on a machine that
-is quiet. Here it goes round until it has done a few steps, in `make test-long` more of them.
+How much slower others are meanwhile is a matter for `make siege` (bench/siege.py), on a machine
+that is quiet. Here it goes round until it has done a few steps, in `make test-long` more of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import suppress
 
 import pika
 import pytest
@@ -16,8 +16,17 @@ import pytest
 from tests.server.lines import memory_mib
 from tests.server.peers import alarms, open_connections
 from tests.siege.attack import Behaviour, Count, Target, attack
-from tests.siege.behaviours import ALL
-from tests.siege.brokers import MAX_MEMORY, MIB, faults, provided, renew, set_up, target_of, unbalanced
+from tests.siege.behaviours import ALL, PORTS
+from tests.siege.brokers import (
+    MAX_MEMORY,
+    MIB,
+    faults,
+    provided,
+    renew,
+    set_up,
+    target_of,
+    unbalanced,
+)
 from tests.support.long import longer, sized
 from tests.support.patience import until, until_on_loop
 from tests.support.process import BrokerProcess
@@ -44,10 +53,8 @@ async def until_done(chosen: Behaviour, target: Target, steps: int) -> Count:
     task = asyncio.create_task(attack(chosen, target, count))
     await until_on_loop(lambda: count.steps >= steps or task.done(), lambda: (chosen.name, count))
     task.cancel()
-    try:
+    with suppress(asyncio.CancelledError):
         await task
-    except asyncio.CancelledError:
-        pass
     return count
 
 
@@ -75,10 +82,5 @@ def test_others_are_served_through_it_and_after_it(
 
 def test_there_are_sixty_and_each_port_has_some() -> None:
     assert len(ALL) >= 60
-    assert {one.port for one in ALL} == set(target_ports())
-
-
-def target_ports() -> tuple[str, ...]:
-    from tests.siege.behaviours import PORTS
-
-    return PORTS
+    assert {one.port for one in ALL} == set(PORTS)
+    assert len({one.name for one in ALL}) == len(ALL)

@@ -191,7 +191,7 @@ async def passwords(worker: Worker) -> None:
     await line.until(b"\xce")
     await line.send(worker.start_ok("wrong"))
     worker.step()
-    await line.drain()
+    await line.refused()
 
 
 # -- what costs to read
@@ -203,7 +203,7 @@ async def tables(worker: Worker) -> None:
     raw = nested(16_000)
     await line.send(declare("nested", len(raw).to_bytes(4, "big") + raw))
     worker.step()
-    await line.drain()
+    await line.refused()
 
 
 @behaviour("amqp", "messages with headers of 120 KB in 20,000 fields", workers=2)
@@ -242,7 +242,7 @@ async def unknown(worker: Worker) -> None:
     kinds = [frame(9, 1, b"?"), method(1, (99, 99)), method(1, (60, 999)), frame(HEADER, 1, b"")]
     await line.send(kinds[worker.count.steps % len(kinds)])
     worker.step()
-    await line.drain()
+    await line.refused()
 
 
 @behaviour("amqp", "bytes at random after open", workers=8)
@@ -250,7 +250,7 @@ async def noise(worker: Worker) -> None:
     line = await worker.opened()
     await line.send(os.urandom(4096))
     worker.step()
-    await line.drain()
+    await line.refused()
 
 
 @behaviour("amqp", "heartbeat frames without end", workers=2)
@@ -468,7 +468,7 @@ async def huge(worker: Worker) -> None:
         begun + frame(HEADER, 1, struct.pack(">HHQ", 60, 0, (1 << 63) - 1) + PERSISTENT)
     )
     worker.step()
-    await line.drain()
+    await line.refused()
 
 
 @behaviour("amqp", "a frame's head that announces 4 GiB", workers=8)
@@ -476,7 +476,7 @@ async def frames(worker: Worker) -> None:
     line = await worker.opened()
     await line.send(struct.pack(">BHI", METHOD, 1, 0xFFFF_FFFF) + b"x" * 1000)
     worker.step()
-    await line.drain()
+    await line.refused()
 
 
 @behaviour("amqp", "body frames of no bytes inside a content", workers=2)

@@ -158,7 +158,7 @@ async def passwords_10(worker: Worker) -> None:
     await line.until(b"PLAIN")
     await line.send(sasl(worker, "wrong"))
     worker.step()
-    await line.drain()
+    await line.refused()
 
 
 @behaviour("amqp", "1.0: connections opened and dropped", workers=8)
@@ -179,7 +179,7 @@ def _bomb(name: str, title: str, properties: bytes) -> None:
         body = b"\0\x53\x10\xd0" + (len(fields) + 4).to_bytes(4, "big") + b"\0\0\0\x0a" + fields
         await line.send(AMQP_HEADER + frame(0, body))
         worker.step()
-        await line.drain()
+        await line.refused()
 
     act.__name__ = name
     behaviour("amqp", title, workers=2)(act)
@@ -227,7 +227,7 @@ async def unknown_10(worker: Worker) -> None:
              b"\0\0\0\x04\x02\0\0\0"]  # fmt: skip
     await line.send(kinds[worker.count.steps % len(kinds)])
     worker.step()
-    await line.drain()
+    await line.refused()
 
 
 @behaviour("amqp", "1.0: empty frames without end", workers=2)

@@ -27,6 +27,8 @@ AGAIN_S: Final = 0.01
 """After a round that was cut short."""
 HEADER_091: Final = b"AMQP\0\0\x09\x01"
 OPEN_OK: Final = b"\0\x0a\0\x29"
+LAST_WORDS: Final = (b"\0\x0a\0\x32", b"\0\x53\x18")
+"""connection.close of both AMQPs."""
 CHANNEL_OPEN_OK: Final = b"\0\x14\0\x0b"
 
 
@@ -63,6 +65,7 @@ class Line:
 
     async def send(self, data: bytes) -> None:
         await self._loop.sock_sendall(self.raw, data)
+        await asyncio.sleep(0)  # sending does not wait while the system takes it
 
     async def drip(self, data: bytes, pause_s: float = 0.1) -> None:
         """Byte after byte, each in a segment of its own."""
@@ -88,6 +91,13 @@ class Line:
         """Read and throw away until the broker hangs up, which raises EOFError."""
         while True:
             await self.read()
+
+    async def refused(self) -> None:
+        """Read until the broker says that the connection is over, or ends it: raises EOFError."""
+        seen = b""
+        while not any(word in seen for word in LAST_WORDS):
+            seen = seen[-8:] + await self.read()
+        raise EOFError("the broker closed the connection")
 
     def close(self) -> None:
         self.raw.close()

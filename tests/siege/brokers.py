@@ -29,11 +29,12 @@ SETTINGS: Final[dict[str, str]] = {
 }
 
 
-def provided(folder: Path) -> BrokerProcess:
+def provided(folder: Path, *, is_forked: bool = True) -> BrokerProcess:
     """A broker with a listener for each port that is attacked. Not started."""
     made = Authority(folder).sign("localhost")
     return BrokerProcess(
-        folder / "data", amqps_port="0", amqps_cert=str(made.cert), amqps_key=str(made.key),
+        folder / "data", is_forked=is_forked,
+        amqps_port="0", amqps_cert=str(made.cert), amqps_key=str(made.key),
         nsq_tls_cert=str(made.cert), nsq_tls_key=str(made.key), log_level="info", **SETTINGS,
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import zlib
+from collections.abc import Callable
 
 import cramjam
 
@@ -30,6 +31,31 @@ async def known(worker: Worker, **more: object) -> Line:
     await line.send(auth(f"{worker.target.user}:{worker.target.password}".encode()))
     await line.until(b"}")
     return line
+
+
+async def compressing(worker: Worker, kind: str, pack: Callable[[bytes], bytes]) -> Line:
+    """The same inside deflate or snappy; answers are read and thrown away."""
+    line = await worker.line("nsq")
+    await line.send(MAGIC + about(**{kind: True}))
+    await line.until(b"}")
+    worker.beside(line.drain)
+    await line.send(pack(auth(f"{worker.target.user}:{worker.target.password}".encode())))
+    return line
+
+
+def deflating() -> Callable[[bytes], bytes]:
+    squeeze = zlib.compressobj(9, wbits=-15)
+    return lambda data: squeeze.compress(data) + squeeze.flush(zlib.Z_SYNC_FLUSH)
+
+
+def snappy_chunk(piece: bytes) -> bytes:
+    """Of at most 64 KiB."""
+    content = masked_checksum(piece) + bytes(cramjam.snappy.compress_raw(piece))
+    return b"\0" + len(content).to_bytes(3, "little") + content
+
+
+def snapping(data: bytes) -> bytes:
+    return IDENTIFIER + snappy_chunk(data)
 
 
 @behaviour("nsq", "silent connections", workers=400)
@@ -127,53 +153,41 @@ async def dribble_nsq(worker: Worker) -> None:
 
 @behaviour("nsq", "deflate: 10 kB that stand for 10 MiB of commands", workers=8)
 async def deflate(worker: Worker) -> None:
-    line = await known(worker, deflate=True)
-    squeeze = zlib.compressobj(9, wbits=-15)
-    bomb = NOP * (10 * MIB // len(NOP))
-    squeezed = squeeze.compress(bomb) + squeeze.flush(zlib.Z_SYNC_FLUSH)
-    await line.send(squeezed)
-    worker.step()
-    await line.drain()
+    pack = deflating()
+    line = await compressing(worker, "deflate", pack)
+    await flood(worker, line, pack(NOP * (10 * MIB // len(NOP))), 1)
 
 
 @behaviour("nsq", "deflate: publishes of zeros, 1,000 to 1", workers=4)
 async def deflate_bodies(worker: Worker) -> None:
-    line = await known(worker, deflate=True)
-    worker.beside(line.drain)
-    squeeze = zlib.compressobj(9, wbits=-15)
+    pack = deflating()
+    line = await compressing(worker, "deflate", pack)
     while True:
-        one = squeeze.compress(pub("zeros#ephemeral", bytes(MIB - 100)))
-        await line.send(one + squeeze.flush(zlib.Z_SYNC_FLUSH))
+        await line.send(pack(pub("zeros#ephemeral", bytes(MIB - 100))))
         worker.step()
 
 
-@behaviour("nsq", "snappy: chunks of zeros, 20 to 1", workers=8)
+@behaviour("nsq", "snappy: chunks of commands, 20 to 1", workers=8)
 async def snappy(worker: Worker) -> None:
-    line = await known(worker, snappy=True)
-    worker.beside(line.drain)
-    piece = NOP * (65536 // len(NOP))
-    packed = bytes(cramjam.snappy.compress_raw(piece))
-    content = masked_checksum(piece) + packed
-    chunk = b"\0" + len(content).to_bytes(3, "little") + content
-    await line.send(IDENTIFIER)
-    while True:
-        await line.send(chunk * 20)
-        worker.step(20)
-        await asyncio.sleep(0)
+    line = await compressing(worker, "snappy", snapping)
+    await flood(worker, line, snappy_chunk(NOP * (65536 // len(NOP))) * 20, 20)
 
 
 @behaviour("nsq", "snappy: a length of 4 GiB in a chunk of 10 bytes", workers=8)
 async def snappy_length(worker: Worker) -> None:
-    line = await known(worker, snappy=True)
+    line = await compressing(worker, "snappy", snapping)
     content = b"\0" * 4 + b"\xff\xff\xff\xff\x0f" + b"x" * 5
-    await line.send(IDENTIFIER + b"\0" + len(content).to_bytes(3, "little") + content)
+    await line.send(b"\0" + len(content).to_bytes(3, "little") + content)
     worker.step()
     await line.drain()
 
 
 @behaviour("nsq", "bytes at random in deflate and snappy", workers=8)
 async def noise_nsq(worker: Worker) -> None:
-    line = await known(worker, **{"deflate" if worker.number % 2 else "snappy": True})
+    if worker.number % 2:
+        line = await compressing(worker, "deflate", deflating())
+    else:
+        line = await compressing(worker, "snappy", snapping)
     await line.send(os.urandom(2000))
     worker.step()
     await line.drain()

@@ -6,9 +6,8 @@
         connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", rabbit.port))
 
 It has nothing in common with a RabbitMQ that the machine runs: a node name, ports on 127.0.0.1, an
-epmd, a cookie and folders of its own; no plugins but those asked for, the settings it is delivered
-with. The Erlang machine is our child itself, not a child of the start script, so that it ends by
-its own pid.
+epmd, a cookie and folders of its own; no plugins and settings but those asked for. The Erlang
+machine is our child itself, not a child of the start script, so that it ends by its own pid.
 """
 
 from __future__ import annotations
@@ -60,8 +59,16 @@ class RabbitDied(Exception):
 class RabbitProcess:
     """One RabbitMQ node on `folder`, which it fills; gone when the block ends."""
 
-    def __init__(self, script: Path, folder: Path, plugins: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        script: Path,
+        folder: Path,
+        plugins: tuple[str, ...] = (),
+        settings: tuple[str, ...] = (),
+    ) -> None:
+        """settings: lines of rabbitmq.conf."""
         self.script = script
+        self.settings = settings
         self.folder = folder
         self.plugins = plugins
         self.port = 0
@@ -98,6 +105,15 @@ class RabbitProcess:
     ) -> None:
         self._stop()
 
+    @property
+    def pid(self) -> int:
+        """Of the Erlang machine."""
+        return self._running[-1].pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._running[-1].poll() is None
+
     def _start(self, command: list[str], environment: dict[str, str]) -> None:
         process = subprocess.Popen(
             command,
@@ -113,7 +129,8 @@ class RabbitProcess:
         plugins = self.folder / "enabled_plugins"
         plugins.write_text(f"[{','.join(self.plugins)}].\n")
         config = self.folder / "rabbitmq.conf"
-        config.write_text(f"listeners.tcp.1 = 127.0.0.1:{self.port}\n")
+        lines = (f"listeners.tcp.1 = 127.0.0.1:{self.port}", *self.settings)
+        config.write_text("".join(f"{line}\n" for line in lines))
         kept = {name: value for name, value in os.environ.items() if "RABBITMQ" not in name}
         return kept | {
             "HOME": str(self.folder),  # where the cookie is made

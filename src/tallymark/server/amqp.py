@@ -114,7 +114,8 @@ class AmqpClient(Client):
     async def _check_step(self) -> None:
         """Answer a step of SCRAM."""
         response = self.bridge.pending_sasl
-        assert response is not None
+        if response is None:  # as in _check_login
+            return
         try:
             if self._scram is None:
                 self._begin_scram(response)
@@ -148,7 +149,8 @@ class AmqpClient(Client):
         self.bridge.login_failed()
 
     async def _check_login(self) -> None:
-        assert self.bridge.pending_login is not None
+        if self.bridge.pending_login is None:  # the connection ended before this task began
+            return
         mechanism, name, password = self.bridge.pending_login
         user: User | None = None
         try:

@@ -260,7 +260,8 @@ class NsqClient(Client):
 
     async def _ask(self) -> None:
         secret = self.bridge.pending_auth
-        assert secret is not None
+        if secret is None:  # the connection came to its end before this task began
+            return
         tls = self.tls
         name = "" if tls is None else tls.common_name()
         try:
