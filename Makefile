@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup install test test-pure test-installed test-long test-timings timings check format \
-	bench build demo fuzz figures interop constraints clean
+	bench siege build demo fuzz figures interop constraints clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -109,6 +109,9 @@ bench: install  ## the benchmark scenarios against a broker started for them (AR
 
 figures: $(VENV)/.dependencies  ## files, lines, largest class, import circles, files a publish crosses
 	$(BIN)/python tools/figures.py
+
+siege: install  ## hostile behaviours beside another client: docs/siege.md is written (ARGS=--both)
+	$(BIN)/python bench/siege.py --out docs/siege.md $(ARGS)
 
 build: $(VENV)/.dependencies  ## wheel and sdist in dist/
 	rm -rf build/lib* build/bdist*

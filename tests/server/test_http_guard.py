@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import socket
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,3 +144,17 @@ def test_no_answer_names_a_version(ports: dict[str, int], listener: str) -> None
     assert b"Server: Tallymark\r\n" in said
     assert b"Python" not in said
     assert b"aiohttp" not in said
+
+
+@pytest.mark.parametrize("listener", LISTENERS)
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br"])
+def test_what_a_client_has_packed_is_not_unpacked(
+    ports: dict[str, int], listener: str, coding: str
+) -> None:
+    """A few kilobytes may stand for any size. NSQ takes them as they are, as nsqd does."""
+    packed = {"gzip": gzip.compress, "deflate": zlib.compress, "br": zlib.compress}
+    method, path = CHANGE[listener]
+    body = packed[coding](bytes(2 << 20))  # more than the largest message of NSQ
+    headers = [("Host", "127.0.0.1"), ("Content-Encoding", coding)]
+    found = ask(ports[listener], method, path, headers, body)
+    assert found.status == (415 if listener == "management" else 200)

@@ -55,6 +55,7 @@ STATUS: Final[dict[type[BrokerError], tuple[int, str]]] = {
 """Any other engine error is 400, bad_request."""
 OWN: Final = "/api/tallymark/"
 """Paths that RabbitMQ has not; at its own a refused access is 401, as its clients expect."""
+IDENTITY: Final = "identity"
 MAX_REQUEST: Final = 1 << 20
 USER: Final = web.RequestKey("user", User)
 """Name of the user that sent the request. `user_of` tells what that user may do now."""
@@ -131,6 +132,17 @@ def require_administrator(request: web.Request) -> None:
     user = user_of(request)
     if not user.administrator:
         raise Refused(403, "access_refused", f"user '{user.name}' is not an administrator")
+
+
+def refuse_coded(request: web.Request) -> None:
+    """Raises Refused: the body is compressed. What it stands for could be any size."""
+    coding = request.headers.get("Content-Encoding", IDENTITY)
+    if coding.lower() != IDENTITY:
+        raise Refused(
+            415,
+            "unsupported_media_type",
+            f"Content-Encoding is {coding[:200]!r}, expected none: bodies are not unpacked",
+        )
 
 
 class HttpServer:
@@ -225,6 +237,7 @@ class HttpServer:
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             self._guard.check(request)
+            refuse_coded(request)
             response = await handler(request)
             if audit.is_change(request.method, request.path):
                 user = request[USER].name if USER in request else ""

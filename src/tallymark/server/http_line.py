@@ -49,7 +49,10 @@ class HttpLine(web.RequestHandler):
         self._answer_s = config.http_answer_timeout / 1000
         self._idle_s = config.http_idle_timeout / 1000
         no_log: Any = None
-        super().__init__(manager, loop=node.loop, access_log=no_log, keepalive_timeout=self._idle_s)
+        super().__init__(
+            manager, loop=node.loop, access_log=no_log, keepalive_timeout=self._idle_s,
+            auto_decompress=False,  # 64 kB may stand for 64 MiB, counted by nobody
+        )  # fmt: skip
         self._node = node
         self._clock = node.loop.time
         self._timer: asyncio.TimerHandle | None = None
