@@ -60,14 +60,28 @@ demo: $(VENV)/.demo  ## the play: publish, consume, crash, land through Spark, r
 	echo "tallymark runs interpreted, from src ('make install' compiles it)"; fi; \
 	$(STEP) --shown play $$run demo $(if $(INPUT),--input "$(INPUT)")
 
+# Rows are named by what was there: "warm" is pip's cache as it is, PIP_NO_CACHE_DIR=1 leaves it out.
+KIND = $(if $(PIP_NO_CACHE_DIR),cold,warm)
+FRESH = $(STEP) --shown "$(KIND): make $(1)" $(MAKE) -C build/fresh
+CLONE = rm -rf build/fresh && git clone -q . build/fresh
+# What the steps within took goes to the table as well, before others of the same name follow.
+TAKE = sed "s/\t/\t$(KIND): $(1)/" build/fresh/build/timings.tsv >> build/timings.tsv && \
+	rm build/fresh/build/timings.tsv
+
 timings:  ## how long set-up, build, demo and test take on a fresh clone (docs/contributing.md)
-	rm -rf build/fresh && git clone -q . build/fresh
-	$(STEP) --shown "make demo" $(MAKE) -C build/fresh demo
-	$(STEP) --shown "make install" $(MAKE) -C build/fresh install
-	echo "# changed" >> build/fresh/src/tallymark/engine/queue.py
-	$(STEP) --shown "make install after a change" $(MAKE) -C build/fresh install
-	$(STEP) --shown "make test" $(MAKE) -C build/fresh test
-	@cat build/fresh/build/timings.tsv >> build/timings.tsv; $(PYTHON) .ci/step.py --table
+	mkdir -p build && $(CLONE)
+	$(call FRESH,demo) demo
+	$(call FRESH,install) install
+	@$(call TAKE,)
+	printf '\n\ndef changed() -> int:\n    return 1\n' >> build/fresh/src/tallymark/engine/queue.py
+	$(call FRESH,install after a change) install
+	@$(call TAKE,after a change: )
+	$(call FRESH,test on a tree that is set up) test
+	$(CLONE)
+	$(call FRESH,test on a fresh clone) test
+	@$(call TAKE,test on a fresh clone: )
+	rm -rf build/fresh
+	@$(PYTHON) .ci/step.py --table
 
 test: setup  ## everything brief: checks, what can differ interpreted, all tests as installed
 	$(MAKE) --no-print-directory -j3 check test-pure install
