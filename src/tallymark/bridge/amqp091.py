@@ -24,7 +24,6 @@ from tallymark.bridge.amqp import SCRAM, AmqpBridge, default_mechanisms
 from tallymark.bridge.amqp091_channel import Channel, Client
 from tallymark.bridge.amqp091_content import Recipient
 from tallymark.bridge.amqp091_errors import wire_error
-from tallymark.bridge.amqp091_gate import Gate, OutputGate
 from tallymark.bridge.amqp091_login import (
     UNCOUNTED_RECOVER,
     client_capabilities,
@@ -35,6 +34,7 @@ from tallymark.bridge.amqp091_login import (
 )
 from tallymark.bridge.amqp091_streams import StreamRecipient
 from tallymark.bridge.direct_reply import DirectReplies
+from tallymark.bridge.output_gate import Gate, OutputGate
 from tallymark.bridge.permissions import QUEUE, READ, Access, OnDenied, Permissions, refuse_entry
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import (
@@ -212,7 +212,7 @@ class Amqp091(AmqpBridge):
         self._offered: tuple[str, ...] = ()
         self._permissions: Permissions | None = None
         self._capabilities: frozenset[str] = frozenset()
-        self._gate = OutputGate(self.wire, self)
+        self._gate = OutputGate(self)
         self._now_ms = 0
         self._over = False
 
@@ -271,10 +271,13 @@ class Amqp091(AmqpBridge):
         """Return when `tick` is due, monotonic milliseconds."""
         return self.wire.next_deadline()
 
+    def said(self) -> list[bytes]:
+        return self.wire.take_output(self._now_ms)
+
     def take_output(self) -> list[bytes]:
         """Return the output to write now, in order. While some output waits for the disk, no
         messages are taken from queues for this connection: they would only wait behind it."""
-        chunks = self._gate.take(self._now_ms)
+        chunks = self._gate.take()
         if self.wire.content_bytes:
             self.wire.content_bytes = self._gate.held_bytes()
         connection = self.connection

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, final
 
-from tallymark.bridge.amqp091_gate import OutputGate
 from tallymark.bridge.direct_reply import DirectReplies
+from tallymark.bridge.output_gate import OutputGate
 from tallymark.bridge.permissions import Access
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker

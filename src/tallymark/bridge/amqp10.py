@@ -20,7 +20,6 @@ from tallymark.bridge.amqp10_client import Client, Delayed, LinkEnd, Session, Se
 from tallymark.bridge.amqp10_consume import OutgoingLink
 from tallymark.bridge.amqp10_dispositions import is_final, settle, withdraw
 from tallymark.bridge.amqp10_errors import error_of
-from tallymark.bridge.amqp10_hold import Held, OutputHold
 from tallymark.bridge.amqp10_login import (
     ANONYMOUS,
     PLAIN,
@@ -31,6 +30,7 @@ from tallymark.bridge.amqp10_login import (
 )
 from tallymark.bridge.amqp10_publish import IncomingLink
 from tallymark.bridge.amqp10_tx import retire
+from tallymark.bridge.output_gate import Gate, OutputGate
 from tallymark.bridge.permissions import Access, Permissions, refuse_entry
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import (
@@ -84,7 +84,7 @@ class Amqp10(AmqpBridge):
     """The bridge of one AMQP 1.0 client (see the module's docstring)."""
 
     __slots__ = (
-        "_held_output",
+        "_gate",
         "_is_time",
         "_mechanism",
         "_now_ms",
@@ -115,7 +115,7 @@ class Amqp10(AmqpBridge):
         )
         self.client: Client | None = None
         """State of the client once it has entered a virtual host."""
-        self._held_output = OutputHold(self.wire)
+        self._gate = OutputGate(self)
         self._mechanism = ""
         self._permissions: Permissions | None = None
         self._open: Open | None = None
@@ -130,7 +130,7 @@ class Amqp10(AmqpBridge):
     @property
     def closing(self) -> bool:
         """True if the transport is to be closed once the output of take_output is written."""
-        return self._over and not self._held_output.shut
+        return self._over and not self._gate.shut
 
     @property
     def connection(self) -> EngineConnection | None:
@@ -168,10 +168,11 @@ class Amqp10(AmqpBridge):
 
     @property
     def output_bytes(self) -> int:
-        return self._held_output.held_bytes()
+        return self._gate.held_bytes()
 
     def let_go(self) -> None:
         self.client = None
+        self._gate.let_go()
 
     def tick(self, now_ms: int) -> None:
         """Handle heartbeats and time-outs. Called at `next_deadline`."""
@@ -185,13 +186,16 @@ class Amqp10(AmqpBridge):
         """Return when `tick` is due, monotonic milliseconds."""
         return self.wire.next_deadline()
 
+    def said(self) -> list[bytes]:
+        return self.wire.take_output(self._now_ms)
+
     def take_output(self) -> list[bytes]:
         """Return the output to write now, in order. While some output waits for the disk, no
         messages are taken from queues for this connection."""
-        chunks = self._held_output.take(self._now_ms)
+        chunks = self._gate.take()
         connection = self.connection
-        if connection is not None and connection.gated != self._held_output.shut:
-            connection.gated = self._held_output.shut
+        if connection is not None and connection.gated != self._gate.shut:
+            connection.gated = self._gate.shut
             if not connection.gated:
                 self.broker.wake(connection)
         return chunks
@@ -294,7 +298,7 @@ class Amqp10(AmqpBridge):
         end = consumer.handle
         assert isinstance(end, OutgoingLink)
         if effect.waits:
-            self._held_output.hold(self.broker, self, self._now_ms)
+            self._gate.shut_for(self.broker)
         end.deliver(effect)
 
     def confirm(self, effect: Confirm) -> None:
@@ -361,11 +365,14 @@ class Amqp10(AmqpBridge):
 
     def durable(self, effect: Durable) -> None:
         """Send an answer that waited for the disk."""
-        delayed = effect.waiter
-        assert isinstance(delayed, Delayed)
+        waiter = effect.waiter
+        if isinstance(waiter, Gate):
+            self._gate.release(waiter)
+            return
+        assert isinstance(waiter, Delayed)
         client = self.client
-        if isinstance(delayed, Held) or (client is not None and not client.closed):
-            delayed.say()
+        if client is not None and not client.closed:
+            waiter.say()
 
     # -- events
 

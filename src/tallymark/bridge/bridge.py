@@ -105,6 +105,10 @@ class Bridge:
         """Return when `tick` is due, monotonic milliseconds; None: there is no deadline."""
         raise NotImplementedError
 
+    def said(self) -> list[bytes]:
+        """Take what the connection has said since, for its `OutputGate`."""
+        return []
+
     def take_output(self) -> list[bytes]:
         """Return the output to write now, in order."""
         raise NotImplementedError

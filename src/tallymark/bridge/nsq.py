@@ -33,6 +33,7 @@ from tallymark.bridge.nsq_auth import AuthState
 from tallymark.bridge.nsq_in_flight import InFlightMessages, OnFinish
 from tallymark.bridge.nsq_output import MessageBuffer
 from tallymark.bridge.nsq_topics import Topics
+from tallymark.bridge.output_gate import Gate, OutputGate
 from tallymark.bridge.permissions import QUEUE, READ, Access, OnDenied, Permissions
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Cancelled, CloseSession, Deliver, Durable
@@ -106,6 +107,7 @@ class Nsq(Bridge):
     __slots__ = (
         "_answers",
         "_auth",
+        "_gate",
         "_held",
         "_in_flight",
         "_is_stopping",
@@ -164,6 +166,7 @@ class Nsq(Bridge):
         self._in_flight: InFlightMessages | None = None
         self._messages = MessageBuffer()
         self._answers = Answers(broker, self.wire, self)
+        self._gate = OutputGate(self)
         self._is_stopping = False
         self._now_ms = 0
         self._wall_ms = 0
@@ -173,7 +176,7 @@ class Nsq(Bridge):
 
     @property
     def closing(self) -> bool:
-        return self._over and not self._answers.waiting
+        return self._over and not (self._answers.waiting or self._gate.shut)
 
     @property
     def connection(self) -> EngineConnection | None:
@@ -195,7 +198,7 @@ class Nsq(Bridge):
 
     @property
     def output_bytes(self) -> int:
-        return self._messages.size
+        return self._messages.size + self._gate.held_bytes()
 
     @property
     def write_timeout_ms(self) -> int:
@@ -228,6 +231,7 @@ class Nsq(Bridge):
         self.consumer = None
         self._in_flight = None
         self._answers.let_go()
+        self._gate.let_go()
 
     def tick(self, now_ms: int) -> None:
         self._now_ms = now_ms
@@ -247,6 +251,16 @@ class Nsq(Bridge):
         """Return the output to write now. Messages that the client wants buffered may stay for a
         while, see nsq_output."""
         self._answers.taken()
+        was_shut = self._gate.shut
+        chunks = self._gate.take()
+        connection = self.connection
+        if connection is not None and was_shut:
+            connection.gated = self._gate.shut
+            if not connection.gated:
+                self.broker.wake(connection)
+        return chunks
+
+    def said(self) -> list[bytes]:
         out = self.wire.take_output()
         consumer = self.consumer
         at_once = bool(out) or consumer is None or consumer.unacked >= consumer.limit
@@ -338,6 +352,8 @@ class Nsq(Bridge):
         piece = effect.slice
         payload = piece.payload
         attempts = piece.acquired + 1
+        if effect.waits:
+            self._gate.shut_for(self.broker)
         lo = piece.lo
         hi = piece.hi
         self.message_count += hi - lo
@@ -382,6 +398,9 @@ class Nsq(Bridge):
 
     def durable(self, effect: Durable) -> None:
         batch = effect.waiter
+        if isinstance(batch, Gate):
+            self._gate.release(batch)
+            return
         assert isinstance(batch, Batch)
         self._answers.release(batch)
         self._handle_events()
@@ -497,6 +516,7 @@ class Nsq(Bridge):
             return
         connection.handle = self
         connection.gated = True
+        connection.holds_output = True
         try:
             session = broker.open_session(connection)
             consumer = broker.consume(session, queue, self.peer, False, False, 0, {})

@@ -1,7 +1,9 @@
-"""The output gate: answers that may not leave before the disk says so.
+"""The output gate: output of one connection that may not leave before the disk says so.
 
-The answer to a durable declaration waits until its record is on disk; whatever the connection says
-after it waits behind it, so that order is kept. Without gates nothing is copied or queued.
+The answer to a durable declaration waits until its record is on disk. So does a message that was
+given to a consumer though its queue's mark does not cover it yet, because somebody looked at the
+queue (`Dispatcher.look`). Everything the connection says later waits behind it, so that order is
+kept. Without gates nothing is copied or queued.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from typing import final
 
 from tallymark.bridge.bridge import Bridge, Waiter
 from tallymark.engine.broker import Broker
-from tallymark.wire.amqp091.connection import Connection
 
 
 @final
@@ -30,11 +31,10 @@ class Gate(Waiter):
 class OutputGate:
     """Orders one connection's output around its gates."""
 
-    __slots__ = ("_fresh", "_gates", "_open", "_owner", "_wire")
+    __slots__ = ("_fresh", "_gates", "_open", "_owner")
 
-    def __init__(self, wire: Connection, owner: Bridge) -> None:
-        self._wire = wire
-        """Wire connection, whose `out` receives new output."""
+    def __init__(self, owner: Bridge) -> None:
+        """owner: bridge whose `said` gives the new output."""
         self._owner: Bridge | None = owner
         self._open: list[bytes] = []
         """Output from before the first gate."""
@@ -65,10 +65,10 @@ class OutputGate:
             gate = self._gates[-1]
             gate.waits += 1
         else:
-            self._settle()
             owner = self._owner
             if owner is None:
                 return
+            self._settle(owner)
             gate = Gate(owner)
             self._gates.append(gate)
             self._fresh = True
@@ -78,24 +78,24 @@ class OutputGate:
         """Count one release of a gate: what it waited for is on disk."""
         gate.waits -= 1
 
-    def take(self, now_ms: int) -> list[bytes]:
+    def take(self) -> list[bytes]:
         """Return the output that may be written now, in order."""
         self._fresh = False
+        owner = self._owner
         gates = self._gates
         if not gates:
-            return self._wire.take_output(now_ms)
-        self._settle()
+            return [] if owner is None else owner.said()
+        if owner is not None:
+            self._settle(owner)
         while gates and gates[0].waits <= 0:
             self._open += gates.popleft().chunks
         chunks = self._open
         self._open = []
         return chunks
 
-    def _settle(self) -> None:
+    def _settle(self, owner: Bridge) -> None:
         """Move the output written since the last gate behind it."""
-        out = self._wire.out
         if self._gates:
-            self._gates[-1].chunks += out
+            self._gates[-1].chunks += owner.said()
         else:
-            self._open += out
-        out.clear()
+            self._open += owner.said()
