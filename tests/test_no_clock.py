@@ -26,6 +26,10 @@ ALLOWED: Final = {
     ),
 }
 """Pauses by file and function, and why each is none that a slow machine could break."""
+PACED: Final = {
+    "siege": "a hostile client's pace is what it tries; who runs it waits for its steps",
+}
+"""Folders of load, not of tests, whose clients pause as they like, and why."""
 CLOCKS: Final = {"monotonic", "perf_counter", "process_time", "thread_time", "time", "time_ns"}
 CLOCKS_NS: Final = {f"{name}_ns" for name in CLOCKS if not name.endswith("_ns")}
 REAL_LOOPS: Final = {"run", "Runner", "new_event_loop", "set_event_loop_policy"}
@@ -90,7 +94,8 @@ class Reader(ast.NodeVisitor):
             self._report(node)
         elif (module, name) == ("asyncio", "sleep"):
             is_turn = isinstance(node.args[0], ast.Constant) and node.args[0].value == 0
-            if not is_turn and not self._has_own_time():
+            is_paced = self._name.partition("/")[0] in PACED
+            if not (is_turn or is_paced or self._has_own_time()):
                 self._report(node)
         elif module == "asyncio" and name in LIMITS and not self._has_own_time():
             limits = node.args[LIMITS[name] :]
@@ -196,6 +201,8 @@ def test_what_is_allowed_is_there() -> None:
         tree = ast.parse((TESTS / name).read_text())
         names = [getattr(node, "name", "") for node in ast.walk(tree)]
         assert function in names, f"{name} has no {function}"
+    for folder in PACED:
+        assert not list((TESTS / folder).glob("test_*.py")), f"{folder} has tests"
 
 
 def test_modules_are_named_in_full() -> None:
