@@ -14,22 +14,25 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup install test test-pure test-installed test-long test-timings timings check format \
-	bench siege build demo fuzz figures interop constraints clean
+	bench siege build demo fuzz figures interop constraints audit clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 # A step says what it does and how long it took; what it prints goes to build/steps/.
 STEP = $(PYTHON) .ci/step.py
-PIP = $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
+# Nothing is installed but files whose hashes are in constraints.txt. Packages that come as source are
+# built with what was installed so, too: pip checks no hashes of what it fetches for a build.
+PIP = $(BIN)/python -m pip --disable-pip-version-check install --require-hashes --no-build-isolation
 
 # Packages of the broker, Spark's and the demo's: all that `make demo` needs.
 $(VENV)/.demo: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(STEP) "demo 1/2" environment "A Python environment in $(VENV)" \
 	$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python .ci/requirements.py build > $(VENV)/build.txt
 	@$(BIN)/python .ci/requirements.py demo > $(VENV)/demo.txt
 	@$(STEP) "demo 2/2" packages "Packages of the broker, of Spark and of the demo's clients" \
-	$(PIP) -r $(VENV)/demo.txt
+	sh -c '$(PIP) -r $(VENV)/build.txt && $(PIP) -r $(VENV)/demo.txt'
 	@touch $@
 
 # And those that build, check and test it.
@@ -37,7 +40,7 @@ $(VENV)/.dependencies: $(VENV)/.demo
 	@$(BIN)/python .ci/requirements.py dev > $(VENV)/requirements.txt
 	@$(BIN)/python .ci/requirements.py peers > $(VENV)/peers.txt
 	@$(STEP) "tests 1/2" tools "The compiler mypyc, linters, test tools and clients to test with" \
-	$(PIP) setuptools wheel -r $(VENV)/requirements.txt
+	$(PIP) -r $(VENV)/requirements.txt
 	@$(STEP) "tests 2/2" peers "Clients to test with that are built from source" \
 	$(PIP) -r $(VENV)/peers.txt || \
 	echo "python-qpid-proton could not be built: the tests with it will be skipped"
@@ -135,13 +138,16 @@ fuzz: install  ## wire fuzzing, a million cases and more (CASES=n)
 	TALLYMARK_FUZZ_CASES=$(or $(CASES),1000000) $(BIN)/python $(PYTEST) --timeout 36000 \
 	tests/wire -k fuzz
 
-constraints:  ## renew constraints.txt from the newest versions that pass pip's resolver
-	rm -rf $(VENV)/renew && $(PYTHON) -m venv $(VENV)/renew
-	$(VENV)/renew/bin/python -m pip install -q -U setuptools wheel -r $(VENV)/requirements.txt \
-	-r $(VENV)/peers.txt
-	{ sed -n '/^#/p' constraints.txt; $(VENV)/renew/bin/python -m pip list --format=freeze \
-	--exclude pip | sort -f; } > $(VENV)/constraints.txt && mv $(VENV)/constraints.txt constraints.txt
-	rm -rf $(VENV)/renew
+constraints:  ## renew constraints.txt from the newest versions that go together (KEEP=1: add only)
+	rm -rf $(VENV)-renew && $(PYTHON) -m venv $(VENV)-renew
+	$(VENV)-renew/bin/python -m pip install -q -U uv
+	$(VENV)-renew/bin/python .ci/lock.py $(VENV)-renew/bin/uv $(if $(KEEP),--keep)
+	rm -rf $(VENV)-renew
+
+audit:  ## whether weaknesses of the packages in constraints.txt are known (exit code 3: cannot be told)
+	@test -x $(VENV)-audit/bin/pip-audit || { $(PYTHON) -m venv $(VENV)-audit && \
+	$(VENV)-audit/bin/python -m pip install -q pip-audit; }
+	@$(VENV)-audit/bin/python .ci/audit.py $(VENV)-audit/bin/pip-audit
 
 clean:  ## remove everything that make made
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(VENV)-renew $(VENV)-audit build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -9,7 +9,7 @@ import resource
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pika
@@ -18,7 +18,7 @@ import pytest
 from tests.server.lines import DOORS, HTTP_DOORS, Door, until_closed
 from tests.server.peers import open_files
 from tests.support.certificates import Authority
-from tests.support.patience import until
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
 FILES = 300
@@ -85,18 +85,25 @@ def test_silent_connections_take_neither_the_journals_files_nor_the_places_of_ht
         assert broker.is_running
 
 
-@pytest.mark.parametrize("name", ["amqps", "nsq_https"])
+def with_tls(tmp_path: Path) -> dict[str, str]:
+    made = Authority(tmp_path).sign("localhost")
+    flags = {f"{name}_{of}": str(getattr(made, of)) for name in ("amqps", "https", "nsq_tls")
+             for of in ("cert", "key")}  # fmt: skip
+    return {**flags, "amqps_port": "0", "https_port": "0"}
+
+
+TLS = pytest.mark.parametrize("name", ["amqps", "https", "nsq_https"])
+
+
+@TLS
 def test_silent_connections_where_tls_is_spoken_take_no_file_of_the_journals(
     tmp_path: Path, name: str
 ) -> None:
-    """They are counted once TLS is up, and have the time of a handshake for that."""
-    made = Authority(tmp_path).sign("localhost")
+    """They were counted once TLS was up: so many were open as the time of a handshake let."""
     with (
         PoorBroker(
             tmp_path / "data", segment_size="1MiB", max_connections=str(LIMIT),
-            handshake_timeout_ms="3000", http_header_timeout="3s", amqps_port="0",
-            amqps_cert=str(made.cert), amqps_key=str(made.key),
-            nsq_tls_cert=str(made.cert), nsq_tls_key=str(made.key),
+            handshake_timeout_ms="600000", http_header_timeout="600s", **with_tls(tmp_path),
         ) as broker,
         ExitStack() as held,
         pika.BlockingConnection(pika.ConnectionParameters(port=broker.amqp_port)) as known,
@@ -109,8 +116,41 @@ def test_silent_connections_where_tls_is_spoken_take_no_file_of_the_journals(
             held.enter_context(socket.create_connection(address))
         for _ in range(8):
             channel.basic_publish("", "q", b"x" * (1 << 20), pika.BasicProperties(delivery_mode=2))
-        until(lambda: open_files(broker) < 80)
+        until(lambda: open_files(broker) < LIMIT + 100)
+        for one in DOORS:
+            with one.opened(broker):
+                pass
         assert broker.is_running
+
+
+@TLS
+def test_a_handshake_has_an_end(tmp_path: Path, name: str) -> None:
+    with BrokerProcess(
+        tmp_path / "data", handshake_timeout_ms="300", http_header_timeout="300ms",
+        **with_tls(tmp_path),
+    ) as broker:  # fmt: skip
+        address = tuple(broker.ready[name])
+        with socket.create_connection(address, timeout=PATIENCE_S) as silent:
+            assert until_closed(silent) == b""
+        with socket.create_connection(address, timeout=PATIENCE_S) as half:
+            half.sendall(b"\x16\x03\x01")  # a record begins
+            assert until_closed(half) == b""
+        with socket.create_connection(address, timeout=PATIENCE_S) as plain:
+            plain.sendall(b"AMQP\0\0\x09\x01" * 3)
+            with suppress(ConnectionResetError):
+                assert b"AMQP" not in until_closed(plain)
+
+
+def test_a_handshake_inside_nsq_has_an_end(tmp_path: Path) -> None:
+    with BrokerProcess(
+        tmp_path / "data", handshake_timeout_ms="300", **with_tls(tmp_path)
+    ) as broker:
+        address = ("127.0.0.1", broker.nsq_port)
+        with socket.create_connection(address, timeout=PATIENCE_S) as silent:
+            asked = b'{"feature_negotiation":true,"tls_v1":true,"heartbeat_interval":-1}'
+            silent.sendall(b"  V2IDENTIFY\n" + len(asked).to_bytes(4, "big") + asked)
+            with suppress(ConnectionResetError):
+                assert b"tls_v1" in until_closed(silent)
 
 
 @pytest.mark.parametrize("door", HTTP_DOORS, ids=[door.name for door in HTTP_DOORS])

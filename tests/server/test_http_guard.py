@@ -146,6 +146,21 @@ def test_no_answer_names_a_version(ports: dict[str, int], listener: str) -> None
     assert b"aiohttp" not in said
 
 
+@pytest.mark.parametrize("listener", ["management", "NSQ"])
+def test_a_name_that_is_missing_is_told_with_its_setting(
+    ports: dict[str, int], listener: str
+) -> None:
+    """Prometheus, a load balancer, rabbitmqadmin: their user looks at the answer for what to do."""
+    connection = http.client.HTTPConnection("127.0.0.1", ports[listener], timeout=PATIENCE_S)
+    connection.request("GET", READ[listener], headers={"Host": "mq.example.org:15672"})
+    response = connection.getresponse()
+    text = response.read().decode()
+    connection.close()
+    assert response.status == 421
+    assert "Host is 'mq.example.org'" in text
+    assert "--http-names broker.example,.inside.example,mq.example.org" in text
+
+
 @pytest.mark.parametrize("listener", LISTENERS)
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br"])
 def test_what_a_client_has_packed_is_not_unpacked(

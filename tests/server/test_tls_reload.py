@@ -37,6 +37,7 @@ class Files:
         pair = str(self.cert), str(self.key)
         return {
             "amqps_cert": pair[0], "amqps_key": pair[1], "amqps_port": "0",
+            "https_cert": pair[0], "https_key": pair[1], "https_port": "0",
             "nsq_tls_cert": pair[0], "nsq_tls_key": pair[1],
         }  # fmt: skip
 
@@ -75,6 +76,10 @@ def amqps(broker: BrokerProcess, tls: ssl.SSLContext | None = None) -> ssl.SSLSo
     return (tls or context()).wrap_socket(plain(broker.ready["amqps"][1]))
 
 
+def https(broker: BrokerProcess, tls: ssl.SSLContext | None = None) -> ssl.SSLSocket:
+    return (tls or context()).wrap_socket(plain(broker.ready["https"][1]))
+
+
 def nsq_https(broker: BrokerProcess, tls: ssl.SSLContext | None = None) -> ssl.SSLSocket:
     return (tls or context()).wrap_socket(plain(broker.ready["nsq_https"][1]))
 
@@ -90,7 +95,7 @@ def nsq(broker: BrokerProcess, tls: ssl.SSLContext | None = None) -> ssl.SSLSock
     return (tls or context()).wrap_socket(raw)
 
 
-PORTS = pytest.mark.parametrize("connect", [amqps, nsq_https, nsq])
+PORTS = pytest.mark.parametrize("connect", [amqps, https, nsq_https, nsq])
 
 
 def shown(connection: ssl.SSLSocket) -> bytes:
@@ -128,7 +133,7 @@ def test_new_handshakes_see_the_new_certificate_and_old_connections_go_on(
 
     until(is_third, what="the certificate after SIGHUP")
     old.sendall(b"AMQP\0\0\x09\x01" if connect is amqps else b"NOP\n")
-    if connect is nsq_https:
+    if connect in (https, nsq_https):
         old.sendall(b"\r\n\r\n")
     if connect is not nsq:
         assert old.recv(100), "it is answered"

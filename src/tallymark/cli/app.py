@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import os
+from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
 from tallymark.cli.main import COMMANDS, GROUPS, version_line
+from tallymark.spark.client import CA_FILE, CERT_FILE, KEY_FILE
 
 
 def _show_version(wanted: bool) -> None:
@@ -37,6 +42,75 @@ def nsqd(context: typer.Context) -> None:
     raise typer.Exit(main(context.args))
 
 
+CaFile = Annotated[
+    str | None,
+    typer.Option(
+        envvar=CA_FILE, metavar="FILE", show_default=False,
+        help="With https: certificates of those who may sign the broker's.",
+    ),
+]  # fmt: skip
+CertFile = Annotated[
+    str | None,
+    typer.Option(
+        envvar=CERT_FILE, metavar="FILE", show_default=False,
+        help="With https: the certificate to show.",
+    ),
+]  # fmt: skip
+KeyFile = Annotated[
+    str | None,
+    typer.Option(
+        envvar=KEY_FILE, metavar="FILE", show_default=False,
+        help="Its private key, where that is in a file of its own.",
+    ),
+]  # fmt: skip
+TLS_FILES: Final = {
+    "ca_file": (CA_FILE, CaFile),
+    "cert_file": (CERT_FILE, CertFile),
+    "key_file": (KEY_FILE, KeyFile),
+}
+"""Environment variables and options of every command that asks a broker over HTTP."""
+
+
+def _with_tls_files(app: typer.Typer) -> None:
+    """Have each command with --url take TLS_FILES. Options take the place of their environment
+    variables, so that Spark's workers are told the same way."""
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _with_tls_files(group.typer_instance)
+    for command in app.registered_commands:
+        found = command.callback
+        if found is not None and "url" in inspect.signature(found).parameters:
+            command.callback = _taking_tls_files(found)
+
+
+def _taking_tls_files(command: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(command)
+    if "ca_file" in signature.parameters:
+        return command  # its app was put together before
+
+    @functools.wraps(command)
+    def run(**given: Any) -> Any:
+        for name, (variable, _) in TLS_FILES.items():
+            value = given.pop(name)
+            if value is not None:
+                os.environ[variable] = value
+        return command(**given)
+
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+        for name, (_, option) in TLS_FILES.items()
+    ]
+    hints = get_type_hints(command, include_extras=True)
+    run.__annotations__ = {**hints, **{one.name: one.annotation for one in added}}
+    run.__signature__ = signature.replace(  # type: ignore[attr-defined]  # read by inspect
+        parameters=[
+            *(one.replace(annotation=hints[one.name]) for one in signature.parameters.values()),
+            *added,
+        ]
+    )
+    return run
+
+
 def build(name: str | None = None) -> typer.Typer:
     """The command of this name alone, or all of them where there is none of it."""
     app = typer.Typer(
@@ -61,4 +135,5 @@ def build(name: str | None = None) -> typer.Typer:
         elif module not in done:
             done.add(module)
             found.add_to(app)
+    _with_tls_files(app)
     return app

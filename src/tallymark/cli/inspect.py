@@ -10,7 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from tallymark.cli.output import fail, show_json, show_table
-from tallymark.spark.client import BrokerRefused, BrokerUnreachable, Client, Endpoint, api_path
+from tallymark.spark.client import (
+    BrokerRefused,
+    BrokerUnreachable,
+    Client,
+    Endpoint,
+    WrongFile,
+    api_path,
+)
 
 Url = Annotated[
     str, typer.Option("--url", envvar="TALLYMARK_URL", help="HTTP address of the broker.")
@@ -69,6 +76,8 @@ def _told(url: str, login: str, call: Callable[[Client], Any]) -> Any:
         fail(f"{endpoint}: no broker answers: {getattr(cause, 'strerror', None) or cause}")
     except BrokerRefused as error:
         fail(f"{endpoint}: {error}")
+    except WrongFile as error:
+        fail(str(error), 2)
 
 
 def status(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:

@@ -1,27 +1,19 @@
-"""AMQP 1.0 of a node: the limits of its connections, and TLS for both versions of AMQP."""
+"""AMQP 1.0 of a node: the limits of its connections."""
 
 from __future__ import annotations
 
 import platform
 import secrets
-import ssl
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from tallymark.bridge.amqp10_client import Settings
 from tallymark.server import audit
 from tallymark.server.config import Config
-from tallymark.server.tls import server_context
 from tallymark.wire.amqp10.limits import Limits
 from tallymark.wire.share import SHARE
 
 if TYPE_CHECKING:
     from tallymark.server.node import Node
-
-MODES: Final = {
-    "none": ssl.CERT_NONE,
-    "optional": ssl.CERT_OPTIONAL,
-    "require": ssl.CERT_REQUIRED,
-}
 
 
 def limits_of(config: Config) -> Limits:
@@ -55,15 +47,3 @@ def settings_of(node: Node, node_name: str) -> Settings:
         mechanisms=node.mechanisms,
         on_denied=audit.access_refused,
     )
-
-
-def tls_context(config: Config) -> ssl.SSLContext | None:
-    """Return the TLS context of the configured certificate; None: none is configured. Raises
-    TlsRefused."""
-    if config.amqps_cert is None:
-        return None
-    return server_context(
-        ("amqps_cert", "amqps_key", "amqps_ca_file"),
-        config.amqps_cert, config.amqps_key, config.amqps_ca_file, MODES[config.amqps_verify],
-        config.amqps_min_version,
-    )  # fmt: skip

@@ -69,6 +69,30 @@ class Config:
     http_port: int = setting(
         15672, integer(0, 65535), "Port for HTTP (management, metrics, Spark); 0 takes a free one."
     )
+    https_port: int = setting(
+        15671,
+        integer(0, 65535),
+        "Port for the same inside TLS; only listened on where there is a certificate.",
+    )
+    https_cert: Path | None = setting(
+        None, kinds.OPTIONAL_PATH, "Certificate, and with it the listener for HTTP inside TLS."
+    )
+    https_key: Path | None = setting(
+        None, kinds.OPTIONAL_PATH, "Its private key; empty: in the same file."
+    )
+    https_ca_file: Path | None = setting(
+        None,
+        kinds.OPTIONAL_PATH,
+        "Certificates of those that may sign a client's; empty: the system's.",
+    )
+    https_verify: str = setting(
+        "none",
+        choice("none", "optional", "require"),
+        "Whether clients of HTTP inside TLS show a certificate; they log in all the same.",
+    )
+    https_min_version: str = setting(
+        "tls1.2", choice(*VERSIONS), "Oldest version of TLS that is spoken."
+    )
     http_names: tuple[str, ...] = setting(
         (),
         kinds.NO_OR_NAMES,

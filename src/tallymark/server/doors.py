@@ -1,9 +1,9 @@
 """The limit of connections, over all listeners and protocols together.
 
 Who is one too many is closed at once, unless somebody can go in his place: a connection that is
-over and waits for its peer, or one of HTTP on which nothing is under way. So silent connections
-keep nobody out. A few of HTTP are let in beyond the limit: whoever looks after the broker can do
-so while clients have taken all there is.
+over and waits for its peer, one whose TLS handshake is not through, or one of HTTP on which nothing
+is under way. So silent connections keep nobody out. A few of HTTP are let in beyond the limit:
+whoever looks after the broker can do so while clients have taken all there is.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ class Doors:
         return len(self._open)
 
     def enter(self, line: Line, is_http: bool = False) -> bool:
-        """Count a new connection. False: there is no room, and it must be closed."""
+        """Count a new connection, unless a place was passed on to it. False: there is no room, and
+        it must be closed."""
+        if line in self._open:
+            return True
         if len(self._open) >= self.limit and not (is_http and self._http < RESERVED):
             if not self._expendable:
                 log.warning("connection.refused", peer=line.peer, limit=self.limit)
@@ -60,6 +63,12 @@ class Doors:
         self._expendable.pop(line, None)
         if line in self._open:
             self._http -= self._open.pop(line)
+
+    def pass_on(self, line: Line, to: Line) -> None:
+        """Have what was counted be known as another one, which enters in its place."""
+        self._expendable.pop(line, None)
+        if line in self._open:
+            self._open[to] = self._open.pop(line)
 
     def may_go(self, line: Line) -> None:
         """Mark a connection as expendable: no request is under way on it."""

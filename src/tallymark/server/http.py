@@ -40,6 +40,7 @@ from tallymark.server.http_line import HttpListener
 from tallymark.server.http_paths import allowed_methods, answer_with_slash
 from tallymark.server.logs import log_of
 from tallymark.server.node import JournalFailed, Node
+from tallymark.server.tls import Tls
 from tallymark.server.users import User, UsersError, permission_in
 
 STATUS: Final[dict[type[BrokerError], tuple[int, str]]] = {
@@ -170,7 +171,8 @@ class HttpServer:
         self.nsq: dict[str, list[tuple[str, int]]] = {}
         """Addresses of the NSQ listeners, by protocol."""
         self.addresses: list[tuple[str, int]] = []
-        """Addresses that this server listens on."""
+        """Addresses that this server listens on without TLS."""
+        self.tls_addresses: list[tuple[str, int]] = []
         app = web.Application(
             middlewares=[
                 self._errors,
@@ -197,10 +199,15 @@ class HttpServer:
         add_management(self, app)
         self._listener = HttpListener(node, app)
 
-    async def start(self, bound: Sequence[socket.socket]) -> list[tuple[str, int]]:
-        """Listen on sockets that are bound; returns the addresses."""
+    async def start(
+        self,
+        bound: Sequence[socket.socket],
+        tls_bound: Sequence[socket.socket] = (),
+        tls: Tls | None = None,
+    ) -> None:
+        """Listen on sockets that are bound; on `tls_bound` inside TLS."""
         self.addresses = await self._listener.start(bound)
-        return self.addresses
+        self.tls_addresses = await self._listener.start(tls_bound, tls)
 
     async def stop(self) -> None:
         """Let requests under way finish, for at most STOP_S, and close."""

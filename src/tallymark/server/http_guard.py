@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import binascii
 import ipaddress
+import shlex
 import socket
 from collections.abc import Iterable
 from typing import Final
@@ -47,10 +48,11 @@ class Turned(Exception):
 class Guard:
     """One listener's."""
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], configured: tuple[str, ...] = ()) -> None:
         """names: by which it may be asked, beside addresses, names without dots and this machine's.
         `*`: any; `.example.org`: those that end so."""
         known = [name.lower().rstrip(".") for name in (*names, socket.gethostname())]
+        self._configured = configured
         self._any = ANY in known
         self._names = frozenset(known)
         self._endings = (LOCAL, *(name for name in known if name.startswith(".")))
@@ -66,7 +68,7 @@ class Guard:
             raise Turned(
                 MISDIRECTED,
                 f"Host is {name[:200]!r}, expected an address, this machine's name or one of "
-                "http_names",
+                f"http_names: if it is the broker's, start it with {self._with(name[:200])}",
             )
         origin = request.headers.get("Origin")
         if origin is not None and (not host or urlsplit_netloc(origin) != host):
@@ -74,6 +76,12 @@ class Guard:
         is_link = request.method == "GET" and request.headers.get("Sec-Fetch-Mode") == "navigate"
         if request.headers.get("Sec-Fetch-Site") == "cross-site" and not is_link:
             raise Turned(FORBIDDEN, "a page of another site sent this request")
+
+    def _with(self, name: str) -> str:
+        """The setting that makes a name one of ours, as the command line and the environment take
+        it."""
+        names = shlex.quote(",".join((*self._configured, name)))
+        return f"--http-names {names} (or TALLYMARK_HTTP_NAMES={names})"
 
     def _is_ours(self, name: str) -> bool:
         if self._any or "." not in name or name in self._names or name.endswith(self._endings):
@@ -91,7 +99,8 @@ def guard_of(config: Config) -> Guard:
         (
             *config.http_names, *config.host, *config.nsq_http_host, *config.nsq_https_host,
             config.nsq_broadcast_address,
-        )
+        ),
+        config.http_names,
     )  # fmt: skip
 
 

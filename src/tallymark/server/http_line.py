@@ -15,16 +15,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import ssl
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from aiohttp import web
 
 from tallymark.server.client import address_text
-from tallymark.server.listening import address_of, listen
+from tallymark.server.handshakes import Listener, listen_for
+from tallymark.server.listening import address_of
 from tallymark.server.logs import log_of
 from tallymark.server.node import Node
+from tallymark.server.tls import Tls
 
 WHOLE_BODY: Final = 15
 STOP_S: Final = 1.0
@@ -219,10 +220,10 @@ class HttpListener:
         self._runner = web.AppRunner(
             app, access_log=None, handle_signals=False, shutdown_timeout=STOP_S
         )
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[Listener] = []
 
     async def start(
-        self, bound: Sequence[socket.socket], tls: ssl.SSLContext | None = None
+        self, bound: Sequence[socket.socket], tls: Tls | None = None
     ) -> list[tuple[str, int]]:
         """Listen on sockets that are bound; returns the addresses."""
         if self._runner.server is None:
@@ -231,9 +232,10 @@ class HttpListener:
         assert manager is not None
         header_s = self._node.config.http_header_timeout / 1000
         for one in bound:
-            listener = await listen(
-                self._node.loop, lambda: HttpLine(self._node, manager), one, tls, header_s
-            )
+            listener = await listen_for(
+                self._node.loop, self._node.doors, lambda: HttpLine(self._node, manager), one, tls,
+                header_s, is_http=True,
+            )  # fmt: skip
             self._listeners.append(listener)
         return [address_of(one) for one in bound]
 

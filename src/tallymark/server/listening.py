@@ -7,7 +7,6 @@ import contextlib
 import errno
 import os
 import socket
-import ssl
 import stat
 from collections.abc import Callable
 from typing import Final
@@ -77,16 +76,8 @@ async def listen(
     loop: asyncio.AbstractEventLoop,
     client: Callable[[], asyncio.BaseProtocol],
     bound: socket.socket,
-    tls: ssl.SSLContext | None = None,
-    handshake_s: float | None = None,
 ) -> asyncio.Server:
-    """Accept clients at a socket that is bound, inside TLS where there is a context for it, which
-    is given so many seconds."""
-    limit_s = None if tls is None else handshake_s
+    """Accept clients at a socket that is bound. Inside TLS: see handshakes.py."""
     if bound.family == socket.AF_UNIX:
-        return await loop.create_unix_server(
-            client, sock=bound, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=limit_s
-        )
-    return await loop.create_server(
-        client, sock=bound, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=limit_s
-    )
+        return await loop.create_unix_server(client, sock=bound, backlog=BACKLOG)
+    return await loop.create_server(client, sock=bound, backlog=BACKLOG)

@@ -52,6 +52,7 @@ class Overview(Routes):
         found = [("amqp", host, port) for host, port in self.http.amqp]
         found += [("amqp/ssl", host, port) for host, port in self.http.amqps]
         found += [("http", host, port) for host, port in self.http.addresses]
+        found += [("https", host, port) for host, port in self.http.tls_addresses]
         return found + [
             (name, host, port) for name, ends in self.http.nsq.items() for host, port in ends
         ]

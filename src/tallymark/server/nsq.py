@@ -6,7 +6,6 @@ What layers hold of a client waits while the client is not read.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +17,7 @@ from tallymark.server.layers import LayerError, Layers, TlsLayer, compression
 from tallymark.server.listening import host_of
 from tallymark.server.nsq_auth import AuthUnavailable
 from tallymark.server.nsq_doors import NsqDoors
+from tallymark.server.tls import Tls
 from tallymark.wire.nsq.events import UpgradeDue
 from tallymark.wire.nsq.limits import Limits
 from tallymark.wire.nsq.upgrades import TLS
@@ -41,7 +41,7 @@ class NsqClient(Client):
         self,
         node: Node,
         settings: Settings,
-        tls: ssl.SSLContext | None,
+        tls: Tls | None,
         doors: NsqDoors,
         limits: Limits | None = None,
     ) -> None:
@@ -50,12 +50,14 @@ class NsqClient(Client):
         self.is_plain = True
         self._settings = settings
         self._limits = limits
-        self._context = tls
+        self._certificate = tls
         self._doors = doors
         self._layers = Layers()
         self._handshake: TlsLayer | None = None
         """TLS that is not ready yet."""
         self.tls: TlsLayer | None = None
+        self._too_long: asyncio.TimerHandle | None = None
+        """Ends a handshake that takes too long."""
         self._stuck: asyncio.TimerHandle | None = None
         """Runs while the socket takes no more."""
         self._written_bytes = 0
@@ -218,6 +220,7 @@ class NsqClient(Client):
         if self._stuck is not None:
             self._stuck.cancel()
             self._stuck = None
+        self._time_is_kept()
         super().connection_lost(exc)
 
     # -- layers
@@ -227,11 +230,13 @@ class NsqClient(Client):
         bridge = self.bridge
         self.is_plain = False
         if due.layer == TLS:
-            assert self._context is not None
-            layer = TlsLayer(self._context)
+            assert self._certificate is not None
+            layer = TlsLayer(self._certificate.context)
             self._layers.add(layer)
             self._handshake = self.tls = layer
             layer.feed(bridge.take_unread())
+            wait_s = self._node.config.handshake_timeout_ms / 1000
+            self._too_long = self._node.loop.call_later(wait_s, self._give_up)
             self._shake_hands(layer)
             return
         inner = compression(due.layer, due.level)
@@ -252,9 +257,21 @@ class NsqClient(Client):
             self.transport.write(output)
         if is_done:
             self._handshake = None
+            self._time_is_kept()
             self.bridge.upgraded()
             self._node.touch(self)
             self._node.loop.call_soon(self._drain_later)
+
+    def _give_up(self) -> None:
+        self._too_long = None
+        wait_ms = self._node.config.handshake_timeout_ms
+        self.bridge.reason = self.bridge.reason or f"tls: no handshake within {wait_ms} ms"
+        self.transport.abort()
+
+    def _time_is_kept(self) -> None:
+        if self._too_long is not None:
+            self._too_long.cancel()
+            self._too_long = None
 
     # -- auth
 

@@ -12,7 +12,6 @@ import gc
 import platform
 import re
 import socket
-import ssl
 import traceback
 from array import array
 from collections.abc import Callable, Sequence
@@ -46,6 +45,7 @@ from tallymark.server.nsq_stats import (
     topic_json,
     topic_text,
 )
+from tallymark.server.tls import Tls
 from tallymark.server.users import UsersError
 from tallymark.wire.nsq.errors import WireError
 from tallymark.wire.nsq.kernel import make_cells
@@ -192,7 +192,7 @@ class NsqHttp:
         self,
         bound: Sequence[socket.socket],
         tls_bound: Sequence[socket.socket] = (),
-        tls: ssl.SSLContext | None = None,
+        tls: Tls | None = None,
     ) -> None:
         """Listen on sockets that are bound; on `tls_bound` inside TLS."""
         self.addresses += await self._listener.start(bound)
@@ -218,7 +218,7 @@ class NsqHttp:
                 "NSQ", request.remote or "", request.method, request.path, str(error)
             )
             word = "FORBIDDEN" if error.status == FORBIDDEN else "MISDIRECTED_REQUEST"
-            return self._refuse(request, error.status, word)
+            return self._refuse(request, error.status, f"{word}: {error}")
         except NotFound:  # it went between our look and our step
             return self._refuse(request, 404, "TOPIC_NOT_FOUND")
         except ResourceExhausted as error:

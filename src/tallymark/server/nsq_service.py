@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-import ssl
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -33,7 +32,7 @@ from tallymark.server.nsq_stats import (
     Latencies,
     Stats,
 )
-from tallymark.server.tls import TlsRefused, server_context
+from tallymark.server.tls import Tls, tls_required
 from tallymark.wire.nsq.limits import Limits
 from tallymark.wire.nsq.states import State
 from tallymark.wire.share import SHARE
@@ -47,7 +46,7 @@ STATES: Final = {State.SUBSCRIBED: STATE_SUBSCRIBED, State.CLOSING: STATE_CLOSIN
 class NsqService:
     """Owns what it names; the listeners' sockets are bound already when it starts."""
 
-    def __init__(self, node: Node, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, node: Node, tls: Tls | None) -> None:
         config = node.config
         self._node = node
         self._tls = tls
@@ -105,7 +104,7 @@ class NsqService:
         self,
         http: Sequence[socket.socket],
         https: Sequence[socket.socket],
-        tls: ssl.SSLContext | None,
+        tls: Tls | None,
     ) -> None:
         """Answer at nsqd's HTTP interface; the NSQ listeners have been started."""
         from tallymark.server.nsq_http import NsqHttp
@@ -269,31 +268,3 @@ def limits_of(config: Config, tls_available: bool) -> Limits:
         topology_zone=config.nsq_topology_zone,
         steps=SHARE,
     )
-
-
-def tls_required(config: Config) -> str:
-    """nsq_tls_required in effect: a policy for clients' certificates demands TLS of everybody, as
-    in nsqd, or those who show none would come in without it."""
-    if config.nsq_tls_client_auth_policy and config.nsq_tls_required == "false":
-        return "true"
-    return config.nsq_tls_required
-
-
-def tls_context(config: Config) -> ssl.SSLContext | None:
-    """For the certificate of the configuration; None: there is none. Raises TlsRefused."""
-    if config.nsq_tls_cert is None:
-        if tls_required(config) != "false":
-            name = "nsq_tls_client_auth_policy" if config.nsq_tls_client_auth_policy else ""
-            name = name or "nsq_tls_required"
-            raise TlsRefused(f"{name} without nsq_tls_cert: nobody could connect")
-        return None
-    verify = ssl.CERT_NONE
-    if config.nsq_tls_client_auth_policy:
-        verify = ssl.CERT_REQUIRED
-    elif config.nsq_tls_root_ca_file is not None:
-        verify = ssl.CERT_OPTIONAL
-    return server_context(
-        ("nsq_tls_cert", "nsq_tls_key", "nsq_tls_root_ca_file"),
-        config.nsq_tls_cert, config.nsq_tls_key, config.nsq_tls_root_ca_file, verify,
-        config.nsq_tls_min_version,
-    )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import BrokerError
@@ -19,7 +19,7 @@ from tallymark.server import logs
 from tallymark.server.config import DECLARED, Config, ConfigError
 from tallymark.server.config_policies import ConfiguredPolicy
 from tallymark.server.logs import AUDIT, log_of
-from tallymark.server.tls import TlsRefused
+from tallymark.server.tls import Certificates, TlsRefused
 
 if TYPE_CHECKING:
     from tallymark.server.node import Node
@@ -39,18 +39,6 @@ class Reloaded:
     """In effect now."""
     waiting: list[str]
     """In effect with the next start."""
-
-
-class Certificates(Protocol):
-    """Certificates of the listeners, in the files that the configuration names."""
-
-    def check(self, config: Config) -> None:
-        """Raises TlsRefused."""
-        ...
-
-    def renew(self, config: Config) -> None:
-        """Read them again, for handshakes from now on."""
-        ...
 
 
 class Reloading:
@@ -74,14 +62,13 @@ class Reloading:
         try:
             new = self.read()
             _check(self._node.broker, new)
-            if self.tls is not None:
-                self.tls.check(self._node.config)
+            certificates = Certificates(self._node.config)
         except (ConfigError, BrokerError, TlsRefused) as error:
             log.error("config.refused", reason=str(error))
             raise ReloadRefused(str(error)) from error
-        return self._take(new)
+        return self._take(new, certificates)
 
-    def _take(self, new: Config) -> Reloaded:
+    def _take(self, new: Config, certificates: Certificates) -> Reloaded:
         node, old = self._node, self._node.config
         other = [
             name
@@ -102,7 +89,7 @@ class Reloading:
                 if not client.transport.is_closing():
                     client.limit_output(client.transport)
         if self.tls is not None:
-            self.tls.renew(node.config)
+            self.tls.take(certificates)
         node.tasks.replan()
         node.broker.deliver_after_sync(node.config.deliver_after == "synced")
         node.broker.pause_unreadable(node.config.unreadable == "pause")

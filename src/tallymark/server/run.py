@@ -18,7 +18,6 @@ import resource
 import secrets
 import signal
 import socket
-import ssl
 import stat
 import sys
 import time
@@ -48,14 +47,15 @@ from tallymark.server.config import LOCALHOST, Config, is_loopback
 from tallymark.server.consumer_ledger import ConsumerLedger
 from tallymark.server.doors import RESERVED
 from tallymark.server.features import Features, FeaturesError
+from tallymark.server.handshakes import Listener, listen_for
 from tallymark.server.limits import LimitsError, load_limits
-from tallymark.server.listening import address_of, bind_path, is_path, listen
+from tallymark.server.listening import address_of, bind_path, is_path
 from tallymark.server.node import JournalFailed, Node, node_name
-from tallymark.server.nsq_service import NsqService, limits_of, tls_context
+from tallymark.server.nsq_service import NsqService, limits_of
 from tallymark.server.reload import set_policies
 from tallymark.server.schedule import Make, add_tasks
 from tallymark.server.slow_policies import slow_policies
-from tallymark.server.tls import TlsRefused, renew
+from tallymark.server.tls import Certificates, Tls, TlsRefused
 from tallymark.server.users import UsersError
 from tallymark.server.web import Web
 from tallymark.wire.amqp091.limits import Limits
@@ -148,6 +148,8 @@ def _check_ports(config: Config) -> None:
     names = ["amqp_port", "http_port"]
     if config.amqps_cert is not None:
         names.append("amqps_port")
+    if config.https_cert is not None:
+        names.append("https_port")
     if config.nsq:
         names += ["nsq_port", "nsq_http_port"]
         if config.nsq_tls_cert is not None:
@@ -160,25 +162,15 @@ def _check_ports(config: Config) -> None:
         taken[port] = name
 
 
-def _amqp_tls(config: Config) -> ssl.SSLContext | None:
-    """Return the TLS context of AMQP, where there is a certificate. Raises StartRefused."""
+def _certificates(config: Config) -> Certificates:
+    """Raises StartRefused: one cannot be used, or settings of NSQ do not go together."""
     try:
-        return amqp10.tls_context(config)
-    except TlsRefused as error:
-        raise StartRefused(str(error)) from None
-
-
-def _nsq_tls(config: Config) -> ssl.SSLContext | None:
-    """Return the TLS context of NSQ, where it is served with a certificate, and check that its
-    settings go together. Raises StartRefused."""
-    if not config.nsq:
-        return None
-    try:
-        context = tls_context(config)
-        limits_of(config, context is not None)
+        found = Certificates(config)
+        if config.nsq:
+            limits_of(config, found.nsq is not None)
     except (TlsRefused, ValueError) as error:
         raise StartRefused(str(error)) from None
-    return context
+    return found
 
 
 def _check_hosts(config: Config) -> None:
@@ -222,7 +214,7 @@ async def _serve(config: Config, max_connections: int, read: Callable[[], Config
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _resolve, stop, number)
     with contextlib.ExitStack() as held:
-        tls = Tls(_amqp_tls(config), _nsq_tls(config))
+        tls = _certificates(config)
         bound = Bound(config, tls, held)
         _make_folder(config.data_dir)
         node = _open(config, loop)
@@ -233,36 +225,18 @@ async def _serve(config: Config, max_connections: int, read: Callable[[], Config
         return await _run(node, stop, bound, tls)
 
 
-class Tls:
-    """TLS contexts of the protocols, each with its certificate."""
-
-    def __init__(self, amqp: ssl.SSLContext | None, nsq: ssl.SSLContext | None) -> None:
-        self.amqp = amqp
-        self.nsq = nsq
-
-    def check(self, config: Config) -> None:
-        """Raises TlsRefused: the files do not hold what they have to."""
-        amqp10.tls_context(config)
-        if config.nsq:
-            tls_context(config)
-
-    def renew(self, config: Config) -> None:
-        """Read the certificates again that were read at the start."""
-        if self.amqp is not None and config.amqps_cert is not None:
-            renew(self.amqp, config.amqps_cert, config.amqps_key, config.amqps_ca_file)
-        if self.nsq is not None and config.nsq_tls_cert is not None:
-            renew(self.nsq, config.nsq_tls_cert, config.nsq_tls_key, config.nsq_tls_root_ca_file)
-
-
 class Bound:
     """The ports, taken but not listened on yet. Raises as _bind."""
 
-    def __init__(self, config: Config, tls: Tls, held: contextlib.ExitStack) -> None:
+    def __init__(self, config: Config, tls: Certificates, held: contextlib.ExitStack) -> None:
         self.amqp = _bind(config, config.host, config.amqp_port, "--amqp-port", held)
         self.amqps: list[socket.socket] = []
         if tls.amqp is not None:
             self.amqps = _bind(config, config.host, config.amqps_port, "--amqps-port", held)
         self.http = _bind(config, config.host, config.http_port, "--http-port", held)
+        self.https: list[socket.socket] = []
+        if tls.http is not None:
+            self.https = _bind(config, config.host, config.https_port, "--https-port", held)
         self.nsq: list[socket.socket] = []
         self.nsq_http: list[socket.socket] = []
         self.nsq_https: list[socket.socket] = []
@@ -385,12 +359,12 @@ def _close_to_others(folder: Path) -> None:
         log.warning("folder.closed_to_others", folder=str(folder), files=closed)
 
 
-async def _run(node: Node, stop: asyncio.Future[int], bound: Bound, tls: Tls) -> int:
+async def _run(node: Node, stop: asyncio.Future[int], bound: Bound, tls: Certificates) -> int:
     """Listen until a signal, or until the broker fails; then close everything."""
     web: Web | None = None
     service: NsqService | None = None
-    listeners: list[asyncio.Server] = []
-    encrypted: list[asyncio.Server] = []
+    listeners: list[Listener] = []
+    encrypted: list[Listener] = []
     try:
         if node.config.definitions is not None:
             await _take_definitions(node, node.config.definitions)
@@ -400,14 +374,14 @@ async def _run(node: Node, stop: asyncio.Future[int], bound: Bound, tls: Tls) ->
         listeners = [await _listen(node, settings, one, None) for one in bound.amqp]
         encrypted = [await _listen(node, settings, one, tls.amqp) for one in bound.amqps]
         nsq_http = (bound.nsq_http, bound.nsq_https, tls.nsq)
-        web = Web(node, bound.http, service, nsq_http)
+        web = Web(node, (bound.http, bound.https, tls.http), service, nsq_http)
         web.amqp, web.amqps = _addresses(listeners), _addresses(encrypted)
         if service is not None:
             await service.start(bound.nsq, bound.nsq_http, bound.nsq_https)
         web.listen()
         add_tasks(node.tasks, node, TASKS)
         node.tasks.start()
-        _announce(listeners, encrypted, web.addresses, service)
+        _announce(listeners, encrypted, web, service)
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
@@ -545,10 +519,12 @@ def _settings(node: Node) -> Settings:
 
 
 async def _listen(
-    node: Node, settings: Settings, bound: socket.socket, tls: ssl.SSLContext | None
-) -> asyncio.Server:
+    node: Node, settings: Settings, bound: socket.socket, tls: Tls | None
+) -> Listener:
     handshake_s = node.config.handshake_timeout_ms / 1000
-    return await listen(node.loop, lambda: AmqpClient(node, settings), bound, tls, handshake_s)
+    return await listen_for(
+        node.loop, node.doors, lambda: AmqpClient(node, settings), bound, tls, handshake_s
+    )
 
 
 async def _take_definitions(node: Node, file: Path) -> None:
@@ -563,15 +539,17 @@ async def _take_definitions(node: Node, file: Path) -> None:
 
 
 def _announce(
-    listeners: list[asyncio.Server],
-    encrypted: list[asyncio.Server],
-    http: list[tuple[str, int]],
+    listeners: list[Listener],
+    encrypted: list[Listener],
+    web: Web,
     service: NsqService | None,
 ) -> None:
     """The one line on stdout: every listener is open."""
-    open_ = {"amqp": _addresses(listeners), "http": http}
+    open_ = {"amqp": _addresses(listeners), "http": web.addresses}
     if encrypted:
         open_["amqps"] = _addresses(encrypted)
+    if web.tls_addresses:
+        open_["https"] = web.tls_addresses
     if service is not None:
         open_ |= service.listening()
     ready = {
@@ -586,7 +564,7 @@ def _announce(
     log.info("broker.ready", **open_, compiled=is_compiled(), version=__version__)
 
 
-def _addresses(listeners: list[asyncio.Server]) -> list[tuple[str, int]]:
+def _addresses(listeners: list[Listener]) -> list[tuple[str, int]]:
     return [address_of(one) for server in listeners for one in server.sockets]
 
 

@@ -1,20 +1,116 @@
-"""TLS of listeners: a context from a certificate, a key and who may sign those of clients."""
+"""TLS of every listener: the contexts, where a configuration asks for them, and their renewal.
+
+    amqps_*     AMQP 0-9-1 and 1.0
+    https_*     the HTTP interface
+    nsq_tls_*   the NSQ protocol (after IDENTIFY) and nsqd's HTTP interface
+
+All of them are built by `server_context`, so none speaks less than TLS 1.2 [RFC 8996]. A renewal
+builds new contexts and puts them in the place of the old ones: a handshake that begins later sees
+the new certificate and the new list of those who may sign a client's, and no session of the old
+context is resumed. Connections that are open go on.
+"""
 
 from __future__ import annotations
 
 import ssl
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from tallymark.server.config import Config
 
 VERSIONS: Final = {
     "tls1.2": ssl.TLSVersion.TLSv1_2,
     "tls1.3": ssl.TLSVersion.TLSv1_3,
 }
 """Words of the configuration. Older ones are spoken by nobody who can do otherwise [RFC 8996]."""
+MODES: Final = {
+    "none": ssl.CERT_NONE,
+    "optional": ssl.CERT_OPTIONAL,
+    "require": ssl.CERT_REQUIRED,
+}
 
 
 class TlsRefused(Exception):
     """The certificate cannot be used; the text says why."""
+
+
+class Tls:
+    """The context of some listeners, which a renewal replaces."""
+
+    __slots__ = ("context",)
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self.context = context
+
+
+class Certificates:
+    """Everything of one broker that is spoken inside TLS; None: that is not. Raises TlsRefused."""
+
+    def __init__(self, config: Config) -> None:
+        self.amqp = _held(amqp_context(config))
+        self.http = _held(http_context(config))
+        self.nsq = _held(nsq_context(config) if config.nsq else None)
+
+    def take(self, new: Certificates) -> None:
+        """Use what was read anew, for the listeners that there are."""
+        for old, made in ((self.amqp, new.amqp), (self.http, new.http), (self.nsq, new.nsq)):
+            if old is not None and made is not None:
+                old.context = made.context
+
+
+def _held(context: ssl.SSLContext | None) -> Tls | None:
+    return None if context is None else Tls(context)
+
+
+def amqp_context(config: Config) -> ssl.SSLContext | None:
+    """None: there is no certificate. Raises TlsRefused."""
+    if config.amqps_cert is None:
+        return None
+    return server_context(
+        ("amqps_cert", "amqps_key", "amqps_ca_file"),
+        config.amqps_cert, config.amqps_key, config.amqps_ca_file, MODES[config.amqps_verify],
+        config.amqps_min_version,
+    )  # fmt: skip
+
+
+def http_context(config: Config) -> ssl.SSLContext | None:
+    """None: there is no certificate. Raises TlsRefused."""
+    if config.https_cert is None:
+        return None
+    return server_context(
+        ("https_cert", "https_key", "https_ca_file"),
+        config.https_cert, config.https_key, config.https_ca_file, MODES[config.https_verify],
+        config.https_min_version,
+    )  # fmt: skip
+
+
+def nsq_context(config: Config) -> ssl.SSLContext | None:
+    """None: there is no certificate. Raises TlsRefused."""
+    if config.nsq_tls_cert is None:
+        if tls_required(config) != "false":
+            name = "nsq_tls_client_auth_policy" if config.nsq_tls_client_auth_policy else ""
+            name = name or "nsq_tls_required"
+            raise TlsRefused(f"{name} without nsq_tls_cert: nobody could connect")
+        return None
+    verify = ssl.CERT_NONE
+    if config.nsq_tls_client_auth_policy:
+        verify = ssl.CERT_REQUIRED
+    elif config.nsq_tls_root_ca_file is not None:
+        verify = ssl.CERT_OPTIONAL
+    return server_context(
+        ("nsq_tls_cert", "nsq_tls_key", "nsq_tls_root_ca_file"),
+        config.nsq_tls_cert, config.nsq_tls_key, config.nsq_tls_root_ca_file, verify,
+        config.nsq_tls_min_version,
+    )  # fmt: skip
+
+
+def tls_required(config: Config) -> str:
+    """nsq_tls_required in effect: a policy for clients' certificates demands TLS of everybody, as
+    in nsqd, or those who show none would come in without it."""
+    if config.nsq_tls_client_auth_policy and config.nsq_tls_required == "false":
+        return "true"
+    return config.nsq_tls_required
 
 
 def server_context(
@@ -47,17 +143,6 @@ def server_context(
         raise TlsRefused(f"{given}: {error}") from None
     context.verify_mode = verify
     return context
-
-
-def renew(context: ssl.SSLContext, cert: Path, key: Path | None, ca: Path | None) -> None:
-    """Have handshakes from now on use what these files hold; connections that are open go on. Who
-    could sign clients' certificates before still can, until the next start.
-
-    Raises OSError: try the files on a context of their own first (`server_context`).
-    """
-    context.load_cert_chain(cert, key)
-    if ca is not None:
-        context.load_verify_locations(ca)
 
 
 def common_name(certificate: object) -> str:

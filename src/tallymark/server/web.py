@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Final
 from tallymark.server.listening import Address, address_of
 
 if TYPE_CHECKING:
-    import ssl
-
     from tallymark.server.http import HttpServer
     from tallymark.server.node import Node
     from tallymark.server.nsq_service import NsqService
+    from tallymark.server.tls import Tls
 
 BACKLOG: Final = 128
 MODULES: Final = (
@@ -31,17 +30,21 @@ MODULES: Final = (
 servers."""
 
 
+Sockets = tuple[list[socket.socket], list[socket.socket], "Tls | None"]
+"""Bound, of an HTTP interface: plain, inside TLS, and the TLS."""
+
+
 class Web:
     """Both HTTP interfaces: management, and nsqd's where NSQ is served."""
 
     def __init__(
         self,
         node: Node,
-        sockets: list[socket.socket],
+        sockets: Sockets,
         service: NsqService | None,
-        nsq: tuple[list[socket.socket], list[socket.socket], ssl.SSLContext | None],
+        nsq: Sockets,
     ) -> None:
-        """The sockets are bound; nsq: those of nsqd's interface, plain and TLS, and its TLS."""
+        """nsq: of nsqd's interface."""
         self._node = node
         self._sockets = sockets
         self._service = service
@@ -57,7 +60,11 @@ class Web:
 
     @property
     def addresses(self) -> list[Address]:
-        return [address_of(one) for one in self._sockets]
+        return [address_of(one) for one in self._sockets[0]]
+
+    @property
+    def tls_addresses(self) -> list[Address]:
+        return [address_of(one) for one in self._sockets[1]]
 
     def listen(self) -> None:
         """From now on clients can connect."""
@@ -77,7 +84,7 @@ class Web:
             await self._server.stop()
 
     def _all(self) -> list[socket.socket]:
-        return [*self._sockets, *self._nsq[0], *self._nsq[1]]
+        return [*self._sockets[0], *self._sockets[1], *self._nsq[0], *self._nsq[1]]
 
     def _somebody_came(self) -> None:
         for one in self._all():
@@ -99,7 +106,7 @@ class Web:
         if self._service is not None:
             server.nsq = self._service.listening()
             await self._service.start_http(*self._nsq)
-        await server.start(self._sockets)
+        await server.start(*self._sockets)
 
 
 def _load() -> None:

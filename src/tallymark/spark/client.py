@@ -12,6 +12,7 @@ import http.client
 import json
 import os
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,11 @@ from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 DEFAULT_PORT: Final = 15672
+DEFAULT_TLS_PORT: Final = 15671
+CA_FILE: Final = "TALLYMARK_CA_FILE"
+CERT_FILE: Final = "TALLYMARK_CERT_FILE"
+KEY_FILE: Final = "TALLYMARK_KEY_FILE"
+"""Environment variables with the files for https, where nobody says otherwise."""
 BULK: Final = 256 * 1024
 """Bytes of a long answer that its reader sleeps for: each time that it is woken costs both ends."""
 RETRY_PAUSE_S: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
@@ -50,6 +56,10 @@ class Gone(BrokerRefused):
     """A stream does not keep a part of the range any more."""
 
 
+class WrongFile(ValueError):
+    """Certificates or a key cannot be read from a file."""
+
+
 class BrokerUnreachable(ConnectionError):
     """No answer within the time allowed for retries."""
 
@@ -72,6 +82,11 @@ class Endpoint:
     password: str = field(default="guest", repr=False)
     retry_ms: int = 60_000
     """Milliseconds for which a call is repeated while the broker cannot be reached."""
+    ca_file: str = field(default_factory=lambda: os.environ.get(CA_FILE, ""))
+    """With https: certificates of those who may sign the broker's; empty: the system's."""
+    cert_file: str = field(default_factory=lambda: os.environ.get(CERT_FILE, ""))
+    """With https: the certificate to show; empty: none. Its key may be in the same file."""
+    key_file: str = field(default_factory=lambda: os.environ.get(KEY_FILE, ""))
     timeout_ms: int = 30_000
     """Milliseconds for one answer; a long poll has its own time on top."""
 
@@ -87,7 +102,7 @@ class Endpoint:
             raise ValueError(f"url {shown_url(url)}: expected no path after host and port")
         values: dict[str, Any] = {
             "host": parts.hostname,
-            "port": parts.port or DEFAULT_PORT,
+            "port": parts.port or (DEFAULT_TLS_PORT if parts.scheme == "https" else DEFAULT_PORT),
             "tls": parts.scheme == "https",
         }
         if parts.username is not None:
@@ -96,6 +111,23 @@ class Endpoint:
             values["password"] = parts.password
         values.update((key, value) for key, value in rest.items() if value is not None)
         return Endpoint(**values)
+
+    def connection(self) -> http.client.HTTPConnection:
+        """Return one that is not open yet. Raises WrongFile."""
+        timeout_s = self.timeout_ms / 1000
+        if not self.tls:
+            return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file or None)
+        except OSError as error:  # ssl.SSLError is an OSError
+            raise WrongFile(f"ca_file {self.ca_file!r}: {error}") from error
+        if self.cert_file:
+            try:
+                context.load_cert_chain(self.cert_file, self.key_file or None)
+            except OSError as error:
+                files = f"cert_file {self.cert_file!r}, key_file {self.key_file!r}"
+                raise WrongFile(f"{files}: {error}") from error
+        return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=context)
 
     def authorization(self) -> str:
         pair = f"{self.user}:{self.password}".encode()
@@ -234,10 +266,7 @@ class Client:
 
     def _connected(self) -> http.client.HTTPConnection:
         if self._connection is None or self._pid != os.getpid():
-            make = http.client.HTTPSConnection if self.endpoint.tls else http.client.HTTPConnection
-            self._connection = make(
-                self.endpoint.host, self.endpoint.port, timeout=self.endpoint.timeout_ms / 1000
-            )
+            self._connection = self.endpoint.connection()
             self._connection.connect()
             self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if not self.endpoint.tls and sys.platform == "linux":
