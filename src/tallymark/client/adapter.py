@@ -1,4 +1,5 @@
-"""The seam between the client and a protocol: what an adapter does, and what it calls.
+"""The interface between the client and a protocol: the adapter's methods, and its calls into the
+client.
 
 Sessions, senders and receivers know messages, tags, credit and outcomes, no frames. An adapter
 translates: `amqp10.py` for AMQP 1.0. It owns the protocol's state (a sans-I/O connection of `wire`)
@@ -65,7 +66,7 @@ class ReceiverPort(ABC):
 
     @abstractmethod
     def grant(self, credit: int) -> None:
-        """Let the peer send `credit` messages from now on, in the place of what it may send."""
+        """Set the credit to `credit` messages: it replaces what the peer may still send."""
 
     @abstractmethod
     def drain(self) -> bool:
@@ -118,7 +119,7 @@ class SenderPort(ABC):
 
     @abstractmethod
     def idle(self) -> None:
-        """All that waited was sent: credit that the receiver wants back (drain) is given up."""
+        """Return unused credit to a receiver that drains: all waiting messages were sent."""
 
     @abstractmethod
     def close(self) -> None:
@@ -211,8 +212,8 @@ class Peer(ABC):
 
     @abstractmethod
     def closed(self, error: ClientError | None) -> None:
-        """Nothing more comes and nothing more will be sent; None: as asked. The last call, made
-        once. Sessions and links hear of it from the owner, who may have a new connection made."""
+        """The connection is closed in both directions; None: as asked. The last call, made once.
+        Sessions and links hear of it from the owner, who may have a new connection made."""
 
 
 class Adapter(ABC):

@@ -1,4 +1,4 @@
-"""The adapter for AMQP 0-9-1: the connection, and which channel's affair is what.
+"""The adapter for AMQP 0-9-1: the connection, and the assignment of channels.
 
 A session is a channel; each sender has another one of its own, for publisher confirms, so that what
 goes wrong there is that sender's alone. See amqp091_session.py, _receiver.py, _sender.py.
@@ -135,7 +135,7 @@ class Amqp091(Adapter):
         return self.wire.next_deadline()
 
     def later(self, what: Callable[[], None]) -> None:
-        """Tell the client something that it must not hear within its own call."""
+        """Call the client after its own call has returned."""
         self._later.append(what)
 
     def at_the_end(self, what: Callable[[], None]) -> None:
@@ -143,7 +143,7 @@ class Amqp091(Adapter):
         self._turns.append(what)
 
     def arrived(self, session: Amqp091Session) -> None:
-        """It has deliveries to hand in when all that was read is looked at."""
+        """Note that a session has deliveries to pass on once all input was processed."""
         self._arrivals.append(session)
 
     def _work(self) -> None:

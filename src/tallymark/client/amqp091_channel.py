@@ -8,7 +8,7 @@ from tallymark.wire.amqp091.methods import ChannelClose, Method
 
 
 class ChannelUser(ABC):
-    """Is told what comes on its channel, in order."""
+    """Owner of a channel, which gets the channel's methods in order."""
 
     @abstractmethod
     def method(self, method: Method) -> None: ...

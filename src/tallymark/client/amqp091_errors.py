@@ -32,7 +32,7 @@ E = TypeVar("E", bound=ClientError)
 
 
 def error_of(kind: type[E], close: ChannelClose | ConnectionClose) -> E:
-    """Why the broker closed something; `info` has the reply code."""
+    """Return an error for a close by the broker; `info` has the reply code."""
     return kind(
         close.reply_text or "closed by the broker",
         condition=CONDITIONS.get(close.reply_code, "amqp:internal-error"),

@@ -113,7 +113,7 @@ class Amqp091Management(ManagementPort, ChannelUser):
         self._go_on()
 
     def content(self, method: Method, section: bytes, body: bytes) -> None:
-        """Nothing is consumed or published here."""
+        """Ignore content: this channel consumes and publishes nothing."""
 
     def closed(self, close: ChannelClose | None) -> None:
         self._channel = None
@@ -164,7 +164,7 @@ def method_of(request: Request) -> Method:
 
 
 def _state(request: Request, method: Method) -> QueueState | None:
-    """The queue an answer tells of; None where it tells of none."""
+    """Return the queue that an answer describes; None: it describes none."""
     if isinstance(method, QueueDeclareOk):
         return QueueState(method.queue, method.message_count, method.consumer_count)
     if isinstance(method, (QueueDeleteOk, QueuePurgeOk)):

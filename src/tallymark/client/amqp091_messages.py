@@ -45,14 +45,14 @@ class Front:
     def __init__(self, of_data: bytes, of_sections: bytes, is_encoded: bool) -> None:
         self.of_data = of_data
         self.of_sections = of_sections
-        """The same in front of a body that is sections already."""
+        """Sections in front of a body that is encoded as AMQP 1.0 sections already."""
         self.is_encoded = is_encoded
         """The type says that bodies are; they may not be."""
 
 
 @final
 class Incoming:
-    """From 0-9-1. Of one channel."""
+    """Conversion of received messages from 0-9-1, for one channel."""
 
     __slots__ = ("_front", "_of")
 
@@ -140,7 +140,7 @@ def _is_body(body: bytes) -> bool:
 
 @final
 class Outgoing:
-    """To 0-9-1. Of one sender."""
+    """Conversion of messages to 0-9-1, for one sender."""
 
     __slots__ = ("_head", "_section", "_to")
 

@@ -76,7 +76,8 @@ class Amqp091Receiver(ReceiverPort):
     def __init__(
         self, session: Amqp091Session, consumer: Consumer, options: ReceiverOptions
     ) -> None:
-        """Raises NotPossible for what the protocol has not, LinkRefused for a bad address."""
+        """Raises NotPossible for options that the protocol cannot express, LinkRefused for a bad
+        address."""
         self.consumer = consumer
         self.subscription: Subscription | None = None
         self._session = session
@@ -169,7 +170,7 @@ class Amqp091Receiver(ReceiverPort):
             self.subscription.left = 0
 
     def _consume(self) -> None:
-        """Have what is wanted sent, as much of it as a prefetch can say."""
+        """Consume with a prefetch that comes nearest to the credit."""
         credit = min(self._wanted, PREFETCH_MAX)
         if not credit or self._session.is_stopped or self._is_closed:
             return
@@ -193,7 +194,8 @@ class Amqp091Receiver(ReceiverPort):
                 self._cancel()
 
     def _cancel(self) -> None:
-        """Not before consume-ok: RabbitMQ 3.10 crashes; and the broker shall serve it once."""
+        """Cancel the consumer, not before consume-ok: RabbitMQ 3.10 crashes then, and the broker
+        has to serve the consumer once."""
         self._waits_to_cancel = self._stage is Stage.STARTING
         if self._stage is Stage.ACTIVE:
             assert self.subscription is not None
@@ -285,7 +287,7 @@ class Amqp091Receiver(ReceiverPort):
             self._cancel()
 
     def _finish(self) -> None:
-        """Cancelled: what was not settled goes back, behind it a queue of our own."""
+        """Return unsettled messages after the cancel, and delete a queue of our own behind them."""
         session = self._session
         session.give_back_of(self)
         if self._dynamic and self._queue:
@@ -328,7 +330,7 @@ class Probe(ChannelUser):
             self._receiver.found(method.queue)
 
     def content(self, method: Method, section: bytes, body: bytes) -> None:
-        """None comes."""
+        """Ignore content: none comes on this channel."""
 
     def closed(self, close: ChannelClose | None) -> None:
         if close is not None:

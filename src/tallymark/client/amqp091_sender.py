@@ -81,7 +81,7 @@ class Amqp091Sender(SenderPort, ChannelUser):
         self._may_flow = True
         self._published = 0
         self._unconfirmed: dict[int, Sent] = {}
-        """By delivery tag, ascending."""
+        """Messages without a confirm by delivery tag, ascending."""
         self._wire = session.adapter.wire
         self._channel = session.adapter.open_channel(self)
         self._attach()
@@ -141,7 +141,7 @@ class Amqp091Sender(SenderPort, ChannelUser):
         return False
 
     def idle(self) -> None:
-        """Nothing to give up."""
+        """Do nothing: the protocol has no credit to return."""
 
     # What comes on its channel
 
@@ -229,7 +229,7 @@ class Amqp091Sender(SenderPort, ChannelUser):
 
 
 def _target(options: SenderOptions) -> Target | None:
-    """None: each message says it, or the broker."""
+    """Return the target in the address; None: each message names it, or the broker does."""
     if options.address is None:
         return None
     try:

@@ -65,7 +65,7 @@ class Amqp091Session(SessionPort, ChannelUser):
         self.may_flow = True
         """The broker takes messages on this channel, as those in transactions."""
         self.subscriptions: dict[str, Subscription] = {}
-        """By consumer tag, until cancel-ok."""
+        """Subscriptions by consumer tag, until cancel-ok."""
         self._wire = adapter.wire
         self._channel = adapter.open_channel(self)
         self._is_closing = False
@@ -83,9 +83,9 @@ class Amqp091Session(SessionPort, ChannelUser):
         self._is_selected = False
         self._work: Work | None = None
         self._parked: dict[int, Subscription] = {}
-        """Settled, and not committed."""
+        """Deliveries that were settled in the transaction and are not committed, by tag."""
         self._is_waiting = False
-        """For the answer to a commit or a rollback."""
+        """True while the answer to a commit or a rollback is awaited."""
         self._held: deque[tuple[Method, bytes | None, bytes]] = deque()
         """Methods to send after the answer to a commit or rollback has come."""
         self._ending: deque[tuple[Work | None, dict[int, Subscription]]] = deque()
@@ -101,7 +101,7 @@ class Amqp091Session(SessionPort, ChannelUser):
         self._tell(method, None, b"")
 
     def publish(self, method: BasicPublish, section: bytes, body: bytes) -> None:
-        """In a transaction."""
+        """Publish a message in a transaction."""
         self._tell(method, section, body)
 
     def _tell(self, method: Method, section: bytes | None, body: bytes) -> None:
@@ -115,7 +115,7 @@ class Amqp091Session(SessionPort, ChannelUser):
         self._is_waiting = isinstance(method, (TxCommit, TxRollback))
 
     def _answered(self) -> None:
-        """The commit or rollback is over: say what waits, up to the next one."""
+        """Send the waiting methods after the answer to a commit or rollback, up to the next one."""
         self._is_waiting = False
         held = self._held
         while held and not self._is_waiting:
@@ -184,7 +184,7 @@ class Amqp091Session(SessionPort, ChannelUser):
         self._arrived.append(message)
 
     def hand_in(self) -> None:
-        """Give the client what has arrived for one receiver in a row."""
+        """Pass the deliveries that arrived for one receiver in a row to the client."""
         consumer = self._arrived_for
         if consumer is not None:
             arrived = self._arrived
@@ -237,7 +237,7 @@ class Amqp091Session(SessionPort, ChannelUser):
         self._settle(tags, outcome, work)
 
     def give_back_of(self, port: Amqp091Receiver) -> None:
-        """All that a receiver was sent and has not settled, ascending."""
+        """Return all unsettled deliveries of a receiver to the broker, ascending."""
         tags = [tag for tag, subscription in self._open.items() if subscription.port is port]
         self._settle(tags, RELEASED, self._work)
 
@@ -264,8 +264,9 @@ class Amqp091Session(SessionPort, ChannelUser):
             self._commit_later()
 
     def _say_settled(self, tag: int, multiple: bool, outcome: Outcome) -> None:
-        """Modified is the nearest there is: a reject with requeue is a failed delivery to brokers
-        that tell the two apart, as Tallymark does, a nack with requeue is none."""
+        """Send a settlement. Modified becomes the nearest method there is: a reject with requeue is
+        a failed delivery to brokers that tell the two apart, as Tallymark does, a nack with requeue
+        is none."""
         if isinstance(outcome, Accepted):
             self.say(BasicAck(tag, multiple))
         elif isinstance(outcome, Rejected) or (
@@ -284,7 +285,8 @@ class Amqp091Session(SessionPort, ChannelUser):
         return self._numbers
 
     def decided(self, number: int, outcome: Outcome | None) -> None:
-        """Known before anything was sent; the client is told behind its own call."""
+        """Report an outcome that is known before anything was sent, after the client's own call has
+        returned."""
         if not self._outcomes:
             self.adapter.later(self._say_outcomes)
         self._outcomes.append((number, outcome))
@@ -320,7 +322,7 @@ class Amqp091Session(SessionPort, ChannelUser):
         self.say(method)
 
     def _commit_later(self) -> None:
-        """At the end of this turn."""
+        """Commit at the end of this turn."""
         if not self._will_commit:
             self._will_commit = True
             self.adapter.at_the_end(self._commit_now)
@@ -349,8 +351,8 @@ class Amqp091Session(SessionPort, ChannelUser):
             work.ended(None)
 
     def stop_inflow(self) -> None:
-        """channel.flow(false) where the broker honours it; otherwise the consumers are cancelled,
-        to be made again after the recovery [TX-19a, TX-D3]."""
+        """Stop deliveries: by channel.flow(false) where the broker honours it; otherwise the
+        consumers are cancelled, to be made again after the recovery [TX-19a, TX-D3]."""
         self.is_stopped = True
         with_flow = self.adapter.has_flow
         self._stopping = 1
@@ -378,8 +380,8 @@ class Amqp091Session(SessionPort, ChannelUser):
                 consumer.port.resume()
 
     def give_back(self, ranges: list[tuple[int, int]]) -> None:
-        """All that is unsettled on the channel, ignored messages too [TX-8]. What is said behind it
-        cannot mean these any more."""
+        """Return all unsettled deliveries of the channel to the broker, ignored messages too
+        [TX-8]. What is said behind it cannot mean these any more."""
         self._recovering = list(self._open.values())
         self._open.clear()
         self.say(BasicRecover(True))

@@ -45,7 +45,7 @@ from tallymark.wire.amqp10.session import Session
 LOCAL: Final = "amqp:local-transactions"
 SEVERAL: Final = "amqp:multi-txns-per-ssn"
 ROLLED_BACK: Final = (TRANSACTION_UNKNOWN_ID, TRANSACTION_ROLLBACK, TRANSACTION_TIMEOUT)
-"""Why a broker would not commit."""
+"""Error conditions with which a broker reports that it rolled back instead of committing."""
 
 
 @final
@@ -68,11 +68,12 @@ class CoordinatorEnd:
         self._link: SenderLink | None = None
         self._is_attached = False
         self._is_proven = False
-        """It has begun a transaction before."""
+        """True once it has begun a transaction."""
         self._waiting: deque[tuple[Work | None, bool, bytes]] = deque()
         """Transaction (None: the one it is tried with), whether it begins, message."""
         self._asked: dict[int, tuple[Work | None, bool]] = {}
-        """By number of the message."""
+        """Transaction of each message sent to the coordinator, and whether the message begins it,
+        by message number."""
 
     # What the client asks for
 
@@ -124,7 +125,7 @@ class CoordinatorEnd:
             self._asked[link.send(message)] = (work, is_begin)
 
     def answered(self, low: int, high: int, state: object) -> None:
-        """The outcome of what was sent under these numbers, if it was sent here."""
+        """Handle the outcomes of messages with these numbers that were sent here."""
         for number in [known for known in self._asked if low <= known <= high]:
             work, is_begin = self._asked.pop(number)
             if work is None:
@@ -171,7 +172,7 @@ class CoordinatorEnd:
             work.ended(CommitUncertain(f"the commit was answered with {state}", is_remote=True))
 
     def detached(self, error: ClientError) -> None:
-        """It is gone, and what was open with it [TX-16]."""
+        """Fail the open transactions, which are lost with the link [TX-16]."""
         was_attached = self._is_attached
         self._link = None
         self._is_attached = False
