@@ -66,7 +66,7 @@ CONDITIONS: Final[Mapping[int, str]] = {
     409: PRECONDITION_FAILED,
 }
 LOCKED: Final = "exclusive access"
-"""In the text of a 400, the only sign that the queue is another connection's [rabbitmq]."""
+"""Text in a 400 that shows, as the only sign, that the queue is another connection's [rabbitmq]."""
 
 
 @final
@@ -189,7 +189,7 @@ class Amqp10Management(ManagementPort):
             self.gone(NotPossible(f"no links to {NODE}: {error}"))
 
     def attached(self) -> None:
-        """One of the two."""
+        """Note that one link of the pair is attached."""
         self._attached += 1
         if self._receiver is not None and self._attached == BOTH:
             self._receiver.flow(CREDIT)
@@ -248,7 +248,7 @@ class Amqp10Management(ManagementPort):
 
 
 def refusal(request: Request, reply: Reply) -> RequestRefused:
-    """The error that tells why the broker did not do it."""
+    """Return the error for a refused request."""
     text = reply.body if isinstance(reply.body, str) else f"{request} answered with {reply.status}"
     condition = CONDITIONS.get(reply.status, INTERNAL_ERROR)
     if reply.status == REFUSED and LOCKED in text:

@@ -131,7 +131,7 @@ class Amqp10Session(SessionPort):
         self._check_dry()
 
     def is_dry(self, link: Link) -> None:
-        """Nothing more comes on it."""
+        """Note that the link gets no more deliveries."""
         if self._moving is not None and isinstance(link, ReceiverLink):
             self._moving.discard(link)
             self._check_dry()
@@ -142,7 +142,7 @@ class Amqp10Session(SessionPort):
             self.dispatcher.inflow_stopped()
 
     def resume_inflow(self) -> None:
-        """With the credit that is granted now."""
+        """Do nothing: credit that is granted from now on resumes deliveries."""
 
     def give_back(self, ranges: list[tuple[int, int]]) -> None:
         for first, last in ranges:

@@ -15,7 +15,7 @@ OUTCOMES: Final = (
     "amqp:released:list",
     "amqp:modified:list",
 )
-"""That we know, of either role."""
+"""Outcomes that the client supports, of either role."""
 
 E = TypeVar("E", bound=Closed)
 

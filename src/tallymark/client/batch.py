@@ -1,4 +1,4 @@
-"""The batch form of receiving: so many messages, or what has come when time is up [FC-24]."""
+"""Receiving in batches: up to n messages, or fewer when the time-out ends [FC-24]."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ async def next_batch(consumer: Consumer, n: int, timeout: float | None) -> list[
 
 
 async def _end_of_batch(consumer: Consumer) -> None:
-    """Nothing more shall come. A peer that does not answer a drain, as the standard wants it
-    to, is waited for once; then its credit is taken back."""
+    """Stop deliveries at the end of a batch. A peer that does not answer a drain, as the standard
+    requires, is waited for once; then its credit is taken back."""
     port = consumer.port
     if consumer.dispatcher.has_no_inflow:  # a rollback has taken the credit back
         consumer.forget_lost_credit()
@@ -64,7 +64,8 @@ async def _end_of_batch(consumer: Consumer) -> None:
 
 
 async def _gathered(consumer: Consumer, n: int, until: float | None) -> None:
-    """Until n messages are in the buffer, nothing more will come, or it is `until`."""
+    """Wait until n messages are in the buffer, no more will come, or the time `until` is
+    reached."""
     loop = consumer.dispatcher.loop
     while consumer.error is None and (len(consumer.buffer) < n or consumer.dispatcher.is_stopped):
         left = None if until is None else until - loop.time()

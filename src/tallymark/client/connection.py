@@ -140,7 +140,7 @@ class Connection:
             dispatcher.opening = None
 
     async def ask(self, request: Request) -> QueueState | None:
-        """For sessions: have something declared, deleted, ... See `Session.declare_queue`."""
+        """Carry out a request of a session to declare, delete, ... See `Session.declare_queue`."""
         await self.ready(self._options.timeout_s)
         return await self._ask(request)
 
@@ -190,7 +190,7 @@ class Connection:
     # Opening
 
     async def start(self) -> None:
-        """For `connect`: the first time, each address is tried once."""
+        """Connect for the first time, for `connect`: each address is tried once."""
         try:
             self._line = await self._open_any()
         except BaseException:
@@ -200,7 +200,7 @@ class Connection:
         self._tell(ConnectionChange.OPENED)
 
     async def _open_any(self) -> Line:
-        """By the first address that answers, beginning with the last one used."""
+        """Connect to the first address that answers, beginning with the last one used."""
         endpoints = self._options.endpoints
         start = endpoints.index(self._endpoint)
         error: Closed | None = None
@@ -302,7 +302,7 @@ class Connection:
         self._tell(ConnectionChange.RETRYING, str(error), attempt, delay_ms)
 
     async def _restore(self) -> None:
-        """One attempt: connect, and take up again what there was."""
+        """Connect once, and restore the sessions and their links."""
         line = await self._open_any()
         self._line = line
         try:

@@ -94,9 +94,9 @@ class Consumer:
             0 if self.is_manual else options.credit, options.credit_on == "handover"
         )
         self.port: ReceiverPort | None = None
-        """None: not attached."""
+        """Link's end in the adapter; None: not attached."""
         self.opening: ReceiverPort | None = None
-        """The same, while it is being attached, and after."""
+        """Link's end in the adapter from the beginning of the attach on."""
         self.address = options.address or ""
         self.filter: Mapping[str, object] = {}
         """Source filters in effect."""
@@ -110,19 +110,21 @@ class Consumer:
         """Messages that the application has forgotten unsettled, by tag; these are held
         strongly."""
         self.settling: dict[int, ReceivedMessage] = {}
-        """The sender's answer is awaited, with or without anybody who waits [FC-12, FC-A4]."""
+        """Messages settled in mode second whose answer from the sender is awaited, with or without
+        a waiting call [FC-12, FC-A4]."""
         self.staged: dict[int, ReceivedMessage] = {}
-        """Settled in a transaction that has not ended; they keep their slots [TX-4]."""
+        """Messages settled in a transaction that has not ended; they keep their slots [TX-4]."""
         self.waiters: deque[Waiter] = deque()
-        """Readers; see `wake`."""
+        """Calls that wait for a message; see `wake`."""
         self.attaching: Waiter | None = None
         self.closing: list[Waiter] = []
         self.error: ClientError | None = None
-        """Why nothing more will come, ever."""
+        """Reason why no message will come any more; None: some may."""
         self.link_error: ClientError | None = None
-        """Why the last link went."""
+        """Reason why the last link ended."""
         self.ending: ClientError | None = None
-        """The application closes it: what still arrives can be read, not settled [FC-A7]."""
+        """Set once the application closes it: what still arrives can be read, but not settled
+        [FC-A7]."""
         self.last_tag = b""
         self.settled_total = 0
         self.was_attached = False
@@ -154,7 +156,7 @@ class Consumer:
             resolve(self.attaching, None)
 
     def deliver(self, messages: list[ReceivedMessage]) -> None:
-        """In the order of their tags, and of the session's."""
+        """Add deliveries to the buffer, in the order of their tags, which is the session's."""
         if self.error is not None:
             return  # given up already
         last = messages[-1]
@@ -219,7 +221,8 @@ class Consumer:
             await self.readable(left)
 
     async def readable(self, timeout: float | None) -> None:
-        """Wait until there may be something to take: look again. Or until time is up."""
+        """Wait until a message may be in the buffer, or the time-out ends. The caller checks
+        again."""
         waiter: Waiter = self.dispatcher.loop.create_future()
         self.waiters.append(waiter)
         parked = self.dispatcher.gate.park()
@@ -236,7 +239,7 @@ class Consumer:
             self._forget(waiter)
 
     def _forget(self, waiter: Waiter) -> None:
-        """It waits no more; `wake` may have met it already."""
+        """Remove a waiting call; `wake` may have removed it already."""
         if waiter in self.waiters:
             self.waiters.remove(waiter)
 
@@ -263,7 +266,7 @@ class Consumer:
             self.dispatcher.touched(self)
 
     def evaluate(self) -> None:
-        """Once per turn at most [FC-17]."""
+        """Decide about credit, at most once per turn [FC-17]."""
         self._is_touched = False
         port = self.port
         if port is None or self.dispatcher.has_no_inflow:
@@ -314,7 +317,7 @@ class Consumer:
 
     @property
     def promised(self) -> int:
-        """The same, with what is granted once there is inflow again."""
+        """Outstanding credit, including what is granted once deliveries resume."""
         return self.credit + self._credit_lost
 
     @property
@@ -343,7 +346,7 @@ class Consumer:
     # A rollback, or recover; called by the dispatcher
 
     def inflow_stops(self) -> None:
-        """All credit is taken back, and a drain is done."""
+        """Take back all credit, and end a drain."""
         port = self.port
         draining = self.draining
         self.draining = None
@@ -353,7 +356,7 @@ class Consumer:
             self._credit_lost = len(self.buffer) + (0 if draining is not None else port.credit)
 
     def inflow_resumed(self) -> None:
-        """There may be credit again."""
+        """Grant again the credit that was lost with the link or by a rollback."""
         if self._credit_lost and self.port is not None and not self.dispatcher.has_no_inflow:
             self.port.grant(max(0, self._credit_lost - len(self.buffer)))
             self._credit_lost = 0
@@ -435,7 +438,7 @@ class Consumer:
             self.leaks.forgotten(message)
 
     def changed_by_peer(self, first: int, last: int, state: Outcome | None) -> None:
-        """The sender changed the state of deliveries that nobody asked it to [FC-18]."""
+        """Handle outcomes that the sender set by itself [FC-18]."""
         takes_back = isinstance(state, (Released, Modified))
         if self.buffer and self.buffer[0].tag <= last and self.buffer[-1].tag >= first:
             self._change_buffered(first, last, state, takes_back)
@@ -491,7 +494,8 @@ class Consumer:
         self._lose_buffered(error)
 
     def close(self, error: ClientError) -> None:
-        """Nothing more comes: what is buffered may be read, and is lost [FC-19, FC-A6]."""
+        """Close: no more messages come; buffered ones may still be read, but are lost [FC-19,
+        FC-A6]."""
         if self.error is None:
             self.error = error
         self._let_go(error)
@@ -503,8 +507,8 @@ class Consumer:
         self.wake_all()
 
     def suspend(self, error: ClientError) -> None:
-        """The connection broke and is made again: what was not settled comes again, so what is
-        buffered must not be shown; readers wait on [FC-19, TX-22]."""
+        """Suspend for a reconnect: unsettled messages come again, so buffered ones must not be
+        read; readers wait on [FC-19, TX-22]."""
         if self.ending is not None:
             self.close(self.ending)
             return
@@ -523,7 +527,7 @@ class Consumer:
                 message.outcome_or_error = error
 
     def _let_go(self, error: ClientError) -> None:
-        """The link is gone: what was not settled never will be."""
+        """Mark unsettled messages as lost: their link is gone."""
         self.port = self.opening = None
         self.link_error = error
         if self.attaching is not None:

@@ -112,8 +112,7 @@ class Declaring:
         arguments: Arguments | None = None,
         restore: bool = True,
     ) -> None:
-        """Have the exchange put what it gets for `key` into the queue. Does nothing where that is
-        so already."""
+        """Bind the queue to the exchange with `key`. Does nothing where that is so already."""
         table = dict(arguments or NO_ARGUMENTS)
         await self._ask(Bind(exchange, queue, False, key, table), restore)
 
@@ -132,7 +131,7 @@ class Declaring:
         arguments: Arguments | None = None,
         restore: bool = True,
     ) -> None:
-        """Have the exchange `source` pass on what it gets for `key` to the other one."""
+        """Bind an exchange to the exchange `source` with `key`."""
         table = dict(arguments or NO_ARGUMENTS)
         await self._ask(Bind(source, destination, True, key, table), restore)
 

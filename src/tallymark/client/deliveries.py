@@ -1,4 +1,4 @@
-"""The dispatcher's daily work: who gets a message, what is settled, what became of what was sent.
+"""Deliveries and settlements of a session, and the outcomes of sent messages.
 
 Everything is decided in one step, without an await; see dispatcher.py for who changes what.
 """
@@ -78,7 +78,7 @@ class Deliveries(ABC):
         """Highest tag that a rollback has taken back: deliveries up to it are not shown any more
         [TX-18]."""
         self.has_no_inflow = False
-        """A rollback goes on: no credit, and no delivery."""
+        """True during a rollback: no credit is granted, and no delivery expected."""
         self.work: Work | None = None
         """The session's transaction: all that is settled and sent is done in it."""
         self.consumers: list[Consumer] = []
@@ -121,13 +121,13 @@ class Deliveries(ABC):
     # Telling the application
 
     def scoped_error(self, error: ClientError) -> None:
-        """A link, the session or the connection is gone, and nobody here asked for it: told once,
-        besides what the calls that wait are told."""
+        """Report the loss of a link, the session or the connection that the application did not ask
+        for: once, besides the errors of calls that wait."""
         for callback in list(self.callbacks):
             self.call_back("on_error", callback, error)
 
     def call_back(self, name: str, callback: Callable[..., object], *arguments: object) -> None:
-        """Call the application's callback; what it raises is reported and goes no further."""
+        """Call the application's callback; an exception of it is reported and not raised."""
         try:
             callback(*arguments)
         except Exception as raised:
@@ -139,7 +139,7 @@ class Deliveries(ABC):
 
     @property
     def is_stopped(self) -> bool:
-        """Nothing is handed over, but something may be later."""
+        """Return whether delivery to the application is stopped, and may be resumed."""
         return self.gate.is_shut
 
     def _resumed(self) -> None:
@@ -173,8 +173,8 @@ class Deliveries(ABC):
     def settle(
         self, message: ReceivedMessage, outcome: Outcome, transaction: Transaction | None = None
     ) -> None:
-        """Settle what the application holds, at the end of the turn with others; in a transaction,
-        if that is committed. A no-op on what is settled already, or ignored.
+        """Settle a message that the application holds, at the end of the turn with others; in a
+        transaction, if that is committed. A no-op on what is settled already, or ignored.
 
         Raises Closed where the link is gone, TransactionRolledBack where the transaction is or a
         rollback has given the message back, and as `check`.
@@ -200,8 +200,8 @@ class Deliveries(ABC):
             raise error.again()
 
     def check(self, outcome: Outcome) -> None:
-        """Raise TypeError or ValueError for what is no outcome, NotPossible for one that the
-        protocol cannot say."""
+        """Raise TypeError or ValueError for a value that is no outcome, NotPossible for one that
+        the protocol cannot express."""
         check_outcome(outcome)
         port = self.port
         is_annotated = isinstance(outcome, Modified) and outcome.message_annotations
@@ -211,7 +211,7 @@ class Deliveries(ABC):
             )
 
     def release_buffered(self, message: ReceivedMessage) -> None:
-        """Give back what nobody has read."""
+        """Release a buffered message that was never read."""
         consumer = message.consumer
         consumer.buffer.remove(message)
         consumer.window.buffered -= 1

@@ -95,10 +95,10 @@ class Dispatcher(Deliveries):
         self.transaction: Transaction | None = None
         """The session's, if it is in one."""
         self.explicit = 0
-        """Transactions that are named by what is done in them."""
+        """Number of explicit transactions, which settlements and messages have to name."""
         self.producers: list[Producer] = []
         self.topology = Topology()
-        """Declared again after a reconnect."""
+        """Declarations to repeat after a reconnect."""
         self.opening: Waiter | None = None
         self.closing: list[Waiter] = []
         self.is_ending = False
@@ -204,7 +204,7 @@ class Dispatcher(Deliveries):
                 work.doom(rolled_back(f"with a receiver: {error}", error))
 
     async def all_told(self, consumer: Consumer) -> None:
-        """Until the broker has heard of all that was settled of a receiver, as far as it may."""
+        """Wait until the broker was sent all settlements of a receiver that may be sent."""
 
         def is_told() -> bool:
             self.say_settlements()
@@ -267,8 +267,8 @@ class Dispatcher(Deliveries):
             self.gate.go_on(parked)
 
     async def _all_said(self, work: Work) -> None:
-        """Until the broker has heard of everything done in it, and answered every message [TX-24];
-        or it has failed. As long as a send would wait."""
+        """Wait until everything done in a transaction was sent to the broker, and every message has
+        its outcome [TX-24]; or the transaction has failed. As long as a send would wait."""
 
         def is_said() -> bool:
             self.say_settlements()
@@ -282,7 +282,7 @@ class Dispatcher(Deliveries):
             await self._until(self.port, is_said, None)
 
     def _end(self, transaction: Transaction, work: Work, last: bool, waiter: Waiter) -> None:
-        """Say the commit. What other tasks do from now on is not in it any more."""
+        """Send the commit. Later work of other tasks belongs to the next transaction."""
         self._renew(transaction, last)
         port = self.port
         if work.error is None and port is not None:
@@ -297,7 +297,7 @@ class Dispatcher(Deliveries):
     async def _committed(
         self, transaction: Transaction, work: Work, port: SessionPort | None
     ) -> None:
-        """From a commit to its answer, and what follows if that is no."""
+        """Wait for the answer to a commit, and give everything back if it failed."""
         try:
             await self._answered(port, lambda: work.stage is not Stage.ENDING)
             error = work.error
@@ -349,8 +349,8 @@ class Dispatcher(Deliveries):
             raise ended.again()
 
     def _ended_by_others(self) -> ClientError | None:
-        """Why the session is gone for good, where the application did not want that: its next
-        commit and rollback say so as well [SC-10]."""
+        """Return why the session was closed by others for good, if it was: its next commit and
+        rollback raise that as well [SC-10]."""
         error = self.error
         return None if isinstance(error, Closed) and error.was_asked_for else error
 
@@ -383,8 +383,8 @@ class Dispatcher(Deliveries):
     async def _give_all_back(
         self, error: ClientError, taken: Callable[[], Work | None] = lambda: None
     ) -> None:
-        """Everything delivered and not settled goes back, to come again in its old order; in
-        between, what `taken` returns is rolled back [TX-19, TX-19a, TX-25, TX-26].
+        """Give all unsettled deliveries back to the broker, to come again in their old order;
+        before they come, roll back what `taken` returns [TX-19, TX-19a, TX-25, TX-26].
 
         Raises RollbackUncertain where the session goes in the middle of it.
         """
@@ -454,7 +454,8 @@ class Dispatcher(Deliveries):
         return await self._answered(port, lambda: self._is_given_back)
 
     def _is_over(self, work: Work, error: ClientError | None) -> None:
-        """Slots come back, and what waited for its end may go on."""
+        """End a unit of work: its messages free their slots, and waiting settlements may be
+        sent."""
         settled = work.settled
         work.settled = []
         for message in settled:
@@ -464,7 +465,7 @@ class Dispatcher(Deliveries):
         self._may_begin_next(work)
 
     def _may_begin_next(self, work: Work) -> None:
-        """The broker has answered its end."""
+        """Let the session's next transaction begin: the broker has answered the end of this one."""
         if self._ending is work:
             self._ending = None
         self._changed()
@@ -494,7 +495,7 @@ class Dispatcher(Deliveries):
     async def _until(
         self, port: SessionPort | None, done: Callable[[], bool], limit_s: float | None
     ) -> bool:
-        """Until it is done, or the protocol's session is another one: False."""
+        """Wait until it is done and return True; False: the protocol's session was replaced."""
         until = None if limit_s is None else self.loop.time() + limit_s
         while self.port is port and not done():
             left = None if until is None else until - self.loop.time()
@@ -519,27 +520,28 @@ class Dispatcher(Deliveries):
         self._changed()
 
     def transactions_lost(self, error: TransactionError) -> None:
-        """The broker has rolled back those that were open, unasked; and can begin others."""
+        """Fail the open transactions: the broker has rolled them back by itself, and can begin
+        others."""
         for work in list(self._live):
             if work.is_known:
                 work.failed(error)
 
     def inflow_stopped(self) -> None:
-        """The last delivery is in."""
+        """Note that the last delivery has arrived."""
         self._is_dry = True
         self._changed()
 
     def given_back(self) -> None:
-        """The broker has what was ours; what it delivers from now on is new."""
+        """Note that the broker has taken the deliveries back; later deliveries are new."""
         self._is_given_back = True
         self._changed()
 
     def work_changed(self, work: Work) -> None:
-        """It has begun, or is over."""
+        """Handle the begin or end of a unit of work."""
         self._changed()
 
     def _changed(self) -> None:
-        """Whoever waits for an answer looks whether it is there; what waited for it is said."""
+        """Wake calls that wait for an answer, and send settlements that waited for it."""
         askers = self._askers
         self._askers = []
         for asker in askers:
@@ -619,7 +621,7 @@ class Dispatcher(Deliveries):
         self.closing.clear()
 
     def suspend(self, error: ClientError) -> None:
-        """The connection broke and is made again: begin and attach follow."""
+        """Suspend for a reconnect: begin and attach follow."""
         if self.state is State.CLOSED:
             self.ended()
             return

@@ -1,5 +1,5 @@
-"""Commits and rollbacks under way, each in a task of its own: whoever waits for one may be
-cancelled, what was said to the broker is not."""
+"""Commits and rollbacks under way, each in a task of its own: a cancelled caller does not cancel
+methods that were sent to the broker."""
 
 from __future__ import annotations
 
