@@ -47,7 +47,7 @@ NO_USE_TRYING: Final = frozenset(
         "amqp:connection:framing-error",
     )
 )
-"""Conditions of a closed connection that connecting again will not change."""
+"""Conditions of a closed connection for which reconnecting is useless."""
 CODES: Final[Mapping[str, int]] = {
     "amqp:internal-error": 541,
     "amqp:not-found": 404,
@@ -63,7 +63,7 @@ CODES: Final[Mapping[str, int]] = {
     "amqp:connection:framing-error": 501,
     "amqp:link:message-size-exceeded": 311,
 }
-"""Reply codes of AMQP 0-9-1 that say what a condition says, where there is one."""
+"""Reply codes of AMQP 0-9-1 with the same meaning as a condition."""
 NOTHING_KNOWN: Final[Mapping[object, object]] = {}
 
 
@@ -71,7 +71,7 @@ class Scope(Enum):
     """Extent of an error: the object that is gone with it."""
 
     REQUEST = "request"
-    """Nothing but the call."""
+    """Nothing is gone but the call itself."""
     MESSAGE = "message"
     LINK = "link"
     SESSION = "session"
@@ -138,7 +138,7 @@ class ConnectionClosed(Closed):
 
 
 class ConnectFailed(ConnectionClosed):
-    """No connection came about; trying again may help."""
+    """The connection could not be opened; trying again may help."""
 
     may_retry = True
 
@@ -150,7 +150,7 @@ class LoginRefused(ConnectFailed):
 
 
 class ConnectionLost(ConnectionClosed):
-    """The connection broke: cut off, silent for too long, or it spoke what is not AMQP."""
+    """The connection broke: cut off, silent for too long, or the peer's bytes were not AMQP."""
 
     may_retry = True
 

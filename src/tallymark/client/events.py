@@ -44,11 +44,11 @@ class Decision(Enum):
     PAUSE = "pause"
     """No credit is left, and no slot is free: nothing comes until something is settled."""
     ISSUE = "issue"
-    """By hand, `issue_credit`."""
+    """Credit was issued by hand, with `issue_credit`."""
     DRAIN = "drain"
     """The sender is asked to use its credit or give it up."""
     DRAINED = "drained"
-    """It has; its delivery-count was adopted [FC-D1]."""
+    """The receiver was drained; its delivery-count was adopted [FC-D1]."""
 
 
 @final
@@ -68,7 +68,7 @@ class CreditDecided(Event):
     delivery_count: int
     buffered: int
     unsettled: int
-    """With the application."""
+    """Messages that the application holds."""
     window: int
     settle_mode: str
     """rcv-settle-mode: first or second."""
@@ -97,7 +97,7 @@ class Unsettled:
     delivery_id: int
     delivery_tag: bytes
     age_ms: int
-    """Since the application was given it."""
+    """Milliseconds since the application was given it."""
     is_dropped: bool
     """The application has no reference to it any more: it never will be settled."""
 
@@ -208,8 +208,8 @@ class SettlementFailed(Event):
 @final
 @dataclass(frozen=True, slots=True)
 class TransactionFailed(Event):
-    """A commit or rollback came to nothing, and no call was waiting to be told: it was cancelled,
-    or had given up."""
+    """A commit or rollback failed, and no call was waiting for it: it was cancelled, or had timed
+    out."""
 
     name = "transaction.failed"
     log = HANDLER_LOG
@@ -223,7 +223,7 @@ class TransactionFailed(Event):
 @final
 @dataclass(frozen=True, slots=True)
 class CallbackFailed(Event):
-    """A callback of the application raised; the client goes on."""
+    """A callback of the application raised an exception; the client goes on."""
 
     name = "callback.failed"
     log = HANDLER_LOG
@@ -247,7 +247,7 @@ class ConnectionChange(Enum):
 @final
 @dataclass(frozen=True, slots=True)
 class ConnectionChanged(Event):
-    """The connection came, went or is being made again."""
+    """The connection was opened, was lost, or is being opened again."""
 
     name = "connection.changed"
     level = logging.INFO
@@ -274,7 +274,7 @@ def tag_as_uuid(tag: bytes) -> uuid.UUID | None:
 
 @final
 class Reporter:
-    """Tells the loggers and the callback. One per connection."""
+    """Sender of events to the loggers and the callback. One per connection."""
 
     __slots__ = ("_callback",)
 

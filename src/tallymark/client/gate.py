@@ -48,7 +48,7 @@ class Gate:
         self._resumed = resumed
         self.state = State.RUNNING
         self.error: ClientError | None = None
-        """Why it is closed."""
+        """Reason why it is closed; None: it is not."""
         self._at_work: set[asyncio.Task[Any]] = set()
         self._parked: dict[asyncio.Task[Any], int] = {}
         self._waiters: list[Waiter] = []
@@ -57,7 +57,7 @@ class Gate:
 
     @property
     def is_shut(self) -> bool:
-        """Nothing is handed over, but something may be later."""
+        """Return whether delivery to the application is stopped, and may be resumed."""
         return self.state is State.STOPPING or self.state is State.STOPPED
 
     def close(self, error: ClientError) -> None:

@@ -52,11 +52,10 @@ class Runner:
         self._on_error = on_error
         self._failure: Exception | None = None
         self.raised: Exception | None = None
-        """By a handler, for on_error="raise"."""
+        """Exception raised by a handler, for on_error="raise"."""
 
     async def run(self, concurrency: int) -> None:
-        """Returns when the application closes the receiver; raises Closed when anybody else does,
-        and what a handler raised for on_error="raise"."""
+        """Run the handlers until the application closes the receiver."""
         if concurrency == 1:
             await self._work()
         else:
@@ -133,7 +132,7 @@ class Runner:
             self._not_settled(message, closed)
 
     def _give_back(self, message: ReceivedMessage) -> None:
-        """Its handler was cancelled."""
+        """Release the message: its handler was cancelled."""
         if message.state == RETURNED:
             return
         try:
@@ -142,6 +141,7 @@ class Runner:
             self._not_settled(message, closed)
 
     def _not_settled(self, message: ReceivedMessage, error: ClientError) -> None:
-        """Nobody waits to be told; the broker gives the message to somebody again."""
+        """Report a settlement that failed while no call waited for it; the broker delivers the
+        message again."""
         consumer = self._consumer
         consumer.report(SettlementFailed(consumer.address, message.delivery_id, error))

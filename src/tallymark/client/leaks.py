@@ -31,7 +31,7 @@ LOCK_RELEASE_AT: Final = 0.9
 """Part of a broker's lock time after which a message is released: the release has to arrive before
 the lock expires."""
 SOONEST_MS: Final = 10
-"""Between two looks."""
+"""Milliseconds between two checks at least."""
 
 
 @final
@@ -52,19 +52,19 @@ class LeakWatch:
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
         self.is_on = consumer.options.max_unsettled_age is not None
-        """Tell us of each message that is handed over."""
+        """True if each message handed over has to be reported to this watch."""
         self._timer: asyncio.TimerHandle | None = None
         self._due_ms = 0
         self._stall_timer: asyncio.TimerHandle | None = None
         self._settled_then = -1
         self._stalled_ms = -1
-        """Since when nothing was settled, all slots being taken."""
+        """Time since which all slots are taken and nothing was settled; -1: not so."""
         self._warned: set[int] = set()
 
     # What happens
 
     def arrived(self, messages: list[ReceivedMessage]) -> None:
-        """They are in the buffer, and their locks run already."""
+        """Watch messages that have arrived in the buffer: their locks run already."""
         if self.is_on and self._consumer.options.max_unsettled_age == "lock":
             for message in messages:
                 self._arm(self._next_of(message))
@@ -90,7 +90,8 @@ class LeakWatch:
             self._report_stall()  # nothing will ever leave it
 
     def paused(self) -> None:
-        """There is no credit. Once per turn at most."""
+        """Start the stall timer if every slot is taken. Called when there is no credit, at most
+        once per turn."""
         consumer = self._consumer
         after_ms = consumer.options.stall_warning_ms
         if not after_ms or consumer.window.free > 0:
@@ -184,7 +185,7 @@ class LeakWatch:
             self._timer = dispatcher.loop.call_later(max(delay_ms, SOONEST_MS) / 1000, self._look)
 
     def _look(self) -> None:
-        """Warn, release, and look again when the next one is due."""
+        """Warn and release what is due, and set the timer for the next check."""
         self._timer = None
         consumer = self._consumer
         if consumer.port is None:
@@ -216,7 +217,7 @@ class LeakWatch:
             self._arm(self._next_of(message))
 
     def _attend_buffered(self, message: ReceivedMessage) -> None:
-        """Give back what will have lost its lock before it is read."""
+        """Release a buffered message whose lock would expire before it is read."""
         if message.state != BUFFERED:
             return
         used_ms, limit_ms, release_ms = self._time_of(message)
@@ -226,7 +227,7 @@ class LeakWatch:
             self._arm(self._next_of(message))
 
     def _next_of(self, message: ReceivedMessage) -> int:
-        """In how many ms it has to be looked at; -1 never."""
+        """Return in how many milliseconds the message has to be checked; -1: never."""
         used_ms, limit_ms, release_ms = self._time_of(message)
         if limit_ms < 0:
             return -1

@@ -191,7 +191,7 @@ class Message:
         return self._raw
 
     def replace(self, body: object | None = None, **changes: Any) -> Message:
-        """Another message with these arguments of the constructor in place of what this one has.
+        """Return another message with these arguments of the constructor in place of this one's.
         Application properties and annotations are replaced whole."""
         content = self._parts
         p = content.properties
@@ -262,7 +262,7 @@ class Message:
 
     @property
     def properties(self) -> Properties:
-        """All of the properties section; times in ms since 1970."""
+        """All fields of the properties section; times in milliseconds since 1970."""
         return self._parts.properties
 
     @property
@@ -341,7 +341,7 @@ class Message:
 
     @property
     def delivery_annotations(self) -> dict[object, object]:
-        """From the next hop, or for it."""
+        """Annotations from the previous hop, or for the next one."""
         return self._parts.delivery_annotations
 
     @property
@@ -419,7 +419,7 @@ def ms_of(time: datetime | None) -> int | None:
 
 
 def datetime_of(ms: int | None) -> datetime | None:
-    """None also for times that datetime has no room for."""
+    """Return the time; None for None, and for times that datetime cannot hold."""
     if ms is None:
         return None
     try:

@@ -39,7 +39,7 @@ class Group:
         self.waiter = waiter
 
     def finish(self) -> None:
-        """One of them has its outcome, or will have none."""
+        """Count one message of the group as finished: it has its outcome, or will get none."""
         self.remaining -= 1
         if not self.remaining:
             resolve(self.waiter, None)
@@ -73,17 +73,18 @@ class Pending:
             work.unanswered += 1
 
     def finish(self, outcome: Outcome | ClientError | None) -> None:
-        """None: accepted, without a word."""
+        """Give the message its outcome or error; None: accepted."""
         self.group.outcomes[self.index] = ACCEPTED if outcome is None else outcome
         self.left()
 
     def left(self) -> None:
-        """It has its outcome; or it was sent settled and is with the transport, and has none."""
+        """Finish the message: it has its outcome; or it was sent settled, has left, and gets
+        none."""
         self.group.finish()
         self.forget()
 
     def withdraw(self) -> None:
-        """It will not be sent, and nobody waits for it."""
+        """Withdraw the message: it will not be sent, and no call waits for it."""
         self.number = WITHDRAWN
         self.data = b""
         self.forget()
@@ -121,13 +122,13 @@ class Producer:
         self.options = options
         self.port: SenderPort | None = None
         self.opening: SenderPort | None = None
-        """The same, while it is being attached, and after."""
+        """Link's end in the adapter from the beginning of the attach on."""
         self.address = options.address
         self.queue: deque[Pending] = deque()
         self.attaching: Waiter | None = None
         self.closing: list[Waiter] = []
         self.error: ClientError | None = None
-        """Why nothing more will be sent, ever."""
+        """Reason why no message will be sent any more; None: some may."""
         self.ending: ClientError | None = None
         """The application closes it."""
         self.was_attached = False
@@ -145,13 +146,13 @@ class Producer:
             resolve(self.attaching, None)
 
     def may_send(self) -> None:
-        """There is credit, or the transport's buffer has room."""
+        """Send what waits: there is credit, or the transport's buffer has room."""
         if not self._is_marked:
             self._is_marked = True
             self.dispatcher.turn.mark(self)
 
     def unblocked(self) -> None:
-        """All that was handed over has left."""
+        """Note that all messages handed to the adapter have left."""
         leaving = self._leaving
         self._leaving = []
         for pending in leaving:
@@ -184,7 +185,7 @@ class Producer:
 
     @property
     def waiting(self) -> int:
-        """Messages that have not left."""
+        """Number of messages that have not left."""
         return sum(pending.number == WAITING for pending in self.queue)
 
     def post(self, messages: Sequence[bytes], settled: bool, work: Work | None) -> list[Pending]:
@@ -202,8 +203,9 @@ class Producer:
         return posted
 
     def withdraw(self, posted: Sequence[Pending]) -> bool:
-        """Nobody waits for these any more: what has not left will not. Returns whether any message
-        may have reached the receiver without its outcome being known."""
+        """Withdraw messages that no call waits for any more: those that have not left will not be
+        sent. Returns whether any message may have reached the receiver without its outcome being
+        known."""
         in_doubt = False
         port = self.port
         for pending in posted:
@@ -221,7 +223,7 @@ class Producer:
         return in_doubt
 
     def flush(self) -> None:
-        """Send what may leave. Once per turn at most."""
+        """Send the messages that may leave, at most once per turn."""
         self._is_marked = False
         port = self.port
         if port is None:
@@ -284,7 +286,7 @@ class Producer:
         self._fail_waiting(error)
 
     def close(self, error: ClientError) -> None:
-        """Nothing more will be sent."""
+        """Close: no more messages will be sent."""
         if self.error is None:
             self.error = error
         self._let_go(error)
@@ -309,15 +311,16 @@ class Producer:
                 pending.finish(error.again())
 
     def suspend(self, error: ClientError) -> None:
-        """The connection broke and is made again: what has not left waits on, unless it was part of
-        a transaction."""
+        """Suspend for a reconnect: messages that have not left wait on, unless they are part of a
+        transaction."""
         if self.ending is not None:
             self.close(self.ending)
             return
         self._let_go(error)
 
     def _let_go(self, error: ClientError) -> None:
-        """The link is gone: the outcomes of what was sent will never be known."""
+        """Fail the messages that were sent: their outcomes will not be known, as the link is
+        gone."""
         self.port = self.opening = None
         if self.attaching is not None:
             resolve(self.attaching, error)

@@ -1,4 +1,4 @@
-"""A message that was received: what is known of it, and how it is settled."""
+"""A received message: its properties, its state, and its settlement."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SETTLING: Final = 2
 SETTLED: Final = 3
 IGNORED: Final = 4
 LOST: Final = 5
-"""Its link went before it was settled: the broker gives it to somebody again."""
+"""Its link ended before it was settled: the broker delivers it again."""
 STAGED: Final = 6
 """Settled in a transaction that has not ended."""
 RETURNED: Final = 7
@@ -126,7 +126,7 @@ class ReceivedMessage(Message):
         return datetime_of(self.locked_until_ms())
 
     def locked_until_ms(self) -> int | None:
-        """The same in ms since 1970."""
+        """The time `locked_until` in milliseconds since 1970."""
         until = self._parts.annotations.get(LOCKED_UNTIL)
         return until if isinstance(until, int) else None
 
@@ -142,8 +142,8 @@ class ReceivedMessage(Message):
 
     @property
     def settled(self) -> bool:
-        """By us (in mode second: and confirmed by the sender; in a transaction: and committed), or
-        by the sender."""
+        """Return whether it is settled: by us (in mode second also confirmed by the sender; in a
+        transaction also committed), or by the sender."""
         return self.state == SETTLED
 
     @property
@@ -156,7 +156,7 @@ class ReceivedMessage(Message):
     # Settling. The first call wins; later ones change nothing and have the same result.
 
     async def accept(self, *, transaction: Transaction | None = None) -> Outcome | None:
-        """It is processed. Returns the outcome it has been settled with.
+        """Settle it as processed. Returns the outcome it has been settled with.
 
         In mode first the settlement leaves at the end of this turn of the event loop, with others,
         and nobody answers; in mode second this waits for the sender's answer [FC-11, FC-12].
@@ -178,12 +178,12 @@ class ReceivedMessage(Message):
         *,
         transaction: Transaction | None = None,
     ) -> Outcome | None:
-        """It is invalid: a broker drops or dead-letters it. See `accept`."""
+        """Settle it as invalid: a broker drops or dead-letters it. See `accept`."""
         self.consumer.dispatcher.settle(self, rejected(reason), transaction)
         return await self._result()
 
     async def release(self, *, transaction: Transaction | None = None) -> Outcome | None:
-        """It was not processed: a broker puts it back in its place. See `accept`."""
+        """Settle it as not processed: a broker puts it back in its place. See `accept`."""
         self.consumer.dispatcher.settle(self, RELEASED, transaction)
         return RELEASED if self.state == RETURNED else await self._result()
 
@@ -237,7 +237,7 @@ class ReceivedMessage(Message):
         return self._outcome()
 
     def answered(self, result: Outcome | ClientError, state: int) -> None:
-        """For the dispatcher: what the settlement led to, in which state the message is now."""
+        """Set the settlement's result and the message's new state; called by the dispatcher."""
         self.state = state
         self.outcome_or_error = result
         waiters = self.waiters

@@ -262,7 +262,7 @@ class Receiver:
 
     @property
     def is_closed(self) -> bool:
-        """By either side, or about to be."""
+        """Return whether it is closed by either side, or is being closed."""
         return self._consumer.error is not None or self._consumer.ending is not None
 
     # The end

@@ -54,7 +54,7 @@ class Backoff:
 
 @final
 class Reconnector:
-    """Tries until it succeeds, may not try again, or is cancelled."""
+    """Attempts to connect until one succeeds, no further one may be made, or they are cancelled."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class Reconnector:
         self._waiting = waiting
 
     async def run(self, error: ClientError) -> ClientError | None:
-        """None: connected. Otherwise why there will be no further attempt: the last error, which
-        trying again cannot help, or there were enough."""
+        """Try to connect until an attempt succeeds, and return None. Return the last error if
+        trying again cannot help, or if no attempts are left."""
         for number, delay_ms in enumerate(self._backoff.delays_ms(random.random), 1):
             self._waiting(number, delay_ms, error)
             await asyncio.sleep(delay_ms / 1000)
