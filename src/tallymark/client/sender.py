@@ -128,7 +128,8 @@ class Sender:
         return data
 
     async def _finished(self, posted: list[Pending], timeout: float | None) -> None:
-        """Until all messages of a call have their outcomes; otherwise nobody waits any more."""
+        """Wait until all messages of a call have their outcomes; withdraw them if the wait ends
+        early."""
         try:
             result = await answer_to(posted[0].group.waiter, timeout)
         except BaseException:
@@ -159,12 +160,12 @@ class Sender:
 
     @property
     def waiting(self) -> int:
-        """Messages that have not left."""
+        """Number of messages that have not left."""
         return self._producer.waiting
 
     @property
     def is_closed(self) -> bool:
-        """By either side, or about to be."""
+        """Return whether it is closed by either side, or is being closed."""
         return self._producer.error is not None or self._producer.ending is not None
 
     # The end

@@ -1,5 +1,5 @@
-"""Queues, exchanges and bindings: the requests that make and remove them, and the memory of what
-was declared, from which it is declared again after a reconnect.
+"""Requests that declare and delete queues, exchanges and bindings, and the memory of what was
+declared, from which it is declared again after a reconnect.
 
 A request is plain data. The adapters say it in their protocol: AMQP 0-9-1 on a channel of its own,
 AMQP 1.0 as a message to the node `/management`.
@@ -153,7 +153,7 @@ Request: TypeAlias = Declaration | Unbind | AskForQueue | PurgeQueue | DeleteQue
 
 @final
 class Topology:
-    """Remembers what one session has declared and not deleted, in the order of declaring."""
+    """Declarations of one session that were not deleted, in the order of declaring."""
 
     __slots__ = ("_declared",)
 

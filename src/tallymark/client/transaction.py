@@ -54,7 +54,8 @@ class Transaction:
         return self._dispatcher
 
     def present(self) -> Work:
-        """For the dispatcher: what is done in it now. Raises NotPossible outside of the block."""
+        """Return its present unit of work, for the dispatcher. Raises NotPossible outside of the
+        block."""
         if self.work is None:
             raise NotPossible("a transaction outside of its `async with` block")
         return self.work
@@ -75,11 +76,11 @@ class Transaction:
         await self.dispatcher.commit(self, False)
 
     async def rollback(self) -> None:
-        """Nothing that was sent in it ever was. **Everything** delivered on the session and not
-        settled by a commit goes back to the broker and comes again, in its old order: what was
-        settled in it, what the application holds, what is in the buffers [TX-19]. When this returns
-        the buffers are empty, and the next message is the first of those, where nobody else reads
-        the queue.
+        """Roll back: messages sent in it are never published. **Everything** delivered on the
+        session and not settled by a commit goes back to the broker and comes again, in its old
+        order: what was settled in it, what the application holds, what is in the buffers [TX-19].
+        When this returns the buffers are empty, and the next message is the first of those, where
+        nobody else reads the queue.
 
         Waits for handlers that are at work on a message, but not for the one that calls it, nor for
         one that waits for a commit, a rollback, or a message itself [TX-20, TX-25]. Messages that
@@ -122,7 +123,7 @@ class Transaction:
             error.add_note(f"and the transaction could not be rolled back: {failed}")
 
     async def _abandoned(self) -> None:
-        """The last commit was never said: cancelled before, or its turn never came."""
+        """Roll back after a last commit that was never sent: it was cancelled before."""
         if self.work is not None:
             await self.dispatcher.rollback(self, True)
 

@@ -30,10 +30,10 @@ class Line(asyncio.Protocol, Peer):
         self._turn = turn
         self.adapter = make_adapter(self)
         self.opening: Waiter = turn.loop.create_future()
-        """None once sessions may begin, or why they never will."""
+        """Future that is done when sessions may begin, with the error if they never will."""
         self._ending: list[Waiter] = []
         self.error: ClientError | None = None
-        """Why it was closed; None: it was not, or as asked."""
+        """Reason why it was closed; None: it was not, or was closed as asked."""
         self.container_id = ""
         self.properties: Mapping[str, object] = {}
         self._transport: asyncio.Transport | None = None

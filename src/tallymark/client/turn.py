@@ -13,7 +13,7 @@ from typing import Protocol, final
 
 class Flushable(Protocol):
     def flush(self) -> None:
-        """Say what has collected. Called once after any number of marks."""
+        """Send what was collected. Called once after any number of marks."""
         ...
 
 
@@ -26,19 +26,20 @@ class Turn:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.write: Callable[[], None] | None = None
-        """Writes what the protocol has to say; None while there is no transport."""
+        """Writes the protocol's output; None while there is no transport."""
         self.is_paused = False
         """The transport's buffer is full: keep messages that can wait."""
         self._marked: list[Flushable] = []
         self._handle: asyncio.Handle | None = None
 
     def mark(self, what: Flushable) -> None:
-        """See to it that `what` is flushed at the end of this turn. Mark once, until flushed."""
+        """Have `what` flushed at the end of this turn; it is to be marked once, until it is
+        flushed."""
         self._marked.append(what)
         self.request()
 
     def request(self) -> None:
-        """There is something to write."""
+        """Have the output written at the end of this turn."""
         if self._handle is None:
             self._handle = self.loop.call_soon(self._run)
 

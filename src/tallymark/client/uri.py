@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 PORTS: Final = {"amqp": 5672, "amqps": 5671, "amqp091": 5672, "amqps091": 5671}
-"""By scheme. amqp and amqps stand for AMQP 1.0."""
+"""Default ports by scheme. amqp and amqps are AMQP 1.0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,14 +21,15 @@ class Endpoint:
     is_091: bool = False
     """Over AMQP 0-9-1, not 1.0."""
     user: str | None = None
-    """None: nobody in particular (ANONYMOUS, unless a certificate speaks for us)."""
+    """User name; None: anonymous, unless a certificate identifies the client."""
     password: str = field(default="", repr=False)
     vhost: str = ""
     """"": the broker's default."""
 
     @property
     def hostname(self) -> str:
-        """For open.hostname: brokers with virtual hosts read `vhost:name` there [rabbitmq]."""
+        """Value of open.hostname, in which brokers with virtual hosts expect `vhost:NAME`
+        [rabbitmq]."""
         return f"vhost:{self.vhost}" if self.vhost else self.host
 
     def __str__(self) -> str:

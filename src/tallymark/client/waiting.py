@@ -24,7 +24,7 @@ Waiter = asyncio.Future[object]
 
 
 def resolve(waiter: Waiter, result: object) -> None:
-    """Give a result, unless there is one or nobody waits any more."""
+    """Give a waiter its result, unless it has one or was cancelled."""
     if not waiter.done():
         waiter.set_result(result)
 

@@ -1,4 +1,4 @@
-"""One transaction of the protocol's, and what was done in it.
+"""A transaction of the protocol, and what is settled and sent in it.
 
     NEW --first work--> BEGINNING --begun--> OPEN --commit, rollback--> ENDING --ended--> ENDED
     FAILED from any but ENDED: it was rolled back, unasked
@@ -58,37 +58,39 @@ class Work:
         self.settled: list[ReceivedMessage] = []
         """Messages settled in it, in that order: each takes its slot until the end [TX-4]."""
         self.unanswered = 0
-        """Messages posted in it whose outcome is not known yet."""
+        """Messages sent in it whose outcome is not known yet."""
         self.returned = 0
         """Messages that the commit found no queue for."""
         self.is_committing = False
         """In stage ENDING: True for a commit, False for a rollback."""
         self.error: TransactionError | None = None
-        """Why it failed, can only be rolled back, or was where it should be committed."""
+        """Reason why it failed, can only be rolled back, or was rolled back instead of
+        committed."""
 
     @property
     def is_empty(self) -> bool:
-        """Nothing was done in it: there is nothing to end."""
+        """Return whether nothing was done in it, so that there is nothing to end."""
         return self.stage is Stage.NEW and not self.settled and not self.unanswered
 
     @property
     def is_known(self) -> bool:
-        """The broker has heard of it, and not yet of its end."""
+        """Return whether the broker was sent its begin, and not yet its end."""
         return self.stage is Stage.BEGINNING or self.stage is Stage.OPEN
 
     def check(self) -> None:
-        """Raises TransactionRolledBack where nothing that is done in it now could take effect."""
+        """Raise TransactionRolledBack if nothing that is done in it from now on can take effect."""
         if self.error is not None:
             raise self.error.again()
 
     def doom(self, error: TransactionError) -> None:
-        """Not everything that was done in it can take effect: it can only be rolled back."""
+        """Mark it as one that can only be rolled back: not everything done in it can take
+        effect."""
         if self.error is None and self.stage in (Stage.NEW, Stage.BEGINNING, Stage.OPEN):
             self.error = error
             self.dispatcher.work_changed(self)
 
     def answered(self) -> None:
-        """One message less whose outcome is not known."""
+        """Count one message less whose outcome is not known."""
         self.unanswered -= 1
         if not self.unanswered:
             self.dispatcher.work_changed(self)
@@ -111,7 +113,7 @@ class Work:
             self.dispatcher.work_changed(self)
 
     def failed(self, error: TransactionError) -> None:
-        """The broker could not begin it, or has rolled it back unasked."""
+        """Mark it as failed: the broker could not begin it, or has rolled it back by itself."""
         if self.stage is not Stage.ENDED and self.stage is not Stage.FAILED:
             self.stage = Stage.FAILED
             self.error = error
@@ -120,7 +122,7 @@ class Work:
     # Called by the dispatcher
 
     def lost(self, error: ClientError) -> None:
-        """The session is gone, and the broker rolls back what it finds open [TX-16]."""
+        """Fail it: the session is gone, and the broker rolls back its open transactions [TX-16]."""
         if self.stage is not Stage.ENDING:
             if not self.is_empty:
                 self.failed(rolled_back(f"with its session: {error}", error))

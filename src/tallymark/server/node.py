@@ -69,14 +69,14 @@ from tallymark.server.users import Users
 LINGER_S: Final = 0.002
 """Seconds that records may stay out of the journal while no client waits for them."""
 LINGER_BYTES: Final = 64 * 1024
-"""Read since the last commit: more is worth a block of its own."""
+"""Bytes read since the last commit above which the records are committed at once, as a block of
+their own."""
 LINGER_RECORDS: Final = 256
 TURN_BYTES: Final = 1 << 20
-"""Read since the last commit: a turn happens at once, so that what holds publishers back is looked
-at before a socket's next read, and other sockets are read first (uvloop reads up to 8 MiB from one
-in a row)."""
+"""Bytes read since the last commit above which a turn happens at once."""
 SUSPICIOUS_MS: Final = 1000
-"""By how much the two clocks may move apart between two looks that are not taken for one."""
+"""Milliseconds of drift between the two clocks, from one look to the next, above which it counts as
+a jump."""
 LONGEST_SLEEP_MS: Final = 60_000
 GOODBYE_S: Final = 2.0
 """Seconds that clients have at a stop to answer connection.close."""
@@ -131,7 +131,7 @@ class Node:
         self.buffers = Buffers(self)
         self._clock = broker.clock
         self._jumps = broker.clock.jumps
-        """So many are told in the log."""
+        """Number of clock jumps that the log has reported."""
         self._is_told = False
         """True if a read has just told the engine the time and the turn follows at once."""
         self._apart = 0
@@ -145,9 +145,9 @@ class Node:
         self._linger_over = False
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms = NEVER
-        """For when `_alarm` is set; engine time."""
+        """Engine time for which `_alarm` is set."""
         self._read_bytes = 0
-        """Since the last commit."""
+        """Bytes read since the last commit."""
         self._reads = 0
         self._most_bytes = min(TURN_BYTES, config.segment_size // 4)
         self._at_commit: list[tuple[Callable[[int], None], asyncio.Future[int]]] = []
@@ -176,12 +176,12 @@ class Node:
         return monotonic_ms
 
     def uptime_ms(self) -> int:
-        """Since the start, however the wall clock was set meanwhile."""
+        """Milliseconds since the start, independent of changes of the wall clock."""
         self.tell_time()
         return self.broker.clock.now_ms - self.started_ms
 
     def mechanisms(self) -> tuple[str, ...]:
-        """By which AMQP clients may log in now."""
+        """SASL mechanisms that AMQP clients may use now."""
         allowed = self.config.sasl_mechanisms
         if SCRAM in allowed and not self.users.offers_scram():
             return tuple(name for name in allowed if name != SCRAM)
@@ -254,7 +254,7 @@ class Node:
         self.schedule()
 
     def paused(self, client: Client, paused: bool) -> None:
-        """The client's socket takes no more for now (SC-D6), or takes output again."""
+        """Note that the client's socket is full (SC-D6), or takes output again."""
         connection = client.bridge.connection
         if connection is None:
             return
@@ -296,7 +296,7 @@ class Node:
             self.loop.call_soon(self._turn)
 
     def turn_now(self) -> None:
-        """Have a turn at once: what was done is to be carried out before anything else happens."""
+        """Have a turn at once, so that its effects are carried out before anything else happens."""
         self._turn_due = True
         self._turn()
 
@@ -356,8 +356,8 @@ class Node:
                 self._set_alarm(due_ms)
 
     def _flush_touched(self) -> None:
-        """Write what there is for clients that were read or are written to, and see what follows
-        from it. Per turn and client: nothing is called here that would find nothing to do."""
+        """Write the output of clients that were read or are written to, and act on the results. Per
+        turn and client: nothing is called here that would find nothing to do."""
         touched, self._touched = self._touched, []
         for client in touched:
             client.touched = False
@@ -529,9 +529,9 @@ class Node:
         self.schedule()
 
     def _unsaid(self, effect: Effect, error: Exception) -> None:
-        """A client could not be told of an effect. The engine is through with it, so that this
-        costs the one connection, as bytes do that cannot be read: its messages go back. A broker
-        that stopped would meet the same message again after each start.
+        """Close the connection of a client that an effect could not be sent to. The engine is done
+        with the effect, so only this connection is lost, and its messages return to their queues. A
+        broker that stopped instead would fail at the same message after each start.
 
         Raises the error where the effect is for nobody.
         """
@@ -606,7 +606,7 @@ class Node:
             await self.durable()
 
     def end(self) -> None:
-        """No turn from now on: behind what the journal ends with nothing may be written."""
+        """End all turns: nothing may be written behind the journal's end."""
         self._ended = True
 
     async def _wait_for_all_to_go(self, seconds: float) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _numbers: Final = count(1)
 """Numbers that tell apart clients without an address: those that came through the file system."""
 SHARE_BYTES: Final = 256 * 1024
-"""Taken from layers in one go: what a socket gives at most."""
+"""Bytes taken from the layers at a time: the most that one read of a socket gives."""
 
 
 class NsqClient(Client):
@@ -93,7 +93,7 @@ class NsqClient(Client):
         self._drain()
 
     def _drain(self) -> None:
-        """Bring the bridge what the layers have for it."""
+        """Pass the layers' decoded input to the bridge."""
         try:
             taken = 0
             while (
@@ -125,7 +125,7 @@ class NsqClient(Client):
         self._node.touch(self)
 
     def eof_received(self) -> bool:
-        """The client says no more, and may be reading still: what it asked for is answered."""
+        """Answer the client's commands although it sends no more: it may still be reading."""
         self._has_ended = True
         if self.is_over:
             return False
@@ -143,14 +143,15 @@ class NsqClient(Client):
             self._node.loop.call_soon(self._drain_later)
 
     def may_lag(self) -> int:
-        """A subscriber may still say what it is done with; of others all that is said is asked."""
+        """Bytes of unread output up to which the client is read: a subscriber may still send FIN
+        and the like; every command of other clients asks for an answer."""
         return 0 if self.bridge.consumer is None else super().may_lag()
 
     # -- writing
 
     def flush(self) -> None:
-        """Write what the bridge has to say; add a layer, ask the auth server, or close, where it
-        asks for that."""
+        """Write the bridge's output; add a layer, ask the auth server, or close, where the bridge
+        asks for it."""
         bridge = self.bridge
         while True:
             output = bridge.take_output()
@@ -199,7 +200,7 @@ class NsqClient(Client):
         super().resume_writing()
 
     def _watch_writing(self) -> None:
-        """Look again when the client must have taken something [NQ-7]."""
+        """Set the timer after which the client must have read something [NQ-7]."""
         timeout_ms = self.bridge.write_timeout_ms
         if timeout_ms and self._stuck is None:
             later = self._node.loop.call_later
@@ -226,7 +227,7 @@ class NsqClient(Client):
     # -- layers
 
     def _upgrade(self, due: UpgradeDue) -> None:
-        """All that was said before is written."""
+        """Add a layer, now that all earlier output is written."""
         bridge = self.bridge
         self.is_plain = False
         if due.layer == TLS:
