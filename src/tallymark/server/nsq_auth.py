@@ -1,4 +1,4 @@
-"""AUTH over HTTP: asks an auth server what an NSQ client's secret is worth, as nsqd does.
+"""AUTH over HTTP: asks an auth server what an NSQ client may do with its secret, as nsqd does.
 
     GET http://ADDRESS/auth?remote_ip=...&tls=true|false&secret=...&common_name=...
 

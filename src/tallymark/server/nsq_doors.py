@@ -41,7 +41,8 @@ class NsqDoors:
             log.warning("nsq.user_unknown", user=self._acting, effect="NSQ clients may do nothing")
 
     def has_users(self) -> bool:
-        """True as well where the users cannot be read: then nobody gets in."""
+        """Return whether users are configured; True as well where they cannot be read: then every
+        log-in fails."""
         try:
             return bool(self._users.current())
         except UsersError as error:

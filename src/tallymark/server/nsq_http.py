@@ -199,7 +199,7 @@ class NsqHttp:
         self.tls_addresses += await self._listener.start(tls_bound, tls)
 
     async def stop(self) -> None:
-        """Answer what is being answered, for at most STOP_S, and close."""
+        """Let requests under way finish, for at most STOP_S, and close."""
         await self._listener.stop()
 
     # -- every request
@@ -241,7 +241,7 @@ class NsqHttp:
 
     @web.middleware
     async def _authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Everybody may ask whether the broker lives."""
+        """Check a request's credentials; `/ping` needs none."""
         if request.path != "/ping" and self._doors.needs_login:
             given = basic_credentials(request.headers.get("Authorization", ""))
             try:
@@ -288,8 +288,8 @@ class NsqHttp:
         return refusal
 
     async def _turn(self, request: web.Request, error: web.HTTPException) -> web.Response:
-        """A path that is none, or that the method does not go with, as nsqd's router says it: HEAD
-        is served, and not told of."""
+        """Answer an unknown path or method as nsqd's router does: HEAD is served, but not listed in
+        Allow."""
         allowed = allowed_methods(error, "HEAD")
         if allowed and request.method == "OPTIONS":
             return web.Response(headers={"Allow": allowed})
@@ -315,7 +315,7 @@ class NsqHttp:
         return answer()
 
     def _now(self) -> int:
-        """Tell the engine the time, as everybody does before a command; returns engine time."""
+        """Tell the engine the time before a command; return engine time."""
         self._node.tell_time()
         return self._node.broker.clock.now_ms
 
@@ -406,7 +406,7 @@ class NsqHttp:
         return int(digits)
 
     async def _mpub(self, request: web.Request) -> web.Response:
-        """All of the messages are published, or none [NQ-D5]."""
+        """Publish all of the messages, or none [NQ-D5]."""
         most = self._limits.max_body_size
         if (request.content_length or 0) > most:
             raise Refused(413, "BODY_TOO_BIG")
@@ -469,8 +469,8 @@ class NsqHttp:
         return topic, channel
 
     def _managed_topic(self, request: web.Request, empties: bool = False) -> str:
-        """Name of the topic, which exists, and which the request may change; what cannot be a name
-        does not exist."""
+        """Return the name of a topic that exists and that the request may change; a malformed name
+        is one that does not exist."""
         name = Parameters(request).need("topic")
         self._found_topic(name)
         self._now()
@@ -535,7 +535,7 @@ class NsqHttp:
         return answer(found[name])
 
     async def _set_option(self, request: web.Request) -> web.Response:
-        """Until the broker stops; the configuration is as it was."""
+        """Set an option until the broker stops; the configuration does not change."""
         name = request.match_info["option"]
         self._allow_config(request)
         body = await _body(request, self._limits.max_msg_size, "INVALID_VALUE")
@@ -569,7 +569,7 @@ class NsqHttp:
             raise Refused(403, "FORBIDDEN")
 
     async def _go_only(self, request: web.Request) -> web.Response:
-        """Profiles of Go's runtime: known here, and not to be had."""
+        """Refuse profiles of Go's runtime: the paths are known, but Python has no such profiles."""
         raise Refused(501, "NOT_IMPLEMENTED")
 
     async def _free_memory(self, request: web.Request) -> web.Response:

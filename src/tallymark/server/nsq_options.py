@@ -20,7 +20,7 @@ LOG_LEVELS: Final = {
     "error": "error",
     "fatal": "off",
 }
-"""Ours by nsqd's."""
+"""Log levels of ours by nsqd's names."""
 _TLS_REQUIRED: Final = {"false": 0, "tcp-https": 1, "true": 2}
 _TLS_VERSIONS: Final = {"tls1.0": 0x301, "tls1.1": 0x302, "tls1.2": 0x303, "tls1.3": 0x304}
 """Numbers of TLS versions in nsqd's options."""

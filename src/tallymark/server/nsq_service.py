@@ -44,7 +44,7 @@ STATES: Final = {State.SUBSCRIBED: STATE_SUBSCRIBED, State.CLOSING: STATE_CLOSIN
 
 
 class NsqService:
-    """Owns what it names; the listeners' sockets are bound already when it starts."""
+    """NSQ's listeners and what serves them; the sockets are bound already when it starts."""
 
     def __init__(self, node: Node, tls: Tls | None) -> None:
         config = node.config
@@ -146,7 +146,8 @@ class NsqService:
         return NsqClient(self._node, self._settings, self._tls, self.doors, limits)
 
     def _users_changed(self) -> None:
-        """Whoever came in while there were no users, and is none, has to go."""
+        """Close the connections of clients that came while there were no users and have not logged
+        in."""
         if self.authorities is not None or not self.doors.needs_login:
             return
         for client in list(self._node.clients.values()):

@@ -133,7 +133,7 @@ class Latencies:
         """Empty: nothing is measured."""
         self._window_ms = window_ms
         self._windows: dict[int, Window] = {}
-        """By queue id."""
+        """Windows of latencies by queue id."""
 
     def on_finish(self, queue: Queue, arrived_ms: int, now_ms: int, count: int = 1) -> None:
         """`count` messages of the queue that came at `arrived_ms` were finished; wall times."""

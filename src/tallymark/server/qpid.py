@@ -31,8 +31,7 @@ LIMITS: Final = {
 
 
 class QpidRefused(Exception):
-    """The file is not what is expected; the text names the line, the element, and what was
-    expected there."""
+    """The file is malformed; the text names the line, the element, and what was expected there."""
 
 
 @dataclass(slots=True)
@@ -92,7 +91,7 @@ def read_qpid(text: str) -> Imported:
 
 
 def _corrected(text: str, warnings: list[str]) -> str:
-    """The same lines, with what was misspelt in the published example as it was meant."""
+    """Return the lines with the published example's misspelling corrected."""
     for found in MISSPELT.finditer(text):
         line = text.count("\n", 0, found.start()) + 1
         warnings.append(f"line {line}: <{found[1]}maessageAge> is read as <{found[1]}messageAge>")
@@ -225,7 +224,7 @@ def _number(one: Element) -> int:
 
 
 def as_toml(value: dict[str, Any]) -> str:
-    """The section as it stands in a configuration file."""
+    """Return the section as TOML, for a configuration file."""
     lines = ["[slow_consumers]"]
     lines += [_line(key, one) for key, one in value.items() if key not in config_slow.SECTIONS]
     for section in config_slow.SECTIONS:

@@ -46,7 +46,7 @@ class Window:
         self._older: dict[int, int] = {}
 
     def add(self, value: int, now_ms: int, count: int = 1) -> None:
-        """`count` events took `value` each; now_ms never goes back."""
+        """Add `count` events of this value; now_ms never decreases."""
         if now_ms - self._turned_ms >= self._half_ms:
             self._turn(now_ms)
         bucket = bucket_of(value)
@@ -78,8 +78,8 @@ def merged(parts: Iterable[dict[int, int]]) -> dict[int, int]:
 
 
 def quantiles(counts: dict[int, int], wanted: Iterable[float]) -> list[float]:
-    """For each q of `wanted`, 0 < q <= 1, the smallest value that at least q of all events do not
-    exceed; 0 where there are no events."""
+    """Return for each q of `wanted`, 0 < q <= 1, the smallest value that at least q of all events
+    do not exceed; 0 where there are no events."""
     ordered = sorted(counts.items())
     total = sum(counts.values())
     found = []

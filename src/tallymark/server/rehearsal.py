@@ -1,4 +1,4 @@
-"""A start without its consequences: what the next start of a broker on a data folder would miss.
+"""A rehearsed start: finds what the next start of a broker on a data folder would miss.
 
 Replays the journal into a broker that is thrown away, so it takes the memory that a start takes.
 Nothing is changed and no lock is taken; what the broker beside it removes meanwhile is read anew.
@@ -23,7 +23,7 @@ from tallymark.journal.stock import Stock
 from tallymark.server.clock import both_ms
 
 ATTEMPTS: Final = 5
-"""While a broker beside it replaces files that were listed."""
+"""Attempts to read a folder in which a running broker replaces files that were listed."""
 RANGES: Final = 5
 """Sequence ranges that are named for one queue."""
 

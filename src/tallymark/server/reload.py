@@ -36,9 +36,9 @@ class Reloaded:
     """Result of reading the configuration again, by names of settings."""
 
     changed: list[str]
-    """In effect now."""
+    """Settings in effect now."""
     waiting: list[str]
-    """In effect with the next start."""
+    """Settings in effect from the next start on."""
 
 
 class Reloading:
@@ -47,7 +47,7 @@ class Reloading:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.read: Callable[[], Config] | None = None
-        """Puts the configuration together again. Raises ConfigError."""
+        """Reads the configuration again. Raises ConfigError."""
         self.tls: Certificates | None = None
 
     def on_signal(self) -> None:
