@@ -26,19 +26,19 @@ log = log_of("users")
 
 
 class Rights:
-    """A housekeeping task, and what it does when the users are others."""
+    """Housekeeping task that applies changed users to open connections."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._problem = ""
-        """Why the users could not be read when they were looked at last."""
+        """Reason why the users could not be read at the last check; "": they could."""
         node.users.observers.append(self.apply)
 
     def period_s(self) -> float:
         return EVERY_S
 
     async def run(self) -> None:
-        """Look whether somebody else changed the users."""
+        """Check whether another process changed the users."""
         try:
             self._node.users.current()
         except UsersError as error:
@@ -49,8 +49,8 @@ class Rights:
             self._problem = ""
 
     def apply(self) -> None:
-        """Have every connection work with the rights of now; what limits a user that is gone goes
-        with it."""
+        """Apply the users' present rights to every connection; the limits of deleted users are
+        deleted."""
         broker, folder = self._node.broker, self._node.config.data_dir
         names = list(self._node.users.current()) or [GUEST]
         forget_limits(folder, broker.quotas, broker.vhosts, names)

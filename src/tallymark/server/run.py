@@ -69,7 +69,8 @@ IN_USE: Final = 3
 JOURNAL: Final = 4
 
 ABSENT: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-"""A name such as localhost may stand for an address family that this machine has not got."""
+"""Errors of binding an address of a family that this machine has not got, as a name such as
+localhost may have."""
 LOOPBACKS: Final = ((socket.AF_INET, ("127.0.0.1",)), (socket.AF_INET6, ("::1",)))
 """Loopback addresses of the name localhost, whatever a resolver says of it: clients that try one
 family after the other are to find the same broker."""
@@ -80,7 +81,7 @@ OUR_FILES: Final = (
     "limits.json*",
     "quarantine",
 )  # fmt: skip
-"""In a data folder, as patterns."""
+"""Files of a data folder, as patterns."""
 OTHER_FILES: Final = 1024
 """Open files beside connections: journal, listeners, connections to others; and those that come in
 at once, before the first of them is told that there is no room."""
@@ -96,7 +97,7 @@ class StartRefused(Exception):
 
 
 class CannotServe(Exception):
-    """The machine does not give what a start needs: a port, the folder. The text says what."""
+    """The machine does not provide what a start needs: a port, the folder. The text names it."""
 
 
 TASKS: Final[dict[str, Make]] = {
@@ -174,7 +175,7 @@ def _certificates(config: Config) -> Certificates:
 
 
 def _check_hosts(config: Config) -> None:
-    """Nobody but this machine may try guest/guest. Raises StartRefused."""
+    """Refuse to listen beyond this machine while guest/guest is accepted. Raises StartRefused."""
     open_hosts = [host for host in config.host if not is_loopback(host)]
     if open_hosts and not users.load(config.data_dir):
         raise StartRefused(
@@ -184,8 +185,8 @@ def _check_hosts(config: Config) -> None:
 
 
 def _connections_allowed(wanted: int) -> int:
-    """So many connections as are wanted, or as the system has open files for. Many systems begin
-    with 1024 and let a process ask for more."""
+    """Return the number of connections that may be open: as configured, or fewer where the system
+    limits open files. Many systems begin with 1024 and let a process ask for more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = wanted + RESERVED + OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= files:
@@ -332,7 +333,8 @@ def _bound(family: int, address: Any, held: contextlib.ExitStack, wish: int = 0)
 
 
 def _make_folder(folder: Path) -> None:
-    """Nobody but the broker's user reads what is in it: messages, and the users' hashes."""
+    """Make the data folder, which only the broker's user may read: it holds messages and password
+    hashes."""
     is_data_folder = next(folder.glob("*.segment"), None) is not None
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -593,7 +595,7 @@ def _resolve(future: asyncio.Future[int], number: int) -> None:
 
 
 def _unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """An exception nobody caught, from a callback or a task: a bug, logged and survived."""
+    """Log an exception that no callback or task caught: a bug, which the broker survives."""
     error = context.get("exception")
     trace = "".join(traceback.format_exception(error)) if error is not None else ""
     log.error("server.unexpected", message=context.get("message"), trace=trace)

@@ -1,7 +1,7 @@
-"""The housekeeping schedule: tasks that come again and again, each at its own pace.
+"""The housekeeping schedule: periodic tasks, each with its own period.
 
-A task that is still at work when its time comes again is left to finish, and that time is passed
-over; what a task raises is logged, counted, and costs nobody else anything, nor its own next run.
+A task that is still running when its next run is due goes on, and that run is skipped. An exception
+of a task is logged and counted; it stops neither other tasks nor the task's next run.
 
 Besides our own, tasks come with installed packages by the entry point group
 `tallymark.housekeeping`: a name, and a function that makes the task for a node:
@@ -31,7 +31,7 @@ log = log_of("server")
 
 
 class Task(Protocol):
-    """One thing to be done again and again."""
+    """A periodic task."""
 
     def period_s(self) -> float:
         """Seconds from the beginning of one run to that of the next; asked anew each time. 0: not
@@ -47,7 +47,7 @@ Make = Callable[["Node"], Task]
 
 
 class Entry:
-    """A task and what became of it so far."""
+    """A task and the results of its runs."""
 
     def __init__(self, name: str, task: Task) -> None:
         self.name = name
@@ -92,7 +92,7 @@ class Schedule:
             self._arm(self.entries[name])
 
     def start(self) -> None:
-        """From now on tasks run, each for the first time when its period is over."""
+        """Start all tasks, each after its first period."""
         self._is_on = True
         for entry in self.entries.values():
             self._arm(entry)
@@ -104,7 +104,7 @@ class Schedule:
                 self._arm(entry)
 
     async def stop(self) -> None:
-        """Nothing runs any more when this returns."""
+        """Stop all tasks; none runs any more when this returns."""
         self._is_on = False
         running = []
         for entry in self.entries.values():

@@ -1,5 +1,5 @@
-"""SCRAM-SHA-256 on the server's side [RFC 5802, RFC 7677]: the password is never sent, and what is
-stored lets nobody log in.
+"""SCRAM-SHA-256 on the server's side [RFC 5802, RFC 7677]: the password is never sent, and the
+stored keys do not suffice to log in.
 
     client-first   n,,n=USER,r=NONCE
     server-first   r=NONCE+OURS,s=SALT,i=ITERATIONS

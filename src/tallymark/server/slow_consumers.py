@@ -38,7 +38,7 @@ class SlowConsumerWatch:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._held: dict[int, tuple[Queue, Watched]] = {}
-        """Queues whose publishers are held back, and as what they were, by queue id."""
+        """Queues whose publishers are held back, with their state at that time, by queue id."""
         self.found = 0
         """Number of times that a subscription exceeded its limits."""
         self.near = 0
@@ -158,8 +158,8 @@ class SlowConsumerWatch:
     # -- for lists and metrics
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every subscription that has a rule, and what it was when it was looked at last; measures
-        only of those that were near a limit or above one."""
+        """Return every subscription that has a rule, with its state at the last check; measures
+        only of those near a limit or above one."""
         now = self._node.broker.clock.now_ms
         return [
             {

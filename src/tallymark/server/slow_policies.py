@@ -1,18 +1,18 @@
-"""Policies for slow consumers: what is done with a subscription that is above a limit [SC-6].
+"""Policies for slow consumers: actions on a subscription that is above a limit [SC-6].
 
     delete, topicDelete   disconnect it [SC-7]; options delete-persistent (false), scope (session)
     drop-oldest           its oldest messages are dropped until it is at its limits [SC-D7]
     dead-letter           they go to the queue's dead-letter exchange
-    flow                  who publishes to it is held back until it is below its limits again
-    notify                nothing; log, ledger and metrics say it anyway
+    flow                  publishers to it are paused until it is below its limits again
+    notify                nothing; it is in log, ledger and metrics anyway
 
 Names are compared without case. Others come with installed packages, by the entry point group
 `tallymark.slow_consumer_policies`: a name, and a function that makes an action of its options.
 
     def make(options: Mapping[str, object]) -> Action: ...   # raises ValueError for wrong ones
 
-An action is given one slow subscription and can do what that object offers, to that subscription
-alone. It answers what it did, for log and ledger, or None where it left it as it is.
+An action gets one slow subscription and can change only that one, by the object's methods.
+It returns what it did, for log and ledger, or None where it changed nothing.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ def slow_policies() -> SlowPolicies:
 
 
 def with_installed(own: Mapping[str, Any], found: Iterable[EntryPoint]) -> dict[str, Any]:
-    """Our own by name, and what installed packages name beside them. Ours cannot be replaced."""
+    """Return our own entries by name, and those of installed packages beside them. Ours cannot be
+    replaced."""
     known = dict(own)
     taken = {name.casefold() for name in own}
     for point in found:

@@ -64,7 +64,7 @@ class UsersError(Exception):
 
 
 class Permission(msgspec.Struct, frozen=True):
-    """Regular expressions on names, as RabbitMQ's: what may be configured, written and read."""
+    """Regular expressions on the names that a user may configure, write and read, as RabbitMQ's."""
 
     configure: str = ".*"
     write: str = ".*"
@@ -90,7 +90,8 @@ class User(msgspec.Struct, frozen=True):
     are kept and mean nothing."""
 
     scram: ScramKeys | None = None
-    """For SCRAM-SHA-256, made when the password was set here; None: it cannot log in so."""
+    """Keys for SCRAM-SHA-256, made when the password was set here; None: the user cannot log in by
+    SCRAM."""
 
     def accepts(self, password: str) -> bool:
         """Return whether this is the password; an empty one never is, whatever the hash says. Takes
@@ -125,7 +126,7 @@ def guest_keys() -> ScramKeys:
 
 
 _NOBODY: Final = User("", secrets.token_bytes(16), secrets.token_bytes(32))
-"""Stands for a user that does not exist: refusing takes as long as for one that does."""
+"""Stand-in for a user that does not exist, so that refusing takes as long as for one that does."""
 
 
 def check_name(name: str) -> None:
@@ -202,7 +203,7 @@ def hashed_user(name: str, password_hash: str, algorithm: str) -> User:
 
 
 def load(folder: Path) -> dict[str, User]:
-    """All users of a data folder; empty while none are configured.
+    """Return all users of a data folder; empty while none are configured.
 
     Raises:
         UsersError: the file is there but cannot be read as users.
@@ -259,7 +260,7 @@ class Users:
         """Called when the users are others than before, after that."""
 
     def current(self) -> dict[str, User]:
-        """The users as the file says now; read again only when the file changed.
+        """Return the users as the file has them now; the file is read again only when it changed.
 
         Raises:
             UsersError: the file cannot be read as users; nobody logs in until it can.
@@ -298,8 +299,9 @@ class Users:
         return self._all_scram
 
     def scram_of(self, name: str, peer: str) -> ScramKeys:
-        """The keys of a user; for one who has none, keys that nothing is the password of, always
-        the same, so that nobody learns who there is. Raises UsersError."""
+        """Return a user's SCRAM keys; for a user without keys, or an unknown one, keys that no
+        password fits, with a salt that is always the same, so that log-ins do not reveal which
+        users exist. Raises UsersError."""
         users = self.current()
         if not is_loopback(peer) and (not users or name == GUEST):
             found = None
@@ -314,7 +316,8 @@ class Users:
         return ScramKeys(salt, scram.ITERATIONS, secrets.token_bytes(32), secrets.token_bytes(32))
 
     def named(self, name: str) -> User | None:
-        """The user who is known already to be it; guest where no users are configured.
+        """Return a user whose identity is already proven; guest where no users are configured.
+        Raises UsersError.
 
         Raises UsersError.
         """
@@ -344,8 +347,8 @@ class Users:
         return user if accepted else None
 
     async def check_proof(self, name: str, peer: str, verify: Callable[[], bool]) -> User | None:
-        """The user when what it sent proves who it is, else None; after the same delays as a
-        password. Raises UsersError."""
+        """Return the user if its proof is right, else None; after the same delays as a password.
+        Raises UsersError."""
 
         async def accepts() -> bool:
             return verify() and self.named(name) is not None
@@ -402,12 +405,12 @@ def sees_everything(user: User) -> bool:
 
 
 def sees(user: User, vhost: str) -> bool:
-    """Return whether lists and metrics show the user what is in a virtual host."""
+    """Return whether lists and metrics show the user the contents of a virtual host."""
     return sees_everything(user) or permission_in(user, vhost) is not None
 
 
 def permissions_of(user: User) -> Permissions:
-    """The same for a bridge."""
+    """Return the user's permissions in the form that bridges need."""
     return Permissions(
         user.name,
         {name: (p.configure, p.write, p.read) for name, p in user.vhosts.items()},

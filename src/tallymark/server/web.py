@@ -1,8 +1,9 @@
-"""The HTTP listeners of a broker: open from the start, loaded when somebody comes.
+"""The HTTP listeners of a broker: bound at the start, while their code is loaded by the first
+connection.
 
-aiohttp and all that answers requests cost about as much to import as the rest of the broker, and
-many a broker is never asked anything. So the ports are listened on at once, and the first
-connection waits in the kernel's queue while a thread imports; the loop serves everybody else.
+Importing aiohttp and the routes costs about as much as the rest of the broker, and many brokers
+never get an HTTP request. So the sockets listen at once, and the first connection waits in the
+kernel's queue while a thread imports; the loop serves other clients meanwhile.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Web:
         self.amqps: list[Address] = []
         """The same inside TLS."""
         self.failed: asyncio.Future[None] = node.loop.create_future()
-        """Has the exception with which the servers could not be made."""
+        """Future that gets the exception with which the servers could not be made."""
 
     @property
     def addresses(self) -> list[Address]:
@@ -67,14 +68,14 @@ class Web:
         return [address_of(one) for one in self._sockets[1]]
 
     def listen(self) -> None:
-        """From now on clients can connect."""
+        """Accept connections from now on."""
         for one in self._all():
             one.setblocking(False)
             one.listen(BACKLOG)
             self._node.loop.add_reader(one, self._somebody_came)
 
     async def stop(self) -> None:
-        """Answer what is being answered, and close."""
+        """Let requests under way finish, and close."""
         if self._opening is None:
             for one in self._all():
                 self._node.loop.remove_reader(one)
