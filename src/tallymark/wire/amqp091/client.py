@@ -73,7 +73,7 @@ from tallymark.wire.amqp091.trace import line
 from tallymark.wire.inbox import Inbox
 
 CLOSING_TIMEOUT_MS: Final = 10_000
-"""How long a server may take to answer connection.close."""
+"""Time-out for the server's answer to connection.close, ms."""
 CHANNEL_LIMIT: Final = 65_535
 
 _frame_head: Final = Struct(">BHI").unpack_from
@@ -89,14 +89,14 @@ class ClientChannel:
         self.number = number
         self.state = ClientChannelState.OPENING
         self.incoming: Incoming | None = None
-        """The message under way."""
+        """Incomplete message; None if there is none."""
         self.is_told = False
-        """That the server closed it."""
+        """True after the event that the server closed it."""
 
 
 @final
 class ClientConnection:
-    """Not thread-safe; one owner. Times are monotonic milliseconds."""
+    """A client's connection. Not thread-safe; one owner. Times are monotonic milliseconds."""
 
     __slots__ = (
         "_channels",
@@ -117,14 +117,13 @@ class ClientConnection:
     )
 
     def __init__(self, limits: Limits, trace: Callable[[str], None] | None = None) -> None:
-        """Of `limits`: handshake_timeout_ms, and max_message_bytes for what we receive (0: no
-        limit); channel_max, frame_max and heartbeat_s are what we want, the server may lower the
-        first two."""
+        """limits: handshake_timeout_ms, and max_message_bytes for received messages (0: no limit).
+        channel_max, frame_max and heartbeat_s are proposals; the server may lower the first two."""
         self.limits = limits
         self.channel_max = limits.channel_max or CHANNEL_LIMIT
-        """As negotiated; before that, ours."""
+        """Negotiated channel-max; our own before tune."""
         self.frame_max = limits.frame_max
-        """As negotiated, bytes, 0: no limit; before that, ours."""
+        """Negotiated frame-max in bytes, 0: no limit; our own before tune."""
         self._trace = trace
         self._state = ClientState.NEW
         self._channels: dict[int, ClientChannel] = {}
@@ -149,25 +148,25 @@ class ClientConnection:
     # Input
 
     def start(self, now_ms: int) -> None:
-        """The transport is there. Begins the handshake."""
+        """Begin the handshake; the transport is connected."""
         self._start_clock(now_ms)
         self._out.append(PROTOCOL_HEADER)
         self._state = ClientState.GREETED
 
     def receive_data(self, data: bytes, now_ms: int) -> None:
-        """Take what was read; ask next_event what it meant."""
+        """Add received bytes; call next_event for their meaning."""
         self._start_clock(now_ms)
         self._heartbeat.received_ms = now_ms
         if self._state is not ClientState.CLOSED and data:
             self._inbox.add(data)
 
     def receive_end(self, reason: str) -> None:
-        """No more bytes come: the server closed its side (""), or why the transport broke.
-        PeerClosed comes behind the events of what came before."""
+        """Note the end of input: the server closed its side (""), or the error of the transport.
+        PeerClosed follows the events of earlier input."""
         self._eof = reason or "the server closed the connection without a word"
 
     def next_event(self) -> Event | None:
-        """The next event, or None: it takes more bytes, or more time. Never raises."""
+        """Return the next event; None: more bytes or more time is needed. Never raises."""
         events = self._events
         while not events:
             if self._state is ClientState.CLOSED:
@@ -184,7 +183,7 @@ class ClientConnection:
         return events.popleft()
 
     def _parse(self) -> None:
-        """Take one frame, or set what the inbox needs."""
+        """Process one frame, or set the bytes that the inbox needs."""
         inbox = self._inbox
         data = inbox.data
         pos = inbox.pos
@@ -268,7 +267,7 @@ class ClientConnection:
                 self._forget(number)
             elif channel.is_told:
                 return
-            channel.is_told = True  # both at once: the answer to ours follows, and is no event
+            channel.is_told = True  # both sides closed at once: close-ok follows and is no event
         elif isinstance(method, ChannelCloseOk):
             if channel.state is not ClientChannelState.CLOSING:
                 raise _unexpected(method, "on a channel that was not closed")
@@ -312,7 +311,8 @@ class ClientConnection:
     # Endings
 
     def _fail(self, error: WireError) -> None:
-        """The server broke the protocol: say so, and wait for no answer."""
+        """Close the connection because the server broke the protocol, without waiting for an
+        answer."""
         if self._state is ClientState.RUNNING:
             self._write(
                 0,
@@ -341,7 +341,7 @@ class ClientConnection:
         self._now_ms = now_ms
 
     def next_deadline(self) -> int | None:
-        """When to call tick; None: no need."""
+        """Return when tick is due; None: never."""
         if self._state is ClientState.CLOSED or self._now_ms < 0:
             return None
         deadline = self._heartbeat.next_deadline()
@@ -350,7 +350,7 @@ class ClientConnection:
         return deadline
 
     def tick(self, now_ms: int) -> None:
-        """Send a heartbeat that is due; notice a server that is dead or too slow (PeerClosed)."""
+        """Send a due heartbeat, and detect a server that is dead or too slow (PeerClosed)."""
         self._start_clock(now_ms)
         if self._state is ClientState.CLOSED:
             return
@@ -371,7 +371,7 @@ class ClientConnection:
     # Output
 
     def take_output(self, now_ms: int) -> list[bytes]:
-        """Take what is to be written; it counts as sent now, and puts off the next heartbeat."""
+        """Take the output to write. It counts as sent now, which delays the next heartbeat."""
         out = self._out
         if out:
             self._out = []
@@ -379,7 +379,8 @@ class ClientConnection:
         return out
 
     def send_handshake(self, method: Method) -> None:
-        """The next step: start-ok, secure-ok, open. ValueError out of turn."""
+        """Send the next step of the handshake: start-ok, secure-ok, open. Raises ValueError out of
+        order."""
         after = SENDING.get((self._state, type(method)))
         if after is None:
             name = layout_of(method).name
@@ -388,7 +389,7 @@ class ClientConnection:
         self._state = after
 
     def send_tune_ok(self, offered: ConnectionTune) -> None:
-        """Settle on the lower of what was offered and what we want; the heartbeat is ours."""
+        """Send tune-ok with the lower of the offered and our own limits; the heartbeat is ours."""
         limits = self.limits
         channels = _lower(limits.channel_max, offered.channel_max)
         self.channel_max = channels or CHANNEL_LIMIT
@@ -400,8 +401,8 @@ class ClientConnection:
         self._heartbeat = Heartbeat(limits.heartbeat_s, self._now_ms)
 
     def open_channel(self) -> ClientChannel:
-        """Begin a channel with the lowest number that is free. More may be sent on it at once.
-        Raises ValueError where there are no further channels, or the connection is not open."""
+        """Open a channel with the lowest free number. Methods may be sent on it at once. Raises
+        ValueError if no channel is free, or the connection is not open."""
         if self._state is not ClientState.RUNNING:
             raise ValueError(f"the connection is {self._state.value}")
         number = self._free
@@ -416,7 +417,7 @@ class ClientConnection:
         return channel
 
     def send_method(self, channel: ClientChannel, method: Method) -> None:
-        """Append a method. Dropped on a channel that is closing or gone.
+        """Append a method. Dropped on a channel that is closing or closed.
 
         Raises ValueError for values that do not fit their fields; then nothing is sent.
         """
@@ -429,8 +430,8 @@ class ClientConnection:
     def send_content(
         self, channel: ClientChannel, method: Method, section: bytes, body: bytes
     ) -> None:
-        """As send_method, with a message: property section and body. A section that one frame does
-        not hold is a ValueError: headers cannot be cut."""
+        """Append a method with a message: property section and body. Dropped as by send_method.
+        Raises ValueError for a section larger than one frame, since headers cannot be split."""
         if not self._may_send(channel):
             return
         size = len(section) + 12 + OVERHEAD
@@ -450,7 +451,7 @@ class ClientConnection:
         )
 
     def close(self) -> None:
-        """Begin to close; before the connection is open it just ends. PeerClosed follows."""
+        """Begin to close the connection; one that is not open yet just ends. PeerClosed follows."""
         if self._state is ClientState.RUNNING or self._state is ClientState.OPENING:
             self._write(0, ConnectionClose(200, "closed by the application"))
             self._channels.clear()
@@ -475,5 +476,5 @@ def _unexpected(method: Method, where: str) -> WireError:
 
 
 def _lower(ours: int, theirs: int) -> int:
-    """Of two limits, 0 being none."""
+    """Return the lower of two limits, where 0 means none."""
     return min(ours, theirs) if ours and theirs else ours or theirs

@@ -90,13 +90,14 @@ _CONNECTION_CLOSE: Final = 10 << 16 | 50
 _CONNECTION_CLOSE_OK: Final = 10 << 16 | 51
 
 CLOSING_TIMEOUT_MS: Final = 30_000
-"""How long a peer may take to answer connection.close [rabbitmq closing timeout]."""
+"""Time-out for the peer's answer to connection.close, ms [rabbitmq closing timeout]."""
 DEAF_TIMEOUT_MS: Final = 3_000
-"""The same, where we have lost its frames' beginnings and would not see the answer."""
+"""Time-out for that answer if frame boundaries were lost, so that it could not be recognized,
+ms."""
 UNLIMITED_FRAME_MIN: Final = 131_072
-"""Payload bytes that always fit a frame where no frame-max was agreed on."""
+"""Payload bytes that always fit a frame when no frame-max was negotiated."""
 EARLY_MAX: Final = 65_536
-"""Bytes a peer may send ahead while it is our turn in the handshake."""
+"""Bytes a peer may send ahead while the handshake waits for us."""
 
 # Protocol headers accepted, and the version connection.start then names. 0-9 and 0-8 are read as
 # 0-9-1, which changed nothing they need [rabbitmq rabbit_reader].
@@ -111,7 +112,7 @@ _frame_head: Final = Struct(">BHI").unpack_from
 
 @final
 class Connection:
-    """Not thread-safe; one owner. Times are monotonic milliseconds."""
+    """A server's connection. Not thread-safe; one owner. Times are monotonic milliseconds."""
 
     __slots__ = (
         "_channels",
@@ -138,21 +139,22 @@ class Connection:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.out: list[bytes] = []
-        """What to write, in order; the owner takes and clears it (or calls take_output)."""
+        """Output to write, in order. The owner takes it and clears the list, or calls
+        take_output."""
         self.channel_max = limits.channel_max
-        """As negotiated; before that, ours."""
+        """Negotiated channel-max; our own before tune-ok."""
         self.frame_max = limits.frame_max
-        """As negotiated, bytes, 0: no limit; before that, ours."""
+        """Negotiated frame-max in bytes, 0: no limit; our own before tune-ok."""
         self.content_bytes = 0
-        """Of messages that were put into `out` in answer to what the peer sent (basic.get, returns)
-        since the owner set this to 0: little input can ask for much of that."""
+        """Bytes of messages put into `out` in answer to the peer's input (basic.get, returns) since
+        the owner set this to 0: a small input can request very many."""
         self.version = (0, 9, 1)
         self._state = State.HEADER
         self._is_deaf = False
         self._channels: dict[int, Channel] = {}
         self._events: deque[Event] = deque()
         self._known: dict[bytes, bytes] = {}
-        self._unfinished = 0  # bytes of contents under way
+        self._unfinished = 0  # bytes of incomplete contents
         self._inbox = Inbox(8)
         self._eof = False
         self._steps = self.limits.steps
@@ -167,27 +169,30 @@ class Connection:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes received that are not through: incomplete frames and unfinished contents."""
+        """Bytes of received input that is not processed: incomplete frames and unfinished
+        contents."""
         return self._inbox.size() + self._unfinished
 
     @property
     def is_spent(self) -> bool:
-        """Whether next_event gave None since enough was looked at for now: call receive_data."""
+        """Return whether next_event returned None because its share of work is done: call
+        receive_data."""
         return self._steps <= 0
 
     @property
     def is_over(self) -> bool:
-        """Whether the connection has begun to end, by whoever's will: input asks for nothing."""
+        """Return whether the connection is ending, by either side: input has no effect."""
         return self._state in OVER
 
     def abandon_input(self) -> None:
-        """Forget what was received and not looked at: nobody is there to be answered."""
+        """Drop unprocessed input: the peer is gone and cannot be answered."""
         self._inbox.clear()
 
     # Input
 
     def receive_data(self, data: bytes, now_ms: int) -> None:
-        """Take what was read, or go on. Never raises; ask next_event what it meant. O(1)."""
+        """Add received bytes, or continue with earlier ones. Never raises; call next_event for
+        their meaning. O(1)."""
         self._start_clock(now_ms)
         self._steps = self.limits.steps
         self._heartbeat.received_ms = now_ms
@@ -200,11 +205,11 @@ class Connection:
             self._stop_listening()
 
     def receive_eof(self) -> None:
-        """The peer closed its side. PeerClosed comes behind the events of what came before."""
+        """Note the end of the peer's input. PeerClosed follows the events of earlier input."""
         self._eof = True
 
     def next_event(self) -> Event | None:
-        """The next event, or None: it takes more bytes, or more time. Never raises."""
+        """Return the next event; None: more bytes or more time is needed. Never raises."""
         events = self._events
         while not events:
             if self._state is State.CLOSED:
@@ -224,7 +229,7 @@ class Connection:
         return events.popleft()
 
     def _parse(self) -> None:
-        """Take one frame, or one stretch of frames; or set what the inbox needs."""
+        """Process one frame, or one stretch of frames; or set the bytes that the inbox needs."""
         if self._state is State.HEADER:
             self._read_protocol_header()
             return
@@ -261,7 +266,8 @@ class Connection:
         self._frame(kind, number, data[pos : pos + total])
 
     def _scan(self, channel: Channel, method_id: int) -> bool:
-        """The fast paths. False: there is no whole publish or ack, go on frame by frame."""
+        """Try the fast paths. False: no complete publish or ack is next; the frame must be read
+        singly."""
         inbox = self._inbox
         data = inbox.data
         pos = inbox.pos
@@ -301,7 +307,7 @@ class Connection:
         self._events.append(Opening(version[0], version[1], version[2]))
 
     def _frame(self, kind: int, number: int, whole: bytes) -> None:
-        """One complete frame, of the kinds and in the places where a frame may be."""
+        """Process one complete frame, if its kind is allowed in this state."""
         if self._state in OVER:
             self._frame_when_over(kind, number, whole)
             return
@@ -398,7 +404,7 @@ class Connection:
         self._events.append(MethodReceived(number, method))
 
     def _frame_when_closing(self, channel: Channel, kind: int, whole: bytes) -> None:
-        """All but the closing handshake is dropped, unread [amqp-0.9.1 channel.close]."""
+        """Drop all frames except those of the closing handshake [amqp-0.9.1 channel.close]."""
         if kind != METHOD or len(whole) < 4 + OVERHEAD:
             return
         method_id = int.from_bytes(whole[7:11], "big")
@@ -419,7 +425,7 @@ class Connection:
     # Endings
 
     def _fail(self, error: WireError) -> None:
-        """The connection is over by the peer's fault."""
+        """End the connection because the peer broke the protocol."""
         if self._state in OVER:
             return
         may_answer = self._state in LOGGED_IN
@@ -433,7 +439,7 @@ class Connection:
             self._end(f"not answered: {error}", False)
 
     def _stop_listening(self) -> None:
-        """Where the next frame begins is not known: whatever comes is thrown away."""
+        """Discard all further input, because frame boundaries are unknown."""
         self._is_deaf = True
         self._inbox.clear()
         if self._state is State.CLOSING:
@@ -472,8 +478,8 @@ class Connection:
         self._deadline_ms = self._now_ms + after_ms
 
     def next_deadline(self) -> int | None:
-        """When to call tick, None: no need. 0 before the first tick or byte: at once, so that the
-        handshake's time begins to run."""
+        """Return when tick is due; None: never. 0 before the first tick or byte, so that the
+        handshake's time-out begins at once."""
         if self._now_ms < 0:
             return 0
         if self._state is State.CLOSED:
@@ -484,12 +490,12 @@ class Connection:
         return deadline
 
     def tick(self, now_ms: int) -> None:
-        """Send a heartbeat that is due; notice a peer that is dead or too slow (PeerClosed)."""
+        """Send a due heartbeat, and detect a peer that is dead or too slow (PeerClosed)."""
         self._start_clock(now_ms)
         if self._state is State.CLOSED:
             return
         if 0 <= self._deadline_ms <= now_ms and self._state in OUR_TURN:
-            self._set_deadline(self.limits.handshake_timeout_ms)  # our time is not the peer's
+            self._set_deadline(self.limits.handshake_timeout_ms)  # time we took does not count
         if 0 <= self._deadline_ms <= now_ms:
             if self._state in OVER:
                 self._end("no connection.close-ok in time", False)
@@ -511,7 +517,7 @@ class Connection:
     # Output
 
     def take_output(self, now_ms: int) -> list[bytes]:
-        """Take what is to be written; it counts as sent now, and puts off the next heartbeat."""
+        """Take the output to write. It counts as sent now, which delays the next heartbeat."""
         out = self.out
         if out:
             self.out = []
@@ -521,19 +527,20 @@ class Connection:
     def send_start(
         self, server_properties: dict[str, object], mechanisms: bytes, locales: bytes = b"en_US"
     ) -> None:
-        """The answer to Opening; `mechanisms` and `locales` are lists with spaces between."""
+        """Answer Opening with connection.start; `mechanisms` and `locales` are lists separated by
+        spaces."""
         major, minor, _ = self.version
         self.send_method(0, ConnectionStart(major, minor, server_properties, mechanisms, locales))
 
     def send_tune(self) -> None:
-        """Propose our limits: the credentials were good."""
+        """Send connection.tune with our limits, after the credentials were accepted."""
         limits = self.limits
         self.send_method(
             0, ConnectionTune(limits.channel_max, limits.frame_max, limits.heartbeat_s)
         )
 
     def send_method(self, channel: int, method: Method) -> None:
-        """Append a method frame and follow what it means for the states.
+        """Append a method frame and apply its effect on the states.
 
         Dropped where nothing may be sent: on a connection that is over or not yet open, a channel
         that is closing or closed. Raises ValueError for values that do not fit their fields, and
@@ -593,7 +600,8 @@ class Connection:
         self._set_deadline(DEAF_TIMEOUT_MS if self._is_deaf else CLOSING_TIMEOUT_MS)
 
     def send_close(self, channel: int, error: WireError) -> None:
-        """Say what the peer did wrong, as far as `error.scope` (channel 0: the connection) says.
+        """Close the channel, or the connection if `error.scope` says so (channel 0: the
+        connection), with the peer's error.
 
         For a connection that may not be answered nothing is written.
         """
@@ -611,8 +619,8 @@ class Connection:
             )
 
     def send_content(self, channel: int, method: Method, header: bytes, body_frames: bytes) -> None:
-        """Append a method and its content as ready-made frames of this channel (either may hold
-        both). Nothing comes between them."""
+        """Append a method and its content as complete frames of this channel (either may contain
+        both). No other frame comes between them."""
         known = self._channels.get(channel)
         if known is not None and known.is_open() and self._state is State.RUNNING:
             self.send_method(channel, method)
@@ -622,7 +630,7 @@ class Connection:
                 self.out.append(body_frames)
 
     def send_message(self, channel: int, method: Method, properties: bytes, body: bytes) -> None:
-        """Append a method and its content, framed for the negotiated frame-max; `properties` is a
+        """Append a method and its content, framed for the negotiated frame-max. properties: a
         property section."""
         self.send_content(
             channel, method, content_frames(channel, properties, body, self.frame_max), b""

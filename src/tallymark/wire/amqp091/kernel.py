@@ -1,4 +1,4 @@
-"""The hot loops: stretches of frames in, stretches of frames out. Pure functions.
+"""Fast paths: stretches of frames in, stretches of frames out. Pure functions.
 
 The only place where a tuned twin may stand in for the plain functions; nothing here judges the
 peer. What a scan does not recognise it leaves to the connection, which reads frame by frame.
@@ -21,14 +21,14 @@ from tallymark.wire.amqp091.events import PublishReceived
 from tallymark.wire.octets import begins, packed, place, put_place, u32, unpacked
 
 PERSISTENT: Final = 1
-"""delivery-mode is 2."""
+"""Fact about messages: delivery-mode is 2."""
 SPECIAL: Final = 2
-"""Something a broker has to look at; see PublishReceived."""
+"""Fact about messages: a property needs the broker's attention; see PublishReceived."""
 MALFORMED: Final = 4
-"""Not a property section."""
+"""Result for bytes that are no property section."""
 
 KNOWN_MAX: Final = 4096
-"""Publish method frames remembered as valid, per connection."""
+"""Number of valid publish method frames cached per connection."""
 
 _PUBLISH: Final = 60 << 16 | 40
 _method_head: Final = Struct(">BHII").unpack_from  # type, channel, size, method
@@ -46,7 +46,8 @@ def scan_publishes(
     body_limit: i64,
     known: dict[bytes, bytes],
 ) -> PublishReceived | None:
-    """The longest stretch of complete single-frame publishes at data[pos:end]; None: not one.
+    """Return the longest stretch of complete single-frame publishes at data[pos:end]; None: there
+    is none.
 
     `frame_limit` and `body_limit` are in bytes of payload and of body. `known` holds method frames
     found valid before (a cache the caller only keeps). O(bytes), and mostly far less: a message
@@ -196,7 +197,7 @@ def scan_publishes(
 def _publish_frame(
     data: bytes, pos: int, end: int, channel: int, frame_limit: int, known: dict[bytes, bytes]
 ) -> bytes:
-    """The valid publish method frame at `pos`, or nothing."""
+    """Return the valid publish method frame at `pos`; empty if there is none."""
     if pos + 11 > end:
         return b""
     kind, number, size, method = _method_head(data, pos)
@@ -216,7 +217,7 @@ def _publish_frame(
 
 
 def is_publish_frame(frame: bytes) -> bool:
-    """Whether a whole frame with the head of a basic.publish has well-formed fields."""
+    """Return whether a whole frame with the head of a basic.publish has well-formed fields."""
     last = len(frame) - 1
     if last < 16 or frame[last] != 0xCE:
         return False
@@ -237,8 +238,9 @@ def is_publish_frame(frame: bytes) -> bool:
 def publish_needs(
     data: bytes, pos: int, end: int, channel: int, frame_limit: int, body_limit: int
 ) -> int:
-    """How many bytes from `pos` on (a publish's method frame head is there) could make it a whole
-    single-frame publish, or bring the decision nearer; 0: it is not one, read it frame by frame.
+    """Return how many bytes from `pos` on (a publish's method frame head is there) could complete a
+    single-frame publish, or decide whether it is one; 0: it is none and must be read frame by
+    frame.
 
     Never asks for more than the rest of a frame that has begun, so waiting for it stalls nobody.
     """
@@ -277,7 +279,7 @@ def publish_needs(
 
 
 def classify_section(data: bytes, pos: int, end: int) -> int:
-    """PERSISTENT | SPECIAL of the property section data[pos:end], or MALFORMED.
+    """Classify the property section data[pos:end]: PERSISTENT | SPECIAL, or MALFORMED.
 
     Checks that the properties fill the section exactly; headers are not decoded, only searched.
     """
@@ -349,7 +351,8 @@ def classify_section(data: bytes, pos: int, end: int) -> int:
 
 
 def has_special_header(data: bytes, pos: int, end: int) -> bool:
-    """Whether the table entries data[pos:end] have a key CC, BCC or x-delay at the top.
+    """Return whether the table entries data[pos:end] have a key CC, BCC or x-delay at the top
+    level.
 
     A search for the bytes decides nearly always; only where they turn up is the table walked. A
     table that cannot be walked counts as having one: whoever looks will find out.
@@ -400,7 +403,7 @@ _VALUE_SIZES: Final[dict[int, int]] = {
 
 
 def ack_prefix(channel: int) -> bytes:
-    """The first 11 bytes of every basic.ack on a channel."""
+    """Return the first 11 bytes of every basic.ack on a channel."""
     return _pack_head(1, channel, 13) + b"\x00\x3c\x00\x50"
 
 
@@ -443,8 +446,8 @@ def encode_deliveries(
     hi: int,
     method_size: i64,
 ) -> bytes:
-    """basic.deliver frames and the untouched content of messages lo..hi-1, with tags from `tag`
-    on, below 2^63.
+    """Return basic.deliver frames and the unchanged content of messages lo..hi-1, with tags from
+    `tag` on, below 2^63.
 
     `prefix` is the frame up to the delivery tag, `suffix` what follows it, frame end included;
     `method_size` the bytes of the publish method frame in front of each message.
@@ -473,8 +476,9 @@ def encode_mixed_deliveries(
     lo: int,
     hi: int,
 ) -> bytes:
-    """As encode_deliveries, for messages of different routes: prefixes[i] and suffixes[i] are
-    those of message lo + i, and the length of each method frame is read from it."""
+    """Return deliveries, as encode_deliveries does, of messages with different routes: prefixes[i]
+    and suffixes[i] are those of message lo + i, and the length of each method frame is read from
+    it."""
     out = BytesWriter()
     places = packed(cuts, lo, hi)
     cut: i64 = place(places, 0)
@@ -490,7 +494,7 @@ def encode_mixed_deliveries(
 
 
 def rechannel(raw: bytes, channel: int) -> bytes:
-    """The same frames with another channel number. `raw` is whole frames, end to end."""
+    """Return the frames with another channel number. `raw` is whole frames, end to end."""
     out = bytearray(raw)
     high = channel >> 8
     low = channel & 255
@@ -505,7 +509,7 @@ def rechannel(raw: bytes, channel: int) -> bytes:
 
 
 def reframe(raw: bytes, method_size: int, channel: int, frame_max: int) -> bytes:
-    """Header and body frames of one message for a reader with a smaller frame-max (bytes).
+    """Return header and body frames of one message for a reader with a smaller frame-max (bytes).
 
     The method frame is left out, `method_size` bytes of it. A header frame is never cut: the
     protocol has no way to.

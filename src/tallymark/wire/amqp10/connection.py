@@ -63,7 +63,7 @@ from tallymark.wire.amqp10.states import (
 )
 
 EARLY_MAX: Final = 65_536
-"""Bytes kept while it is our turn; see Connection.wants_data."""
+"""Bytes accepted ahead while the peer waits for our answer; see Connection.wants_data."""
 
 _TRANSFER: Final = 0x14
 _DISPOSITION: Final = 0x15
@@ -79,7 +79,7 @@ _SASL_INPUTS: Final[dict[type[SaslFrame], Input]] = {
 
 @final
 class Connection(Lifecycle):
-    """Not thread-safe; one owner. Times are monotonic milliseconds."""
+    """A connection. Not thread-safe; one owner. Times are monotonic milliseconds."""
 
     __slots__ = (
         "_known_dispositions",
@@ -105,16 +105,16 @@ class Connection(Lifecycle):
         wants_tags: bool = True,
         trace: Callable[[str], None] | None = None,
     ) -> None:
-        """`mechanisms`: what a server offers, none: no SASL. `needs_sasl`: it takes nobody
-        without. `wants_tags`: whether runs of deliveries that come have their
-        delivery-tags. `trace` gets a line for each frame, see trace.py."""
+        """mechanisms: those a server offers; none: no SASL. needs_sasl: the server requires SASL.
+        wants_tags: incoming runs of deliveries include delivery-tags. trace: callback for a line
+        per frame, see trace.py."""
         super().__init__(limits, trace)
         self.is_server = is_server
         self.mechanisms = mechanisms
         self.needs_sasl = needs_sasl
         self.wants_tags = wants_tags
         self.context: object = None
-        """The owner's."""
+        """Object of the owner."""
         self._sessions: dict[int, Session] = {}  # by our channel
         self._remote: dict[int, Session] = {}  # by the peer's
         self._known_transfers: dict[bytes, Shape] = {}
@@ -124,31 +124,33 @@ class Connection(Lifecycle):
 
     @property
     def sessions(self) -> list[Session]:
-        """Those that have not ended on both sides."""
+        """Return the sessions that have not ended on both sides."""
         return list(self._sessions.values())
 
     @property
     def wants_data(self) -> bool:
-        """Whether to read on. If not, the peer is ahead of our answer (to SASL, to its open): what
-        it sends is kept up to EARLY_MAX bytes, then the connection ends."""
+        """Return whether the owner should read on. If not, the peer is ahead of our answer (to
+        SASL, to its open): up to EARLY_MAX bytes are accepted, then the connection ends."""
         if self._steps <= 0:
             return False
         return self.state not in OUR_TURN or self._inbox.waiting < EARLY_MAX // 2
 
     @property
     def is_spent(self) -> bool:
-        """Whether next_event gave None since enough was looked at for now: call receive_data."""
+        """Return whether next_event returned None because its share of work is done: call
+        receive_data."""
         return self._steps <= 0
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes received that are not through: incomplete frames and deliveries under way."""
+        """Bytes of received input that is not processed: incomplete frames and deliveries."""
         return self._inbox.size() + self._unfinished
 
     # Input
 
     def receive_data(self, data: bytes, now_ms: int) -> None:
-        """Take what was read, or go on. Never raises; ask next_event what it meant. O(1)."""
+        """Add received bytes, or continue with earlier ones. Never raises; call next_event for
+        their meaning. O(1)."""
         self._start_clock(now_ms)
         self._steps = self.limits.steps
         self._heartbeat.received_ms = now_ms
@@ -165,19 +167,21 @@ class Connection(Lifecycle):
             self._stop_listening()
 
     def receive_eof(self) -> None:
-        """The peer closed its side. Ended comes behind the events of what came before."""
+        """Note the end of the peer's input. Ended follows the events of earlier input."""
         self._eof = True
 
     def receive_broken(self, reason: str) -> None:
-        """The transport failed: Ended comes behind the events found so far."""
+        """Note a failure of the transport: Ended follows the events found so far."""
         self._end(reason, False)
 
     def drop(self, reason: str) -> None:
-        """End without another word, but for what is to be written already; Ended follows."""
+        """End the connection. Output so far is still written, and no more is added; Ended
+        follows."""
         self._end(reason, False)
 
     def next_event(self) -> Event | None:
-        """The next event, or None: it takes more bytes, an answer, or more time. Never raises."""
+        """Return the next event; None: more bytes, an answer or more time is needed. Never
+        raises."""
         events = self._events
         while not events:
             if self.state is State.END:
@@ -197,7 +201,7 @@ class Connection(Lifecycle):
         return events.popleft()
 
     def _parse(self) -> None:
-        """Take one frame, or a run of frames; or set what the inbox needs."""
+        """Process one frame, or a run of frames; or set the bytes that the inbox needs."""
         inbox = self._inbox
         data = inbox.data
         pos = inbox.pos
@@ -227,7 +231,7 @@ class Connection(Lifecycle):
         self._receive_frame(data, pos + offset, after, kind, channel)
 
     def _scan(self, data: bytes, pos: int, end: int) -> bool:
-        """The fast paths. False: go on frame by frame."""
+        """Try the fast paths. False: the frame must be read singly."""
         if pos + 11 > end or data[pos + 9] != 0x53:
             return False
         code = data[pos + 10]
@@ -277,7 +281,7 @@ class Connection(Lifecycle):
         return True
 
     def _receive_frame(self, data: bytes, pos: int, end: int, kind: int, channel: int) -> None:
-        """One complete frame, its body at data[pos:end]."""
+        """Process one complete frame with its body at data[pos:end]."""
         if self.state in OVER and self.state not in CLOSING:
             return
         if self.state in SASL_STATES:
@@ -303,7 +307,7 @@ class Connection(Lifecycle):
     # Protocol headers and SASL
 
     def start(self, sasl: bool) -> None:
-        """A client's first bytes. With `sasl`, SaslReceived is next; without, call `open`."""
+        """Send a client's first bytes. With `sasl`, SaslReceived is next; without, call `open`."""
         self._send_moves(Input.SASL_HEADER if sasl else Input.HEADER)
         self.out.append(SASL_HEADER if sasl else AMQP_HEADER)
 
@@ -331,7 +335,7 @@ class Connection(Lifecycle):
         return bool(self.mechanisms) if moved is Input.SASL_HEADER else not self.needs_sasl
 
     def _refuse_header(self, header: bytes) -> None:
-        """Say what we speak, and no more [amqp-1.0 §2.2]."""
+        """Answer with the supported protocol header and end [amqp-1.0 §2.2]."""
         wanted = AMQP_HEADER
         if self.is_server:
             if self.mechanisms and self.state is State.START:
@@ -356,19 +360,19 @@ class Connection(Lifecycle):
     def sasl_init(
         self, mechanism: str, initial_response: bytes | None = None, hostname: str | None = None
     ) -> None:
-        """A client's choice."""
+        """Send a client's choice of mechanism."""
         self._send_sasl(Input.INIT, SaslInit(mechanism, initial_response, hostname))
 
     def sasl_response(self, response: bytes) -> None:
-        """A client's answer to a challenge."""
+        """Send a client's answer to a challenge."""
         self._send_sasl(Input.RESPONSE, SaslResponse(response))
 
     def sasl_challenge(self, challenge: bytes) -> None:
-        """A server asks for more."""
+        """Send a server's challenge."""
         self._send_sasl(Input.CHALLENGE, SaslChallenge(challenge))
 
     def sasl_outcome(self, code: int, additional_data: bytes | None = None) -> None:
-        """A server knows enough: 0, or why not; then the connection ends."""
+        """Send a server's outcome: 0, or an error code, after which the connection ends."""
         self._send_sasl(Input.OUTCOME, SaslOutcome(code, additional_data))
         if code != OK:
             self._end(f"not authenticated: sasl-code {code}", False)
@@ -381,8 +385,8 @@ class Connection(Lifecycle):
     # Sessions
 
     def begin(self, begin: Begin | None = None) -> Session:
-        """Begin a session. Of `begin` channel, windows and handle-max are filled in. ValueError:
-        the connection is not open, or channel-max sessions are there."""
+        """Begin a session. Channel, windows and handle-max in `begin` are set here. Raises
+        ValueError if the connection is not open, or has channel-max sessions."""
         if self.state is not State.OPENED:
             raise ValueError(f"begin in state {self.state.value}")
         channel = self._free_channel()
@@ -394,7 +398,7 @@ class Connection(Lifecycle):
         return session
 
     def _free_channel(self) -> int:
-        """The lowest that is free; NO_CHANNEL: none is."""
+        """Return the lowest free channel; NO_CHANNEL: none is free."""
         sessions = self._sessions
         if len(sessions) > self.channel_max:
             return NO_CHANNEL
@@ -404,12 +408,12 @@ class Connection(Lifecycle):
         return channel
 
     def unmap(self, session: Session) -> None:
-        """Its peer has ended it: the peer's channel is free."""
+        """Free the peer's channel of a session that the peer has ended."""
         if self._remote.get(session.remote_channel) is session:
             del self._remote[session.remote_channel]
 
     def forget_session(self, session: Session) -> None:
-        """It has ended on both sides: our channel is free."""
+        """Free our channel of a session that has ended on both sides."""
         if self._sessions.get(session.channel) is session:
             del self._sessions[session.channel]
 
@@ -466,7 +470,7 @@ class Connection(Lifecycle):
         session.request(begin, channel)
 
     def count_unfinished(self, change: int) -> None:
-        """Bytes of deliveries under way."""
+        """Change the count of bytes of incomplete deliveries."""
         self._unfinished += change
         most = self.limits.unfinished_bytes()
         if change > 0 and 0 < most < self._unfinished:
@@ -487,8 +491,8 @@ class Connection(Lifecycle):
 
 
 def _handle_at(data: bytes, pos: int, end: int) -> int:
-    """The handle of the transfer frame at `pos`, whose descriptor is there; -1: it is not all
-    there, or in an unusual encoding."""
+    """Return the handle of the transfer frame at `pos`, whose descriptor is there; -1: it is
+    incomplete, or has an unusual encoding."""
     if pos + 25 > end:
         return -1
     code = data[pos + 11]

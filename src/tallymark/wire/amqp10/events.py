@@ -1,4 +1,4 @@
-"""What a connection tells its owner, in the order of the bytes.
+"""Events that a connection reports to its owner, in the order of the bytes.
 
 Sessions and links come as the objects that the owner acts on. Numbers of deliveries that we sent
 are the session's own, see session.py; of those received, delivery-ids.
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 class Event:
-    """One of the classes below."""
+    """Base of the events."""
 
     __slots__ = ()
 
 
 @final
 class SaslReceived(Event):
-    """A SASL frame. A server answers init and response with `sasl_challenge` or `sasl_outcome`, a
-    client mechanisms with `sasl_init`, a challenge with `sasl_response`; until then input waits.
-    After outcome 0 a client goes on with `open`; after any other `Ended` follows."""
+    """A SASL frame. A server answers init and response by `sasl_challenge` or `sasl_outcome`, a
+    client answers mechanisms by `sasl_init` and a challenge by `sasl_response`; until then input
+    waits. After outcome 0 a client calls `open`; after any other `Ended` follows."""
 
     __slots__ = ("frame",)
 
@@ -39,7 +39,7 @@ class SaslReceived(Event):
 
 @final
 class OpenReceived(Event):
-    """The peer's open. A server answers with `open` or `close`, and input waits until then; for a
+    """The peer's open. A server answers by `open` or `close`, and input waits until then; for a
     client the connection is open."""
 
     __slots__ = ("open",)
@@ -50,7 +50,7 @@ class OpenReceived(Event):
 
 @final
 class CloseReceived(Event):
-    """The peer closes: answer with `Connection.close`. Sessions and links are gone."""
+    """The peer's close: answer by `Connection.close`. Sessions and links are gone."""
 
     __slots__ = ("error",)
 
@@ -60,8 +60,8 @@ class CloseReceived(Event):
 
 @final
 class ConnectionFailed(Event):
-    """The peer broke the protocol, or is silent: a close was sent where one may be. Sessions and
-    links are gone, nothing more comes but `Ended`."""
+    """A failure: the peer broke the protocol or is silent. A close was sent where one is allowed.
+    Sessions and links are gone, and only `Ended` follows."""
 
     __slots__ = ("error",)
 
@@ -78,12 +78,12 @@ class Ended(Event):
     def __init__(self, reason: str, clean: bool) -> None:
         self.reason = reason
         self.clean = clean
-        """After a complete exchange of closes, whoever began it and whatever was wrong."""
+        """True after a complete exchange of closes, whoever began it and for whatever reason."""
 
 
 @final
 class SessionRequested(Event):
-    """The peer begins a session: answer with `session.begin` or `session.end`."""
+    """The peer's begin of a session: answer by `session.begin` or `session.end`."""
 
     __slots__ = ("begin", "session")
 
@@ -94,7 +94,7 @@ class SessionRequested(Event):
 
 @final
 class SessionBegun(Event):
-    """The answer to our begin."""
+    """The peer's answer to our begin."""
 
     __slots__ = ("begin", "session")
 
@@ -105,8 +105,8 @@ class SessionBegun(Event):
 
 @final
 class SessionEnded(Event):
-    """The peer's end. In state END_RCVD it came first: answer with `session.end`. In UNMAPPED it
-    was the answer to ours. The links of the session are gone."""
+    """The peer's end. In state END_RCVD it came first: answer by `session.end`. In UNMAPPED it was
+    the answer to ours. The links of the session are gone."""
 
     __slots__ = ("error", "session")
 
@@ -117,8 +117,8 @@ class SessionEnded(Event):
 
 @final
 class SessionFailed(Event):
-    """The peer broke the session's rules: an end with this error was sent. Its links are gone,
-    nothing more comes of it but `SessionEnded`."""
+    """A failure of a session: the peer broke its rules, and an end with this error was sent. Its
+    links are gone, and only `SessionEnded` follows for it."""
 
     __slots__ = ("error", "session")
 
@@ -129,7 +129,8 @@ class SessionFailed(Event):
 
 @final
 class SessionUnblocked(Event):
-    """What was queued while the peer's window was closed has left; see Session.is_blocked."""
+    """End of a session's blocking: all deliveries that waited for the peer's window have left; see
+    Session.is_blocked."""
 
     __slots__ = ("session",)
 
@@ -139,7 +140,7 @@ class SessionUnblocked(Event):
 
 @final
 class LinkRequested(Event):
-    """The peer attaches: answer with `link.answer` or `link.refuse`."""
+    """The peer's attach: answer by `link.answer` or `link.refuse`."""
 
     __slots__ = ("attach", "link")
 
@@ -150,7 +151,7 @@ class LinkRequested(Event):
 
 @final
 class LinkAttached(Event):
-    """The answer to our attach: it was granted, in the modes that were asked for."""
+    """The peer's answer to our attach: it was granted, in the requested modes."""
 
     __slots__ = ("attach", "link")
 
@@ -161,7 +162,7 @@ class LinkAttached(Event):
 
 @final
 class LinkDetached(Event):
-    """The peer's detach. In state DETACH_RCVD it came first: answer with `link.detach`. In DETACHED
+    """The peer's detach. In state DETACH_RCVD it came first: answer by `link.detach`. In DETACHED
     it was the answer to ours, and the handle is free."""
 
     __slots__ = ("closed", "error", "link", "refused")
@@ -169,16 +170,16 @@ class LinkDetached(Event):
     def __init__(self, link: Link, closed: bool, error: Error | None, refused: bool) -> None:
         self.link = link
         self.closed = closed
-        """The peer forgets the link; not merely suspends it."""
+        """True if the peer forgets the link; False if it only suspends it."""
         self.error = error
         self.refused = refused
-        """The attach was answered without a terminus: there never was a link."""
+        """True if the attach was answered without a terminus: there never was a link."""
 
 
 @final
 class LinkFailed(Event):
-    """The peer broke the link's rules: a closing detach with this error was sent. Nothing more
-    comes of the link but `LinkDetached`."""
+    """A failure of a link: the peer broke its rules, and a closing detach with this error was sent.
+    Only `LinkDetached` follows for it."""
 
     __slots__ = ("error", "link")
 
@@ -198,16 +199,16 @@ class CreditReceived(Event):
     ) -> None:
         self.link = link
         self.credit = credit
-        """Deliveries that may be sent now [FC-3]."""
+        """Count of deliveries that may be sent now [FC-3]."""
         self.drain = drain
-        """Send what there is, then call `link.drained`."""
+        """True if all available deliveries are to be sent, followed by `link.drained`."""
         self.properties = properties
 
 
 @final
 class DeliveriesWithdrawn(Event):
-    """Deliveries (by number, both included) that will not be sent: the receiver took back the
-    credit for them before they could leave."""
+    """Withdrawn deliveries (by number, both included), which will not be sent: the receiver took
+    back their credit before they could leave."""
 
     __slots__ = ("first", "last", "link")
 
@@ -219,8 +220,8 @@ class DeliveriesWithdrawn(Event):
 
 @final
 class FlowReceived(Event):
-    """A flow from a sender that says something new (what it has, properties, or that it has
-    skipped some of the credit: look at `link.credit`), or one of a session with properties."""
+    """A flow from a sender with new content (available, properties, or credit that it skipped: see
+    `link.credit`), or a flow of a session with properties."""
 
     __slots__ = ("available", "link", "properties", "session")
 
@@ -234,13 +235,13 @@ class FlowReceived(Event):
         self.session = session
         self.link = link
         self.available = available
-        """The sender's hint of what it has; 0 for a session's flow."""
+        """Sender's hint of its available deliveries; 0 for a session's flow."""
         self.properties = properties
 
 
 @final
 class DrainFinished(Event):
-    """The drain is done: the credit is used or given up, delivery-count is the sender's."""
+    """End of a drain: the credit is used or given up, delivery-count is the sender's."""
 
     __slots__ = ("given_up", "link")
 
@@ -252,7 +253,8 @@ class DrainFinished(Event):
 
 @final
 class InflowStopped(Event):
-    """All credit is taken back, and nothing more is on its way: see ReceiverLink.stop."""
+    """End of inflow: all credit is taken back, and no delivery is on its way; see
+    ReceiverLink.stop."""
 
     __slots__ = ("link",)
 
@@ -262,7 +264,7 @@ class InflowStopped(Event):
 
 @final
 class TransfersReceived(Event):
-    """A stretch of complete deliveries on one link, alike but for their ids, tags and bytes. Their
+    """A stretch of complete deliveries on one link, equal except for ids, tags and bytes. Their
     credit is counted."""
 
     __slots__ = (
@@ -291,19 +293,19 @@ class TransfersReceived(Event):
     ) -> None:
         self.link = link
         self.first = first
-        """delivery-id of message 0; those of the others follow it, modulo 2^32."""
+        """Delivery-id of message 0; those of the others follow it, modulo 2^32."""
         self.tags = tags
-        """Empty as well where the connection does not want them."""
+        """Delivery-tags; empty as well if the connection does not want them."""
         self.data = data
-        """The sections of all messages, end to end."""
+        """Sections of all messages, end to end."""
         self.cuts = cuts
         """array('I'): message i is data[cuts[i]:cuts[i + 1]]."""
         self.settled = settled
-        """Sent settled: no disposition is due, none is allowed [FC-10]."""
+        """True if sent settled: no disposition is due, and none is allowed [FC-10]."""
         self.state = state
         self.message_format = message_format
         self.is_second = is_second
-        """The receiver settles second: ReceiverLink.settle takes two steps."""
+        """True if the receiver settles second: ReceiverLink.settle takes two steps."""
 
     def __len__(self) -> int:
         return len(self.cuts) - 1
@@ -311,7 +313,7 @@ class TransfersReceived(Event):
 
 @final
 class DispositionReceived(Event):
-    """What the peer thinks of deliveries first..last (serial numbers, both included).
+    """The peer's disposition of deliveries first..last (serial numbers, both included).
 
     by_sender False: of ours, one or several dispositions alike, cut to what was sent. They may name
     deliveries that are settled already.
@@ -350,4 +352,4 @@ class SettlementReceived(Event):
         self.first = first
         self.last = last
         self.state = state
-        """Of the answer; a Rejected with an error is an error for whoever settled."""
+        """State in the answer. A Rejected with an error is an error for the caller of settle."""

@@ -1,5 +1,5 @@
-"""The life of a connection: open and close, how it fails, its times, and what it writes
-[amqp-1.0 §2.4]. What happens while it is open is in connection.py."""
+"""Lifecycle of a connection: open and close, errors, time-outs and output [amqp-1.0 §2.4].
+connection.py handles the input of an open connection."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from tallymark.wire.amqp10.trace import RECEIVED, SENT, Tracer
 from tallymark.wire.inbox import Inbox
 
 CLOSING_TIMEOUT_MS: Final = 30_000
-"""How long a peer may take to answer our close."""
+"""Time-out for the peer's answer to our close, ms."""
 DEAF_TIMEOUT_MS: Final = 3_000
-"""The same, where the answer would not be seen, or is not to be hoped for."""
+"""Time-out where the answer could not be recognized, or is unlikely, ms."""
 IDLE_TIME_OUT_MIN_MS: Final = 100
-"""A peer that wants to hear of us more often does not know what it asks."""
+"""Smallest idle-time-out of a peer that is respected, ms. A lower one is taken for a mistake."""
 
 
 class Lifecycle:
-    """What `Connection` is made of."""
+    """Base of `Connection`."""
 
     __slots__ = (
         "_deadline_ms",
@@ -69,13 +69,13 @@ class Lifecycle:
         self.limits = limits
         self.state = State.START
         self.out: list[bytes] = []
-        """What to write, in order; take_output takes and clears it."""
+        """Output to write, in order; take_output takes it and clears the list."""
         self.remote_open: Open | None = None
         self.max_frame_size = FRAME_MIN
-        """Bytes of the largest frame we send: the smaller of both sides' limits once the peer's
-        open is there."""
+        """Largest frame that we send, bytes: the smaller of both sides' limits once the peer's open
+        is there."""
         self.channel_max = limits.channel_max
-        """The smaller of both sides'."""
+        """Smaller of both sides' channel-max."""
         self._events: deque[Event] = deque()
         self._inbox = Inbox(HEAD)
         self._frame_limit = INITIAL_FRAME_MAX
@@ -88,14 +88,14 @@ class Lifecycle:
         self._trace_out = None if trace is None else Tracer(SENT, trace)
 
     def _drop_sessions(self) -> None:
-        """They are gone, and their links."""
+        """Drop all sessions and their links."""
         raise NotImplementedError
 
     # Opening and closing
 
     def open(self, open: Open) -> None:
-        """Open, or answer OpenReceived. Of `open` the limits are filled in. ValueError out of
-        turn."""
+        """Open, or answer OpenReceived. The limits in `open` are set here. Raises ValueError in a
+        wrong state."""
         if self.state in OVER:
             return
         limits = self.limits
@@ -135,7 +135,7 @@ class Lifecycle:
             self._events.append(OpenReceived(open))
 
     def _run(self) -> None:
-        """Both opens were exchanged."""
+        """Enter the open state: both opens were exchanged."""
         assert self.remote_open is not None
         self._deadline_ms = -1
         self._frame_limit = self.limits.max_frame_size
@@ -143,8 +143,8 @@ class Lifecycle:
         self._heartbeat = Heartbeat(self.limits.idle_time_out_ms, wanted, self._now_ms)
 
     def close(self, error: Error | None = None) -> None:
-        """Close, or answer CloseReceived; sessions and links are gone. Where the peer is not known
-        yet nothing is said. `Ended` follows. Does nothing if we have closed."""
+        """Close, or answer CloseReceived; sessions and links are dropped. Nothing is sent to a peer
+        that is not identified yet. `Ended` follows. Does nothing if we have closed."""
         if self.state in CLOSING or self.state is State.END:
             return
         answers = self.state is State.CLOSE_RCVD
@@ -157,7 +157,7 @@ class Lifecycle:
             self._set_deadline(DEAF_TIMEOUT_MS if self._is_deaf else CLOSING_TIMEOUT_MS)
 
     def _send_close(self, error: Error | None) -> bool:
-        """False: nothing may be said. A close needs an open before it."""
+        """Send a close. False: none may be sent, since an open must precede it."""
         if self.state in CAN_OPEN:
             self.open(Open(""))
         if self.state not in CAN_CLOSE:
@@ -194,7 +194,7 @@ class Lifecycle:
     # Endings
 
     def _fail(self, condition: str, text: str) -> None:
-        """The connection is over by the peer's fault."""
+        """End the connection because the peer broke the protocol."""
         if self.state in OVER:
             return
         error = Error(condition, text)
@@ -207,15 +207,14 @@ class Lifecycle:
             self._end(f"{condition}: {text}", False)
 
     def fail_frame_size(self, size: int) -> None:
-        """The peer's frames are too small for what we have to say."""
+        """Close the connection because the peer's maximum frame is too small for our output."""
         self._fail(
             errors.FRAME_SIZE_TOO_SMALL,
             f"a frame of {size} bytes is due, max-frame-size is {self.max_frame_size}",
         )
 
     def _stop_listening(self) -> None:
-        """Whatever comes is thrown away: where the next frame begins is not known, or it does not
-        matter any more."""
+        """Discard all further input: frame boundaries are unknown, or it has no effect any more."""
         self._is_deaf = True
         self._inbox.clear()
         if self.state in CLOSING:
@@ -231,7 +230,7 @@ class Lifecycle:
         self._events.append(Ended(reason, is_clean))
 
     def emit(self, event: Event) -> None:
-        """Of a session or a link."""
+        """Add an event of a session or a link."""
         if self.state not in OVER:
             self._events.append(event)
 
@@ -247,8 +246,8 @@ class Lifecycle:
         self._deadline_ms = self._now_ms + after_ms
 
     def next_deadline(self) -> int | None:
-        """When to call tick, None: no need. 0 before the first tick or byte: at once, so that the
-        handshake's time begins to run."""
+        """Return when tick is due; None: never. 0 before the first tick or byte, so that the
+        handshake's time-out begins at once."""
         if self._now_ms < 0:
             return 0
         if self.state is State.END:
@@ -259,12 +258,12 @@ class Lifecycle:
         return deadline
 
     def tick(self, now_ms: int) -> None:
-        """Send an empty frame that is due; notice a peer that is dead or too slow."""
+        """Send a due empty frame, and detect a peer that is dead or too slow."""
         self._start_clock(now_ms)
         if self.state is State.END:
             return
         if 0 <= self._deadline_ms <= now_ms and self.state in CHECKING:
-            self._set_deadline(self.limits.handshake_timeout_ms)  # our time is not the peer's
+            self._set_deadline(self.limits.handshake_timeout_ms)  # time we took does not count
         elif 0 <= self._deadline_ms <= now_ms:
             if self.state in OVER:
                 self._end("no close in time", False)
@@ -284,7 +283,7 @@ class Lifecycle:
     # Output
 
     def take_output(self, now_ms: int) -> list[bytes]:
-        """Take what is to be written; it counts as sent now, and puts off the next empty frame."""
+        """Take the output to write. It counts as sent now, which delays the next empty frame."""
         out = self.out
         if out:
             self.out = []
@@ -295,8 +294,8 @@ class Lifecycle:
         return out
 
     def write_frame(self, raw: bytes) -> None:
-        """Of a session or a link. One that the peer cannot take closes the connection
-        [amqp-1.0 §2.8.15 frame-size-too-small]."""
+        """Append a frame of a session or a link. One larger than the peer accepts closes the
+        connection [amqp-1.0 §2.8.15 frame-size-too-small]."""
         if self.state is State.OPENED:
             if len(raw) > self.max_frame_size:
                 self.fail_frame_size(len(raw))
@@ -304,6 +303,6 @@ class Lifecycle:
                 self.out.append(raw)
 
     def write(self, frames: bytes) -> None:
-        """For sessions: frames that fit."""
+        """Append frames of a session that are known to be small enough."""
         if self.state is State.OPENED:
             self.out.append(frames)

@@ -59,7 +59,7 @@ DELETE_ON_NO_LINKS_OR_MESSAGES: Final = Described(ULong(0x2E), [])
 
 
 class Performative(Composite):
-    """What a frame carries; equal when class and fields are."""
+    """Base of the performatives, the content of frames; equal when class and fields are."""
 
 
 class Terminus(Composite):
@@ -69,7 +69,7 @@ class Terminus(Composite):
 @final
 @dataclass
 class Open(Performative):
-    """Who the peer is, and the limits of the connection; idle_time_out in ms, 0 or None: none."""
+    """Identity of the peer and limits of the connection; idle_time_out in ms, 0 or None: none."""
 
     container_id: str = ""
     hostname: str | None = None
@@ -86,7 +86,7 @@ class Open(Performative):
 @final
 @dataclass
 class Begin(Performative):
-    """A session begins; remote_channel: the channel of the Begin that this one answers."""
+    """Begin of a session; remote_channel: the channel of the Begin that this one answers."""
 
     remote_channel: int | None = None
     next_outgoing_id: int = 0
@@ -101,7 +101,7 @@ class Begin(Performative):
 @final
 @dataclass
 class Source(Terminus):
-    """Where a link's messages come from; timeout in seconds."""
+    """Source of a link's messages; timeout in seconds."""
 
     address: str | None = None
     durable: int = 0
@@ -119,7 +119,7 @@ class Source(Terminus):
 @final
 @dataclass
 class Target(Terminus):
-    """Where a link's messages go; timeout in seconds."""
+    """Target of a link's messages; timeout in seconds."""
 
     address: str | None = None
     durable: int = 0
@@ -141,7 +141,7 @@ class Coordinator(Terminus):
 @final
 @dataclass
 class Attach(Performative):
-    """A link is attached to a session; max_message_size in bytes, 0 or None: no limit."""
+    """Attach of a link to a session; max_message_size in bytes, 0 or None: no limit."""
 
     name: str = ""
     handle: int = 0
@@ -211,7 +211,7 @@ class Disposition(Performative):
 @final
 @dataclass
 class Detach(Performative):
-    """The link is detached, or closed for good."""
+    """Detach of a link, which may close it for good."""
 
     handle: int = 0
     closed: bool = False
@@ -221,7 +221,7 @@ class Detach(Performative):
 @final
 @dataclass
 class End(Performative):
-    """The session is over."""
+    """End of a session."""
 
     error: Error | None = None
 
@@ -229,7 +229,7 @@ class End(Performative):
 @final
 @dataclass
 class Close(Performative):
-    """The connection is over."""
+    """Close of a connection."""
 
     error: Error | None = None
 
@@ -321,7 +321,8 @@ register(LAYOUTS)
 
 
 def decode_performative(data: bytes, pos: int, end: int) -> tuple[Performative, int]:
-    """The performative that begins at `pos`, and where it ends and a payload may begin.
+    """Decode the performative that begins at `pos`; return it and its end, where a payload may
+    begin.
 
     Raises DecodeError.
     """
@@ -332,5 +333,5 @@ def decode_performative(data: bytes, pos: int, end: int) -> tuple[Performative, 
 
 
 def name_of(composite: Composite) -> str:
-    """The standard's name: `open`, `transactional-state`."""
+    """Return the standard's name: `open`, `transactional-state`."""
     return BY_CLASS[type(composite)].name

@@ -1,5 +1,4 @@
-"""The hot loops for what comes in: runs of transfers, and dispositions joined [amqp-1.0 §2.7.5,
-§2.7.6].
+"""Fast paths for input: runs of transfers, and joined dispositions [amqp-1.0 §2.7.5, §2.7.6].
 
     transfer     head | 00 53 14 | list head | handle | delivery-id | delivery-tag | rest | payload
     disposition  head | 00 53 15 | list head | role | first | last | rest
@@ -26,14 +25,14 @@ from tallymark.wire.amqp10.reader import FREE_MAX, Reader
 from tallymark.wire.octets import begins, put_place, u32, unpacked
 
 KNOWN_MAX: Final = 256
-"""Ends of transfers and dispositions remembered, per connection. They are of FRAME_MIN bytes at the
-most, and none has values that take no bytes: those may be many."""
+"""Number of cached ends of transfers and dispositions, per connection. They have FRAME_MIN bytes at
+most, and no values without bytes, of which there might be very many."""
 
 
 @final
 class Shape:
-    """What the fields behind the delivery-tag of a transfer say. Shared by all that say the same:
-    not to be changed, nor is its state."""
+    """The decoded fields behind the delivery-tag of a transfer. Shared by all transfers with the
+    same bytes, so that neither it nor its state may be changed."""
 
     __slots__ = ("is_plain", "message_format", "rcv_settle_mode", "settled", "state")
 
@@ -46,7 +45,7 @@ class Shape:
         state: DeliveryState | None,
     ) -> None:
         self.is_plain = is_plain
-        """One whole delivery: neither more nor aborted nor resumed."""
+        """True for one whole delivery: not more, aborted or resumed."""
         self.message_format = message_format
         self.settled = settled
         self.rcv_settle_mode = rcv_settle_mode
@@ -58,7 +57,7 @@ _NOT_PLAIN: Final = Shape(False, 0, False, None, None)
 
 @final
 class Transfers:
-    """A run of whole deliveries on one link: consecutive ids, fields alike."""
+    """A run of whole deliveries on one link: consecutive ids, equal fields."""
 
     __slots__ = ("cuts", "data", "end", "first", "handle", "shape", "tags")
 
@@ -74,15 +73,15 @@ class Transfers:
     ) -> None:
         self.handle = handle
         self.first = first
-        """delivery-id of the first; the others follow it, modulo 2^32."""
+        """Delivery-id of the first delivery; the others follow it, modulo 2^32."""
         self.tags = tags
-        """Empty where nobody wants them."""
+        """Delivery-tags; empty if they are not wanted."""
         self.data = data
-        """The payloads, end to end: message i is data[cuts[i]:cuts[i + 1]]."""
+        """Payloads, end to end: message i is data[cuts[i]:cuts[i + 1]]."""
         self.cuts = cuts
         self.shape = shape
         self.end = end
-        """Where in the buffer the run ends."""
+        """Offset in the buffer at which the run ends."""
 
     def __len__(self) -> int:
         return len(self.cuts) - 1
@@ -90,7 +89,7 @@ class Transfers:
 
 @final
 class _Place:
-    """Where the parts of one transfer frame are, as offsets from its beginning."""
+    """Offsets of the parts of one transfer frame from its beginning."""
 
     __slots__ = ("body", "handle", "id", "id_at", "rest_at", "shape", "tag_at")
 
@@ -99,10 +98,10 @@ class _Place:
         self.id = 0
         self.id_at = 0
         self.tag_at = 0
-        """Of the tag's bytes, behind its code and size."""
+        """Offset of the tag's bytes, behind its code and size."""
         self.rest_at = 0
         self.body = 0
-        """Of the payload."""
+        """Offset of the payload."""
         self.shape = _NOT_PLAIN
 
 
@@ -117,8 +116,8 @@ def scan_transfers(
     known: dict[bytes, Shape],
     wants_tags: bool = True,
 ) -> Transfers | None:
-    """The longest run of complete single-frame deliveries at data[pos:end], at most `most`; None:
-    not one.
+    """Return the longest run of complete single-frame deliveries at data[pos:end], at most `most`;
+    None: there is none.
 
     `frame_limit` and `payload_limit` are the most bytes of a frame and of a message. `known` holds
     ends of transfers read before (a cache the caller only keeps). A frame laid out as the one
@@ -188,7 +187,8 @@ def scan_transfers(
 def _parse(
     data: bytes, pos: i64, after: i64, channel: i64, known: dict[bytes, Shape]
 ) -> _Place | None:
-    """The transfer frame data[pos:after], or None for another or one in an unusual encoding."""
+    """Return the offsets in the transfer frame data[pos:after]; None for another frame, or an
+    unusual encoding."""
     if (
         after - pos < 20
         or data[pos + 4] != 2
@@ -244,7 +244,8 @@ def _parse(
 
 
 def _width(data: bytes, pos: i64, end: i64) -> i64:
-    """Bytes of the uint whose format code is at `pos`; -1: it is none, or not all there."""
+    """Return the size in bytes of the uint whose format code is at `pos`; -1: it is no uint, or
+    incomplete."""
     if pos >= end:
         return -1
     code: i64 = data[pos]
@@ -257,7 +258,7 @@ def _uint(data: bytes, pos: i64, width: i64) -> i64:
 
 
 def _shape(rest: bytes, count: int) -> Shape:
-    """What the last `count` fields of a transfer say."""
+    """Decode the last `count` fields of a transfer."""
     reader = Reader(rest, 0, len(rest))
     try:
         values = read_fields(reader, BY_CLASS[Transfer], 3, count)
@@ -277,8 +278,8 @@ def _shape(rest: bytes, count: int) -> Shape:
 
 @final
 class Dispositions:
-    """Consecutive dispositions that say the same of adjoining deliveries, as one. The state is
-    shared with others: not to be changed."""
+    """Consecutive dispositions with equal content for adjacent deliveries, as one. The state is
+    shared and must not be changed."""
 
     __slots__ = ("end", "first", "last", "role", "settled", "state")
 
@@ -286,26 +287,25 @@ class Dispositions:
         self, role: bool, first: int, last: int, settled: bool, state: DeliveryState | None
     ) -> None:
         self.role = role
-        """Of who sent it: True for the receiver of the deliveries."""
+        """Role of the sender of the dispositions: True for the receiver of the deliveries."""
         self.first = first
         self.last = last
-        """Included; at most 2^31 - 1 behind `first`."""
+        """Last delivery-id, included; at most 2^31 - 1 behind `first`."""
         self.settled = settled
         self.state = state
         self.end = 0
-        """Where in the buffer the run ends."""
+        """Offset in the buffer at which the run ends."""
 
 
 Meaning = tuple[bool, DeliveryState | None]
-"""Settled or not, and the state."""
+"""Content of a disposition: settled or not, and the state."""
 
 
 def scan_dispositions(
     data: bytes, pos: i64, end: i64, channel: i64, known: dict[bytes, Meaning]
 ) -> Dispositions | None:
-    """Join consecutive dispositions at data[pos:end] that go on where the one before ended and say
-    the same; None: there is none, or it is in an unusual encoding, or larger than the least of all
-    frame limits.
+    """Join consecutive dispositions at data[pos:end] with equal content that continue each other.
+    None: there is none, or it has an unusual encoding, or it exceeds the smallest frame limit.
 
     `known` holds ends of dispositions read before (a cache the caller only keeps).
     """

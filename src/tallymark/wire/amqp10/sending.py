@@ -1,4 +1,4 @@
-"""The hot loops for what goes out: transfers in runs, dispositions [amqp-1.0 §2.7.5, §2.7.6]."""
+"""Fast paths for output: runs of transfers, and dispositions [amqp-1.0 §2.7.5, §2.7.6]."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tallymark.wire.amqp10.writer import encode_uint
 from tallymark.wire.octets import packed, place, put_u32
 
 ACCEPTED: Final = b"\0\x53\x24\x45"
-"""The outcome, encoded."""
+"""Encoded outcome accepted."""
 RELEASED: Final = b"\0\x53\x26\x45"
 
 _pack_u32: Final = Struct(">I").pack
@@ -22,7 +22,7 @@ _pack_u32: Final = Struct(">I").pack
 
 @final
 class TransferForm:
-    """How transfers of one kind on one link are written: everything that is the same for all."""
+    """Encoding of the fields that all transfers of one kind on one link share."""
 
     __slots__ = ("_count", "_handle", "_parts", "_prefix", "rest")
 
@@ -35,7 +35,8 @@ class TransferForm:
         state: bytes = b"",
         more: bool = False,
     ) -> None:
-        """`state` as encoded; b"" for none. `more`: not the last frame of its delivery."""
+        """state: as encoded; b"" for none. more: True unless it is the last frame of its
+        delivery."""
         self._prefix = bytes((2, AMQP, channel >> 8, channel & 255)) + b"\0\x53\x14"
         self._handle = encode_uint(handle)
         rest = encode_uint(message_format)
@@ -50,11 +51,11 @@ class TransferForm:
             rest += b"\x40" + state
             self._count += 2
         self.rest = rest
-        """The fields behind the tag."""
+        """Fields behind the tag, encoded."""
         self._parts: dict[int, tuple[bytes, bytes]] = {}
 
     def parts(self, tag_size: int) -> tuple[bytes, bytes]:
-        """What stands between size and delivery-id, and between that and the tag."""
+        """Return the bytes between size and delivery-id, and those between that and the tag."""
         parts = self._parts.get(tag_size)
         if parts is None:
             size = len(self._handle) + 5 + 2 + tag_size + len(self.rest)
@@ -67,7 +68,7 @@ class TransferForm:
         return parts
 
     def front(self, delivery_id: int, tag: bytes) -> bytes:
-        """A transfer frame from behind its size up to its payload; see `sized`."""
+        """Return a transfer frame from behind its size up to its payload; see `sized`."""
         if len(tag) > TAG_MAX:
             raise ValueError(f"delivery-tag of {len(tag)} bytes, at most {TAG_MAX} fit")
         before, between = self.parts(len(tag))
@@ -75,7 +76,7 @@ class TransferForm:
 
 
 def transfer_more(channel: int, handle: int, more: bool, aborted: bool = False) -> bytes:
-    """As `TransferForm.front`, of a delivery's second or later frame."""
+    """Return the front of a delivery's second or later frame, like `TransferForm.front`."""
     fields = encode_uint(handle) + b"\x40\x40\x40\x40" + (b"\x41" if more else b"\x42")
     count = 6
     if aborted:
@@ -86,12 +87,13 @@ def transfer_more(channel: int, handle: int, more: bool, aborted: bool = False) 
 
 
 def sized(front: bytes, payload: bytes) -> bytes:
-    """The whole frame."""
+    """Return the whole frame."""
     return _pack_u32(4 + len(front) + len(payload)) + front + payload
 
 
 def text_tag(number: i64) -> i64:
-    """The delivery-tag of four bytes for a number, as a number: its low 28 bits, seven in a byte.
+    """Return the delivery-tag of four bytes for a number, as a number: its low 28 bits, seven in a
+    byte.
 
     So every tag is ASCII. python-qpid-proton takes tags for UTF-8, and raises an error in whatever
     program looks at one that is not.
@@ -105,7 +107,7 @@ def text_tag(number: i64) -> i64:
 
 
 def _carried(tag: i64) -> i64:
-    """A text tag to which 1 was added, where that overflowed its last byte."""
+    """Return a text tag with a carry, after an addition of 1 overflowed its last byte."""
     tag += 0x80
     if tag & 0x8000:
         tag += 0x8000
@@ -128,8 +130,9 @@ def encode_transfers(
     skip: i64,
     frame_limit: i64,
 ) -> tuple[bytes, int]:
-    """Transfer frames of messages lo..hi-1 of `raw`, with `front` in the place of the first `skip`
-    bytes of each. Ids count from `delivery_id`, modulo 2^32, tags from `tag`, see `text_tag`.
+    """Encode transfer frames of messages lo..hi-1 of `raw`, with `front` in place of the first
+    `skip` bytes of each. Ids count from `delivery_id`, modulo 2^32, tags from `tag`, see
+    `text_tag`.
 
     Returns the frames and the message at which it stopped: `hi`, or the first that is larger than
     fits a frame of `frame_limit` bytes.
@@ -175,7 +178,8 @@ def encode_tagged_transfers(
     skip: int,
     frame_limit: int,
 ) -> tuple[bytes, int]:
-    """As `encode_transfers`, with the tags given: tags[i] is that of message lo + i."""
+    """Encode transfer frames, as `encode_transfers` does, with given tags: tags[i] is that of
+    message lo + i."""
     out: list[bytes] = []
     for i in range(lo, hi):
         payload = raw[cuts[i] + skip : cuts[i + 1]]
@@ -191,7 +195,7 @@ def encode_tagged_transfers(
 def disposition_frame(
     channel: int, role: bool, first: int, last: int, settled: bool, state: bytes
 ) -> bytes:
-    """A disposition about first..last, `state` as encoded; b"" for none."""
+    """Encode a disposition of first..last, `state` as encoded; b"" for none."""
     fields = (b"\x41" if role else b"\x42") + encode_uint(first)
     count = 2
     if last != first or settled or state:

@@ -1,4 +1,4 @@
-"""One session [amqp-1.0 §2.5]: its state, its windows, its links, and what is said of deliveries.
+"""Session [amqp-1.0 §2.5]: its state, its windows, its links, and the states of deliveries.
 
 The owner knows a delivery that we send by its *number*, see numbers.py; what waits to be sent is in
 outbox.py.
@@ -89,22 +89,23 @@ class Session:
     def __init__(self, connection: Connection, channel: int) -> None:
         self.connection = connection
         self.channel = channel
-        """Ours."""
+        """Our channel number."""
         self.remote_channel = NO_CHANNEL
         self.context: object = None
-        """The owner's."""
+        """Object of the owner."""
         self.state = SessionState.UNMAPPED
         self.remote_begin: Begin | None = None
         self.incoming_window = connection.limits.incoming_window
-        """Transfer frames that we let the peer send at once."""
+        """Transfer frames that the peer may send before we open the window again."""
         self.next_incoming_id = 0
-        """Transfer-id of the next transfer frame that comes: not a delivery-id."""
+        """Transfer-id of the next incoming transfer frame: not a delivery-id."""
         self.remote_outgoing_window = 0
-        """What the peer says that it has to send."""
+        """Outgoing window announced by the peer."""
         self.outbox = Outbox(self)
         self.in_flight = InFlight()
-        """What our receivers settled in mode second, and the senders did not yet."""
-        self._incoming_left = 0  # of what we let the peer send
+        """Deliveries that our receivers settled in mode second and the senders have not settled
+        yet."""
+        self._incoming_left = 0  # transfer frames that the peer may still send
         self._is_window_held = False
         self._has_begun = False
         self._has_peer_seen_begin = False  # as far as it has shown
@@ -118,18 +119,18 @@ class Session:
 
     @property
     def links(self) -> list[Link]:
-        """Those that are not detached on both sides."""
+        """Return the links that are not detached on both sides."""
         return list(self._links)
 
     @property
     def is_blocked(self) -> bool:
-        """Deliveries wait for the peer's window: SessionUnblocked follows. What is handed over
-        meanwhile waits too, in order."""
+        """True while deliveries wait for the peer's window: SessionUnblocked follows. New
+        deliveries wait behind them, in order."""
         return bool(self.outbox.waiting)
 
     @property
     def next_delivery_id(self) -> int:
-        """Number of the next delivery handed over. May be set as long as there was none."""
+        """Number of the next delivery. May be set as long as there was none."""
         return self.outbox.numbers.next
 
     @next_delivery_id.setter
@@ -143,14 +144,14 @@ class Session:
 
     @property
     def remote_incoming_window(self) -> int:
-        """Transfer frames that we may send now; negative where the peer has changed its mind."""
+        """Transfer frames that we may send now; negative if the peer has reduced its window."""
         return self.outbox.window
 
     # Beginning and ending
 
     def begin(self, begin: Begin | None = None) -> None:
-        """Grant what SessionRequested asks for. Of `begin` channel, windows and handle-max are
-        filled in. ValueError where nothing was asked."""
+        """Grant the session that SessionRequested asks for. Channel, windows and handle-max in
+        `begin` are set here. Raises ValueError if there was no request."""
         if self.is_gone():
             return
         after = SESSION_SENDING.get((self.state, Input.BEGIN))
@@ -171,7 +172,8 @@ class Session:
         self.write(body)
 
     def end(self, error: Error | None = None) -> None:
-        """Begin or answer the end: its links are gone. Does nothing if we have ended it."""
+        """Begin or answer the end; the session's links are dropped. Does nothing if we have ended
+        it."""
         if self.is_gone():
             return
         if not self._has_begun and self.remote_begin is not None:
@@ -188,7 +190,7 @@ class Session:
             self.connection.forget_session(self)
 
     def fail(self, condition: str, text: str) -> None:
-        """The peer broke the session's rules: end it, and tell the owner."""
+        """End the session because the peer broke its rules, and tell the owner."""
         if self.is_gone() or self.state in SESSION_ENDING:
             return
         error = Error(condition, text)
@@ -196,7 +198,7 @@ class Session:
         self.emit(SessionFailed(self, error))
 
     def drop(self) -> None:
-        """Its links are gone, and what they had."""
+        """Drop the session's links and their deliveries."""
         self.outbox.clear()
         links = self._links
         self._links = []
@@ -206,13 +208,13 @@ class Session:
             link.end()
 
     def lose(self) -> None:
-        """The connection is over."""
+        """End the session with its connection."""
         self.drop()
         self.state = SessionState.UNMAPPED
         self.outbox.let_go()
 
     def is_gone(self) -> bool:
-        """It has ended on both sides, or with the connection."""
+        """Return whether the session has ended on both sides, or with the connection."""
         return self.state is SessionState.UNMAPPED and (
             self._has_begun or self.remote_begin is not None
         )
@@ -225,9 +227,9 @@ class Session:
         snd_settle_mode: int | None = None,
         rcv_settle_mode: int | None = None,
     ) -> SenderLink:
-        """Attach a link on which we send. Of `attach` handle, role, modes and, unless given, the
-        initial delivery-count are filled in. A mode that is given has to be granted [FC-9]; one
-        that is None is as the peer says.
+        """Attach a link on which we send. Handle, role, modes and, unless given, the initial
+        delivery-count in `attach` are set here. A given mode must be granted [FC-9]; None means the
+        peer's choice.
 
         ValueError: the session is not mapped, the peer takes no more links, or one of that name is
         being attached."""
@@ -241,7 +243,7 @@ class Session:
         snd_settle_mode: int | None = None,
         rcv_settle_mode: int | None = None,
     ) -> ReceiverLink:
-        """Attach a link on which we receive; as `attach_sender`."""
+        """Attach a link on which we receive, as `attach_sender` does for sending."""
         link = ReceiverLink(self, attach.name)
         self._attach(link, attach, snd_settle_mode, rcv_settle_mode)
         return link
@@ -268,18 +270,18 @@ class Session:
         return most is None or len(self._links) <= most
 
     def free_handle(self) -> int:
-        """The lowest handle that is free."""
+        """Return the lowest free handle."""
         return self._free_handles[0] if self._free_handles else self._next_handle
 
     def take_handle(self) -> int:
-        """The same, and it is not free any more."""
+        """Return the lowest free handle and mark it as used."""
         if self._free_handles:
             return heappop(self._free_handles)
         self._next_handle += 1
         return self._next_handle - 1
 
     def forget_link(self, link: Link) -> None:
-        """It is detached on both sides."""
+        """Remove a link that is detached on both sides."""
         if link in self._links:
             self._links.remove(link)
             heappush(self._free_handles, link.handle)
@@ -323,7 +325,7 @@ class Session:
     # What the peer says
 
     def receive(self, performative: Performative, payload: bytes) -> None:
-        """Any performative on the session's channel, but for the begin that made it."""
+        """Handle a performative on the session's channel, except the begin that made it."""
         if isinstance(performative, Begin):
             self._receive_begin(performative)
         elif isinstance(performative, End):
@@ -346,7 +348,7 @@ class Session:
             self._receive_detach(performative)
 
     def request(self, begin: Begin, channel: int) -> None:
-        """The peer's begin, and it was first."""
+        """Handle the peer's begin of a new session."""
         self.remote_channel = channel
         self._map(begin, SESSION_RECEIVING[self.state, Input.BEGIN])
         self.emit(SessionRequested(self, begin))
@@ -382,7 +384,7 @@ class Session:
         self.emit(SessionEnded(self, end.error))
 
     def write(self, body: bytes) -> None:
-        """A frame on the session's channel, now."""
+        """Append a frame on the session's channel."""
         self.connection.write_frame(frame(self.channel, body))
 
     def emit(self, event: Event) -> None:
@@ -415,11 +417,11 @@ class Session:
         self.outbox.flush()
 
     def flow(self, echo: bool = False, properties: Fields | None = None) -> None:
-        """Tell the peer our windows; `echo` asks for its own."""
+        """Send our windows to the peer; `echo` asks for its own."""
         self.write_flow(Flow(echo=echo, properties=properties))
 
     def write_flow(self, flow: Flow) -> None:
-        """Fill in the session's part, which opens the window again, and send it."""
+        """Set the session's fields in a flow, which opens the window again, and send it."""
         if self.state is not SessionState.MAPPED and self.state is not SessionState.BEGIN_SENT:
             return
         if not self._is_window_held:
@@ -431,23 +433,23 @@ class Session:
         self.write(flow.encode())
 
     def hold_window(self, is_held: bool) -> None:
-        """Do not open the incoming window again, until told otherwise: then the peer has to stop
-        when it has used up what it was given."""
+        """Keep the incoming window closed until further notice: the peer has to stop when it has
+        used it up."""
         self._is_window_held = is_held
         self._open_window()
 
     def _open_window(self) -> None:
-        """A flow when half the window is used up [FC-7]."""
+        """Send a flow if half of the window is used up [FC-7]."""
         used_up = self._incoming_left <= self.incoming_window >> 1
         if used_up and not self._is_window_held and self.state is SessionState.MAPPED:
             self.flow()
 
     def window_left(self) -> int:
-        """Transfer frames that the peer may still send."""
+        """Return the transfer frames that the peer may still send."""
         return self._incoming_left
 
     def _count_frames(self, count: int) -> bool:
-        """Take note of incoming transfer frames; False: more than the window lets."""
+        """Count incoming transfer frames; False: they exceed the window."""
         if count > self._incoming_left:
             self.fail(errors.WINDOW_VIOLATION, f"transfer {count - self._incoming_left} too many")
             return False
@@ -460,11 +462,11 @@ class Session:
     # Receiving
 
     def link_of(self, handle: int) -> Link | None:
-        """By the peer's handle."""
+        """Return the link with this handle of the peer."""
         return self._remote.get(handle)
 
     def receive_run(self, link: ReceiverLink, run: Transfers) -> None:
-        """Whole deliveries, many at a time; as many as credit and window let."""
+        """Receive a run of whole deliveries, as many as credit and window allow."""
         count = len(run)
         if self.is_next_delivery(run.first) and self._count_frames(count):
             self._last_received = add(run.first, count - 1)
@@ -482,8 +484,8 @@ class Session:
         self._open_window()
 
     def is_next_delivery(self, delivery_id: int) -> bool:
-        """Take note of a delivery that begins. Ids go up, over all links of the session [FC-A12];
-        gaps are let pass, there are brokers that leave some."""
+        """Note the beginning of a delivery. Ids must increase, over all links of the session
+        [FC-A12]; gaps are accepted, since some brokers leave them."""
         last = self._last_received
         if last < 0:
             self._first_received = delivery_id
@@ -500,8 +502,8 @@ class Session:
     # Sending
 
     def skip(self, count: int) -> int:
-        """Numbers for deliveries that will not be sent: keeps numbers in step with whatever the
-        owner counts. Returns the first."""
+        """Assign numbers to deliveries that will not be sent, so that numbers keep in step with the
+        owner's count. Returns the first."""
         numbers = self.outbox.numbers
         first = numbers.take(count)
         numbers.withdraw(first, count)
@@ -512,9 +514,9 @@ class Session:
     def settle_sent(
         self, first: int, last: int, state: DeliveryState | None, settled: bool = True
     ) -> None:
-        """A disposition about what we sent, by numbers; behind the last of it where that has not
-        left yet. With settled=False the receiver learns that it does not hold them any more, and
-        answers [FC-18]."""
+        """Send a disposition about our deliveries, by numbers; it waits for those that have not
+        left yet. settled=False tells the receiver that it no longer holds them, and asks for its
+        answer [FC-18]."""
         encoded = encoded_state(state)
         if self.outbox.has_left(last):
             self.write_settled(first, last, encoded, settled)
@@ -522,20 +524,21 @@ class Session:
             self.outbox.dispatch(Settled(first, last, encoded, settled))
 
     def settle_received(self, first: int, last: int, state: DeliveryState | None) -> None:
-        """Settle what we received, on whatever links [FC-11]."""
+        """Settle received deliveries, on whatever links [FC-11]."""
         self._write_disposition(RECEIVER, first, last, True, encoded_state(state))
 
     def settle_second(
         self, link: ReceiverLink, first: int, last: int, state: DeliveryState | None
     ) -> None:
-        """For ReceiverLink.settle. In flight before a byte of it is written [FC-12]."""
+        """Settle for ReceiverLink.settle in mode second. The deliveries are in flight before the
+        first byte is written [FC-12]."""
         encoded = encoded_state(state)
         if self.state is SessionState.MAPPED:
             self.in_flight.add(first, last, link)
             self._write_disposition(RECEIVER, first, last, False, encoded)
 
     def write_settled(self, first: int, last: int, state: bytes, settled: bool) -> None:
-        """Of numbers that have left."""
+        """Send a disposition about numbers that have left."""
         ids = self.outbox.numbers.ids_of(first, last)
         if ids is not None:
             self._write_disposition(SENDER, ids[0], ids[1], settled, state)
@@ -551,7 +554,8 @@ class Session:
     def receive_disposition(
         self, role: bool, first: int, last: int, settled: bool, state: DeliveryState | None
     ) -> None:
-        """`role` is the peer's. Names of deliveries that never were are cut off."""
+        """Handle a disposition. `role` is the peer's. Ids of deliveries that never were are cut
+        off."""
         if self.state is not SessionState.MAPPED:
             return
         if diff(last, first) < 0:

@@ -1,4 +1,5 @@
-"""Deliveries under way: those that wait for the peer's session window, and one that comes in parts.
+"""Transfers in progress: deliveries that wait for the peer's session window, and one that arrives
+in parts.
 
 What a session sends in order stands in one queue: runs of deliveries, and the frames that may not
 overtake them. A run leaves as far as the window goes, a large message frame by frame.
@@ -28,22 +29,22 @@ if TYPE_CHECKING:
     from tallymark.wire.amqp10.sender_link import SenderLink
 
 WORST_MORE: Final = 32
-"""Bytes around the payload of a delivery's second or later frame, at the most."""
+"""Maximum number of bytes around the payload of a delivery's second or later frame."""
 
 
 class Waiting:
-    """One of the classes below."""
+    """Base of the items that wait to be sent."""
 
     __slots__ = ()
 
     def leave(self, outbox: Outbox) -> bool:
-        """Send what the window lets; whether that was all."""
+        """Send as much as the window allows; return whether that was all."""
         raise NotImplementedError
 
 
 @final
 class Run(Waiting):
-    """Deliveries lo..hi-1 of `raw` on one link, alike but for tags and bytes."""
+    """Deliveries lo..hi-1 of `raw` on one link, equal except for tags and bytes."""
 
     __slots__ = (
         "_body",
@@ -79,9 +80,9 @@ class Run(Waiting):
         self.link = link
         self.form = form
         self.more = more
-        """As `form`, for the first frame of several."""
+        """Form of transfers that are the first frame of several."""
         self.number = number
-        """Of message `lo`, which is the first that has not left completely."""
+        """Number of message `lo`, the first that has not left completely."""
         self.raw = raw
         self.cuts = cuts
         self.lo = lo
@@ -89,15 +90,16 @@ class Run(Waiting):
         self.front = front
         self.skip = skip
         self.tags = tags
-        """None: the number makes the tag; else tags[0] is that of message `lo`."""
+        """Delivery-tags, tags[0] being that of message `lo`; None: tags are made from the
+        numbers."""
         self.is_aborted = False
-        """The rest of message `lo`, of which a part has left, is not wanted any more."""
+        """True if the rest of message `lo`, part of which has left, is to be aborted."""
         self._body = b""
         self._sent = 0
 
     @property
     def has_begun(self) -> bool:
-        """A part of message `lo` has left."""
+        """Return whether a part of message `lo` has left."""
         return self._sent > 0
 
     def leave(self, outbox: Outbox) -> bool:
@@ -113,7 +115,7 @@ class Run(Waiting):
         return True
 
     def _send_whole(self, outbox: Outbox) -> bool:
-        """As many deliveries as go into a frame each; whether there was one."""
+        """Send as many deliveries as fit a frame each; return whether there was one."""
         lo = self.lo
         most = outbox.window
         hi = self.hi if self.hi - lo <= most else lo + most
@@ -197,8 +199,8 @@ class Run(Waiting):
             self.tags = self.tags[count:]
 
     def split(self, at: int) -> Run:
-        """Take message `at` out, of which nothing has left: this run ends before it, and the one
-        returned has what comes behind it."""
+        """Remove message `at`, of which nothing has left: this run ends before it, and the returned
+        one contains the messages behind it."""
         behind = Run(
             self.link,
             self.form,
@@ -220,7 +222,7 @@ class Run(Waiting):
 
 @final
 class Drained(Waiting):
-    """A link's unused credit is given up behind what it sent before [FC-5]."""
+    """A drain, which gives up a link's unused credit behind its earlier deliveries [FC-5]."""
 
     __slots__ = ("link",)
 
@@ -251,7 +253,7 @@ class Settled(Waiting):
 
 @final
 class Assembly:
-    """One delivery that comes in several frames [FC-13]."""
+    """One delivery that arrives in several frames [FC-13]."""
 
     __slots__ = (
         "_parts",
@@ -271,12 +273,12 @@ class Assembly:
         self.settled = False
         self.state: DeliveryState | None = None
         self.mode: int | None = None
-        """The rcv-settle-mode it names."""
+        """Rcv-settle-mode of the delivery, if it names one."""
         self.size = 0
         self._parts: list[bytes] = []
 
     def disagreement(self, transfer: Transfer) -> str:
-        """What a later frame says otherwise than the first; "" if nothing."""
+        """Return the difference between a later frame and the first; "" if there is none."""
         if transfer.delivery_id is not None and transfer.delivery_id != self.delivery_id:
             return f"delivery-id {transfer.delivery_id} within delivery {self.delivery_id}"
         if transfer.delivery_tag is not None and transfer.delivery_tag != self.tag:
@@ -300,7 +302,7 @@ class Assembly:
 
 
 def encoded_state(state: DeliveryState | None) -> bytes:
-    """As the frames want it; b"" for none."""
+    """Encode a delivery state for frames; b"" for none."""
     if state is None:
         return b""
     if type(state) is Accepted:

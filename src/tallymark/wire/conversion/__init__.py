@@ -1,2 +1,2 @@
-"""Messages, values and addresses of one protocol in the words of another: what brokers and clients
-have in common of docs/conversion.md. Values in, values out; bytes are the callers' business."""
+"""Conversion of messages, values and addresses between protocols: the part of docs/conversion.md
+that brokers and clients share. It works on values; encoding is left to its callers."""

@@ -21,24 +21,24 @@ from tallymark.wire.conversion.values import is_text
 QUEUES: Final = "/queues/"
 EXCHANGES: Final = "/exchanges/"
 MANAGEMENT: Final = "/management"
-"""The node of AMQP management."""
+"""Address of the node of AMQP management."""
 DIRECT_REPLY: Final = "amq.rabbitmq.reply-to."
-"""In front of the names under which somebody waits for an answer [rabbitmq direct reply-to]."""
+"""Prefix of the names under which clients wait for direct replies [rabbitmq direct reply-to]."""
 PLAIN: Final = ("/queue/", "/amq/queue/")
-"""In front of a queue's name in RabbitMQ's first version of addresses."""
+"""Prefixes of a queue's name in RabbitMQ's first version of addresses."""
 DEFAULT_EXCHANGE: Final = "amq.default"
 SAYABLE_MAX: Final = 255
-"""Bytes of the name of an exchange, and of a routing key."""
+"""Maximum bytes of an exchange's name, and of a routing key."""
 _MALFORMED: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 
 
 class BadAddress(Exception):
-    """The text says what the address is and what was expected."""
+    """The address is malformed. The text has the address and what was expected."""
 
 
 @final
 class Target:
-    """Where messages go. A value."""
+    """The exchange and routing key that messages go to. Immutable."""
 
     __slots__ = ("exchange", "is_queue", "is_reply", "key")
 
@@ -46,13 +46,13 @@ class Target:
         self.exchange = exchange
         self.key = key
         self.is_queue = is_queue
-        """Whether the address names a queue, `key`, which must be there."""
+        """True if the address names a queue, `key`, which must exist."""
         self.is_reply = is_queue and key.startswith(DIRECT_REPLY)
-        """Whether somebody waits under it for an answer."""
+        """True if a client waits for direct replies under this address."""
 
 
 def target_of(address: str) -> Target:
-    """What an address stands for to those who publish. Raises BadAddress."""
+    """Return the target that an address means for publishers. Raises BadAddress."""
     if address.startswith(EXCHANGES):
         exchange, _, key = address[len(EXCHANGES) :].partition("/")
         if "/" in key:
@@ -71,7 +71,7 @@ def target_of(address: str) -> Target:
 
 
 def queue_of(address: str) -> str:
-    """The queue an address names. Raises BadAddress."""
+    """Return the queue that an address names. Raises BadAddress."""
     if address.startswith(QUEUES):
         rest = address[len(QUEUES) :]
         name = "" if "/" in rest else _decoded(address, rest)
@@ -91,12 +91,13 @@ def queue_of(address: str) -> str:
 
 
 def queue_address(name: str) -> str:
-    """The address of a queue."""
+    """Return the address of a queue."""
     return QUEUES + quote(name, safe="", errors="surrogateescape")
 
 
 def _sayable(address: str, name: str) -> str:
-    """The name, which every reader can be told [amqp-0.9.1 shortstr]. Raises BadAddress."""
+    """Return the name, after a check that every reader can be told it [amqp-0.9.1 shortstr]. Raises
+    BadAddress."""
     if not is_text(name) or len(name.encode()) > SAYABLE_MAX:
         raise BadAddress(
             f"bad address '{address}': expected names in UTF-8 of at most {SAYABLE_MAX} bytes"

@@ -43,15 +43,15 @@ EXCHANGE: Final = "x-exchange"
 ROUTING_KEY: Final = "x-routing-key"
 LOCKED_UNTIL: Final = "x-opt-locked-until"
 OURS: Final[tuple[str, ...]] = (DEATHS, EXCHANGE, ROUTING_KEY, LOCKED_UNTIL)
-"""Annotations that the broker makes: a client's own are not shown [DL-18]."""
+"""Annotations that the broker makes; a client's own of these names are not shown [DL-18]."""
 HEADERS: Final = "x-opt-headers"
-"""Message annotation: a map of the headers that application properties have no room for."""
+"""Message annotation: a map of the headers that are not allowed in application properties."""
 CC: Final = "CC"
 X_CC: Final = "x-cc"
 """Message annotation: further routing keys."""
 
 SHORT_MAX: Final = 255
-"""Bytes of a short string."""
+"""Maximum bytes of a short string."""
 ENCODED: Final = "amqp-1.0"
 """Property `type` of a message whose body is AMQP 1.0 sections [rabbitmq conversions]."""
 
@@ -60,22 +60,22 @@ _ASCII: Final = bytes(range(128))
 
 
 def is_short(text: str) -> bool:
-    """Whether it fits a short string."""
+    """Return whether the text fits a short string."""
     return len(text) <= SHORT_MAX and (
         text.isascii() or len(text.encode("utf-8", "surrogateescape")) <= SHORT_MAX
     )
 
 
 def address_of(reply_to: str) -> str:
-    """A reply-to of 0-9-1, the name of a queue, as an address; one that is empty or the address of
-    an exchange already stays. An address is text: bytes that are not UTF-8 are percent-encoded."""
+    """Return the address for a reply-to of 0-9-1, which is the name of a queue. An empty one, or an
+    address of an exchange, is returned as it is. Bytes that are not UTF-8 are percent-encoded."""
     if not reply_to.startswith(EXCHANGES):
         return queue_address(reply_to) if reply_to else ""
     return reply_to if is_text(reply_to) else quote(reply_to, _ASCII, errors="surrogateescape")
 
 
 def reply_to_of(address: str) -> str:
-    """The other way: of the address of a queue its name, any other address as it is."""
+    """Return the queue's name for the address of a queue; any other address as it is."""
     try:
         return queue_of(address)
     except BadAddress:
@@ -83,7 +83,7 @@ def reply_to_of(address: str) -> str:
 
 
 def id_to_amqp10(text: str) -> object:
-    """A message or correlation id: a uuid where it is the URN of one as we write it."""
+    """Convert a message or correlation id: a uuid if it is the URN of one in our form."""
     if text.startswith(_URN) and len(text) == len(_URN) + 36:
         try:
             found = UUID(text[len(_URN) :])
@@ -95,7 +95,8 @@ def id_to_amqp10(text: str) -> object:
 
 
 def id_to_text(id: object) -> str | None:
-    """An id of 1.0 as text: uuid as URN, ulong in digits; None for bytes and what is no id."""
+    """Convert an id of 1.0 to text: uuid as URN, ulong in digits. None for bytes and for values
+    that are no id."""
     if isinstance(id, str):
         return str(id)
     if isinstance(id, UUID):

@@ -1,4 +1,5 @@
-"""What AMQP 1.0 says of messages in the properties of AMQP 0-9-1; docs/conversion.md is the table.
+"""Conversion of AMQP 1.0 properties and annotations to AMQP 0-9-1 properties; docs/conversion.md
+has the table.
 
 Of a header that several would become the last of annotations, x-opt-headers, properties and
 application properties is shown.
@@ -23,8 +24,8 @@ def join(
     application: dict[object, object],
 ) -> None:
     """Add to `properties` the message annotations that are shown, the thirteen fields of the
-    standard's properties (None: not there) and the application properties. What is set stays, but
-    for a delivery-mode that an annotation says better."""
+    standard's properties (None: not there) and the application properties. Properties that are set
+    stay, except for a delivery-mode that an annotation gives more precisely."""
     headers: dict[str, object] = {}
     _read_annotations(annotations, properties, headers)
     _read_properties(found, properties, headers)
@@ -61,12 +62,12 @@ def _read_annotations(
 
 
 def is_shown(name: str) -> bool:
-    """Whether a message annotation is anything in AMQP 0-9-1."""
+    """Return whether a message annotation is shown in AMQP 0-9-1."""
     return name.startswith("x-") and name not in names.OURS
 
 
 def _basic(properties: Properties, name: str, value: object) -> None:
-    """A property that 1.0 has no place for."""
+    """Set a property that 1.0 has no field for, from its annotation."""
     if name == names.BASIC_TYPE:
         properties.type = _short(value)
     elif name == names.BASIC_CLUSTER_ID:
@@ -94,7 +95,7 @@ def _basic(properties: Properties, name: str, value: object) -> None:
 
 
 def _short(value: object) -> str | None:
-    """What goes into a short string; None: nothing that would."""
+    """Return the value as text for a short string; None if it does not fit one."""
     text = ""
     if isinstance(value, str):
         text = str(value)
@@ -152,7 +153,7 @@ def _id(value: object, headers: dict[str, object], name: str) -> str | None:
 
 
 def _or_header(value: str, headers: dict[str, object], name: str) -> str | None:
-    """The text as a property, or else as a header."""
+    """Return the text as a property, or add it as a header if it does not fit."""
     text = str(value)
     if names.is_short(text):
         return text

@@ -1,4 +1,4 @@
-"""Properties of AMQP 0-9-1 in the words of AMQP 1.0; docs/conversion.md is the table.
+"""Conversion of AMQP 0-9-1 properties to AMQP 1.0; docs/conversion.md has the table.
 
 Header names that `names` gives to properties of 1.0 become those again.
 """
@@ -15,7 +15,7 @@ from tallymark.wire.conversion import names
 from tallymark.wire.conversion.values import is_text, text_or_bytes, time_to_amqp10, to_amqp10
 
 IN_A_SECTION: Final = 2
-"""How deep an annotation is nested: in a map that is described."""
+"""Nesting depth of an annotation's value: it is in a map that is described."""
 _NOT_ANNOTATIONS: Final = frozenset((*names.OURS, names.X_CC, names.HEADERS))
 
 Annotation = tuple[str, object]
@@ -23,7 +23,7 @@ Annotation = tuple[str, object]
 
 @final
 class Split:
-    """What becomes of properties."""
+    """The result of converting properties."""
 
     __slots__ = ("annotations", "application", "properties")
 
@@ -34,15 +34,16 @@ class Split:
         application: dict[object, object],
     ) -> None:
         self.properties = properties
-        """The thirteen fields of the section; None: not there."""
+        """Thirteen fields of the properties section; None: not there."""
         self.annotations = annotations
-        """Of the message. Each can be encoded."""
+        """Message annotations; all can be encoded."""
         self.application = application
         """Application properties."""
 
 
 def split(properties: Properties) -> Split:
-    """All but what says what the body is or how long the message lives, priority and durability."""
+    """Convert all properties except those about the body's form, the message's life, priority and
+    durability."""
     entries: list[Annotation] = []
     found: list[object] = [None] * 13
     headers = dict(properties.headers) if properties.headers else {}
@@ -85,7 +86,7 @@ def split(properties: Properties) -> Split:
 
 
 def _distribute(headers: dict[str, object], entries: list[Annotation]) -> dict[object, object]:
-    """Headers to annotations, or to the application properties that are returned."""
+    """Add headers to the annotations, or to the application properties, which are returned."""
     application: dict[object, object] = {}
     others: dict[object, object] = {}
     for name, value in headers.items():
@@ -110,7 +111,8 @@ def _distribute(headers: dict[str, object], entries: list[Annotation]) -> dict[o
 
 
 def _fits(value: object, depth: int) -> bool:
-    """Whether it may be so deep in an annotation: AMQP 1.0 is not read deeper."""
+    """Return whether a value at this depth of an annotation is within the nesting limit of AMQP
+    1.0."""
     if not isinstance(value, (list, dict)):
         return True
     try:
@@ -129,7 +131,7 @@ def _annotate(entries: list[Annotation], name: str, value: object) -> None:
 
 
 def _id(text: str | None, headers: dict[str, object], name: str) -> object:
-    """An id, or the header that one had to become."""
+    """Return an id, or the header in which it had to be stored."""
     if text is not None:
         return names.id_to_amqp10(text)
     value = headers.get(name)
@@ -144,7 +146,7 @@ def _text(headers: dict[str, object], name: str) -> object:
 
 
 def _long_text(headers: dict[str, object], name: str) -> object:
-    """A text that is in the headers because no short string had room for it."""
+    """Return a text stored in the headers because it fits no short string."""
     value = headers.get(name)
     if isinstance(value, str) and is_text(value) and not names.is_short(value):
         return headers.pop(name)
@@ -159,7 +161,7 @@ def _long_symbol(headers: dict[str, object], name: str) -> object:
 
 
 def _long_bytes(headers: dict[str, object], name: str) -> object:
-    """Bytes that are in the headers because they are no short string."""
+    """Return bytes stored in the headers because they fit no short string."""
     value = headers.get(name)
     if isinstance(value, bytes):
         text = value.decode("utf-8", "surrogateescape")
@@ -169,7 +171,8 @@ def _long_bytes(headers: dict[str, object], name: str) -> object:
 
 
 def _symbol(text: str | None, name: str, entries: list[Annotation]) -> object:
-    """None as well where it is no symbol: it becomes an annotation then."""
+    """Return the text as a symbol. A text that is none becomes an annotation, and the result is
+    None."""
     if text is None:
         return None
     if text.isascii():

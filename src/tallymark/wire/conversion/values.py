@@ -1,4 +1,4 @@
-"""Values of AMQP 0-9-1 tables and of AMQP 1.0, from one to the other.
+"""Conversion of values between AMQP 0-9-1 tables and AMQP 1.0.
 
     0-9-1                  1.0            0-9-1                  1.0
     t  bool                boolean        f d  float             float, double
@@ -30,7 +30,7 @@ from tallymark.wire.amqp091 import fields
 from tallymark.wire.amqp10 import types
 
 LAST_SECOND: Final = ((1 << 63) - 1) // 1000
-"""The last one that a timestamp of 1.0 can say."""
+"""Last second that a timestamp of 1.0 can express."""
 DECIMAL64: Final = 0x84
 # code: bits, bits of the coefficient, exponent bias, largest coefficient [IEEE 754-2008 §3.5.2]
 _DECIMALS: Final[dict[int, tuple[int, int, int, int]]] = {
@@ -44,7 +44,7 @@ _DECIMALS: Final[dict[int, tuple[int, int, int, int]]] = {
 
 
 def to_amqp10(value: object) -> object:
-    """A value as decode_table gives it, as one that the AMQP 1.0 codec writes."""
+    """Convert a value from decode_table to one that the AMQP 1.0 codec writes."""
     kind = type(value)
     if kind is str:
         return text_or_bytes(cast(str, value))
@@ -55,7 +55,7 @@ def to_amqp10(value: object) -> object:
     if kind is int:
         number = index(cast(int, value))
         if -0x8000_0000 <= number < 0x8000_0000:
-            return types.Int(number)  # a statement of its own: compiled, an expression is an int
+            return types.Int(number)  # a separate statement: mypyc makes an expression an int
         return number
     if kind is fields.Float32:
         return types.Float(cast(float, value))
@@ -70,14 +70,14 @@ def to_amqp10(value: object) -> object:
 
 
 def text_or_bytes(text: str) -> object:
-    """Text as it is, or the bytes that it came from where they were not UTF-8."""
+    """Return text as it is, or the bytes that it was decoded from if they were not UTF-8."""
     if text.isascii() or is_text(text):
         return text
     return text.encode("utf-8", "surrogateescape")
 
 
 def is_text(text: str) -> bool:
-    """Whether it came from UTF-8."""
+    """Return whether the text was decoded from valid UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -86,7 +86,7 @@ def is_text(text: str) -> bool:
 
 
 def time_to_amqp10(seconds: int) -> object:
-    """A timestamp of 0-9-1: seconds since 1970."""
+    """Convert a timestamp of 0-9-1: seconds since 1970."""
     if seconds > LAST_SECOND:
         return types.ULong(seconds)
     return types.Timestamp(seconds * 1000)
@@ -115,7 +115,7 @@ def _key(name: str) -> object:
 
 
 def _to_decimal64(value: Decimal) -> object:
-    """Of one that was in a table: not negative, below 2^32, at most 255 decimal places."""
+    """Convert a decimal from a table: not negative, below 2^32, at most 255 decimal places."""
     _, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int), value
     bits = (exponent + 398) << 53 | _whole(digits)
@@ -126,8 +126,8 @@ def _to_decimal64(value: Decimal) -> object:
 
 
 def to_field(value: object, depth: int = 0) -> object:
-    """A value as the AMQP 1.0 codec reads it, as one that write_value writes. What is nested deeper
-    than tables may be is left out."""
+    """Convert a value of the AMQP 1.0 codec to one that write_value writes. Values nested deeper
+    than tables may be are left out."""
     kind = type(value)
     if kind is str or kind is bool or kind is bytes or kind is float:
         return value
@@ -153,7 +153,7 @@ def to_field(value: object, depth: int = 0) -> object:
 
 
 def time_to_field(milliseconds: int) -> object:
-    """A timestamp of 1.0: milliseconds since 1970, negative before."""
+    """Convert a timestamp of 1.0: milliseconds since 1970, negative before."""
     if milliseconds < 0:
         return fields.WireInt(milliseconds, "l")
     return fields.Timestamp(milliseconds // 1000)
@@ -198,7 +198,7 @@ def _table(values: dict[object, object], depth: int) -> object:
 
 
 def field_name(key: object) -> str | None:
-    """The key of a map as the name in a table; None where it cannot be one."""
+    """Return the key of a map as a name in a table; None if it cannot be one."""
     kind = type(key)
     if kind is bytes:
         name = cast(bytes, key).decode("utf-8", "surrogateescape")
@@ -234,7 +234,8 @@ def _whole(digits: tuple[int, ...]) -> int:
 
 
 def decimal_of(value: types.Decimal) -> Decimal:
-    """A decimal of 1.0 as a number; its bytes are a binary integer decimal [amqp-1.0 §1.6.13]."""
+    """Convert a decimal of 1.0 to a number; its bytes are a binary integer decimal
+    [amqp-1.0 §1.6.13]."""
     size, low, bias, largest = _DECIMALS[value.code]
     bits = int.from_bytes(value.raw, "big")
     sign = bits >> (size - 1)

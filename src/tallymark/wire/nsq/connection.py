@@ -86,18 +86,18 @@ from tallymark.wire.nsq.upgrades import TLS, due_layers
 __all__ = ["Connection", "Limits"]
 
 UPGRADE_TIMEOUT_MS: Final = 5_000
-"""How long a layer may take to be ready; nsqd's time for a TLS handshake."""
+"""Time-out for a layer to become ready, ms: nsqd's time-out for a TLS handshake."""
 EARLY_MAX: Final = 1_048_576
-"""Bytes kept while it is our turn; see Connection.wants_data."""
+"""Bytes accepted ahead while the client waits for our answer; see Connection.wants_data."""
 LINES_MAX: Final = 1024
-"""Command lines of PUB and DPUB remembered as valid."""
+"""Number of valid command lines of PUB and DPUB that are cached."""
 KNOWN_LINE_MAX: Final = 128
-"""Bytes of such a line: name, delay and not much more."""
+"""Maximum size of a cached line in bytes: name, delay and not much more."""
 
 
 @final
 class Connection:
-    """Not thread-safe; one owner. Times are monotonic milliseconds."""
+    """A server's connection. Not thread-safe; one owner. Times are monotonic milliseconds."""
 
     __slots__ = (
         "_deadline_ms",
@@ -122,12 +122,13 @@ class Connection:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.out: list[bytes] = []
-        """What to write, in order; the owner takes and clears it (or calls take_output)."""
+        """Output to write, in order. The owner takes it and clears the list, or calls
+        take_output."""
         self.identify = Identify(limits)
-        """What the client said of itself and what is agreed on; before IDENTIFY our defaults."""
+        """Negotiated settings of the client; our defaults before IDENTIFY."""
         self.layers: list[str] = []
-        """Layers that are in place, the outermost first."""
-        self._layers: deque[str] = deque()  # those still due
+        """Active layers, the outermost first."""
+        self._layers: deque[str] = deque()  # layers to be added
         self._state = State.MAGIC
         self._is_reading = True  # `_state in READING`, which costs more
         self._events: deque[Event] = deque()
@@ -147,31 +148,35 @@ class Connection:
 
     @property
     def wants_data(self) -> bool:
-        """Whether to read on. If not, the client is ahead of our answer (IDENTIFY, AUTH, an
-        upgrade): what it sends is kept up to EARLY_MAX bytes, then the connection ends."""
+        """Return whether the owner should read on. If not, the client is ahead of our answer
+        (IDENTIFY, AUTH, an upgrade): up to EARLY_MAX bytes are accepted, then the connection
+        ends."""
         if self._steps <= 0:
             return False
         return self._state not in OUR_TURN or self._inbox.size() < EARLY_MAX // 2
 
     @property
     def is_spent(self) -> bool:
-        """Whether next_event gave None since enough was looked at for now: call receive_data."""
+        """Return whether next_event returned None because its share of work is done: call
+        receive_data."""
         return self._steps <= 0
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes received that are not through: an incomplete command."""
+        """Bytes of received input that is not processed: an incomplete command."""
         return self._inbox.size()
 
     @property
     def write_timeout_ms(self) -> int:
-        """How long a write may be stuck before the client counts as gone [NQ-7]; 0: for ever."""
+        """Milliseconds for which a write may be blocked before the client counts as gone [NQ-7]; 0:
+        no limit."""
         return self.identify.heartbeat_interval_ms
 
     # Input
 
     def receive_data(self, data: bytes, now_ms: int) -> None:
-        """Take what was read, or go on. Never raises; ask next_event what it meant. O(1)."""
+        """Add received bytes, or continue with earlier ones. Never raises; call next_event for
+        their meaning. O(1)."""
         self._start_clock(now_ms)
         self._steps = self.limits.steps
         self._heartbeat.received_ms = now_ms
@@ -185,16 +190,18 @@ class Connection:
                 self._end(f"more than {EARLY_MAX} bytes sent ahead of our answer", False)
 
     def receive_eof(self) -> None:
-        """The peer closed its side. PeerClosed comes behind the events of what came before; what of
-        these is answered later still leaves."""
+        """Note the end of the peer's input. PeerClosed follows the events of earlier input; answers
+        that are still due are sent."""
         self._eof = True
 
     def receive_broken(self, reason: str) -> None:
-        """Transport or layer failed: PeerClosed comes behind the events found so far."""
+        """Note a failure of the transport or a layer: PeerClosed follows the events found so
+        far."""
         self._end(reason, False)
 
     def next_event(self) -> Event | None:
-        """The next event, or None: it takes more bytes, an answer, or more time. Never raises."""
+        """Return the next event; None: more bytes, an answer or more time is needed. Never
+        raises."""
         events = self._events
         inbox = self._inbox
         while not events:
@@ -219,13 +226,13 @@ class Connection:
         return events.popleft()
 
     def take_unread(self) -> bytes:
-        """What came behind IDENTIFY and is for the layer that is due, not for us."""
+        """Return the bytes behind IDENTIFY, which are input of the layer to be added."""
         return self._inbox.take()
 
     # Commands
 
     def _parse(self) -> None:
-        """Take one command, or a run of them; or set what the inbox waits for."""
+        """Process one command, or a run of them; or set what the inbox waits for."""
         inbox = self._inbox
         data = inbox.data
         pos = inbox.pos
@@ -270,7 +277,8 @@ class Connection:
         self._heartbeat = Heartbeat(self.identify.heartbeat_interval_ms, self._now_ms)
 
     def _lack_newline(self) -> None:
-        """No whole line there. nsqd says nothing either when its reader's buffer is full."""
+        """Handle input without a complete line. Like nsqd, a line that overflows the reader's
+        buffer ends the connection without an error."""
         inbox = self._inbox
         if len(inbox.data) - inbox.pos >= LINE_MAX:
             self._end(f"no newline in {LINE_MAX} bytes", False)
@@ -280,7 +288,7 @@ class Connection:
             inbox.await_line(LINE_MAX)
 
     def _command(self, line: bytes, params: list[bytes]) -> None:
-        """A command whose line was not seen before."""
+        """Process a command whose line is not cached."""
         verb = params[0]
         if not self._is_free and verb != b"IDENTIFY":
             raise WireError(E_INVALID, f"cannot {as_text(verb)} in current state (TLS required)")
@@ -317,7 +325,7 @@ class Connection:
     # Publishing
 
     def _publish(self, known: PublishLine) -> None:
-        """The stretch of messages that begins with this line."""
+        """Process the stretch of messages that begins with this line."""
         inbox = self._inbox
         data = inbox.data
         pos = inbox.pos
@@ -335,7 +343,7 @@ class Connection:
         )
 
     def _lack_message(self, known: PublishLine) -> None:
-        """There is no whole message behind the line: wait for it, or it is wrong."""
+        """Handle an incomplete message behind the line: wait for it, or fail if it is malformed."""
         inbox = self._inbox
         verb = known.verb
         start = inbox.pos + len(known.line) + 4
@@ -373,7 +381,8 @@ class Connection:
             raise WireError(E_AUTH_FIRST, f"AUTH required before {verb}")
 
     def _await(self, until: int, code: str, text: str) -> bool:
-        """Whether the bytes up to `until` have to be waited for; WireError if none will come."""
+        """Return whether the bytes up to `until` must be waited for. Raises WireError if none will
+        come."""
         inbox = self._inbox
         if until <= len(inbox.data):
             return False
@@ -424,7 +433,7 @@ class Connection:
         self._events.append(SubReceived(topic, channel))
 
     def _settle(self, line: bytes, params: list[bytes]) -> None:
-        """FIN, TOUCH or REQ: one, or a run of them."""
+        """Process FIN, TOUCH or REQ: one, or a run of them."""
         inbox = self._inbox
         data = inbox.data
         pos = inbox.pos
@@ -452,13 +461,14 @@ class Connection:
     # Endings
 
     def _fail(self, error: WireError) -> None:
-        """Tell the owner what the peer did; a fatal mistake is its last."""
+        """Report the peer's error to the owner. A fatal one is the last event but PeerClosed."""
         self._events.append(ProtocolFailure(error))
         if error.is_fatal:
             self.refuse()
 
     def refuse(self) -> None:
-        """Read nothing any more: the owner found a fatal error, and will send it in its turn."""
+        """Stop reading: the owner found a fatal error, and sends it in its order among the
+        answers."""
         if self._state not in OVER:
             self._enter(State.FAILED)
             self._inbox.clear()
@@ -487,8 +497,8 @@ class Connection:
         self._now_ms = now_ms
 
     def next_deadline(self) -> int | None:
-        """When to call tick, None: no need. 0 before the first tick or byte: at once, so that the
-        time for the first bytes begins to run."""
+        """Return when tick is due; None: never. 0 before the first tick or byte, so that the
+        time-out for the first bytes begins at once."""
         if self._now_ms < 0:
             return 0
         if self._deadline_ms >= 0:
@@ -496,7 +506,7 @@ class Connection:
         return None if self._state in OVER else self._heartbeat.next_deadline()
 
     def tick(self, now_ms: int) -> None:
-        """Send a heartbeat that is due; notice a peer that is dead or too slow (PeerClosed)."""
+        """Send a due heartbeat, and detect a peer that is dead or too slow (PeerClosed)."""
         self._start_clock(now_ms)
         if self._state in OVER:
             return
@@ -517,26 +527,26 @@ class Connection:
     # Output
 
     def take_output(self) -> list[bytes]:
-        """Take what is to be written."""
+        """Take the output to write."""
         out = self.out
         if out:
             self.out = []
         return out
 
     def send_ok(self, count: int = 1) -> None:
-        """`count` commands were carried out."""
+        """Append OK for `count` commands."""
         self._send(OK_FRAME * count)
 
     def send_close_wait(self) -> None:
-        """The answer to CLS."""
+        """Append the answer to CLS."""
         self._send(CLOSE_WAIT_FRAME)
 
     def send_messages(self, frames: bytes) -> None:
-        """Append message frames, as kernel.encode_messages makes them."""
+        """Append message frames made by kernel.encode_messages."""
         self._send(frames)
 
     def send_error(self, error: WireError) -> None:
-        """Append an error frame. A fatal one is the last thing that is sent: PeerClosed follows."""
+        """Append an error frame. After a fatal one nothing is sent, and PeerClosed follows."""
         if self._state is State.CLOSED:
             return
         self.out.append(frame(ERROR, error.payload))
@@ -544,7 +554,7 @@ class Connection:
             self._end(str(error), False)
 
     def send_identify(self) -> None:
-        """The answer to IdentifyReceived. If layers are to be added, UpgradeDue comes next."""
+        """Append the answer to IdentifyReceived. If layers are to be added, UpgradeDue follows."""
         if self._state is not State.IDENTIFYING:
             return
         identify = self.identify
@@ -554,7 +564,7 @@ class Connection:
         self._upgrade_or_go_on()
 
     def upgraded(self) -> None:
-        """The layer that was due is in place: OK goes out inside it."""
+        """Append OK inside the layer that is now in place."""
         if self._state is not State.UPGRADING:
             return
         layer = self._layers.popleft()
@@ -575,7 +585,7 @@ class Connection:
             self._deadline_ms = -1
 
     def send_auth(self, identity: str, identity_url: str, permission_count: int) -> None:
-        """The answer to AuthReceived: the secret is good for `permission_count` permissions."""
+        """Append the answer to AuthReceived: the secret gives `permission_count` permissions."""
         if self._state is not State.AUTHENTICATING:
             return
         answer: dict[str, object] = {

@@ -1,4 +1,4 @@
-"""IDENTIFY: what a client says of itself and asks for, what it gets [NQ-6].
+"""IDENTIFY: a client's properties and requested settings, and the settings in effect [NQ-6].
 
 The body is read as Go's encoding/json reads it: keys in any case, unknown keys passed over, null
 as if absent, but a value of the wrong type is an error.
@@ -17,12 +17,12 @@ OUTPUT_BUFFER_MIN: Final = 64
 MSG_TIMEOUT_MIN_MS: Final = 1000
 SAMPLE_RATE_MAX: Final = 99
 DEFLATE_LEVEL: Final = 6
-"""Where the client names none."""
+"""Level of deflate if the client requests none."""
 
 
 @final
 class Identify:
-    """Values in effect: the client's where it named them, else the server's."""
+    """Settings in effect: those the client requested, else the server's."""
 
     __slots__ = (
         "client_id",
@@ -49,26 +49,27 @@ class Identify:
         self.user_agent = ""
         self.feature_negotiation = False
         self.heartbeat_interval_ms = limits.client_timeout_ms // 2
-        """0: none."""
+        """Heartbeat interval, ms; 0: none."""
         self.output_buffer_size = limits.output_buffer_size
-        """1: not buffered."""
+        """Size of the output buffer, bytes; 1: not buffered."""
         self.output_buffer_timeout_ms = limits.output_buffer_timeout_ms
-        """0: only a full buffer is written."""
+        """Time-out of the output buffer, ms; 0: only a full buffer is written."""
         self.tls_v1 = False
         self.snappy = False
         self.deflate = False
         self.deflate_level = DEFLATE_LEVEL
         self.sample_rate = 0
-        """Percent of the messages to deliver; 0: all."""
+        """Percentage of the messages to deliver; 0: all."""
         self.fin_ack = False
-        """Whether each FIN is answered, once it is on disk [NQ-D11]."""
+        """True if each FIN is answered, once it is on disk [NQ-D11]."""
         self.msg_timeout_ms = limits.msg_timeout_ms
         self.topology_region = ""
         self.topology_zone = ""
 
 
 def decode_identify(body: bytes, limits: Limits) -> Identify:
-    """What is in effect after this body; WireError E_BAD_BODY or E_IDENTIFY_FAILED."""
+    """Return the settings in effect after this body. Raises WireError E_BAD_BODY or
+    E_IDENTIFY_FAILED."""
     fields = _Fields(_decode_object(body))
     asked_heartbeat = fields.integer("heartbeat_interval", 64)
     asked_buffer = fields.integer("output_buffer_size", 64)
@@ -142,7 +143,7 @@ def _invalid(what: str, value: int) -> WireError:
 
 
 def encode_answer(identify: Identify, limits: Limits) -> bytes:
-    """The answer's data: `OK`, or JSON for a client that negotiates features."""
+    """Return the answer's data: `OK`, or JSON for a client that negotiates features."""
     if not identify.feature_negotiation:
         return b"OK"
     answer: dict[str, object] = {
@@ -163,17 +164,17 @@ def encode_answer(identify: Identify, limits: Limits) -> bytes:
         "topology_zone": limits.topology_zone,
     }
     if identify.fin_ack:
-        answer["fin_ack"] = True  # nsqd has no such thing, so that others are not told of it
+        answer["fin_ack"] = True  # unknown to nsqd: only clients that asked for it see it
     return encode_json(answer)
 
 
 def encode_json(value: dict[str, object]) -> bytes:
-    """As Go writes it: nothing between the tokens."""
+    """Return JSON in Go's form, without spaces."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _decode_object(body: bytes) -> dict[str, object]:
-    """The JSON object, keys in lower case; WireError for anything else."""
+    """Return the JSON object with keys in lower case. Raises WireError for anything else."""
     try:
         value = json.loads(body.decode("utf-8", "replace"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
@@ -195,7 +196,7 @@ def _undecodable() -> WireError:
 
 @final
 class _Fields:
-    """Typed access; a value of another type is WireError."""
+    """Typed access to the fields; a value of another type is a WireError."""
 
     __slots__ = ("_values",)
 
@@ -222,7 +223,7 @@ class _Fields:
         return value
 
     def text(self, key: str) -> str:
-        """Unpaired surrogates become U+FFFD, as in Go: so it can always be encoded."""
+        """Return a text. Unpaired surrogates become U+FFFD, as in Go, so that it can be encoded."""
         value = self._values.get(key)
         if value is None:
             return ""

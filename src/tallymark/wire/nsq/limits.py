@@ -1,4 +1,5 @@
-"""What a server allows and offers; nsqd's defaults [NQ-8]. Times are milliseconds, sizes bytes."""
+"""Limits and features of a server, with nsqd's defaults [NQ-8]. Times are milliseconds, sizes
+bytes."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ from typing import Final, final
 from tallymark.wire.share import ALL
 
 LINE_MAX: Final = 16_384
-"""Bytes of a command line, newline included: what nsqd's reader holds."""
+"""Maximum bytes of a command line, newline included: the size of nsqd's read buffer."""
 CELL_SIZE_MAX: Final = 0x43FF_FFFF
-"""Highest max_msg_size: a size whose first byte cannot be taken for a verb's; see kernel.py."""
+"""Highest allowed max_msg_size. The first byte of a size is then never the first of a verb; see
+kernel.py."""
 MESSAGE_MIN: Final = 5
 """Bytes of the smallest message in an MPUB: its size and one byte."""
 
@@ -18,20 +20,21 @@ MESSAGE_MIN: Final = 5
 @final
 @dataclass(frozen=True)
 class Limits:
-    """Of one connection, and what IDENTIFY tells clients of the server."""
+    """Limits of one connection, and the server's answer to IDENTIFY."""
 
     max_msg_size: int = 1_048_576
-    """Of one message's body."""
+    """Maximum size of a message's body."""
     max_body_size: int = 5_242_880
-    """Of the body of IDENTIFY, AUTH, MPUB."""
+    """Maximum size of the body of IDENTIFY, AUTH, MPUB."""
     max_rdy_count: int = 2500
     msg_timeout_ms: int = 60_000
-    """For clients that name none."""
+    """Message time-out of clients that request none."""
     max_msg_timeout_ms: int = 900_000
     max_req_timeout_ms: int = 3_600_000
-    """Of DPUB and REQ: more is an error for DPUB and is clamped for REQ [NQ-12]."""
+    """Maximum delay of DPUB and REQ: more is an error for DPUB and is clamped for REQ [NQ-12]."""
     client_timeout_ms: int = 60_000
-    """Two heartbeat intervals, for clients that name none; also the time for the first 4 bytes."""
+    """Two heartbeat intervals of clients that request none; also the time-out for the first 4
+    bytes."""
     max_heartbeat_interval_ms: int = 60_000
     output_buffer_size: int = 16_384
     max_output_buffer_size: int = 65_536
@@ -42,15 +45,15 @@ class Limits:
     deflate_enabled: bool = True
     max_deflate_level: int = 6
     tls_available: bool = False
-    """There is a certificate."""
+    """True if there is a certificate."""
     tls_required: bool = False
     auth_required: bool = False
     version: str = "1.3.0"
-    """Of the protocol's server, as clients that ask for features see it."""
+    """Version of the server announced to clients that negotiate features."""
     topology_region: str = ""
     topology_zone: str = ""
     steps: int = ALL
-    """Looked at in one go: behind them `is_spent` says that there is more [wire.share]."""
+    """Number of steps of work at a time; beyond it `is_spent` is true [wire.share]."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_msg_size <= CELL_SIZE_MAX:
@@ -69,5 +72,5 @@ class Limits:
             raise ValueError("tls_required without tls_available: nobody could do anything")
 
     def max_messages(self) -> int:
-        """Highest count of an MPUB [NQ-8]."""
+        """Maximum number of messages in an MPUB [NQ-8]."""
         return (self.max_body_size - 4) // MESSAGE_MIN

@@ -1,4 +1,4 @@
-"""A client of nsqlookupd, protocol V1, without I/O: tells where topics and channels can be found.
+"""A client of nsqlookupd, protocol V1, without I/O: it registers the places of topics and channels.
 
     "  V1", then commands: IDENTIFY with a JSON body, REGISTER, UNREGISTER, PING
     answers: size (4, big-endian), data; in the order of the commands
@@ -19,34 +19,36 @@ from tallymark.wire.nsq.inbox import Inbox
 
 MAGIC: Final = b"  V1"
 PING_INTERVAL_MS: Final = 15_000
-"""How often nsqd pings."""
+"""Interval between pings, as in nsqd, ms."""
 ANSWER_TIMEOUT_MS: Final = 1000
-"""How long nsqd waits for an answer before it connects again."""
+"""Time-out for an answer before a reconnect, as in nsqd, ms."""
 ANSWER_MAX: Final = 5_242_880
 
 
 @final
 class LookupAnswer:
-    """To one command. `error` is empty if it was carried out."""
+    """The answer to one command. `error` is empty if it succeeded."""
 
     __slots__ = ("command", "error", "info")
 
     def __init__(self, command: str, error: str, info: dict[str, object]) -> None:
         self.command = command
-        """As sent, without its body: `REGISTER topic channel`."""
+        """Command as sent, without its body: `REGISTER topic channel`."""
         self.error = error
-        """`E_... text`: nsqlookupd closes now."""
+        """Error text `E_...`: nsqlookupd closes now. Empty on success."""
         self.info = info
-        """Of IDENTIFY: tcp_port, http_port, version, hostname, broadcast_address of nsqlookupd."""
+        """Content of the answer to IDENTIFY: tcp_port, http_port, version, hostname,
+        broadcast_address of nsqlookupd."""
 
 
 class LookupdError(Exception):
-    """What came is not an answer of nsqlookupd: disconnect."""
+    """The input is no answer of nsqlookupd: disconnect."""
 
 
 @final
 class LookupClient:
-    """One connection to one nsqlookupd. The owner writes `out`, feeds what comes, takes answers."""
+    """One connection to one nsqlookupd. The owner writes `out`, passes input in and takes
+    answers."""
 
     __slots__ = ("_inbox", "_unanswered", "out")
 
@@ -62,7 +64,7 @@ class LookupClient:
         topology_zone: str = "",
     ) -> None:
         self.out: list[bytes] = []
-        """What to write; the owner takes and clears it."""
+        """Output to write; the owner takes it and clears the list."""
         self._inbox = Inbox(4)
         self._unanswered: deque[str] = deque()
         about: dict[str, object] = {
@@ -80,18 +82,18 @@ class LookupClient:
         self._send("IDENTIFY", sized(encode_json(about)))
 
     def register(self, topic: str, channel: str = "") -> None:
-        """`channel` empty: the topic alone."""
+        """Append REGISTER; an empty `channel` means the topic alone."""
         self._send(f"REGISTER {topic} {channel}".rstrip(), b"")
 
     def unregister(self, topic: str, channel: str = "") -> None:
-        """`channel` empty: the topic and all its channels."""
+        """Append UNREGISTER; an empty `channel` means the topic and all its channels."""
         self._send(f"UNREGISTER {topic} {channel}".rstrip(), b"")
 
     def ping(self) -> None:
         self._send("PING", b"")
 
     def unanswered(self) -> int:
-        """How many commands wait for their answers."""
+        """Return how many commands wait for their answers."""
         return len(self._unanswered)
 
     def _send(self, command: str, body: bytes) -> None:
@@ -103,7 +105,8 @@ class LookupClient:
             self._inbox.add(data)
 
     def next_answer(self) -> LookupAnswer | None:
-        """The next answer, or None: it takes more bytes. LookupdError for anything else."""
+        """Return the next answer; None: more bytes are needed. Raises LookupdError for malformed
+        input."""
         inbox = self._inbox
         while inbox.gather():
             data = inbox.data
