@@ -1,4 +1,4 @@
-"""The commands that typer reads, put together; main.py says what there is."""
+"""The commands that typer parses; main.py lists all commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`tallymark config`: read a running broker's configuration again; take over that of others."""
+"""`tallymark config`: have a running broker read its configuration again; import another broker's
+configuration."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The flags of `tallymark serve` without typer, as long as they are plain: a broker starts with
-what it needs, and what is wrong or asks for help is typer's to answer."""
+"""Parsing of plain flags of `tallymark serve` without typer, so that a broker starts without
+importing it. Flags that are wrong or ask for help are left to typer."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ COMMANDS: Final = {
     "journal": ("journal", "A data folder's journal."),
     "pipeline": ("pipeline", "Data pipelines: Spark over queues and the ledger."),
 }
-"""By name: the module of tallymark.cli, and what it does in one line."""
+"""Commands by name: the module of tallymark.cli, and a line of help."""
 GROUPS: Final = {
     "subscription": "subscriptions",
     "queue": "queue",
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def _run(words: list[str]) -> int | None:
-    """The exit code; what typer runs leaves by SystemExit."""
+    """Run the command and return its exit code; commands of typer leave by SystemExit."""
     if words in ([], ["--help"]):
         print(help_text())
         return 0 if words else 2

@@ -47,22 +47,22 @@ class FlagError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One of nsqd's flags."""
+    """A flag of nsqd."""
 
     name: str
     read: Callable[[str], str]
-    """From nsqd's way of writing a value to ours. Raises ValueError: its text is what is
+    """Translates a value from nsqd's spelling to ours. Raises ValueError: its text says what is
     expected."""
     setting: str = ""
     """Setting of ours that the flag sets; "": it has no effect."""
     is_bool: bool = False
     repeats: bool = False
     note: str = ""
-    """Why it is without effect."""
+    """Reason why it has no effect."""
     refusal: str = ""
-    """Why it is refused."""
+    """Reason why it is refused."""
     key: str = ""
-    """In nsqd's configuration file, where it is not the name with underscores."""
+    """Key in nsqd's configuration file, where it is not the name with underscores."""
 
     @property
     def file_key(self) -> str:
@@ -132,7 +132,7 @@ def log_level(value: str) -> str:
 
 
 def address(value: str) -> str:
-    """HOST:PORT, where no host stands for every address."""
+    """Return HOST:PORT, where no host stands for every address."""
     host, colon, port = value.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ValueError("ADDRESS:PORT")
@@ -140,7 +140,7 @@ def address(value: str) -> str:
 
 
 def address_or_path(value: str) -> str:
-    """Also the path of a socket in the file system."""
+    """Return HOST:PORT, or the path of a socket in the file system."""
     if "/" not in value:
         return address(value)
     if "," in value:
@@ -236,7 +236,7 @@ HTTPS: Final = "0.0.0.0:4152"
 """Address on which nsqd listens for HTTPS, if it has a certificate."""
 
 Given = dict[str, list[str]]
-"""By flag name: values as nsqd writes them."""
+"""Flags that were given: values in nsqd's spelling by name."""
 
 
 def parse(arguments: list[str]) -> Given:
@@ -300,7 +300,7 @@ def _nearest(word: str, valid: Mapping[str, Flag]) -> str:
 
 
 def settings(given: Given) -> tuple[dict[str, str], list[str]]:
-    """Our settings as text by name, and what is to be told of flags without effect."""
+    """Return our settings as text by name, and notices about flags without effect."""
     values = {
         name: "0"
         for name in ("amqp_port", "http_port")
@@ -327,7 +327,7 @@ def settings(given: Given) -> tuple[dict[str, str], list[str]]:
 
 
 def configured(arguments: list[str]) -> tuple[Config, list[str]]:
-    """The configuration, and what is to be told. Raises FlagError, ConfigError."""
+    """Return the configuration, and the notices to show. Raises FlagError, ConfigError."""
     given = parse(arguments)
     if "config" in given and given["config"][0]:
         given = {**read_file(Path(given["config"][0])), **given}

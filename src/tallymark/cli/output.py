@@ -40,7 +40,7 @@ def json_object(what: str, text: str) -> dict[str, Any]:
 
 
 def reason_of(error: OSError) -> str:
-    """One line for people: the file, where there is one, and what is wrong with it."""
+    """Return one line for people: the file, where there is one, and its error."""
     reason = error.strerror or str(error) or type(error).__name__
     return f"{error.filename}: {reason}" if error.filename is not None else reason
 
@@ -70,7 +70,8 @@ def show_table(
 def print_table(
     console: Console, rows: Sequence[dict[str, Any]], columns: Sequence[str], spare: Sequence[str]
 ) -> None:
-    """The table, as wide as the console at most; below it what had no room."""
+    """Print the table, at most as wide as the console, and below it the names of omitted
+    columns."""
     shown, left_out = list(columns), []
     table = _table(rows, shown)
     for column in spare:

@@ -1,4 +1,5 @@
-"""`tallymark pipeline`, `tallymark demo`: what runs in Spark. Nothing is imported before."""
+"""`tallymark pipeline` and `tallymark demo`: commands that run Spark, which is imported only by
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker's configuration out of flags, and what is done with it."""
+"""Start of a broker from flags: its configuration, and the call of the server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tallymark.server.config import Config, ConfigError, load
 USAGE: Final = 2
 
 Read = Callable[[], Config]
-"""Puts the configuration together again."""
+"""Function that reads the configuration again."""
 
 
 def configured(given: dict[str, Any]) -> tuple[Config, Read]:

@@ -1,5 +1,4 @@
-"""`tallymark queue` and `tallymark exchange`: what is declared, bound, purged and deleted, over
-HTTP."""
+"""`tallymark queue` and `tallymark exchange`: declare, bind, purge and delete, over HTTP."""
 
 from __future__ import annotations
 

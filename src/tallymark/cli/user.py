@@ -105,7 +105,7 @@ def delete(name: str, data_dir: Folder = FOLDER) -> None:
 
 
 def _permissions(user: users.User) -> list[tuple[str | None, Permission | None]]:
-    """Virtual hosts with what the user may do there; one pair of nothing where there are none."""
+    """Return the user's permissions by virtual host; one pair of None where there are none."""
     return list(user.vhosts.items()) or [(None, None)]
 
 
