@@ -73,7 +73,7 @@ class _Alone:
     head: int
     """Bytes in front of its body."""
     body: bytes | None
-    """None: malformed."""
+    """Body of the message; None: it is malformed."""
     encoded: bool
 
 

@@ -72,7 +72,8 @@ def block_at(data: bytes, header: layout.Header) -> Block:
 
 
 def spread(counts: Ints) -> tuple[Ints, Ints]:
-    """For ranges of so many members: the range's number of each member, and its place in it.
+    """Number the members of ranges of these sizes: return for each member its range's number and
+    its place in the range.
 
     >>> [column.tolist() for column in spread(np.array([2, 0, 3]))]
     [[0, 0, 2, 2, 2], [0, 1, 0, 1, 2]]

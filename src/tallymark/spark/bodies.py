@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 INFER: Final = "infer"
 DATA: Final = "data"
-"""The column of what was read."""
+"""Name of the column of parsed bodies."""
 REASON: Final = "reason"
 """The column that says why a row is bad; null: it is not."""
 FOUND: Final = "_schema.json"
 BEGUN: Final = "schema-of-batch.json"
-"""In the query's checkpoint: its last batch and the schema of that."""
+"""File in the query's checkpoint with its last batch and the schema of that batch."""
 _CORRUPT: Final = "_unreadable"
 
 
@@ -62,7 +62,7 @@ class Schema:
         return self._known
 
     def begin(self, number: int, schema: StructType) -> None:
-        """From now on this is the schema of that batch. To be called before anything is written."""
+        """Record the schema of a batch, before anything of the batch is written."""
         _put(self._begun, json.dumps({"batch": number, "schema": schema.jsonValue()}))
 
     def find(self, batch: DataFrame) -> StructType:

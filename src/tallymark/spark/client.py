@@ -155,7 +155,8 @@ def counted(number: int, one: str, many: str | None = None) -> str:
 
 
 class Client:
-    """One keep-alive connection, opened at the first call and again whenever it is gone.
+    """A keep-alive connection, opened at the first call and reopened when it is gone. Not for two
+    threads at once. Pickles as its endpoint alone; a forked child opens its own.
 
     Not for two threads at once. Pickles as its endpoint alone; a forked child opens its own.
     """
@@ -188,13 +189,13 @@ class Client:
         return self._retried(path, attempt)
 
     def get(self, path: str, query: Mapping[str, object]) -> bytes:
-        """The bytes of an answer, whole: what was cut off on the way is asked for again."""
+        """Return the whole body of an answer; an incomplete one is asked for again."""
         return self.fetch(path, query)[0]
 
     def fetch(
         self, path: str, query: Mapping[str, object]
     ) -> tuple[bytes, http.client.HTTPMessage]:
-        """The same, with the answer's headers, whose names have no case."""
+        """Return the body of an answer and its headers, whose names have no case."""
 
         def attempt() -> tuple[bytes, http.client.HTTPMessage]:
             with self._request("GET", f"{path}?{urlencode(query)}", None, 0) as response:
@@ -203,8 +204,8 @@ class Client:
         return self._retried(path, attempt)
 
     def patient(self, method: str, path: str) -> Json:
-        """A call that says on stderr at once when the broker is not there, before it goes on
-        trying."""
+        """Call, and report on stderr at once when the broker cannot be reached, before trying
+        again."""
         soon = min(self.endpoint.timeout_ms, 5_000)
         once = Client(replace(self.endpoint, retry_ms=0, timeout_ms=soon))
         try:

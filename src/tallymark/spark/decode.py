@@ -39,7 +39,7 @@ FORMAT_AMQP_10: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Some rows, and what the reader checks them by."""
+    """Rows, and the numbers by which a reader checks that they are the right ones."""
 
     batch: pa.RecordBatch
     sequences: Ints

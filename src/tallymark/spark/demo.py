@@ -65,7 +65,7 @@ class Stage:
         self.console.print(f"  {text}", highlight=False, markup=False)
 
     def check(self, claim: str, holds: bool) -> None:
-        """Show a claim and whether it holds; the play goes on, and fails at its end."""
+        """Show a claim and whether it holds; the demo goes on, and fails at its end."""
         self.checks.append((claim, holds))
         mark = "[green]ok[/]  " if holds else "[bold red]FAILED[/]"
         self.console.print(f"  {mark} {escape(claim)}", highlight=False)
@@ -103,7 +103,8 @@ class Stage:
         return next(dict(queue) for queue in answer["queues"] if queue["name"] == name)
 
     def aside(self) -> Stage:
-        """A stage for a scene that plays beside another: what it says is kept until `take`."""
+        """Return a stage for a scene that runs beside another: its output is held back until
+        `take`."""
         from rich.console import Console
 
         shown = self.console
@@ -116,7 +117,7 @@ class Stage:
         return replace(self, console=kept, skipped=0)
 
     def take(self, scene: Stage) -> None:
-        """Show what a scene said aside; from now on it says it here."""
+        """Show a scene's output that was held back; from now on it is shown at once."""
         assert isinstance(scene.console.file, StringIO)
         self.console.file.write(scene.console.file.getvalue())
         self.console.file.flush()
@@ -239,7 +240,7 @@ another's, and most of them wait: for a time to live, a lock, a policy."""
 
 
 def _play(stage: Stage, play: list[Scene]) -> None:
-    """All scenes; they are shown in their order, each as a whole."""
+    """Run all scenes; each is shown as a whole, in order."""
     pool = ThreadPoolExecutor(len(LANES))
     asides = {place: stage.aside() for lane in LANES for place in lane}
     done: dict[int, Future[None]] = {place: Future() for place in asides}

@@ -51,7 +51,7 @@ class BrokerProcess:
         return str(self.endpoint)
 
     def parameters(self) -> pika.ConnectionParameters:
-        """For pika, as guest."""
+        """Connection parameters for pika, as guest."""
         return pika.ConnectionParameters("127.0.0.1", self.amqp_port)
 
     @property

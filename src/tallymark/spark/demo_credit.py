@@ -87,7 +87,7 @@ class Shift:
         return self.most_held == WINDOW and self.expired == 0 and came_once and self.is_complete
 
     def row(self, credit_on: str) -> dict[str, Any]:
-        """For the table."""
+        """Return the row of the table."""
         return {
             "credit on": credit_on,
             "orders": len(self.done),

@@ -41,7 +41,7 @@ class NsqClient:
     expected."""
 
     def __init__(self, port: int, name: str, *, msg_timeout_ms: int = 0) -> None:
-        """`msg_timeout_ms`: how long it may hold a message; 0: what the broker has set."""
+        """`msg_timeout_ms`: how long it may hold a message; 0: the broker's default."""
         self.name = name
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
         self._unread = b""

@@ -32,7 +32,7 @@ FAILURES: Final = 3
 SHIFT_S: Final = 60.0
 """Longer than the scene takes anywhere."""
 QUIET_S: Final = 2.0
-"""Nothing more comes."""
+"""Seconds without a delivery after which none will come."""
 
 
 def name_of(number: int) -> str:
@@ -56,7 +56,7 @@ class Work:
         return [attempt[0] for attempt in self.attempts[1 : self.rollbacks + 1]]
 
     def begins_again(self) -> bool:
-        """Each rollback was followed by the same orders again."""
+        """Return whether each rollback was followed by the same orders."""
         first = NAMES[:IN_ONE]
         return self.rollbacks == FAILURES and self.attempts[: FAILURES + 1] == [first] * (
             FAILURES + 1
