@@ -64,7 +64,7 @@ class Screen:
         channel.basic_ack(method.delivery_tag)
 
     def read(self, upto: int) -> None:
-        """Until quote `upto` is shown."""
+        """Read until quote `upto` is shown."""
         _until(
             lambda: bool(self.numbers) and self.numbers[-1] >= upto,
             f"quote {upto} on {self.name}",
@@ -136,7 +136,8 @@ def _why_closed(screen: Screen) -> str:
 
 
 def _check_history(stage: Stage, history: Screen) -> None:
-    """It read nothing: ten quotes are on their way to it, and of the rest the newest are kept."""
+    """Check the screen that read nothing: ten quotes are on their way to it, and of the others the
+    newest are in its queue."""
     total = TOTAL + 20
     _until(lambda: int(stage.queue(HISTORY)["ready"]) == KEPT - 10, f"{HISTORY} down to its limit")
     row = stage.queue(HISTORY)

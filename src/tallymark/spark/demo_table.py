@@ -172,7 +172,7 @@ class Progress:
 
 
 def _compare(stage: Stage, sent: Published, table: DataFrame) -> None:
-    """Join what was sent with what is in the table: by number, and body for body."""
+    """Compare the published messages with the table: by number, and body for body."""
     from pyspark.sql import functions as f
 
     path = stage.out / "sent.parquet"

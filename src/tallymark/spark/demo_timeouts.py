@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TOPIC: Final = "demo.orders"
 CHANNEL: Final = "packing"
 QUEUE: Final = f"{TOPIC}:{CHANNEL}"
-"""The same as AMQP clients see it."""
+"""Name of the channel's queue, as AMQP clients see it."""
 MORNING: Final = 150
 EVENING: Final = 50
 SEED: Final = 16

@@ -20,7 +20,7 @@ from tallymark.spark.demo_input import refuses
 
 PREFETCH: Final = 200
 QUIET_S: Final = 0.5
-"""Nothing for so long, and nothing ready in the queue: the work is done."""
+"""Seconds without a delivery after which the work is done, if no message is ready in the queue."""
 
 
 async def work(url: str, queue_name: str, crash_after: int | None) -> None:

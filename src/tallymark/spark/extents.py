@@ -62,7 +62,8 @@ def binary(
 
 
 def text(values: pa.BinaryArray) -> pa.StringArray:
-    """The same as UTF-8 text; bytes that are none become U+FFFD, as no reader may fail on them."""
+    """Return the values as UTF-8 text; bytes that are not UTF-8 become U+FFFD, as no reader may
+    fail on them."""
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:

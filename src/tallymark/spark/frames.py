@@ -48,7 +48,8 @@ outcomes."""
 
 
 def check_columns(given: StructType, needs_key: bool) -> None:
-    """Raises ValueError, naming the column and what was expected, for rows that are no messages.
+    """Raise ValueError, naming the column and what was expected, for rows that cannot become
+    messages.
 
     needs_key: the routing key is a column.
     """

@@ -43,8 +43,8 @@ class Hour:
 
 
 def by_hour(stretches: DataFrame, names: Mapping[int, tuple[str, str]]) -> list[Hour]:
-    """The accounts of all queues and hours, of what `sweep.with_faults` gave; a queue after
-    another, each in the order of time."""
+    """Return the accounts of all queues and hours from the result of `sweep.with_faults`, by queue
+    and then by time."""
     sums: dict[tuple[int, int], dict[str, int]] = {}
     dropped: dict[tuple[int, int], dict[str, int]] = {}
     for row in hours(stretches).collect():
@@ -83,7 +83,7 @@ def iso_hour(hour: int) -> str:
 
 
 def with_ids(rows: DataFrame, faults: Sequence[Fault], queue_ids: Sequence[int]) -> list[Fault]:
-    """The same faults, each with the id of its first message where the ledger has it. rows: the
+    """Return the faults, each with the id of its first message where the ledger has it. rows: the
     ledger; queue_ids: the queue of each fault."""
     from pyspark.sql import functions as f
 

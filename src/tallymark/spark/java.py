@@ -127,7 +127,8 @@ def find_java() -> Java:
 
 
 def use_java() -> Java:
-    """Point JAVA_HOME at what find_java found. To be called before the first session is built."""
+    """Point JAVA_HOME at the result of find_java. To be called before the first session is
+    built."""
     java = find_java()
     os.environ["JAVA_HOME"] = str(java.home)
     return java

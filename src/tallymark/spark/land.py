@@ -57,7 +57,7 @@ class Batch:
     batch: int
     rows: int
     ms: int
-    """From its planning to its commit."""
+    """Milliseconds from its planning to its commit."""
     sequence: int
     """Every lease sequence below it is in the table."""
 
@@ -193,7 +193,7 @@ class Display(Protocol):
         """The query has ended, well or not."""
 
     def done(self, landed: Landed) -> None:
-        """It has ended well."""
+        """Show the result of a run that ended well."""
 
 
 class JsonLines:

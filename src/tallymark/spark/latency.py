@@ -54,8 +54,8 @@ def latencies(rows: DataFrame) -> DataFrame:
 
 
 def _steps(rows: DataFrame, name: str) -> DataFrame:
-    """At the first sequence of each range +1 and its time, behind the last one both taken back: a
-    running sum has the time of the one range that a sequence is in."""
+    """Return the borders of ranges for a running sum: +1 and the time at the first sequence of each
+    range, both negative behind the last one."""
     from pyspark.sql import functions as f
 
     def step(at: Column, sign: int) -> DataFrame:
