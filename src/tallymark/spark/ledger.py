@@ -103,16 +103,16 @@ REASONS: Final = {
     records.CONSUMER: records.CONSUMER_EVENTS,
 }
 QUIET: Final = (records.MARK, records.CONSUMER)
-"""Kinds that tell of nothing that happened to a message or a queue."""
+"""Kinds of rows that record no event of a message or a queue."""
 WITH_PRIORITY: Final = (records.ENTERED, records.LEASED, records.LIVE)
 """Kinds whose `reason` is a priority."""
 BATCH_ROWS: Final = 32_768
 READ_AGAIN: Final = 3
-"""A file that looks damaged is read again so often: it may have been written meanwhile."""
+"""Number of times that a file which looks damaged is read: it may have been written meanwhile."""
 
 
 class LedgerIncomplete(RuntimeError):
-    """The files do not hold what they must hold up to the position asked for."""
+    """The files lack rows up to the position asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +241,8 @@ def beyond(folder: Path, position: int) -> tuple[int, datetime] | None:
 
 
 def user_of(folder: Path) -> int | None:
-    """The pid of the broker that is using this data folder, 0 if it cannot be told; None: no
-    broker is."""
+    """Return the pid of the broker that is using this data folder, 0 if the pid is unknown; None:
+    no broker is using it."""
     try:
         with (folder / "lock").open("rb") as lock:
             try:

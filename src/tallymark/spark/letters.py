@@ -26,7 +26,7 @@ from tallymark.spark.extents import Ints
 from tallymark.spark.schema import BY_NAME
 
 NOTHING: Final = 0
-"""Index of messages of which nothing is known."""
+"""Index of messages without annotations."""
 COLUMNS: Final = ("deaths", "first_death", "last_death")
 """Null for a message that is no dead letter."""
 REPLACED: Final = ("exchange", "routing_key", "expiration")
@@ -37,15 +37,17 @@ class Table:
     """The distinct blobs of a block, as read; index 0 is NOTHING."""
 
     known: list[Annotations | None]
-    """None where nothing is known or, beyond index 0, where it could not be read."""
+    """Annotations by index; None where there are none or, beyond index 0, where they could not be
+    read."""
 
     def take(self, name: str, index: Ints) -> pa.Array:
-        """One of COLUMNS for messages with these indices."""
+        """Return one of COLUMNS for the messages with these indices."""
         values = [_VALUES[name](known) for known in self.known]
         return pa.array(values, BY_NAME[name].arrow).take(pa.array(index))
 
     def replace(self, columns: dict[str, pa.Array], index: Ints) -> None:
-        """Correct the columns REPLACED, as far as they are there, and mark what is unreadable."""
+        """Correct those of the columns REPLACED that are present, and mark unreadable
+        annotations."""
         unreadable = [i > 0 and known is None for i, known in enumerate(self.known)]
         for name in REPLACED:
             if name in columns:
@@ -55,7 +57,8 @@ class Table:
             columns["malformed"] = pc.or_(columns["malformed"].fill_null(True), torn)
 
     def _replaced(self, name: str, column: pa.Array, index: Ints) -> pa.Array:
-        """The column with another value (null for one) where something is known that says so."""
+        """Return the column with the annotations' values in place of the message's own; null for
+        none."""
         values: list[str | None] = [None] * len(self.known)
         changed = [i > 0 for i in range(len(self.known))]
         for i, known in enumerate(self.known):
@@ -100,7 +103,7 @@ def read_table(block: Block, rows: Any) -> tuple[Table, Ints] | None:
 
 
 def nothing(name: str, rows: int) -> pa.Array:
-    """One of COLUMNS for messages of which nothing is known."""
+    """Return one of COLUMNS for messages without annotations."""
     return pa.nulls(rows, BY_NAME[name].arrow)
 
 

@@ -15,7 +15,7 @@ from tallymark.spark import schema
 from tallymark.spark.client import DEFAULT_PORT, Endpoint, shown_url
 
 DEFAULT_MAX_ROWS: Final = 50_000
-"""Half of what a subscription may hold unsettled by default."""
+"""Rows of a batch by default: half of what a subscription may hold unsettled."""
 DEFAULT_MAX_BYTES: Final = 128 * 1024 * 1024
 SUBSCRIPTION_ROWS: Final = 100_000
 SUBSCRIPTION_BYTES: Final = 256 * 1024 * 1024
@@ -92,8 +92,8 @@ class SourceOptions:
 
     @staticmethod
     def parse(given: Mapping[str, str]) -> SourceOptions:
-        """Raises ValueError for an unknown option (naming the nearest known one) and for a value
-        out of range."""
+        """Parse the options. Raises ValueError for an unknown option (naming the nearest known one)
+        and for a value out of range."""
         options = _spelled(given)
         stream = options.get("stream", "")
         _check_kind(options, stream)
@@ -207,7 +207,7 @@ def _place(options: Mapping[str, str], which: str, words: tuple[str, ...]) -> st
 
 
 def milliseconds(name: str, text: str) -> int:
-    """Since 1970, from such a number or from a time in ISO 8601 that names its zone.
+    """Return milliseconds since 1970, given as a number or as a time in ISO 8601 with its zone.
 
     >>> milliseconds("startingTimestamp", "1970-01-01T00:00:02Z")
     2000

@@ -36,10 +36,11 @@ class Payloads:
         self._exchanges = exchanges[self._order]
         self._keys = keys[self._order]
         self._names = pa.array([*names, None], pa.string())
-        """Behind the last one: what is not known."""
+        """Names, followed by the null of unknown names."""
 
     def columns(self, rows: Any) -> list[pa.Array]:
-        """message_id, exchange and routing_key of rows of this file, null where not known."""
+        """Return message_id, exchange and routing_key of rows of this file, null where they are
+        unknown."""
         where = np.searchsorted(self._positions, rows["payload"])
         inside = where < len(self._positions)
         where = np.where(inside, where, 0)

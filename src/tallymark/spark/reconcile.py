@@ -91,7 +91,7 @@ class Account:
     dropped: dict[str, int]
     difference: int
     before_ledger: int = 0
-    """Sequences older than the ledger that is kept: not part of the equation."""
+    """Sequences from before the oldest stored ledger row: not part of the equation."""
     from_ledger: bool = True
     """False for queues that are not durable: their account is the broker's own."""
 
@@ -107,8 +107,8 @@ class Letters:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """Deliveries that came back to their queue: by the client's word (client, release), because it
-    left (close, loss), or after their time (timeout)."""
+    """Deliveries that returned to their queue: settled so by the client (client, release), by its
+    disconnection (close, loss), or after a time-out (timeout)."""
 
     queue: str
     reason: str
@@ -157,8 +157,9 @@ class Reconciliation:
 def read_ledger(
     spark: SparkSession, folder: Path, upto: int | None = None, url: str | None = None
 ) -> DataFrame:
-    """All rows of the ledger in a data folder up to a checkpoint, as `ledger.DDL` says: the one at
-    position `upto`, by default the newest; or, with `url`, one that the broker there writes now.
+    """Read all rows of the ledger in a data folder up to a checkpoint, as `ledger.DDL` says: the
+    one at position `upto`, by default the newest; or, with `url`, one that the broker there writes
+    now.
 
     The same as format("tallymark") with the option `ledger`, but planned here: a Python source
     costs several processes before its first row. Raises LedgerIncomplete; with `url` BrokerRefused,
@@ -299,7 +300,8 @@ def ask_broker(endpoint: Endpoint) -> tuple[int, list[Claim]]:
 
 
 def claims_of_checkpoint(ledger_rows: DataFrame) -> tuple[int, list[Claim]]:
-    """The same from the COUNTERS rows of the checkpoint that was read with the ledger."""
+    """Return the claims of the checkpoint that was read with the ledger, from its COUNTERS rows,
+    and their position."""
     state = ledger_rows.where("source = 'checkpoint'").select(
         "position", "kind", "queue_id", "blob"
     )

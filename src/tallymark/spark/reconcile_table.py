@@ -1,4 +1,4 @@
-"""The outcome of a reconciliation for people: a row for each queue, and below it what is wrong."""
+"""Output of a reconciliation for people: a row for each queue, and the faults below."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def show(
     console: Console | None = None,
     present: str = "start the broker and use --url",
 ) -> None:
-    """Print the outcome: one JSON object, or a table with what is wrong below it.
+    """Print the outcome: one JSON object, or a table with the faults below it.
 
     present: what to do for the present state of affairs, where the journal goes on.
     """

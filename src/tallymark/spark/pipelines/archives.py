@@ -1,4 +1,5 @@
-"""Archive: ranges of a stream to Parquet, then let go of by the broker; and read all of it again.
+"""Archiving of streams: ranges are written to Parquet and then released by the broker; the archive
+and the stream are read as one table.
 
 For each range, in this order: its rows are written, while a plan of the broker holds them; they are
 read back and compared with what was written, by number and checksum; the files are brought to disk
@@ -41,7 +42,7 @@ COMPLETE: Final = "complete"
 RECORDED: Final = "recorded"
 RELEASED: Final = "released"
 Told = Callable[[str, Range], None]
-"""Is called with what was just done, and of which range."""
+"""Callback that gets an event (complete, recorded or released) and its range."""
 
 
 @dataclass(slots=True)
@@ -57,7 +58,8 @@ class Archived:
     first: int = 0
     """First offset that the stream still has."""
     lost: list[tuple[int, int]] = field(default_factory=list)
-    """Offsets (from, to) behind what was archived that retention took before they were."""
+    """Ranges of offsets (from, to) behind the archived ones that retention deleted before they were
+    archived."""
     seconds: float = 0.0
 
 
@@ -123,9 +125,8 @@ def archive(
     release: bool = True,
     told: Told | None = None,
 ) -> Archived:
-    """Archive what a stream has in ranges of at most `rows` messages and `max_bytes` raw bytes, and
-    let the broker let go of them. A range that new messages could still join stays, unless
-    `everything`.
+    """Archive a stream in ranges of at most `rows` messages and `max_bytes` raw bytes, and have the
+    broker release them. A range that new messages could still join stays, unless `everything`.
 
     to: the folder, the same for every run; seen by this process and by the executors.
     release: False: the broker keeps what was archived.
@@ -169,7 +170,7 @@ def archive(
 
 
 def _nothing(what: str, one: Range) -> None:
-    """Nobody wants to be told."""
+    """Ignore an event."""
 
 
 def _go_on(source: Stream, folder: Archive, release: bool, say: Told) -> tuple[int, int]:
@@ -202,7 +203,7 @@ def _go_on(source: Stream, folder: Archive, release: bool, say: Told) -> tuple[i
 def _write_range(
     spark: SparkSession, source: Stream, folder: Archive, low: int, high: int, say: Told
 ) -> Range:
-    """Write a range, look whether it is what the broker gave, and bring it to disk."""
+    """Write a range, compare it with the broker's rows, and bring it to disk."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
 
@@ -248,7 +249,7 @@ def _checksum(messages: DataFrame) -> Column:
 
 
 def _hex(number: int | None) -> str:
-    """None: of no rows at all."""
+    """Return a checksum in hexadecimal; None: it is of no rows."""
     return f"xxh64:{(number or 0) & (1 << 64) - 1:016x}"
 
 
@@ -367,7 +368,7 @@ class Display:
         print(f"  offsets {one.low:,} to {one.high - 1:,}: {counted(one.rows, 'row')}", flush=True)
 
     def done(self, done: Archived) -> None:
-        """All that could be archived is."""
+        """Show the result of a run that archived all it could."""
         if self._as_json:
             print(json.dumps({"done": True, **asdict(done)}), flush=True)
             return

@@ -36,11 +36,11 @@ _ROWS: Final = re.compile(r"range-(\d{20})-\d{20}-\w+")
 
 
 class ArchiveDamaged(RuntimeError):
-    """Files are missing or are not what they were; the text says which."""
+    """Files are missing or were changed; the text says which."""
 
 
 class ArchiveInUse(RuntimeError):
-    """Somebody else writes to it."""
+    """Another process is writing to the archive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Archive:
     vhost: str
     stream: str
     stream_id: int
-    """A stream that was deleted and made again under the same name has another."""
+    """Id of the stream; a stream that was deleted and made again under its name has another."""
 
     @staticmethod
     def open(folder: Path | str) -> Archive:
@@ -157,7 +157,7 @@ class Archive:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Nobody else writes meanwhile; the system lets go of it when the process ends. Raises
+        """Keep other writers out; the system removes the lock when the process ends. Raises
         ArchiveInUse."""
         with (self._manifests / "lock").open("w") as lock:
             try:
@@ -167,7 +167,7 @@ class Archive:
             yield
 
     def clean(self) -> None:
-        """Take away what a killed writer left: rows behind those of the last complete range."""
+        """Delete rows that a killed writer left behind the last complete range."""
         end = self.end()
         for path in self.folder.iterdir():
             found = _ROWS.fullmatch(path.name)
@@ -221,7 +221,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, said: dict[str, Any]) -> None:
-    """All of it or nothing, on disk."""
+    """Write the file as a whole, and bring it to disk."""
     aside = path.with_suffix(".new")
     aside.write_text(json.dumps(said))
     _sync(aside)

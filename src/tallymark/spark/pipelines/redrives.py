@@ -40,9 +40,9 @@ STATUSES: Final = (
 )  # fmt: skip
 """Results that the broker gives for a message, in the order in which they are shown."""
 BATCH: Final = 1_000
-"""Messages of one request, at most: what one turn of the broker does for us."""
+"""Messages of one request, at most: the broker handles a request in one turn."""
 A_SECOND: Final = 4
-"""Requests a second under a limit, so that what it lets through comes evenly."""
+"""Requests a second under a limit of the rate, so that messages move evenly."""
 NAMES: Final = ("queue", "sequence", "broker_message_id")
 """The columns by which a message is named."""
 
@@ -301,7 +301,7 @@ class Display:
             print(json.dumps(line), flush=True)
 
     def done(self, redriven: Redriven) -> None:
-        """All were."""
+        """Show the result."""
         if self._as_json:
             print(json.dumps({"done": True, **asdict(redriven)}), flush=True)
             return

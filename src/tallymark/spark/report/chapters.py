@@ -118,8 +118,9 @@ def inversions(rows: DataFrame) -> DataFrame:
 
 
 def consumers(each: DataFrame) -> DataFrame:
-    """(queue_id, consumer, delivered, settled, refused, given_back, timed_out, p50_ms, p95_ms,
-    longest_ms, first, last) of `transitions`: how long each consumer held what it was given."""
+    """Return (queue_id, consumer, delivered, settled, refused, given_back, timed_out, p50_ms,
+    p95_ms, longest_ms, first, last) from `transitions`: how long each consumer held its
+    deliveries."""
     from pyspark.sql import functions as f
 
     event, held = f.col("event"), f.col("held_ms")
@@ -216,8 +217,8 @@ def leases(rows: DataFrame) -> DataFrame:
 
 
 def told(rows: DataFrame) -> DataFrame:
-    """(queue_id, owner, kind, reason, blob) of what the broker itself said of consumers: the newest
-    row of each, and every row on slow ones. Empty where its ledger has no such rows."""
+    """Return (queue_id, owner, kind, reason, blob) of the broker's own records about consumers: the
+    newest row of each, and every row on slow ones. Empty where its ledger has no such rows."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
