@@ -31,7 +31,7 @@ class Segments:
         return self
 
     def segment(self, number: int) -> pa.Buffer:
-        """All bytes of a segment. Raises LookupError, naming it, where it cannot be read."""
+        """Return all bytes of a segment. Raises LookupError, naming it, where it cannot be read."""
         path = self._paths.get(number)
         if path is None:
             raise LookupError(f"the broker named no file for segment {number}")

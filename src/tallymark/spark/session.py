@@ -37,7 +37,7 @@ ON_THIS_MACHINE: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
-"""For a driver whose executors are on this machine: nobody else can talk to it."""
+"""Settings of a driver whose executors are on this machine: no other machine can reach it."""
 LOOPBACK: Final = "127.0.0.1"
 
 MASTER_PORT: Final = 7077
@@ -111,7 +111,7 @@ def check_master(master: str) -> str | None:
 
 
 def hush(spark: SparkSession | None = None) -> None:
-    """Silence the JVM's log: what is torn down in mid-work would fill the screen with traces."""
+    """Silence the JVM's log: aborted work would fill the screen with traces."""
     from py4j.protocol import Py4JError
     from pyspark.sql import SparkSession
 

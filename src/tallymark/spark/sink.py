@@ -38,7 +38,7 @@ class SinkClient(Client):
     """A client that also hands over frames."""
 
     def stage(self, path: str, query: dict[str, object], frames: bytes) -> int:
-        """The id of what the broker keeps now. A call made again after a lost answer leaves
+        """Stage frames and return the staging's id. A call made again after a lost answer leaves
         something behind that the sink's commit ends. Raises as `call`."""
         import json
 

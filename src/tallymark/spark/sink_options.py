@@ -46,7 +46,7 @@ class SinkOptions:
     vhost: str = "/"
     exchange: str = ""
     routing_key: str | None = None
-    """None: each row has its own."""
+    """Routing key of all rows; None: each row has its own."""
     mandatory: bool = True
     sink: str = ""
     identity: str = ""
@@ -56,8 +56,8 @@ class SinkOptions:
 
     @staticmethod
     def parse(given: Mapping[str, str]) -> SinkOptions:
-        """Raises ValueError for an unknown option (naming the nearest known one), for a value out
-        of range and for options that do not go together."""
+        """Parse the options. Raises ValueError for an unknown option (naming the nearest known
+        one), for a value out of range and for options that do not go together."""
         options = _spelled(given)
         shared = {name: value for name, value in options.items() if name in _OF_SOURCES}
         source = SourceOptions.parse(shared)
@@ -90,7 +90,8 @@ class SinkOptions:
         return self
 
     def for_batch(self) -> SinkOptions:
-        """With a sink of its own for a write that nobody will repeat. Raises ValueError."""
+        """Return the options of a batch; without a batchId, with a sink of its own, since the write
+        cannot be repeated. Raises ValueError."""
         if self.batch is not None:
             self._check_names()
             return self

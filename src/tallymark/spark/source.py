@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 READ_ROWS: Final = 8_192
-"""Rows asked for in one READ of a browse plan: what one Arrow batch holds."""
+"""Rows asked for in one READ of a browse plan: one Arrow batch holds as many."""
 ANSWER_BYTES: Final = 16 << 20
-"""Raw bytes asked for at a time of what is sent from the journal's files."""
+"""Raw bytes asked for at a time from the journal's files."""
 
 _clients: dict[Endpoint, Client] = {}
 
@@ -109,7 +109,7 @@ class TallymarkDataSource(DataSource):
 
 
 def limits(options: SourceOptions, limit: ReadLimit) -> tuple[int, int]:
-    """Most rows and most raw bytes of the next batch: the engine's word goes first."""
+    """Return the most rows and raw bytes of the next batch: the engine's limit comes first."""
     if isinstance(limit, ReadMaxRows):
         return limit.max_rows, options.max_bytes
     if isinstance(limit, ReadMaxBytes):
@@ -125,7 +125,7 @@ def checked_sink(options: Mapping[str, str], given: StructType) -> SinkOptions:
 
 
 def moved_on(subscription: str, start: int, floor: int) -> str:
-    """Why a checkpoint that stands below the settled floor is refused."""
+    """Return the error text for a checkpoint below the settled floor."""
     return (
         f"the checkpoint stands at message {start} of subscription {subscription!r}, which is "
         f"settled up to {floor}: another checkpoint moved this subscription on, and its messages "
@@ -173,7 +173,7 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the target: what is leased now and what is ready now."""
+        """Fix the target: the messages leased and ready now."""
         self._attach()
         stat = self._client.call("GET", self._path("stat"))
         self._target = int(stat["next"]) + int(stat["ready"])

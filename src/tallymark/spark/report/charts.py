@@ -181,7 +181,7 @@ def _label(text: str, x: float, y: float) -> str:
 
 
 def _room(names: Sequence[str]) -> int:
-    """Pixels for labels at the left."""
+    """Return the pixels needed for labels at the left."""
     return round(28 + LETTER * max(len(words.short(name)) for name in names))
 
 

@@ -95,7 +95,7 @@ def bucket_of(first_ms: int, last_ms: int) -> int:
 
 
 def names_of(rows: DataFrame) -> Names:
-    """From the definitions of the ledger; queues that are gone are marked so."""
+    """Return the names in the ledger's definitions; deleted queues are marked."""
     from pyspark.sql import functions as f
 
     wanted = rows.where((f.col("kind") == "counters") | (f.col("kind") == "definition"))
@@ -150,8 +150,9 @@ def _latency(names: Names, found: Iterable[Any]) -> Rows:
 
 
 def _topics(names: Names, found: Iterable[Any], bucket_ms: int) -> Rows:
-    """A topic is an exchange; what came through the default exchange counts as its queue's. Of
-    transient messages, and of dead letters from long ago, the ledger does not say."""
+    """Return the chapter of topics: a topic is an exchange; messages through the default exchange
+    count as their queue's. The ledger has no topics of transient messages, and of dead letters from
+    before its oldest row."""
     points: dict[str, dict[int, int]] = {}
     queues: dict[str, dict[str, int]] = {}
     for row in found:

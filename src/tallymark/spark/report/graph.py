@@ -1,6 +1,4 @@
-"""The dead letters' paths as a graph: what leads back to where it came from, and a place for each
-queue on paper.
-"""
+"""Graph of the dead letters' paths: its cycles, and a position for each queue on the page."""
 
 from __future__ import annotations
 
@@ -70,8 +68,8 @@ def _near(
 
 
 def _without_ways_back(after: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """The same edges without those that close a cycle on a walk from the queues that nothing leads
-    to, then from the others."""
+    """Return the edges without those that close a cycle on a walk that begins at queues without
+    predecessors, then at the others."""
     led_to = {target for targets in after.values() for target in targets}
     order = [*(n for n in after if n not in led_to), *after]
     forward: dict[str, list[str]] = {node: [] for node in after}
@@ -136,7 +134,7 @@ def _components(after: Mapping[str, list[str]]) -> list[list[str]]:
 
 
 def _walk(group: list[str], after: Mapping[str, list[str]]) -> list[str]:
-    """All of a group, along its edges as far as one walk goes."""
+    """Return all of a group, along its edges as far as one walk goes."""
     walk, left = [group[0]], set(group[1:])
     while left:
         ahead = [node for node in after[walk[-1]] if node in left]

@@ -29,7 +29,7 @@ FLOW: Final = {
 
 
 def html(data: Data, title: str = "What became of the messages") -> str:
-    """The page of what findings.collect gave."""
+    """Return the page that shows the result of findings.collect."""
     body = "".join(
         f'<section id="{key}"><h2>{escape(name)}</h2>{write(data)}</section>'
         for key, name, write in CHAPTERS

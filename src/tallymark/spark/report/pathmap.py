@@ -1,4 +1,4 @@
-"""The map of dead-letter paths: queues in columns, arrows as thick as what went along them."""
+"""Map of dead-letter paths: queues in columns, arrows whose width is the number of messages."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Point = tuple[float, float]
 
 
 def draw(paths: Mapping[str, Any]) -> str:
-    """The graph of `paths` (see findings.collect): edges with their causes, cycles in another
-    colour, under each queue what was dropped there."""
+    """Draw the graph of `paths` (see findings.collect): edges with their causes, cycles in another
+    colour, the drops under each queue."""
     ways = _ways(paths["edges"])
     if not ways:
         return ""
