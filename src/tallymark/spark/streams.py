@@ -40,7 +40,7 @@ MOST: Final = (1 << 62) - 1
 
 
 class DataLoss(RuntimeError):
-    """Retention took what was to be read."""
+    """Retention deleted messages that were to be read."""
 
 
 class Stretch(InputPartition):
@@ -139,7 +139,7 @@ class StreamTail(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the target: what is there now."""
+        """Fix the target: the stream's present end."""
         self._find()
         self._target = int(self._planner.stat()["next"])
 
@@ -182,7 +182,7 @@ class StreamTail(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner.stretches(begin, high, self._id, plan)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: what was read stands in Spark's checkpoint."""
+        """Do nothing: the position is in Spark's checkpoint."""
 
     def stop(self) -> None:
         for _, plan in self._plans.values():

@@ -23,9 +23,9 @@ HAPPENED: Final = ("entered", *ENDS, "pending")
 WHATS: Final = (*HAPPENED, "live", "letter", "transferred")
 """Properties and events of a range of sequences: see `intervals`."""
 MOVED_ON: Final = ("transfer", "redrive")
-"""Why messages were settled though no consumer had them: they went on to other queues."""
+"""Reasons of messages settled without a consumer: they were moved to other queues."""
 REASONS: Final = ("", *sorted(DROP_REASONS.values()))
-"""Why messages were dropped, by number: sums of numbers say which one a stretch has."""
+"""Reasons of drops by number: sums of numbers tell which one a stretch of sequences has."""
 
 
 def intervals(rows: DataFrame) -> DataFrame:
@@ -82,9 +82,9 @@ def _transferred() -> Column:
 
 
 def sweep(ranges: DataFrame) -> DataFrame:
-    """For every stretch of sequences between two borders, how often each thing happened to it:
+    """Count for every stretch of sequences between two borders how often each event happened to it:
     (queue_id, low, high) and a count for each of WHATS; `hour`, in which it entered (counted from
-    1970), and `reason`, why it was dropped, null where neither or several can be said. Stretches of
+    1970), and `reason`, why it was dropped, null where neither or several can be. Stretches of
     nothing are left out."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
@@ -134,8 +134,8 @@ def sweep(ranges: DataFrame) -> DataFrame:
 
 
 def with_faults(stretches: DataFrame) -> DataFrame:
-    """The stretches with `before` (older than the ledger that is kept) and `fault`, null where all
-    is well."""
+    """Return the stretches with `before` (older than the stored ledger) and `fault`, null where
+    there is none."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 

@@ -31,14 +31,15 @@ NUMBERS: Final = {
 }  # fmt: skip
 """Type of a whole number: its bytes, and whether it has a sign."""
 SIZES: Final = np.full(256, -1)
-"""Bytes of a value by its type, -1 for what is decoded alone; of a string those of its length."""
+"""Sizes of values in bytes by type, -1 for types that are decoded one by one; of a string, the size
+of its length field."""
 SIZES[[LONG_STRING, TRUTH, VOID]] = 4, 1, 0
 for _letter, (_size, _) in NUMBERS.items():
     SIZES[ord(_letter)] = _size
 QUICK_ENTRIES: Final = 32
 """Longer tables are rare, and walked alone."""
 LAST_SECOND: Final = 253_402_300_799
-"""The last second of the year 9999: what Python and Spark can show."""
+"""Last second of the year 9999, the latest that Python and Spark can show."""
 
 
 def decode_tables(tables: pa.BinaryArray) -> tuple[pa.MapArray, Bools]:
@@ -128,7 +129,7 @@ def _to_maps(
 
 
 def _texts(raw: pa.Buffer, data: NDArray[np.uint8], tags: Ints) -> pa.StringArray:
-    """The values whose types stand at `tags`, as `as_text` shows them."""
+    """Return the values whose types are at `tags`, as `as_text` shows them."""
     kinds = extents.u8(data, tags)
     parts: list[pa.StringArray] = []
     places: list[Ints] = []

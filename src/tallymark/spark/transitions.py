@@ -26,7 +26,7 @@ EVENTS: Final = (
 )  # fmt: skip
 """Kinds of the ledger that say of each of their messages that something happened to it."""
 REFUSED: Final = ("rejected", "delivery_limit")
-"""Why messages die that a consumer has."""
+"""Reasons of deaths of messages that a consumer held."""
 
 
 def identified(rows: DataFrame) -> DataFrame:

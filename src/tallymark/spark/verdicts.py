@@ -1,4 +1,4 @@
-"""Verdicts: what is to become of each message of a batch, said from inside foreachBatch.
+"""Verdicts: the outcome of each message of a batch, set from inside foreachBatch.
 
     def judge(batch, number):
         checked = batch.withColumn("outcome", when(col("body").isNull(), "rejected")
