@@ -1,16 +1,17 @@
-"""Bytes received and not looked at yet, of a protocol whose frames say how long they are."""
+"""Inbox: received bytes that are not processed yet, of a protocol whose frames have a size."""
 
 from __future__ import annotations
 
 from typing import Final, final
 
 CHUNKS_MAX: Final = 4096
-"""Reads kept apart while a frame is incomplete; a list entry costs more than a one-byte read."""
+"""Maximum number of reads kept apart while a frame is incomplete. A list entry takes more memory
+than a one-byte read."""
 
 
 @final
 class Inbox:
-    """Joins reads only when that completes what is waited for: each byte is moved a bounded number
+    """Joins reads only when that completes the awaited bytes: each byte is moved a bounded number
     of times, whatever the sizes of reads and frames."""
 
     __slots__ = ("_chunks", "data", "need", "pos", "waiting")
@@ -18,9 +19,9 @@ class Inbox:
     def __init__(self, need: int) -> None:
         self.data = b""
         self.pos = 0
-        """Where in `data` the next frame begins."""
+        """Offset in `data` at which the next frame begins."""
         self.need = need
-        """Bytes from `pos` on without which there is nothing to do."""
+        """Bytes from `pos` on that are needed for the next step."""
         self._chunks: list[bytes] = []
         self.waiting = 0
         """Bytes received behind `data`."""
@@ -32,12 +33,12 @@ class Inbox:
             self._chunks = [b"".join(self._chunks)]
 
     def advance(self, pos: int, need: int) -> None:
-        """Everything before `pos` is done with."""
+        """Mark everything before `pos` as processed."""
         self.pos = pos
         self.need = need
 
     def gather(self) -> bool:
-        """Whether `need` bytes are there from `pos` on; then they are in `data`."""
+        """Return whether `need` bytes are there from `pos` on; they are in `data` then."""
         left = len(self.data) - self.pos
         if left >= self.need:
             return True
@@ -56,7 +57,7 @@ class Inbox:
         return True
 
     def size(self) -> int:
-        """Bytes kept."""
+        """Return the bytes kept."""
         return len(self.data) - self.pos + self.waiting
 
     def clear(self) -> None:

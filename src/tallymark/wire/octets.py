@@ -1,4 +1,5 @@
-"""Bytes compared and numbers kept without an object for each: what the hot loops are made of.
+"""Octets: comparison of bytes and storage of numbers without an object for each, for the fast
+paths.
 
 Compiled, none of these makes a Python object per call.
 """
@@ -17,7 +18,7 @@ _IS_LITTLE: Final = sys.byteorder == "little"
 
 
 def begins(raw: bytes, at: i64, key: bytes) -> bool:
-    """Whether `key` stands at raw[at]; 0 <= at."""
+    """Return whether raw[at:] begins with `key`; 0 <= at."""
     if _IS_INTERPRETED:
         return raw.startswith(key, at)
     size: i64 = len(key)
@@ -36,7 +37,7 @@ def begins(raw: bytes, at: i64, key: bytes) -> bool:
 
 
 def u32(data: bytes, pos: i64) -> i64:
-    """The four bytes at `pos` (they are there) as an unsigned number."""
+    """Return the four bytes at `pos`, which must exist, as an unsigned number."""
     first: i64 = data[pos]
     second: i64 = data[pos + 1]
     third: i64 = data[pos + 2]
@@ -44,7 +45,7 @@ def u32(data: bytes, pos: i64) -> i64:
 
 
 def put_u32(out: BytesWriter, number: i64) -> None:
-    """Write an unsigned number of four bytes, big end first; 0 <= number < 2^32."""
+    """Write an unsigned number as four bytes, big-endian; 0 <= number < 2^32."""
     write_i32_be(out, i32(number if number < 0x8000_0000 else number - 0x1_0000_0000))
 
 
@@ -54,7 +55,7 @@ def put_place(out: BytesWriter, number: i64) -> None:
 
 
 def packed(places: array[int], lo: int, hi: int) -> bytes:
-    """places[lo..hi] of an array("I"), `hi` with it, to be read by `place`."""
+    """Return places[lo..hi] of an array("I"), `hi` included, as bytes for `place`."""
     part = places[lo : hi + 1]
     if not _IS_LITTLE:
         part.byteswap()
@@ -62,12 +63,12 @@ def packed(places: array[int], lo: int, hi: int) -> bytes:
 
 
 def place(pack: bytes, i: i64) -> i64:
-    """Number i of what `packed` gave."""
+    """Return number i in the bytes of `packed`."""
     return i64(read_i32_le(pack, i << 2)) & 0xFFFF_FFFF
 
 
 def unpacked(pack: bytes) -> array[int]:
-    """As an array("I"), from numbers of four bytes each, little end first."""
+    """Return an array("I") from numbers of four bytes each, little-endian."""
     places = array("I")
     places.frombytes(pack)
     if not _IS_LITTLE:

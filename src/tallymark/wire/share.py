@@ -1,4 +1,4 @@
-"""How much of one read is worked on before others have their turn.
+"""Share: the amount of work on one read before other connections have their turn.
 
 The unit is a step: a frame or a command, where a run of them that are alike counts once. A read of
 64 KiB holds tens of thousands of the smallest.
@@ -7,6 +7,6 @@ The unit is a step: a frame or a command, where a run of them that are alike cou
 from typing import Final
 
 ALL: Final = 1 << 62
-"""For an owner that serves nobody else."""
+"""Share of an owner that serves only one connection."""
 SHARE: Final = 1000
-"""For a server: some milliseconds."""
+"""Share of a connection of a server: some milliseconds."""

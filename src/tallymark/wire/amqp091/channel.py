@@ -1,4 +1,4 @@
-"""One channel as the peer drives it: its state, the methods legal on it, the publish under way."""
+"""One channel on the peer's side: its state, the methods legal on it, and an incomplete publish."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tallymark.wire.amqp091.states import FROM_CLIENT, ChannelState
 
 @final
 class Channel:
-    """A channel the peer opened; made by its channel.open."""
+    """A channel that the peer opened; made by its channel.open."""
 
     __slots__ = ("ack_prefix", "body_limit", "content", "number", "state")
 
@@ -30,9 +30,10 @@ class Channel:
         self.number = number
         self.state = ChannelState.OPEN
         self.body_limit = body_limit
-        """Bytes of the largest body."""
+        """Largest body in bytes."""
         self.content: Content | None = None
-        """The publish under way, where it is not taken whole by the kernel."""
+        """Incomplete publish; None if there is none. The kernel handles publishes that arrive
+        whole."""
         self.ack_prefix = ack_prefix(number)
 
     def is_open(self) -> bool:
@@ -42,15 +43,16 @@ class Channel:
         return self.state is ChannelState.CLOSED
 
     def is_idle(self) -> bool:
-        """Open, and between two methods."""
+        """Return whether the channel is open and between two methods."""
         return self.content is None and self.state is ChannelState.OPEN
 
     def held(self) -> int:
-        """Bytes kept of a publish under way."""
+        """Return the bytes kept of an incomplete publish."""
         return 0 if self.content is None else len(self.content.raw)
 
     def receive(self, kind: int, whole: bytes) -> Event | None:
-        """Take a method, header or body frame while OPEN. WireError for one out of place."""
+        """Process a method, header or body frame while OPEN. Raises WireError for one out of
+        place."""
         content = self.content
         if content is not None:
             return self._receive_content(content, kind, whole)

@@ -17,7 +17,7 @@ from tallymark.wire.amqp091.methods import Method
 
 @final
 class Incoming:
-    """What there is of it. Takes the frames behind the method, one by one."""
+    """An incomplete message. It takes the frames behind the method, one by one."""
 
     __slots__ = ("_parts", "method", "missing", "section")
 
@@ -26,12 +26,12 @@ class Incoming:
         self.section = b""
         """Property section; empty before the header came."""
         self.missing = 0
-        """Bytes of the body still to come."""
+        """Bytes of the body that are missing."""
         self._parts: list[bytes] = []
 
     def add(self, kind: int, frame: bytes) -> bool:
-        """The next frame of the channel, whole; True: the message is complete. WireError for one
-        that does not belong here."""
+        """Add the next frame of the channel, whole; True: the message is complete. Raises WireError
+        for one that does not belong here."""
         if self.section:
             if kind != BODY:
                 raise WireError(UNEXPECTED_FRAME, f"frame of type {kind}, expected a content body")

@@ -61,7 +61,7 @@ from tallymark.wire.amqp091.methods import (
 
 
 class ClientState(Enum):
-    """Of a connection. STARTING, SECURING, TUNING and TUNED are our turn."""
+    """States of a connection. In STARTING, SECURING, TUNING and TUNED the client acts next."""
 
     NEW = "new"
     GREETED = "greeted"
@@ -76,7 +76,7 @@ class ClientState(Enum):
     CLOSED = "closed"
 
 
-# What may come on channel 0, besides close and close-ok. A pair not listed is 504.
+# Methods that may arrive on channel 0, besides close and close-ok. A pair not listed is 504.
 RECEIVING: Final[dict[tuple[ClientState, type[Method]], ClientState]] = {
     (ClientState.GREETED, ConnectionStart): ClientState.STARTING,
     (ClientState.AUTHENTICATING, ConnectionSecure): ClientState.SECURING,
@@ -87,7 +87,7 @@ RECEIVING: Final[dict[tuple[ClientState, type[Method]], ClientState]] = {
     (ClientState.RUNNING, ConnectionUpdateSecretOk): ClientState.RUNNING,
 }
 
-# What of the handshake we may send. A pair not listed is a mistake of ours.
+# Steps of the handshake that we may send. A pair not listed is an error of ours.
 SENDING: Final[dict[tuple[ClientState, type[Method]], ClientState]] = {
     (ClientState.STARTING, ConnectionStartOk): ClientState.AUTHENTICATING,
     (ClientState.SECURING, ConnectionSecureOk): ClientState.AUTHENTICATING,
@@ -99,7 +99,7 @@ OVER: Final = frozenset((ClientState.CLOSING, ClientState.CLOSED))
 
 
 class ClientChannelState(Enum):
-    """Of a channel that we opened; one that the server closes is gone at once.
+    """States of a channel that we opened. One that the server closes is gone at once.
 
     OPENING --< open-ok--> OPEN --> close--> CLOSING --< close-ok--> gone
     OPENING --> close--> CLOSING
@@ -111,7 +111,7 @@ class ClientChannelState(Enum):
 
 
 CONTENT: Final[frozenset[type[Method]]] = frozenset((BasicDeliver, BasicReturn, BasicGetOk))
-"""Methods that a header and bodies follow."""
+"""Methods that are followed by a header and bodies."""
 
 FROM_SERVER: Final[frozenset[type[Method]]] = CONTENT | frozenset(
     (
@@ -143,4 +143,4 @@ FROM_SERVER: Final[frozenset[type[Method]]] = CONTENT | frozenset(
         TxSelectOk,
     )
 )
-"""What a server may send on a channel; anything else is 503."""
+"""Methods that a server may send on a channel; any other is 503."""

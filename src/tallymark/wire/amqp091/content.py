@@ -1,4 +1,4 @@
-"""A publish that came in several frames, put together [amqp-0.9.1 §4.2.6].
+"""Content assembly: publishes that arrive in several frames [amqp-0.9.1 §4.2.6].
 
 Whole single-frame publishes never get here: the kernel takes them as stretches. States, after
 RabbitMQ's command assembler: a header is awaited, then body frames until the announced size is
@@ -24,9 +24,10 @@ PUBLISH_METHOD_ID: Final = 40
 PUBLISH: Final = BASIC << 16 | PUBLISH_METHOD_ID
 
 MERGE_LIMIT: Final = 4088
-"""Payload bytes up to which small body frames are joined as they come: what fits the least
-frame-max. Keeps framing below 0.5 % of a body that comes byte by byte in frames of its own, which
-would otherwise take nine times its size, and drops empty frames, which would cost without end."""
+"""Payload bytes up to which small body frames are joined as they arrive: the content of the
+smallest frame-max. It keeps framing below 0.5 % of a body that arrives byte by byte in frames of
+its own, which would otherwise take nine times its size, and drops empty frames, of which there
+might be very many."""
 
 
 def wrong_frame(text: str) -> WireError:
@@ -35,27 +36,27 @@ def wrong_frame(text: str) -> WireError:
 
 @final
 class Content:
-    """The publish under way on one channel."""
+    """The incomplete publish on one channel."""
 
     __slots__ = ("channel", "facts", "head", "largest", "last", "method", "missing", "raw")
 
     def __init__(self, channel: int, method: bytes) -> None:
         self.channel = channel
         self.method = method
-        """The whole method frame."""
+        """Whole method frame."""
         self.raw = bytearray(method)
         self.head = 0
-        """Where the body begins in raw; 0 while the header is awaited."""
+        """Offset of the body in raw; 0 while the header is awaited."""
         self.missing = 0
-        """Bytes of the body still to come."""
+        """Bytes of the body that are missing."""
         self.last = 0
-        """Where the last body frame begins in raw; 0: there is none."""
+        """Offset of the last body frame in raw; 0: there is none."""
         self.facts = 0
         self.largest = 0
 
     def add(self, kind: int, frame: bytes) -> bool:
-        """Take the next frame of the channel; True: the message is complete. WireError 501, 502 or
-        505 for a frame that does not belong here."""
+        """Add the next frame of the channel; True: the message is complete. Raises WireError 501,
+        502 or 505 for a frame that does not belong here."""
         if self.head:
             if kind != BODY:
                 raise wrong_frame("expected content body, got non content body frame instead")
@@ -120,7 +121,7 @@ class Content:
         self.largest = max(self.largest, size + OVERHEAD)
 
     def finish(self) -> PublishReceived:
-        """The complete message as a stretch of one."""
+        """Return the complete message as a stretch of one."""
         raw = bytes(self.raw)
         return PublishReceived(
             self.channel,

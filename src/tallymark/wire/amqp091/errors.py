@@ -1,4 +1,4 @@
-"""What a peer did wrong, in the specification's reply codes [amqp-0.9.1 constants].
+"""Errors of peers, by the specification's reply codes [amqp-0.9.1 constants].
 
 Decoders raise `WireError` and nothing else, whatever the bytes. The connection turns it into an
 event; a bridge turns the event into channel.close or connection.close. Reply texts are built as
@@ -31,7 +31,7 @@ NOT_ALLOWED: Final = 530
 NOT_IMPLEMENTED: Final = 540
 INTERNAL_ERROR: Final = 541
 
-# reply code: name, and how far an error of that code reaches.
+# reply code: name and scope of an error with that code
 REPLIES: Final[dict[int, tuple[str, str]]] = {
     CONTENT_TOO_LARGE: ("CONTENT_TOO_LARGE", CHANNEL),
     NO_ROUTE: ("NO_ROUTE", CHANNEL),
@@ -55,7 +55,8 @@ REPLIES: Final[dict[int, tuple[str, str]]] = {
 
 
 def reply_scope(reply_code: int) -> str:
-    """`"channel"` or `"connection"`: what an error of this code closes. Unknown codes: connection.
+    """Return the scope that an error of this code closes: `"channel"` or `"connection"`. Unknown
+    codes close the connection.
 
     On channel 0 there is no channel to close: there every error closes the connection.
     """
@@ -64,14 +65,14 @@ def reply_scope(reply_code: int) -> str:
 
 
 def reply_text(reply_code: int, explanation: str) -> str:
-    """The text a client is shown: the code's name and the explanation, at most 255 bytes."""
+    """Return the text for the client: the code's name and the explanation, at most 255 bytes."""
     reply = REPLIES.get(reply_code)
     return clip(explanation if reply is None else f"{reply[0]} - {explanation}")
 
 
 def clip(text: str) -> str:
-    """`text`, or as much of it as fits a short string with `...` behind it. A ? stands for each
-    byte that is not UTF-8: clients read it."""
+    """Return `text`, cut with `...` at its end if it does not fit a short string. A ? replaces each
+    byte that is not UTF-8, since clients decode the text."""
     raw = text.encode("utf-8", "replace")
     if len(raw) <= 255:
         return raw.decode()
@@ -98,12 +99,12 @@ class WireError(Exception):
         super().__init__(text)
         self.reply_code = reply_code
         self.text = text
-        """The explanation alone; `reply_text` is what goes on the wire."""
+        """Explanation alone; the wire carries `reply_text`."""
         self.class_id = class_id
         self.method_id = method_id
         self.scope = scope or reply_scope(reply_code)
         self.verbatim = verbatim
-        """Whether the text goes on the wire as it is, without the code's name."""
+        """True if the text is sent as it is, without the code's name."""
 
     @property
     def reply_text(self) -> str:

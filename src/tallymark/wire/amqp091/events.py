@@ -1,4 +1,4 @@
-"""What a connection tells its owner, in the order of the bytes."""
+"""Events that a connection reports to its owner, in the order of the bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tallymark.wire.amqp091.methods import Method
 
 
 class Event:
-    """One of the classes below."""
+    """Base of the events."""
 
     __slots__ = ()
 
@@ -95,11 +95,11 @@ class PublishReceived(Event):
         """methods[k] is the whole method frame of messages starts[k]..starts[k + 1] - 1. Equal
         frames are mostly the same object, so that a dict finds them without hashing again."""
         self.facts = facts
-        """kernel.PERSISTENT | kernel.SPECIAL."""
+        """Facts about all messages: kernel.PERSISTENT | kernel.SPECIAL."""
         self.properties = properties
         """Property section of message 0."""
         self.uniform = uniform
-        """All property sections are equal. Where it is False they may still be."""
+        """True if all property sections are equal. They may be equal even if it is False."""
         self.largest_frame = largest_frame
         """Bytes of the largest header or body frame, overhead included."""
 
@@ -139,7 +139,7 @@ class ProtocolFailure(Event):
 
     @property
     def is_fatal(self) -> bool:
-        """The connection is over, not just one channel."""
+        """Return whether the connection has ended, not just one channel."""
         return self.error.scope == CONNECTION
 
 
@@ -152,4 +152,4 @@ class PeerClosed(Event):
     def __init__(self, reason: str, clean: bool) -> None:
         self.reason = reason
         self.clean = clean
-        """After a complete closing handshake, whoever began it."""
+        """True after a complete closing handshake, whichever side began it."""

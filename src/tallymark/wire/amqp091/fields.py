@@ -33,7 +33,7 @@ from typing import Final, TypeVar, final
 from tallymark.wire.amqp091.errors import SYNTAX_ERROR, WireError
 
 DEPTH_MAX: Final = 64
-"""Tables within tables; beyond it the peer is refused rather than our stack used up."""
+"""Maximum nesting of tables; deeper ones are refused, so that they cannot exhaust our stack."""
 
 _C = TypeVar("_C")
 
@@ -46,7 +46,7 @@ def _python_class(cls: _C) -> _C:
 
 @_python_class
 class WireInt(int):
-    """An integer that keeps the width it had on the wire, one of `b B s u I i l L`."""
+    """An integer that keeps its width on the wire, one of `b B s u I i l L`."""
 
     tag: str
 
@@ -63,7 +63,7 @@ class WireInt(int):
 
 @_python_class
 class Float32(float):
-    """A float that came in 32 bits and goes out so."""
+    """A float that arrived in 32 bits and is written so."""
 
 
 @_python_class
@@ -91,7 +91,7 @@ _WIDTHS: Final = "bBsuiIlL"
 
 @final
 class Reader:
-    """Takes values off data[pos:end]; raises WireError 502 where they do not fit."""
+    """Reads values from data[pos:end]; raises WireError 502 where they do not fit."""
 
     __slots__ = ("data", "end", "pos")
 
@@ -117,7 +117,7 @@ class Reader:
         return int.from_bytes(self.take(size), "big", signed=True)
 
     def short_string(self) -> str:
-        """A name: has to be UTF-8."""
+        """Read a name, which must be UTF-8."""
         raw = self.take(self.unsigned(1))
         try:
             return raw.decode()
@@ -125,7 +125,8 @@ class Reader:
             raise WireError(SYNTAX_ERROR, f"malformed UTF-8 in short string {raw!r}") from None
 
     def loose_short_string(self) -> str:
-        """Text nobody routes by: what is not UTF-8 is kept with surrogate escapes."""
+        """Read a text without effect on routing: bytes that are not UTF-8 become surrogate
+        escapes."""
         return self.take(self.unsigned(1)).decode("utf-8", "surrogateescape")
 
     def long_string(self) -> bytes:
@@ -151,7 +152,7 @@ class Reader:
         return values
 
     def _enter(self, size: int, depth: int) -> int:
-        """Narrow the window to the next `size` bytes; returns the end to go back to."""
+        """Narrow the window to the next `size` bytes; return the end to go back to."""
         whole = self.end
         if self.pos + size > whole:
             raise WireError(
@@ -212,7 +213,7 @@ def _decimal(value: int, scale: int) -> Decimal:
 
 
 def decode_table(raw: bytes) -> dict[str, object]:
-    """The table in `raw`, its length first. Raises WireError 502, also for bytes left over."""
+    """Decode the table in `raw`, its length first. Raises WireError 502, also for surplus bytes."""
     reader = Reader(raw, 0, len(raw))
     table = reader.table()
     if reader.pos != len(raw):
@@ -221,7 +222,7 @@ def decode_table(raw: bytes) -> dict[str, object]:
 
 
 def encode_table(table: dict[str, object]) -> bytes:
-    """The table as bytes, its length first.
+    """Encode the table, its length first.
 
     Raises ValueError for what cannot be written: an integer beyond 64 bits, a key above 255
     bytes, a decimal AMQP has no room for. TypeError for a value of another type.
@@ -254,7 +255,7 @@ def write_long_string(out: bytearray, raw: bytes) -> None:
 
 
 def write_value(out: bytearray, value: object) -> None:
-    """Tag and value. The kinds of int and float come before int and float, which they are too."""
+    """Write tag and value. The subclasses of int and float are tested before int and float."""
     if value is None:
         out += b"V"
     elif isinstance(value, str):

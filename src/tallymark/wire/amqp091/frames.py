@@ -31,7 +31,7 @@ OVERHEAD: Final = 8
 HEAD: Final = 7
 """Bytes of a frame before its payload."""
 FRAME_MIN: Final = 4096
-"""The least frame-max a peer may ask for, bytes [amqp-0.9.1 constants frame-min-size]."""
+"""Smallest frame-max that a peer may ask for, bytes [amqp-0.9.1 constants frame-min-size]."""
 BASIC: Final = 60
 
 HEARTBEAT_FRAME: Final = b"\x08\0\0\0\0\0\0\xce"
@@ -46,13 +46,14 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
 
 
 def header_frame(channel: int, body_size: int, properties: bytes) -> bytes:
-    """A content header of class basic; `properties` is a property section."""
+    """Make a content header of class basic; `properties` is a property section."""
     head = _header.pack(HEADER, channel, 12 + len(properties), BASIC, 0, body_size)
     return head + properties + b"\xce"
 
 
 def body_frames(channel: int, body: bytes, frame_max: int) -> bytes:
-    """The body in as few frames as frame_max (bytes, 0: no limit) allows; none for an empty one."""
+    """Return the body in as few frames as frame_max (bytes, 0: no limit) allows; none for an empty
+    body."""
     if not body:
         return b""
     limit = frame_max - OVERHEAD if frame_max else len(body)
@@ -65,23 +66,23 @@ def body_frames(channel: int, body: bytes, frame_max: int) -> bytes:
 
 
 def content_frames(channel: int, properties: bytes, body: bytes, frame_max: int) -> bytes:
-    """Header frame and body frames."""
+    """Return header frame and body frames."""
     return header_frame(channel, len(body), properties) + body_frames(channel, body, frame_max)
 
 
 def frame_length(raw: bytes, pos: int) -> int:
-    """Bytes of the whole frame that begins at `pos`; its head has to be there."""
+    """Return the bytes of the whole frame that begins at `pos`; its head must be there."""
     return int.from_bytes(raw[pos + 3 : pos + 7], "big") + OVERHEAD
 
 
 def property_section(message: bytes) -> bytes:
-    """The property section of a message."""
+    """Return the property section of a message."""
     header = frame_length(message, 0)
     return message[header + 19 : header + frame_length(message, header) - 1]
 
 
 def body(message: bytes) -> bytes:
-    """The body of a message, without its framing."""
+    """Return the body of a message, without its framing."""
     pos = frame_length(message, 0)
     pos += frame_length(message, pos)
     parts: list[bytes] = []
@@ -93,7 +94,8 @@ def body(message: bytes) -> bytes:
 
 
 def snippet(payload: bytes) -> str:
-    """How RabbitMQ shows a payload in its error texts: `all octets = <<1,2>>`, the first 16."""
+    """Return a payload in the form of RabbitMQ's error texts: `all octets = <<1,2>>`, the first
+    16."""
     shown = payload[:16]
     if shown and all(32 <= octet < 127 for octet in shown):
         octets = f'"{shown.decode("ascii")}"'

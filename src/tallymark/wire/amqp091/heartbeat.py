@@ -15,20 +15,21 @@ class Heartbeat:
 
     def __init__(self, interval_s: int, now_ms: int) -> None:
         self.interval_ms = interval_s * 1000
-        """0: no heartbeats."""
+        """Interval in ms; 0: no heartbeats."""
         self.sent_ms = now_ms
         self.received_ms = now_ms
 
     def next_deadline(self) -> int | None:
-        """When to look again; early if there was traffic meanwhile, never late."""
+        """Return when to check again. The time may be early if there was traffic meanwhile, but
+        never late."""
         if not self.interval_ms:
             return None
         return min(self.sent_ms + self.interval_ms // 2, self.received_ms + 2 * self.interval_ms)
 
     def is_due(self, now_ms: int) -> bool:
-        """Time to send one."""
+        """Return whether a heartbeat is to be sent."""
         return self.interval_ms > 0 and now_ms - self.sent_ms >= self.interval_ms // 2
 
     def is_missed(self, now_ms: int) -> bool:
-        """The peer is dead, or as good as."""
+        """Return whether the peer is dead, or has sent nothing for too long."""
         return self.interval_ms > 0 and now_ms - self.received_ms >= 2 * self.interval_ms

@@ -1,4 +1,4 @@
-"""How each method is written: one table, read like the specification's own [amqp-0.9.1 XML].
+"""Layouts of all methods in one table, in the manner of the specification [amqp-0.9.1 XML].
 
 A field is `name:type`; `-` is a reserved field, written as zero and ignored when read. Adjacent
 bits share an octet, lowest bit first [amqp-0.9.1 §4.2.5.2].
@@ -302,7 +302,7 @@ _SIZES: Final = {"octet": 1, "short": 2, "long": 4, "longlong": 8}
 
 @final
 class Layout:
-    """One row of `METHODS`, taken apart."""
+    """One row of `METHODS`, parsed."""
 
     __slots__ = ("class_id", "fields", "id", "kind", "method_id", "name")
 
@@ -312,11 +312,11 @@ class Layout:
         self.class_id = class_id
         self.method_id = method_id
         self.id = class_id << 16 | method_id
-        """The first four bytes of the method's payload, big-endian."""
+        """First four bytes of the method's payload, big-endian."""
         self.name = name
         self.kind = kind
         self.fields: list[tuple[str, str]] = []
-        """(name, type); the name is `-` for a reserved field."""
+        """Fields as (name, type); the name is `-` for a reserved field."""
         for field in fields.split():
             field_name, _, field_type = field.partition(":")
             self.fields.append((field_name, field_type))
@@ -331,12 +331,12 @@ for _row in METHODS:
 
 
 def layout_of(method: Method) -> Layout:
-    """Ids, name and fields of a method."""
+    """Return ids, name and fields of a method."""
     return BY_CLASS[type(method)]
 
 
 def decode_method(payload: bytes) -> Method:
-    """The method in a method frame's payload.
+    """Decode the method in a method frame's payload.
 
     Raises WireError: 540 for ids nobody knows, 502 for fields that do not fit; both name the
     method in class_id and method_id.
@@ -393,7 +393,7 @@ def _read_field(reader: Reader, kind: str) -> object:
 
 
 def encode_method(method: Method) -> bytes:
-    """The payload of a method frame.
+    """Encode the payload of a method frame.
 
     Raises ValueError where a value does not fit its field; reply texts and reasons are cut to fit.
     """

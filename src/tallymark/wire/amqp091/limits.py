@@ -1,4 +1,5 @@
-"""What a connection may ask of us, what both sides agree on [amqp-0.9.1 connection.tune]."""
+"""Limits of a connection, and the negotiation of those that both sides share
+[amqp-0.9.1 connection.tune]."""
 
 from __future__ import annotations
 
@@ -11,29 +12,29 @@ from tallymark.wire.amqp091.methods import ConnectionTuneOk
 from tallymark.wire.share import ALL
 
 INITIAL_FRAME_MAX: Final = 8192
-"""Bytes of a frame before a frame-max is agreed on [rabbitmq initial_frame_max]."""
+"""Maximum frame size in bytes before a frame-max is negotiated [rabbitmq initial_frame_max]."""
 
 
 @final
 @dataclass(frozen=True)
 class Limits:
-    """Of one connection. For channel_max and frame_max 0 is no limit."""
+    """Limits of one connection. For channel_max and frame_max 0 means no limit."""
 
     channel_max: int = 2047
     """Highest channel number, 0..65535."""
     frame_max: int = 131_072
-    """Bytes of the largest frame; 0 or at least 4096."""
+    """Largest frame in bytes; 0 or at least 4096."""
     heartbeat_s: int = 60
-    """Seconds we propose; the client decides. 0: none."""
+    """Proposed heartbeat in seconds; the client decides. 0: none."""
     max_message_bytes: int = 134_217_728
-    """Largest body; a larger one costs the publisher its channel."""
+    """Largest body in bytes; a larger one closes the publisher's channel."""
     handshake_timeout_ms: int = 10_000
-    """From the first tick or byte to connection.open-ok."""
+    """Time-out from the first tick or byte to connection.open-ok."""
     max_unfinished_bytes: int = 0
-    """Contents under way, all channels together; more costs the publisher its connection. 0: two
-    messages of the largest size, and then some."""
+    """Maximum bytes of incomplete contents of all channels; more closes the publisher's connection.
+    0: two messages of the largest size, and 1 MiB."""
     steps: int = ALL
-    """Looked at in one go: behind them `is_spent` says that there is more [wire.share]."""
+    """Number of steps of work at a time; beyond it `is_spent` is true [wire.share]."""
 
     def __post_init__(self) -> None:
         if self.frame_max and self.frame_max < FRAME_MIN:
@@ -44,12 +45,13 @@ class Limits:
             raise ValueError(f"heartbeat_s {self.heartbeat_s}, expected 0 to 65535")
 
     def unfinished_bytes(self) -> int:
-        """What max_unfinished_bytes amounts to."""
+        """Return the value of max_unfinished_bytes in effect."""
         return self.max_unfinished_bytes or 2 * self.max_message_bytes + 1_048_576
 
 
 def check_tune(limits: Limits, tuned: ConnectionTuneOk) -> None:
-    """WireError 530 unless the client stays within what was proposed [rabbitmq connection.tune-ok].
+    """Check that the client stays within the proposed limits, WireError 530 otherwise
+    [rabbitmq connection.tune-ok].
 
     Its heartbeat is its own affair: whatever it names is used.
     """

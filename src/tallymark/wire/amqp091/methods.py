@@ -14,7 +14,7 @@ Table = dict[str, object]
 
 
 class Method:
-    """What every method is; equal when class and fields are."""
+    """Base of all methods; equal when class and fields are."""
 
 
 @final
@@ -184,7 +184,8 @@ class ChannelCloseOk(Method):
 @final
 @dataclass(frozen=True)
 class AccessRequest(Method):
-    """Of 0-8 and 0-9; access tickets mean nothing any more, but old clients ask."""
+    """Request for access of 0-8 and 0-9. Tickets have no effect any more, but old clients ask for
+    them."""
 
     realm: str = ""
     exclusive: bool = False

@@ -42,7 +42,7 @@ CLUSTER_ID: Final = 1 << 2
 @final
 @dataclass
 class Properties:
-    """Basic properties; None: not there. Strings that are not UTF-8 carry surrogate escapes."""
+    """Basic properties; None: not present. Strings that are not UTF-8 contain surrogate escapes."""
 
     content_type: str | None = None
     content_encoding: str | None = None
@@ -62,13 +62,13 @@ class Properties:
 
 
 def classify(section: bytes) -> int:
-    """What a broker has to know of a property section, without decoding it: PERSISTENT | SPECIAL,
-    or MALFORMED. O(properties); of the headers only the keys CC, BCC and x-delay are looked for."""
+    """Classify a property section without decoding it: PERSISTENT | SPECIAL, or MALFORMED.
+    O(properties); in the headers only the keys CC, BCC and x-delay are searched."""
     return classify_section(section, 0, len(section))
 
 
 def decode_properties(section: bytes) -> Properties:
-    """Raises WireError 502 where the section is not well-formed."""
+    """Decode a property section. Raises WireError 502 if it is malformed."""
     reader = Reader(section, 0, len(section))
     flags = reader.unsigned(2)
     if flags & 3:
@@ -108,7 +108,8 @@ def decode_properties(section: bytes) -> Properties:
 
 
 def encode_properties(properties: Properties) -> bytes:
-    """The property section. Raises ValueError or TypeError for what cannot be written."""
+    """Encode a property section. Raises ValueError or TypeError for a value that cannot be
+    encoded."""
     out = bytearray(2)
     flags = _string(out, properties.content_type, CONTENT_TYPE)
     flags |= _string(out, properties.content_encoding, CONTENT_ENCODING)

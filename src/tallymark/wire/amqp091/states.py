@@ -63,7 +63,7 @@ from tallymark.wire.amqp091.methods import (
 
 
 class State(Enum):
-    """Of a connection. The value is RabbitMQ's word for it, as error texts show it."""
+    """States of a connection. The values are RabbitMQ's names, as error texts show them."""
 
     __hash__ = object.__hash__  # Enum's is interpreted, and states are looked up per frame
 
@@ -84,11 +84,12 @@ class State(Enum):
 OUR_TURN: Final = frozenset((State.OPENED, State.AUTHENTICATING))
 
 LOGGED_IN: Final = frozenset((State.TUNING, State.OPENING, State.RUNNING))
-"""States in which an error is answered; before, nothing is said to a peer we do not know."""
+"""States in which an error is answered. Before them, a peer that is not identified gets no
+answer."""
 
 OVER: Final = frozenset((State.FAILED, State.CLOSING, State.PEER_CLOSING, State.CLOSED))
 
-# What may come on channel 0. A pair not listed is 504 "unexpected method in connection state".
+# Methods that may arrive on channel 0. Others are 504 "unexpected method in connection state".
 RECEIVING: Final[dict[tuple[State, type[Method]], State]] = {
     (State.STARTING, ConnectionStartOk): State.AUTHENTICATING,
     (State.SECURING, ConnectionSecureOk): State.AUTHENTICATING,
@@ -102,7 +103,7 @@ RECEIVING: Final[dict[tuple[State, type[Method]], State]] = {
     (State.RUNNING, ConnectionClose): State.PEER_CLOSING,
 }
 
-# What of the handshake we may send. A pair not listed is a mistake of ours.
+# Steps of the handshake that we may send. A pair not listed is an error of ours.
 SENDING: Final[dict[tuple[State, type[Method]], State]] = {
     (State.OPENED, ConnectionStart): State.STARTING,
     (State.AUTHENTICATING, ConnectionSecure): State.SECURING,
@@ -123,7 +124,7 @@ HANDSHAKE: Final = frozenset((ConnectionStart, ConnectionSecure, ConnectionTune,
 
 
 class ChannelState(Enum):
-    """Of a channel that was opened [amqp-0.9.1 §1.5.2].
+    """States of a channel that was opened [amqp-0.9.1 §1.5.2].
 
     OPEN --> close--> CLOSED, our close-ok follows
     OPEN --< close--> CLOSING --> close-ok--> CLOSED
@@ -171,4 +172,4 @@ FROM_CLIENT: Final[frozenset[type[Method]]] = frozenset(
         TxSelect,
     )
 )
-"""What a client may send on an open channel; anything else is 503 "unimplemented method"."""
+"""Methods that a client may send on an open channel; any other is 503 "unimplemented method"."""

@@ -1,4 +1,4 @@
-"""Values to bytes and back [amqp-1.0 §1.2 to §1.6].
+"""Encoding and decoding of values [amqp-1.0 §1.2 to §1.6].
 
 A value is a constructor (a format code, or 0x00, a descriptor and a constructor) and its bytes.
 The upper half of a format code says how many bytes: 4x none, 5x one, 6x two, 7x four, 8x eight, 9x
@@ -16,7 +16,7 @@ from tallymark.wire.octets import u32
 
 
 def encode(value: object) -> bytes:
-    """The value as bytes, in the smallest encoding.
+    """Encode a value in the smallest encoding.
 
     Raises ValueError for what has no room (an integer out of its type's range, a symbol that is
     not ASCII, a string with lone surrogates, values nested deeper than 64), TypeError for a value
@@ -26,12 +26,12 @@ def encode(value: object) -> bytes:
 
 
 def encode_into(out: bytearray, value: object) -> None:
-    """As `encode`, appended to `out`; nothing is where it fails."""
+    """Encode a value, as `encode` does, and append it to `out`. On an error nothing is appended."""
     out += encode_value(value, 0)
 
 
 def decode(data: bytes, pos: int, end: int) -> tuple[object, int]:
-    """The value that begins at `pos`, and where it ends. Raises DecodeError.
+    """Decode the value that begins at `pos`; return it and its end. Raises DecodeError.
 
     Keys that are equal in Python (1 and True, "a" and the symbol a) count as one key given twice,
     which the standard forbids.
@@ -42,8 +42,8 @@ def decode(data: bytes, pos: int, end: int) -> tuple[object, int]:
 
 
 def skip(data: bytes, pos: int, end: int) -> int:
-    """Where the value ends that begins at `pos`. Looks at sizes only, so inside of a list anything
-    goes. Raises DecodeError."""
+    """Return the end of the value that begins at `pos`. Only sizes are checked, not the content of
+    lists. Raises DecodeError."""
     return _skip(data, pos, end, 0)
 
 

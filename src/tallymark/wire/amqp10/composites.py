@@ -47,15 +47,15 @@ from tallymark.wire.amqp10.writer import (
 
 Map = dict[object, object]
 Fields = dict[object, object]
-"""A map of symbols: every key is a str."""
+"""Map of symbols: every key is a str."""
 Row = tuple[int, str, type["Composite"], str, str]
 
 
 class Composite(Encodable):
-    """What has a field table."""
+    """Base of the classes that have a field table."""
 
     def encode(self) -> bytes:
-        """Descriptor and list. Raises ValueError or TypeError where a value does not fit."""
+        """Encode descriptor and list. Raises ValueError or TypeError if a value does not fit."""
         return self.encode_at(0)
 
     def encode_at(self, depth: int) -> bytes:
@@ -104,7 +104,7 @@ def _default(kind: str, text: str) -> object:
 
 @final
 class Layout:
-    """One row of a table, taken apart."""
+    """One row of a table, parsed."""
 
     __slots__ = ("code", "fields", "head", "kind", "name", "provides", "symbol")
 
@@ -117,7 +117,7 @@ class Layout:
         self.kind = kind
         self.provides = provides
         self.head = bytes((0, 0x53, code))
-        """The descriptor as we write it."""
+        """Descriptor as we write it."""
         self.fields = [Field(text) for text in fields.split()]
 
 
@@ -127,7 +127,7 @@ BY_CLASS: Final[dict[type[Composite], Layout]] = {}
 
 
 def register(rows: tuple[Row, ...]) -> None:
-    """Make the classes of a table known to the codec; once, by the module that has them."""
+    """Register the classes of a table with the codec. Called once, by the module that has them."""
     for row in rows:
         layout = Layout(row[0], row[1], row[2], row[3], row[4])
         BY_CODE[layout.code] = layout
@@ -136,7 +136,7 @@ def register(rows: tuple[Row, ...]) -> None:
 
 
 def read_composite(reader: Reader, provides: str) -> Composite:
-    """The composite that begins at reader.pos; DecodeError for one that does not provide this."""
+    """Decode the composite at reader.pos. Raises DecodeError for one that does not provide this."""
     if reader.octet() != 0:
         raise DecodeError(f"expected a described list that is {_a(provides)}")
     layout = _read_descriptor(reader)
@@ -202,7 +202,7 @@ def _read_list(reader: Reader, layout: Layout) -> Composite:
 
 
 def _read_field(reader: Reader, field: Field) -> object:
-    """The field's value; None where it is absent."""
+    """Decode the field's value; None if it is absent."""
     code = reader.octet()
     if code == 0x40:
         return None
@@ -212,7 +212,7 @@ def _read_field(reader: Reader, field: Field) -> object:
 
 
 def _read_symbols(reader: Reader, code: int) -> object:
-    """Of a field of many values, which are symbols in all of the standard."""
+    """Decode a field of many values, which are symbols in all of the standard."""
     if code != 0xE0 and code != 0xF0:
         return (_read_one(reader, "symbol", code),)
     values = reader.array_of(code)
@@ -292,7 +292,7 @@ def _symbol(text: str) -> Symbol:
 
 
 def _symbol_map(values: dict[object, object], kind: str) -> dict[object, object]:
-    """With keys that are strings made symbols."""
+    """Return the map with string keys turned into symbols."""
     strings = False
     for key in values:
         if type(key) is str:
@@ -352,5 +352,5 @@ def _encode_one(kind: str, value: object, depth: int) -> bytes:
 
 
 def read_fields(reader: Reader, layout: Layout, first: int, count: int) -> list[object]:
-    """The values of `count` fields of a list from field `first` on; absent ones are None."""
+    """Decode `count` fields of a list from field `first` on; absent ones are None."""
     return [_read_field(reader, field) for field in layout.fields[first : first + count]]

@@ -1,4 +1,4 @@
-"""What a peer did wrong, in the standard's error conditions [amqp-1.0 §2.8.15 to §2.8.18, §4.5.8].
+"""Errors of peers, by the standard's error conditions [amqp-1.0 §2.8.15 to §2.8.18, §4.5.8].
 
 Decoders raise `DecodeError` and nothing else, whatever the bytes.
 """
@@ -47,14 +47,14 @@ TRANSACTION_TIMEOUT: Final = "amqp:transaction:timeout"
 
 
 def shown(value: object) -> str:
-    """A value for an error text, at most 80 characters of it."""
+    """Return a value for an error text, at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 @final
 class DecodeError(Exception):
-    """Bytes that are not what the standard allows in their place.
+    """Bytes that the standard does not allow in their place.
 
     `condition` is what the peer is told, `text` its description.
     """

@@ -21,20 +21,20 @@ HEARTBEAT: Final = b"\0\0\0\x08\x02\0\0\0"
 """An empty frame [amqp-1.0 §2.4.5]."""
 
 AMQP: Final = 0
-"""A frame type."""
+"""Frame type of AMQP."""
 SASL: Final = 1
 
 HEAD: Final = 8
 """Bytes of a frame before its body, without an extended header."""
 
 TAG_MAX: Final = 32
-"""Bytes of a delivery-tag [amqp-1.0 §2.8.7]."""
+"""Maximum bytes of a delivery-tag [amqp-1.0 §2.8.7]."""
 
 _head: Final = Struct(">IBBH")
 
 
 def frame(channel: int, body: bytes, payload: bytes = b"") -> bytes:
-    """An AMQP frame around an encoded performative and what follows it."""
+    """Return an AMQP frame of an encoded performative and its payload."""
     return _head.pack(8 + len(body) + len(payload), 2, AMQP, channel) + body + payload
 
 
@@ -43,7 +43,7 @@ def sasl_frame(body: bytes) -> bytes:
 
 
 def frame_head(data: bytes, pos: int) -> tuple[int, int, int, int]:
-    """Of the frame at `pos` (8 bytes of it are there) its bytes, how many of them stand before the
+    """Decode the head of the frame at `pos` (8 bytes are there): its size, the bytes before its
     body, its type and its channel.
 
     Raises DecodeError, a framing error, for a size or a data offset that cannot be.

@@ -16,14 +16,15 @@ class Heartbeat:
 
     def __init__(self, announced_ms: int, wanted_ms: int, now_ms: int) -> None:
         self.announced_ms = announced_ms
-        """Our idle-time-out, 0: none."""
+        """Our idle-time-out, ms; 0: none."""
         self.wanted_ms = wanted_ms
-        """The peer's, 0: none."""
+        """Peer's idle-time-out, ms; 0: none."""
         self.sent_ms = now_ms
         self.received_ms = now_ms
 
     def next_deadline(self) -> int | None:
-        """When to look again; early if there was traffic meanwhile, never late."""
+        """Return when to check again. The time may be early if there was traffic meanwhile, but
+        never late."""
         due = self.sent_ms + self.wanted_ms // 2
         missed = self.received_ms + 2 * self.announced_ms
         if self.wanted_ms and self.announced_ms:
@@ -33,9 +34,9 @@ class Heartbeat:
         return missed if self.announced_ms else None
 
     def is_due(self, now_ms: int) -> bool:
-        """Time to send an empty frame."""
+        """Return whether an empty frame is to be sent."""
         return self.wanted_ms > 0 and now_ms - self.sent_ms >= self.wanted_ms // 2
 
     def is_missed(self, now_ms: int) -> bool:
-        """The peer is dead, or as good as."""
+        """Return whether the peer is dead, or has sent nothing for too long."""
         return self.announced_ms > 0 and now_ms - self.received_ms >= 2 * self.announced_ms

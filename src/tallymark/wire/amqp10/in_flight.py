@@ -1,5 +1,5 @@
-"""Deliveries that a receiver has settled and whose sender has not: only where the receiver settles
-second, and only between its word and the sender's [FC-12]."""
+"""Deliveries that a receiver has settled and whose sender has not. They exist only where the
+receiver settles second, between its disposition and the sender's [FC-12]."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Piece:
 @final
 class InFlight:
     """Ranges of delivery-ids, in the order in which they were settled. O(ranges) for each answer;
-    answers mostly come in order, and then it is the first."""
+    answers mostly come in order and so match the first range."""
 
     __slots__ = ("_entries",)
 
@@ -56,7 +56,7 @@ class InFlight:
         entries.append(_Entry(first, last, link))
 
     def remove(self, link: ReceiverLink) -> None:
-        """The link is gone."""
+        """Remove the ranges of a link that is gone."""
         if self._entries:
             self._entries = [entry for entry in self._entries if entry.link is not link]
 
@@ -64,7 +64,7 @@ class InFlight:
         return [(entry.first, entry.last) for entry in self._entries if entry.link is link]
 
     def take(self, first: int, last: int) -> list[Piece]:
-        """Cut first..last out. Returns it in pieces, in the order of the ids."""
+        """Cut first..last out; return it in pieces, in the order of the ids."""
         entries = self._entries
         if entries and entries[0].first == first and diff(entries[0].last, last) > 0:
             entries[0].first = add(last, 1)
@@ -95,7 +95,7 @@ def _insert(pieces: list[Piece], piece: Piece) -> None:
 
 
 def _with_gaps(found: list[Piece], first: int, last: int) -> list[Piece]:
-    """The pieces in order, and what of first..last is between them."""
+    """Return the pieces in order, together with the parts of first..last between them."""
     pieces: list[Piece] = []
     at = first
     for piece in found:

@@ -1,4 +1,4 @@
-"""What a connection may ask of us, and what we ask of the peer [amqp-1.0 §2.7.1, §2.7.2]."""
+"""Limits of a connection, ours and those asked of the peer [amqp-1.0 §2.7.1, §2.7.2]."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from typing import Final, final
 from tallymark.wire.share import ALL
 
 FRAME_MIN: Final = 512
-"""Bytes of a frame that everybody takes, before open and ever after [amqp-1.0 §2.8.19]."""
+"""Frame size in bytes that every peer accepts, before and after open [amqp-1.0 §2.8.19]."""
 INITIAL_FRAME_MAX: Final = 8192
-"""Bytes of a frame that we take before open: more than the standard's 512, for clients that put
-much into it."""
+"""Maximum frame size in bytes that we accept before open: more than the standard's 512, for clients
+with a large open."""
 
 
 @final
 @dataclass(frozen=True)
 class Limits:
-    """Of one connection."""
+    """Limits of one connection."""
 
     max_frame_size: int = 131_072
-    """Bytes of the largest frame we take; at least 512."""
+    """Largest frame in bytes that we accept; at least 512."""
     channel_max: int = 255
     """Highest channel number, 0..65535: sessions on a connection, less one."""
     handle_max: int = 255
     """Highest handle, 0..2^32-1: links on a session, less one."""
     idle_time_out_ms: int = 60_000
-    """The peer shall not be silent for longer; it is given twice that. 0: for ever."""
+    """Idle time-out announced to the peer, ms; it is dead after twice that. 0: none."""
     incoming_window: int = 400
     """Transfer frames that the peer may send on a session before we open the window again."""
     outgoing_window: int = 0xFFFF_FFFF
-    """Transfer frames we hold ready to send, as far as the peer is told."""
+    """Outgoing window announced to the peer, in transfer frames."""
     max_message_size: int = 134_217_728
-    """Bytes of the largest message; a larger one costs its sender the link. 0: no limit."""
+    """Largest message in bytes; a larger one closes its sender's link. 0: no limit."""
     handshake_timeout_ms: int = 10_000
-    """From the first tick or byte to open, in both directions."""
+    """Time-out from the first tick or byte to open, in both directions."""
     max_unfinished_bytes: int = 0
-    """Deliveries that have begun, all links together; more costs the sender its connection. 0: two
-    messages of the largest size, and then some."""
+    """Maximum bytes of incomplete deliveries of all links; more closes the sender's connection. 0:
+    two messages of the largest size, and 1 MiB."""
     steps: int = ALL
-    """Looked at in one go: behind them `is_spent` says that there is more [wire.share]."""
+    """Number of steps of work at a time; beyond it `is_spent` is true [wire.share]."""
 
     def __post_init__(self) -> None:
         _check("max_frame_size", self.max_frame_size, FRAME_MIN, 0xFFFF_FFFF)
@@ -51,7 +51,7 @@ class Limits:
         _check("max_message_size", self.max_message_size, 0, (1 << 63) - 1)
 
     def unfinished_bytes(self) -> int:
-        """What max_unfinished_bytes amounts to; 0: no limit."""
+        """Return the value of max_unfinished_bytes in effect; 0: no limit."""
         if self.max_unfinished_bytes or not self.max_message_size:
             return self.max_unfinished_bytes
         return 2 * self.max_message_size + 1_048_576

@@ -1,4 +1,4 @@
-"""What both ends of a link have in common [amqp-1.0 §2.6]: attaching and detaching.
+"""Base of both kinds of link ends [amqp-1.0 §2.6]: attaching and detaching.
 
 Either side attaches, either side detaches; what is legal when, states.py says. An owner's call on
 a link that is gone does nothing: it may not know yet.
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from tallymark.wire.amqp10.session import Session
 
 NO_HANDLE: Final = -1
-"""On our side: we have not attached yet. On the peer's: it has not."""
+"""Handle of a side that has not attached yet."""
 
 
 class Link:
-    """One of the two in sender_link.py and receiver_link.py."""
+    """Base of the links in sender_link.py and receiver_link.py."""
 
     __slots__ = (
         "_asked",
@@ -52,16 +52,16 @@ class Link:
         self.session = session
         self.name = name
         self.is_sender = is_sender
-        """We send."""
+        """True if we send on the link."""
         self.context: object = None
-        """The owner's."""
+        """Object of the owner."""
         self.state = LinkState.DETACHED
         self.handle = NO_HANDLE
-        """Ours."""
+        """Our handle."""
         self.remote_handle = NO_HANDLE
         self.remote_attach: Attach | None = None
         self.snd_settle_mode = SND_MIXED
-        """In effect once attached."""
+        """Sender-settle-mode, in effect once attached."""
         self.rcv_settle_mode = RCV_FIRST
         self._closes = True
         self._asked: tuple[int | None, int | None] = (None, None)
@@ -74,8 +74,9 @@ class Link:
         snd_settle_mode: int | None = None,
         rcv_settle_mode: int | None = None,
     ) -> None:
-        """Grant what LinkRequested asks for. Of `attach` name, handle, role and modes are filled
-        in; a mode that is None is the one asked for. ValueError where nothing was asked."""
+        """Grant the link that LinkRequested asks for. Name, handle, role and modes in `attach` are
+        set here; a mode of None means the requested one. Raises ValueError if there was no
+        request."""
         if self.is_gone():
             return
         asked = self.remote_attach
@@ -89,11 +90,11 @@ class Link:
         self._send_attach(attach)
 
     def refuse(self, error: Error) -> None:
-        """Do not grant it: the link is attached without a terminus, and closed [§2.6.3]."""
+        """Refuse the link: it is attached without a terminus, and closed [§2.6.3]."""
         self.detach(error)
 
     def attach(self, attach: Attach, snd_mode: int | None, rcv_mode: int | None) -> None:
-        """For Session.attach_sender and attach_receiver."""
+        """Attach the link, for Session.attach_sender and attach_receiver."""
         self._asked = (snd_mode, rcv_mode)
         self.snd_settle_mode = SND_MIXED if snd_mode is None else snd_mode
         self.rcv_settle_mode = RCV_FIRST if rcv_mode is None else rcv_mode
@@ -109,28 +110,28 @@ class Link:
         attach.snd_settle_mode = self.snd_settle_mode
         attach.rcv_settle_mode = self.rcv_settle_mode
         self._fill(attach)
-        body = attach.encode()  # whatever does not fit its field: nothing has happened
+        body = attach.encode()  # raises before any change if a value does not fit its field
         self.handle = self.session.take_handle()
         self.state = state
         self.session.write(body)
 
     def _fill(self, attach: Attach) -> None:
-        """The fields that only one of the ends has."""
+        """Set the fields of an attach that only this kind of end has."""
         raise NotImplementedError
 
     def _adopt(self, attach: Attach) -> None:
-        """The same, of the peer's attach."""
+        """Take over the fields of the peer's attach that only this kind of end has."""
         raise NotImplementedError
 
     def request(self, attach: Attach) -> None:
-        """The peer's attach, and it was first."""
+        """Handle the peer's attach of a new link."""
         self.state = LINK_RECEIVING[self.state, Input.ATTACH]
         self.remote_attach = attach
         self.remote_handle = attach.handle
         self._adopt(attach)
 
     def attached(self, attach: Attach) -> None:
-        """The peer's attach, and it is the answer to ours."""
+        """Handle the peer's attach that answers ours."""
         terminus = attach.target if self.is_sender else attach.source
         moved = Input.ATTACH_NULL if terminus is None else Input.ATTACH
         self.state = LINK_RECEIVING[self.state, moved]
@@ -149,25 +150,25 @@ class Link:
             self.emit(LinkAttached(self, attach))
 
     def _take_modes(self, attach: Attach) -> None:
-        """Those of the peer's attach."""
+        """Take over the settle modes of the peer's attach."""
         snd = attach.snd_settle_mode
         rcv = attach.rcv_settle_mode
         self.snd_settle_mode = SND_MIXED if snd is None else snd
         self.rcv_settle_mode = RCV_FIRST if rcv is None else rcv
 
     def _fail_mode(self, side: str, asked: int, got: int) -> None:
-        """FC-9."""
+        """Close the link because the peer did not grant a requested mode [FC-9]."""
         self.fail(errors.NOT_ALLOWED, f"{side}-settle-mode {asked} was asked for, not {got}")
 
     # Detaching
 
     def is_gone(self) -> bool:
-        """There is nothing to be said on it any more."""
+        """Return whether no more may be sent on the link."""
         return self.state is LinkState.DETACHED
 
     def detach(self, error: Error | None = None, closed: bool | None = None) -> None:
-        """Begin or answer a detach. Begun with an error, what comes before the peer's detach is
-        dropped [FC-21]; without, it still comes [FC-A7]. Does nothing if we have detached.
+        """Begin or answer a detach. If begun with an error, input before the peer's detach is
+        dropped [FC-21]; without one it is still handled [FC-A7]. Does nothing if we have detached.
 
         `closed`: the link is forgotten, not merely suspended; None: as the peer says in its
         detach, and closed where we begin."""
@@ -194,7 +195,7 @@ class Link:
             self._send_attach(Attach())
 
     def detached(self, detach: Detach) -> None:
-        """The peer's detach."""
+        """Handle the peer's detach."""
         was = self.state
         self.state = LINK_RECEIVING[was, Input.DETACH]
         self._closes = detach.closed
@@ -205,7 +206,7 @@ class Link:
         self.emit(LinkDetached(self, detach.closed, detach.error, was is LinkState.REFUSED))
 
     def fail(self, condition: str, text: str) -> None:
-        """The peer broke the link's rules: close it, and tell the owner."""
+        """Close the link because the peer broke its rules, and tell the owner."""
         if LINK_SENDING.get((self.state, Input.DETACH_ERROR)) is None and self.handle != NO_HANDLE:
             return
         error = Error(condition, text)
@@ -213,17 +214,17 @@ class Link:
         self.emit(LinkFailed(self, error))
 
     def end(self) -> None:
-        """The session is over, or the connection."""
+        """End the link with its session or connection."""
         self.state = LinkState.DETACHED
         self._let_go()
         self._drop()
 
     def _let_go(self) -> None:
-        """Nothing is sent on it any more."""
+        """Drop output of the link, on which nothing is sent any more."""
         raise NotImplementedError
 
     def _drop(self) -> None:
-        """Nothing is received on it any more."""
+        """Drop input of the link, on which nothing is received any more."""
         raise NotImplementedError
 
     # What else the peer says

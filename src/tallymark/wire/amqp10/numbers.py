@@ -12,33 +12,35 @@ from typing import Final, final
 from tallymark.wire.amqp10.serial import MASK, add, diff
 
 STRETCHES_MAX: Final = 1024
-"""Stretches of withdrawn numbers that are remembered."""
+"""Maximum number of remembered stretches of withdrawn numbers."""
 REACH: Final = 0x7FFF_0000
-"""How far back numbers are looked at: behind that they would be taken for future ones."""
+"""Distance up to which earlier numbers are recognized. Numbers farther back would be taken for
+future ones."""
 
 
 @final
 class Numbers:
-    """O(stretches withdrawn) for each question, of which there are mostly none."""
+    """Mapping between numbers and delivery-ids. O(stretches withdrawn) for each query; mostly there
+    are none."""
 
     __slots__ = ("_floor", "_lows", "_shift", "_sizes", "_total", "next")
 
     def __init__(self) -> None:
         self.next = 0
-        """The number of the next delivery that is handed over."""
-        self._floor = 0  # numbers before it are not looked at any more
+        """Number of the next delivery that is handed over."""
+        self._floor = 0  # numbers before it are not recognized any more
         self._shift = 0  # withdrawn before the floor
         self._total = 0  # withdrawn in all, modulo 2^32
         self._lows: list[int] = []  # stretches of withdrawn numbers, in order
         self._sizes: list[int] = []
 
     def start(self, number: int) -> None:
-        """Nothing was handed over yet: begin with this one."""
+        """Begin with this number; nothing was handed over yet."""
         self.next = number
         self._floor = number
 
     def take(self, count: int) -> int:
-        """Numbers for `count` deliveries; the first of them."""
+        """Assign numbers to `count` deliveries; return the first."""
         first = self.next
         self.next = add(first, count)
         if diff(self.next, self._floor) < 0 or diff(self.next, self._floor) > REACH:
@@ -46,7 +48,7 @@ class Numbers:
         return first
 
     def withdraw(self, low: int, count: int) -> None:
-        """Numbers low..low+count-1 will not leave; nor has anything after them left yet."""
+        """Withdraw numbers low..low+count-1: they and all after them have not left."""
         lows = self._lows
         sizes = self._sizes
         at = len(lows)
@@ -62,7 +64,7 @@ class Numbers:
             self._raise_floor(add(lows[0], sizes[0]))
 
     def id_of(self, number: int) -> int:
-        """The delivery-id of a number that was not withdrawn."""
+        """Return the delivery-id of a number that was not withdrawn."""
         lows = self._lows
         if not lows:
             return (number - self._shift) & MASK
@@ -74,15 +76,16 @@ class Numbers:
         return (number - shift) & MASK
 
     def next_id(self) -> int:
-        """The delivery-id that the next number would have."""
+        """Return the delivery-id that the next number would have."""
         return (self.next - self._total) & MASK
 
     def floor_id(self) -> int:
-        """The oldest delivery-id that is looked at."""
+        """Return the oldest delivery-id that is recognized."""
         return (self._floor - self._shift) & MASK
 
     def ids_of(self, first: int, last: int) -> tuple[int, int] | None:
-        """The delivery-ids of what is left of numbers first..last, or None."""
+        """Return the delivery-ids of the numbers among first..last that were not withdrawn; None:
+        all were."""
         for i in range(len(self._lows)):
             low = self._lows[i]
             after = add(low, self._sizes[i])
@@ -98,8 +101,8 @@ class Numbers:
         return self.id_of(first), self.id_of(last)
 
     def ranges_of(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The numbers that delivery-ids first..last stand for (not before the floor), in order:
-        several stretches where withdrawn numbers lie between."""
+        """Return the numbers of delivery-ids first..last (not before the floor), in order: several
+        stretches if withdrawn numbers lie between."""
         shift = self._shift
         lows = self._lows
         if not lows:

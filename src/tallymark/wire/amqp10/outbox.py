@@ -1,4 +1,4 @@
-"""What a session sends, in the order in which it was handed over, as far as the peer's window goes.
+"""Outbox: the output of a session in the order it was handed over, limited by the peer's window.
 
 Deliveries of all links share it, and their delivery-ids have no gaps [FC-A12]. What the window has
 no room for waits; what may not overtake it waits behind it.
@@ -35,12 +35,12 @@ class Outbox:
         self._session: Session | None = session
         self.numbers = Numbers()
         self.window = 0
-        """Transfer frames that the peer takes now; negative where it has changed its mind."""
+        """Transfer frames that the peer accepts now; negative if it has reduced its window."""
         self.initial_id = 0
         self.next_id = 0
         """Transfer-id of the next transfer frame: not a delivery-id."""
         self.next_delivery_id = 0
-        """Behind the ids of all deliveries that have left, or begun to."""
+        """Delivery-id behind those of all deliveries that have left, or begun to."""
         self.waiting: deque[Waiting] = deque()
 
     @property
@@ -50,56 +50,57 @@ class Outbox:
         return session
 
     def let_go(self) -> None:
-        """The connection is over: nothing is sent any more."""
+        """Drop all output because the connection has ended."""
         self.clear()
         self._session = None
 
     def start_numbers(self, number: int) -> None:
-        """Nothing was handed over yet: begin with this number, and this delivery-id."""
+        """Begin with this number and this delivery-id; nothing was handed over yet."""
         self.numbers.start(number)
         self.next_delivery_id = number
 
     def start_ids(self, transfer_id: int) -> None:
-        """Of transfers: as our begin says."""
+        """Set the first transfer-id, as our begin announces it."""
         self.initial_id = self.next_id = transfer_id
 
     def open(self, seen: int | None, window: int) -> None:
-        """The peer's flow: it has seen the transfers before `seen` (None: it does not know of our
-        begin yet) and takes `window` from there on [FC-7]."""
+        """Apply the peer's flow: it has seen the transfers before `seen` (None: it does not know
+        our begin yet) and accepts `window` transfers from there on [FC-7]."""
         self.window = diff(self.initial_id if seen is None else seen, self.next_id) + window
 
     def dispatch(self, waiting: Waiting) -> None:
-        """Send it, or as much of it as may be sent now."""
+        """Send an item, or as much of it as the window allows."""
         if self.waiting or not waiting.leave(self):
             self.waiting.append(waiting)
 
     def flush(self) -> None:
-        """Send what may be sent by now. SessionUnblocked when that is all of it."""
+        """Send waiting items as far as the window allows. SessionUnblocked follows if that is
+        all."""
         waiting = self.waiting
         if not waiting:
             return
         while waiting and waiting[0].leave(self):
-            if waiting:  # nothing is left of it when the connection failed
+            if waiting:  # empty if the connection failed meanwhile
                 waiting.popleft()
         if not waiting:
             self.session.emit(SessionUnblocked(self.session))
 
     def clear(self) -> None:
-        """The session is over."""
+        """Drop all output because the session has ended."""
         self.waiting.clear()
 
     def write_transfers(self, frames: bytes, count: int) -> None:
-        """`count` transfer frames, within the window."""
+        """Append `count` transfer frames, within the window."""
         self.window -= count
         self.next_id = add(self.next_id, count)
         self.session.connection.write(frames)
 
     def note_begun(self, delivery_id: int) -> None:
-        """This delivery has left, or a part of it, and so have all before it."""
+        """Note that this delivery has left at least in part, and all before it completely."""
         self.next_delivery_id = add(delivery_id, 1)
 
     def has_left(self, number: int) -> bool:
-        """Whether that delivery, and all before it, has left completely."""
+        """Return whether this delivery, and all before it, has left completely."""
         for one in self.waiting:
             if isinstance(one, Run):
                 return diff(number, one.number) < 0
@@ -108,7 +109,7 @@ class Outbox:
     # Withdrawing
 
     def withdraw(self, link: SenderLink) -> None:
-        """Drop what waits to be sent on a link, and let others past."""
+        """Drop the output that waits on a link, and continue with that of others."""
         waiting = self.waiting
         if not waiting:
             return
@@ -129,8 +130,8 @@ class Outbox:
                 self.session.emit(SessionUnblocked(self.session))
 
     def withdraw_newest(self, link: SenderLink, count: int) -> list[tuple[int, int]]:
-        """Drop as many of the newest deliveries that wait on a link, but none that has begun. The
-        ranges of their numbers, in order."""
+        """Drop up to `count` of the newest deliveries that wait on a link, but none that has begun.
+        Returns the ranges of their numbers, in order."""
         found: list[tuple[int, int]] = []
         for one in reversed(self.waiting):
             if count > 0 and isinstance(one, Run) and one.link is link:
@@ -142,7 +143,8 @@ class Outbox:
         return found
 
     def _drop(self, run: Run, count: int) -> int:
-        """Drop the last deliveries of a run, but none that has begun; how many were dropped."""
+        """Drop the last deliveries of a run, but none that has begun; return how many were
+        dropped."""
         most = run.hi - run.lo - (1 if run.has_begun else 0)
         if count > most:
             count = most
@@ -152,7 +154,7 @@ class Outbox:
         return count
 
     def cancel(self, link: SenderLink, number: int) -> bool:
-        """For SenderLink.cancel."""
+        """Withdraw a delivery, for SenderLink.cancel."""
         waiting = self.waiting
         for i in range(len(waiting)):
             run = waiting[i]

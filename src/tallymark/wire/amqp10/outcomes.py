@@ -12,7 +12,7 @@ from tallymark.wire.amqp10.composites import Composite, Fields, Map, Row, regist
 
 
 class DeliveryState(Composite):
-    """What may stand in a transfer or a disposition; equal when class and fields are."""
+    """Base of the states in transfers and dispositions; equal when class and fields are."""
 
 
 @final
@@ -28,7 +28,7 @@ class Error(Composite):
 @final
 @dataclass
 class Received(DeliveryState):
-    """How far a delivery has arrived: the section and the byte of it that come next."""
+    """Progress of a delivery: the next section and byte of it that are expected."""
 
     section_number: int = 0
     section_offset: int = 0
@@ -37,13 +37,13 @@ class Received(DeliveryState):
 @final
 @dataclass
 class Accepted(DeliveryState):
-    """Processed, done with."""
+    """Outcome: the message was processed."""
 
 
 @final
 @dataclass
 class Rejected(DeliveryState):
-    """Invalid and unprocessable, for the reason given."""
+    """Outcome: the message is invalid and cannot be processed, for the given reason."""
 
     error: Error | None = None
 
@@ -51,13 +51,13 @@ class Rejected(DeliveryState):
 @final
 @dataclass
 class Released(DeliveryState):
-    """Not processed, and not acted upon: anybody may have it."""
+    """Outcome: the message was not processed, and may go to any receiver."""
 
 
 @final
 @dataclass
 class Modified(DeliveryState):
-    """Not processed; annotations are to be merged over those of the message."""
+    """Outcome: the message was not processed; annotations are to be merged over its own."""
 
     delivery_failed: bool | None = None
     undeliverable_here: bool | None = None
@@ -67,7 +67,7 @@ class Modified(DeliveryState):
 @final
 @dataclass
 class Declared(DeliveryState):
-    """The transaction exists under this id."""
+    """Outcome of a declare: the transaction exists under this id."""
 
     txn_id: bytes = b""
 
@@ -75,7 +75,7 @@ class Declared(DeliveryState):
 @final
 @dataclass
 class TransactionalState(DeliveryState):
-    """Part of a transaction, with the outcome that holds if it is committed."""
+    """State within a transaction, with the outcome that takes effect at its commit."""
 
     txn_id: bytes = b""
     outcome: DeliveryState | None = None
@@ -84,7 +84,8 @@ class TransactionalState(DeliveryState):
 @final
 @dataclass
 class Declare(Composite):
-    """Body of a message to a coordinator: begin a transaction. Distributed ones are nobody's."""
+    """Body of a message to a coordinator: begin a transaction. Distributed transactions are not
+    supported."""
 
     global_id: object | None = None
 

@@ -31,13 +31,13 @@ from tallymark.wire.amqp10.types import (
 from tallymark.wire.octets import u32
 
 DEPTH_MAX: Final = 64
-"""Values within values, both ways."""
+"""Maximum nesting of values, for reading and writing."""
 FREE_MAX: Final = 65_536
-"""Values in arrays that take no bytes, in one call of `decode`: elements of a type without any, and
-what is described more than once."""
+"""Maximum number of array values without bytes in one call of `decode`: elements of a type without
+any, and values described more than once."""
 UUID_KEYS_MAX: Final = 64
-"""Keys of a map that are uuids. They hash as the numbers they are, so that many with one hash can
-be made up, and a dict of those takes time by the square of their number."""
+"""Maximum number of map keys that are uuids. They hash as numbers, so that many with one hash can
+be made up, and filling a dict with those takes time by the square of their number."""
 
 _u16: Final = Struct(">H")
 _i16: Final = Struct(">h")
@@ -50,7 +50,7 @@ _f64: Final = Struct(">d")
 
 @final
 class Reader:
-    """Takes values off data[pos:end]; raises DecodeError where they do not fit."""
+    """Reads values from data[pos:end]; raises DecodeError where they do not fit."""
 
     __slots__ = ("data", "depth", "end", "free", "pos")
 
@@ -81,7 +81,7 @@ class Reader:
         return number - 256 if number > 127 else number
 
     def four(self) -> int:
-        """An unsigned number of four bytes."""
+        """Read an unsigned number of four bytes."""
         pos = self.pos
         if pos + 4 > self.end:
             raise DecodeError(f"value of 4 bytes where only {self.end - pos} are left")
@@ -89,14 +89,14 @@ class Reader:
         return u32(self.data, pos)
 
     def size_of(self, code: int) -> int:
-        """The size field of a variable width, compound or array code."""
+        """Read the size field of a variable width, compound or array code."""
         return self.four() if code & 0x10 else self.octet()
 
     def value(self) -> object:
         return self.of(self.octet())
 
     def of(self, code: int) -> object:
-        """The value behind a format code."""
+        """Read the value behind a format code."""
         width = code >> 4
         if width == 0xA or width == 0xB:
             return self._variable(code)
@@ -265,8 +265,8 @@ class Reader:
         return Array(values, of)
 
     def enter(self, code: int) -> int:
-        """Narrow the window to the bytes that the size of a compound or an array names; returns
-        the end for `leave`."""
+        """Narrow the window to the bytes that the size of a compound or an array gives; return the
+        end for `leave`."""
         self._deeper()
         size = self.size_of(code)
         whole = self.end

@@ -45,31 +45,31 @@ class ReceiverLink(Link):
     def __init__(self, session: Session, name: str) -> None:
         super().__init__(session, name, False)
         self.credit = 0
-        """Deliveries that the sender may still send."""
+        """Count of deliveries that the sender may still send."""
         self.allowance = 0
-        """The same, with those that it may have sent before it heard that credit was taken back;
-        what is more than that costs it the link [FC-4]."""
+        """Credit including deliveries that the sender may have sent before it learned that credit
+        was taken back. More than that closes the link [FC-4]."""
         self.delivery_count = 0
-        """The sender's, as far as we know: a serial number."""
+        """Sender's delivery-count, as far as known: a serial number."""
         self.is_draining = False
         self.is_stopping = False
-        """InflowStopped follows."""
+        """True while a stop is in progress: InflowStopped follows."""
         self.available = 0
-        """The sender's hint of what it has."""
+        """Sender's hint of its available deliveries."""
         self.max_message_size = session.connection.limits.max_message_size
-        """Bytes of the largest message taken, 0: any."""
+        """Largest message accepted, bytes; 0: no limit."""
         self._assembly: Assembly | None = None
         self._aborted = 0  # deliveries counted that the sender may not have counted
 
     @property
     def unfinished(self) -> int:
-        """Bytes of a delivery that is not complete."""
+        """Return the bytes of an incomplete delivery."""
         return 0 if self._assembly is None else self._assembly.size
 
     @property
     def is_receiving(self) -> bool:
-        """Transfers are taken: also behind our own orderly detach, while the peer's is on its way
-        [FC-A7]."""
+        """Return whether transfers are accepted. They are also after our own orderly detach, until
+        the peer's arrives [FC-A7]."""
         return self.state is LinkState.ATTACHED or self.state is LinkState.DETACH_SENT
 
     def _fill(self, attach: Attach) -> None:
@@ -92,9 +92,9 @@ class ReceiverLink(Link):
     # Credit
 
     def flow(self, credit: int, echo: bool = False, properties: Fields | None = None) -> None:
-        """Let the sender send `credit` deliveries from now on; `echo` asks for its answer. A drain
-        that is under way is called off. If that is less than before, some more may come: they are
-        on their way, or the sender has not heard of it yet [§2.6.7]."""
+        """Set the sender's credit to `credit` deliveries; `echo` asks for its answer. Cancels a
+        drain. If the credit is lower than before, deliveries may exceed it that are on their way or
+        that the sender sends before it knows [§2.6.7]."""
         if credit < 0:
             raise ValueError(f"credit {credit}, expected 0 or more")
         if self.state is LinkState.ATTACHED or self.state is LinkState.ATTACH_SENT:
@@ -106,9 +106,9 @@ class ReceiverLink(Link):
             self._send_flow(echo, properties)
 
     def stop(self) -> bool:
-        """Take all credit back and ask the sender how it stands [amqp-1.0 §2.6.10]: InflowStopped
-        follows, behind everything that was on its way. False: nothing is, and nothing follows.
-        `flow` calls it off."""
+        """Take all credit back and ask the sender for its state [amqp-1.0 §2.6.10]: InflowStopped
+        follows, behind all deliveries on their way. False: there are none, and no event follows.
+        `flow` cancels it."""
         if not self.is_receiving or (self.room() == 0 and self._assembly is None):
             return False
         if not self.is_stopping:
@@ -117,15 +117,15 @@ class ReceiverLink(Link):
         return True
 
     def _check_stopped(self, has_answered: bool = False) -> None:
-        """A sender that knows of its credit of 0, or has used up all it had, sends nothing but the
-        rest of what it has begun."""
+        """Report the end of inflow, if a stop is in progress. A sender that knows of its credit of
+        0, or has used up all credit, only sends the rest of a delivery that has begun."""
         if self.is_stopping and self._assembly is None and (has_answered or self.room() == 0):
             self.is_stopping = False
             self.emit(InflowStopped(self))
 
     def drain(self) -> bool:
-        """Have the sender use up its credit or give it up: DrainFinished follows. False: there is
-        none, and nothing follows. One Flow, however often it is asked for [FC-A9]."""
+        """Ask the sender to use up its credit or give it up: DrainFinished follows. False: there is
+        no credit, and no event follows. Several calls send one flow [FC-A9]."""
         if self.credit == 0 or self.state is not LinkState.ATTACHED:
             return False
         if not self.is_draining:
@@ -149,7 +149,7 @@ class ReceiverLink(Link):
         if flow.echo and self.state is LinkState.ATTACHED:
             self._send_flow(False, None)
         if self.is_draining and flow.drain and flow.link_credit == 0:
-            self.credit = 0  # whatever the count says: the sender is done
+            self.credit = 0  # whatever its count is: the sender has no more deliveries
         if flow.link_credit is not None and flow.link_credit < self.allowance:
             self.allowance = max(flow.link_credit, self.credit)
         self._check_drained(given_up)
@@ -161,7 +161,7 @@ class ReceiverLink(Link):
             self.emit(FlowReceived(self.session, self, self.available, flow.properties))
 
     def _adopt_count(self, flow: Flow) -> int:
-        """The sender knows how far it is [FC-5]; the credit that it skipped is returned.
+        """Take over the sender's delivery-count [FC-5]; return the credit that it skipped.
 
         In the middle of a delivery some senders count that one already.
         """
@@ -178,21 +178,21 @@ class ReceiverLink(Link):
         return given_up
 
     def _uncount(self, deliveries: int) -> None:
-        """The sender has shown that it does not count so many of those it aborted."""
+        """Correct the count: the sender does not count this many of the deliveries it aborted."""
         self.delivery_count = add(self.delivery_count, -deliveries)
         self.credit += deliveries
         self.allowance += deliveries
         self._aborted = 0
 
     def _check_drained(self, given_up: int) -> None:
-        """A drain is done when there is no credit left, however it went: a sender that could use
-        all of it need not say anything."""
+        """Report the end of a drain when no credit is left, for whatever reason: a sender that used
+        all of it need not send a flow."""
         if self.is_draining and self.credit == 0:
             self.is_draining = False
             self.emit(DrainFinished(self, given_up))
 
     def _count(self, deliveries: int) -> None:
-        """FC-2"""
+        """Count deliveries against the credit [FC-2]."""
         if deliveries > self.allowance and self._aborted:
             self._uncount(self._aborted)
         self.delivery_count = add(self.delivery_count, deliveries)
@@ -202,15 +202,15 @@ class ReceiverLink(Link):
     # Deliveries
 
     def may_scan(self) -> bool:
-        """Whether whole deliveries may be taken many at a time."""
+        """Return whether runs of whole deliveries are acceptable now."""
         return self._assembly is None and self.is_receiving and self.room() > 0
 
     def room(self) -> int:
-        """Deliveries that are taken: see `allowance` and `_abort`."""
+        """Return how many deliveries are accepted: see `allowance` and `_abort`."""
         return self.allowance + self._aborted
 
     def receive_run(self, run: Transfers) -> None:
-        """A run that credit and session window have room for."""
+        """Receive a run that credit and session window have room for."""
         count = len(run)
         shape = run.shape
         if shape.rcv_settle_mode == RCV_SECOND and self.rcv_settle_mode == RCV_FIRST:
@@ -234,7 +234,7 @@ class ReceiverLink(Link):
         self._check_stopped()
 
     def receive_transfer(self, transfer: Transfer, payload: bytes) -> None:
-        """One frame, of whatever kind."""
+        """Receive one transfer frame of any kind."""
         if self.is_receiving or self.state is LinkState.ATTACH_RCVD:
             assembly = self._assembly
             if assembly is None:
@@ -249,7 +249,7 @@ class ReceiverLink(Link):
             self._go_on(assembly, transfer, payload)
 
     def _begin(self, transfer: Transfer) -> Assembly | None:
-        """The first frame of a delivery; None: there is none, or it is not taken."""
+        """Begin a delivery with its first frame; None: there is none, or it is not accepted."""
         if self.room() <= 0:
             self.fail(errors.TRANSFER_LIMIT_EXCEEDED, "delivery without credit")
             return None
@@ -295,12 +295,12 @@ class ReceiverLink(Link):
         self._finish(assembly, len(payload))
 
     def _abort(self) -> None:
-        """Senders do not agree on whether an aborted delivery counts [FC-2]: it does for proton,
-        which would be left without credit if we thought otherwise; not for us. So it counts, the
-        sender is asked, and until it answers it may send one more than it has credit for."""
+        """Count an aborted delivery. Senders disagree on whether it counts [FC-2]: it does for
+        proton, which would be left without credit otherwise. So it is counted, the sender is asked,
+        and until it answers it may send one delivery more than it has credit for."""
         self._drop_assembly()
         self._count(1)
-        self._aborted += 1  # [amqp-1.0 §2.6.7] has no word on it
+        self._aborted += 1  # [amqp-1.0 §2.6.7] does not say
         if self.state is LinkState.ATTACHED:
             self._send_flow(True, None)
             self.emit(FlowReceived(self.session, self, self.available, None))
@@ -344,7 +344,8 @@ class ReceiverLink(Link):
     # Settling
 
     def settle(self, first: int, last: int, state: DeliveryState) -> None:
-        """The outcome of deliveries first..last of this link (and none between them of others).
+        """Set the outcome of deliveries first..last of this link (with none of other links between
+        them).
 
         Mode first: they are settled [FC-11]. Mode second: they are in flight from now on until the
         sender settles them, SettlementReceived [FC-12]. Does nothing on a link that is gone.
@@ -356,9 +357,9 @@ class ReceiverLink(Link):
                 self.session.settle_second(self, first, last, state)
 
     def settled(self, first: int, last: int, state: DeliveryState | None) -> None:
-        """The sender's answer."""
+        """Handle the sender's answer to a settlement."""
         self.emit(SettlementReceived(self, first, last, state))
 
     def in_flight(self) -> list[tuple[int, int]]:
-        """Ranges of delivery-ids that await the sender's answer."""
+        """Return the ranges of delivery-ids that await the sender's answer."""
         return self.session.in_flight.of(self)

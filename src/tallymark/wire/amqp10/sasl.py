@@ -11,21 +11,21 @@ from tallymark.wire.amqp10.reader import Reader
 OK: Final = 0
 """A sasl-code [amqp-1.0 §5.3.3.6]: authenticated."""
 AUTH: Final = 1
-"""Unspecified credentials problem."""
+"""Code: unspecified problem of credentials."""
 SYS: Final = 2
-"""Failed on our side."""
+"""Code: failure on our side."""
 SYS_PERM: Final = 3
 SYS_TEMP: Final = 4
 
 
 class SaslFrame(Composite):
-    """What a SASL frame carries; equal when class and fields are."""
+    """Base of the contents of SASL frames; equal when class and fields are."""
 
 
 @final
 @dataclass
 class SaslMechanisms(SaslFrame):
-    """The server's offer."""
+    """Mechanisms that the server offers."""
 
     sasl_server_mechanisms: tuple[str, ...] = ()
 
@@ -33,7 +33,7 @@ class SaslMechanisms(SaslFrame):
 @final
 @dataclass
 class SaslInit(SaslFrame):
-    """The client's choice, and its first response."""
+    """Mechanism that the client chose, and its first response."""
 
     mechanism: str = ""
     initial_response: bytes | None = None
@@ -43,7 +43,7 @@ class SaslInit(SaslFrame):
 @final
 @dataclass
 class SaslChallenge(SaslFrame):
-    """[amqp-1.0 §5.3.3.3]"""
+    """Challenge of the server [amqp-1.0 §5.3.3.3]."""
 
     challenge: bytes = b""
 
@@ -51,7 +51,7 @@ class SaslChallenge(SaslFrame):
 @final
 @dataclass
 class SaslResponse(SaslFrame):
-    """[amqp-1.0 §5.3.3.4]"""
+    """Response of the client [amqp-1.0 §5.3.3.4]."""
 
     response: bytes = b""
 
@@ -59,7 +59,7 @@ class SaslResponse(SaslFrame):
 @final
 @dataclass
 class SaslOutcome(SaslFrame):
-    """How it ended."""
+    """Outcome of the authentication."""
 
     code: int = 0
     additional_data: bytes | None = None
@@ -94,7 +94,8 @@ register(LAYOUTS)
 
 
 def decode_sasl(data: bytes, pos: int, end: int) -> tuple[SaslFrame, int]:
-    """The SASL frame body that begins at `pos`, and where it ends. Raises DecodeError."""
+    """Decode the SASL frame body that begins at `pos`; return it and its end. Raises
+    DecodeError."""
     reader = Reader(data, pos, end)
     body = read_composite(reader, "sasl-frame")
     assert isinstance(body, SaslFrame)
@@ -102,12 +103,12 @@ def decode_sasl(data: bytes, pos: int, end: int) -> tuple[SaslFrame, int]:
 
 
 def plain_response(user: str, password: str) -> bytes:
-    """The initial response of mechanism PLAIN [RFC 4616]."""
+    """Return the initial response of mechanism PLAIN [RFC 4616]."""
     return b"\0" + user.encode() + b"\0" + password.encode()
 
 
 def split_plain(response: bytes) -> tuple[str, str, str] | None:
-    """Identity, user and password of a PLAIN response; None: it is not one."""
+    """Return identity, user and password of a PLAIN response; None: it is malformed."""
     parts = response.split(b"\0")
     if len(parts) != 3:
         return None

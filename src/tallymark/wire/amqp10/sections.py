@@ -41,7 +41,7 @@ FOOTER: Final = 0x78
 
 
 MessageId = int | UUID | bytes | str
-"""An int is a ulong."""
+"""Type of a message id; an int is a ulong."""
 
 
 @final
@@ -115,7 +115,8 @@ _SYMBOLS: Final[dict[str, int]] = {
 
 
 def section_code(data: bytes, pos: int, end: int) -> tuple[int, int]:
-    """The code (0x70..0x78) of the section at `pos` and where its value begins. DecodeError."""
+    """Return the code (0x70..0x78) of the section at `pos` and the offset of its value. Raises
+    DecodeError."""
     if pos + 3 <= end and data[pos] == 0 and data[pos + 1] == 0x53:
         code = data[pos + 2]
         if 0x70 <= code <= 0x78:
@@ -136,8 +137,8 @@ def section_code(data: bytes, pos: int, end: int) -> tuple[int, int]:
 
 @final
 class Sections:
-    """One encoded message, data[start:end]. Made, it knows where sections are; values are decoded
-    when asked for, each time again.
+    """One encoded message, data[start:end]. The constructor finds the sections; values are decoded
+    on each access.
 
     Raises DecodeError, at once where the bytes are not sections in their order, later where a
     section is not what it has to be.
@@ -150,11 +151,11 @@ class Sections:
         self.start = start
         self.end = end
         self.bounds: list[tuple[int, int, int]] = []
-        """(code, where its descriptor begins, where its value begins) of each section; it ends
-        where the next begins."""
+        """Sections as (code, offset of the descriptor, offset of the value); each ends where the
+        next begins."""
         self.body_kind = ""
-        """"data", "sequence", "value", or "" for a message without a body: the standard has none,
-        some clients do."""
+        """Kind of body: "data", "sequence", "value", or "" for a message without a body, which the
+        standard does not allow and some clients send."""
         pos = start
         last = 0
         while pos < end:
@@ -170,7 +171,7 @@ class Sections:
                 self.body_kind = _KINDS[code - DATA]
 
     def raw(self, code: int) -> bytes:
-        """All sections with that code as they came, descriptors included; b"" where there is
+        """Return all sections with that code as received, descriptors included; b"" if there are
         none."""
         bounds = self.bounds
         first = -1
@@ -183,7 +184,7 @@ class Sections:
         return b"" if first < 0 else self.data[first : self.end]
 
     def _values(self, code: int) -> list[int]:
-        """Where the values of the sections with that code begin."""
+        """Return the offsets of the values of the sections with that code."""
         return [bound[2] for bound in self.bounds if bound[0] == code]
 
     def _composite(self, code: int, name: str) -> Composite | None:
@@ -226,7 +227,7 @@ class Sections:
 
     @property
     def bodies(self) -> list[object]:
-        """The values of the body sections: bytes each, a list each, or one value."""
+        """Return the values of the body sections: bytes each, a list each, or one value."""
         if not self.body_kind:
             return []
         code = DATA + _KINDS.index(self.body_kind)
@@ -288,7 +289,7 @@ def encode_message(
     body: object = None,
     footer: Map | None = None,
 ) -> bytes:
-    """The message as bytes. The body is Data, Sequences or Value; bytes stand for one data section,
+    """Encode a message. The body is Data, Sequences or Value; bytes stand for one data section,
     anything else for Value of it. Absent sections are left out, empty ones are written.
 
     Raises ValueError or TypeError where a value does not fit.
@@ -311,7 +312,7 @@ def encode_message(
 
 
 def encode_body(body: object) -> bytes:
-    """The body sections; see `encode_message`."""
+    """Encode the body sections; see `encode_message`."""
     if isinstance(body, (bytes, bytearray, memoryview)):
         return b"\0\x53\x75" + encode_binary(bytes(body))
     if isinstance(body, Data):

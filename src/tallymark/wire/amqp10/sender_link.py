@@ -42,17 +42,17 @@ class SenderLink(Link):
     def __init__(self, session: Session, name: str) -> None:
         super().__init__(session, name, True)
         self.credit = 0
-        """Deliveries that may be handed over now."""
+        """Count of deliveries that may be handed over now."""
         self.delivery_count = 0
-        """Deliveries that have left, and credit given up: a serial number."""
+        """Count of deliveries that have left, and of credit given up: a serial number."""
         self.is_draining = False
-        """The receiver waits for `drained`."""
+        """True while the receiver waits for `drained`."""
         self.flow_properties: Fields | None = None
-        """The last that a flow had, for an owner who answers the attach later than that."""
+        """Properties of the last flow that had any, for an owner who answers the attach later."""
         self.available = 0
-        """What flows say of deliveries there are to send: a hint, the owner's to set."""
+        """Count of available deliveries for our flows: a hint, set by the owner."""
         self.max_message_size = 0
-        """What the receiver takes, in bytes; 0: any size. Not looked at here."""
+        """Largest message that the receiver accepts, bytes; 0: no limit. Not checked here."""
         self._remaining = 0  # credit, with that for deliveries which have not left yet
         self._queued = 0  # those deliveries
         self._drained: Drained | None = None  # the rest of the credit is given up, behind this
@@ -93,7 +93,7 @@ class SenderLink(Link):
         message_format: int = 0,
         beyond_credit: bool = False,
     ) -> int:
-        """One message; see `send_run`."""
+        """Send one message; see `send_run`."""
         return self.send_run(
             message,
             array("I", (0, len(message))),
@@ -180,14 +180,14 @@ class SenderLink(Link):
         self.credit = credit if credit > 0 and self._drained is None else 0
 
     def count_sent(self, count: int) -> None:
-        """So many have left completely."""
+        """Count deliveries that have left completely."""
         self.delivery_count = add(self.delivery_count, count)
         self._remaining -= count
         self._queued -= count
 
     def cancel(self, number: int) -> bool:
-        """Withdraw a delivery that waits for the peer's window, or what is left of it: then
-        delivery-count and credit are as if it had never been [FC-A13]. False: it has left."""
+        """Withdraw a delivery that waits for the peer's window, or the rest of one: delivery-count
+        and credit are then as if it had never existed [FC-A13]. False: it has left."""
         if not self.session.outbox.cancel(self, number):
             return False
         self._queued -= 1
@@ -215,15 +215,16 @@ class SenderLink(Link):
         self.emit(CreditReceived(self, self.credit, flow.drain, flow.properties))
 
     def _withdraw_surplus(self) -> None:
-        """The receiver has taken back credit for deliveries that wait for its window."""
+        """Withdraw deliveries for which the receiver took back the credit while they waited for its
+        window."""
         surplus = self._queued - (self._remaining if self._remaining > 0 else 0)
         for first, last in self.session.outbox.withdraw_newest(self, surplus):
             self._queued -= diff(last, first) + 1
             self.emit(DeliveriesWithdrawn(self, first, last))
 
     def drained(self) -> None:
-        """Everything there was is sent: give up what is left of the credit, and say so behind it
-        [FC-5]. Does nothing unless the receiver asked."""
+        """Give up the remaining credit, and say so behind the last delivery, when all available
+        ones were sent [FC-5]. Does nothing unless the receiver asked."""
         if self.is_draining:
             self.is_draining = False
             self._drained = Drained(self)
@@ -231,8 +232,8 @@ class SenderLink(Link):
             self.session.outbox.dispatch(self._drained)
 
     def give_up(self, drained: Drained) -> None:
-        """Everything before `drained` has left. If the receiver has spoken since, it is not about
-        this drain any more."""
+        """Give up the credit once everything before `drained` has left. A later flow of the
+        receiver cancels the drain."""
         if drained is self._drained:
             self._drained = None
             if self._remaining > 0:
@@ -241,7 +242,7 @@ class SenderLink(Link):
             self._send_flow(False, True, None)
 
     def flow(self, echo: bool = False, properties: Fields | None = None) -> None:
-        """Tell the receiver how the link stands; `echo` asks for its answer."""
+        """Send the state of the link to the receiver; `echo` asks for its answer."""
         if self.state is LinkState.ATTACHED:
             self._send_flow(echo, False, properties)
 

@@ -1,5 +1,5 @@
 """Serial numbers modulo 2^32 [amqp-1.0 §2.8.10, RFC 1982]: delivery-ids, delivery-counts,
-transfer-ids. The only place that knows where they wrap.
+transfer-ids. All wrap-around is handled here.
 
 Numbers are 0..2^32-1. Two numbers exactly 2^31 apart have no order; here the distance is negative.
 """
@@ -14,30 +14,30 @@ _HALF: Final = 1 << 31
 
 
 def add(number: int, distance: int) -> int:
-    """The number `distance` further on; a negative distance goes back."""
+    """Return the number `distance` ahead; a negative distance goes back."""
     return (number + distance) & MASK
 
 
 def diff(number: int, other: int) -> int:
-    """How far `number` is ahead of `other`, -2^31..2^31-1: negative where it is behind."""
+    """Return the distance of `number` from `other`, -2^31..2^31-1: negative if it is behind."""
     distance = (number - other) & MASK
     return distance - MODULUS if distance >= _HALF else distance
 
 
 def less(number: int, other: int) -> bool:
-    """Whether `number` comes before `other`."""
+    """Return whether `number` comes before `other`."""
     return diff(number, other) < 0
 
 
 def count(first: int, last: int) -> int:
-    """How many numbers first..last are, both included; 0 where last comes before first."""
+    """Return the count of numbers in first..last, both included; 0 if last comes before first."""
     distance = diff(last, first)
     return distance + 1 if distance >= 0 else 0
 
 
 def walk(first: int, last: int) -> list[tuple[int, int]]:
-    """The range first..last as one stretch (low, high) of plain integers, or two where it wraps;
-    none where `last` comes before `first`."""
+    """Return the range first..last as one stretch (low, high) of plain integers, or two if it
+    wraps; none if `last` comes before `first`."""
     if diff(last, first) < 0:
         return []
     if first <= last:

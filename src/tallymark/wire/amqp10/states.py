@@ -31,7 +31,7 @@ from typing import Final
 
 
 class State(Enum):
-    """Of a connection."""
+    """States of a connection."""
 
     __hash__ = object.__hash__  # Enum's is interpreted, and states are looked up per frame
 
@@ -58,7 +58,8 @@ class State(Enum):
 
 
 class Input(Enum):
-    """What moves a connection, a session or a link. One name for both directions."""
+    """Inputs that change the state of a connection, a session or a link; one name for both
+    directions."""
 
     HEADER = "protocol header"
     SASL_HEADER = "SASL protocol header"
@@ -121,7 +122,7 @@ SENDING: Final[dict[tuple[State, Input], State]] = {
 AWAITS_HEADER: Final = frozenset(
     (State.START, State.SASL_HDR_SENT, State.SASL_DONE, State.HDR_SENT, State.OPEN_PIPE)
 )
-"""The next bytes are a protocol header."""
+"""States in which the next bytes are a protocol header."""
 
 SASL_STATES: Final = frozenset(
     (
@@ -134,10 +135,10 @@ SASL_STATES: Final = frozenset(
         State.SASL_ANSWERING,
     )
 )
-"""SASL frames are exchanged, and no others."""
+"""States in which only SASL frames are exchanged."""
 
 CHECKING: Final = frozenset((State.SASL_DECIDING, State.OPEN_RCVD))
-"""A server finds out who the peer is."""
+"""States in which a server identifies the peer."""
 
 OUR_TURN: Final = frozenset(
     (
@@ -148,16 +149,16 @@ OUR_TURN: Final = frozenset(
         State.CLOSE_RCVD,
     )
 )
-"""The owner has to answer: input is kept, and not looked at."""
+"""States in which the owner has to answer: input is kept and not processed."""
 
 CAN_CLOSE: Final = frozenset((State.OPEN_SENT, State.OPENED, State.CLOSE_RCVD))
-"""We have sent our open, and no close yet."""
+"""States in which we have sent our open, and no close yet."""
 
 CAN_OPEN: Final = frozenset((State.HDR_EXCH, State.OPEN_RCVD))
-"""An open, and then a close, may be said: the peer is known, and listens."""
+"""States in which an open, and then a close, may be sent: the peer is identified and listens."""
 
 CLOSING: Final = frozenset((State.CLOSE_SENT, State.DISCARDING))
-"""All but the peer's close is dropped."""
+"""States in which all input but the peer's close is dropped."""
 
 OVER: Final = frozenset((State.CLOSE_RCVD, State.CLOSE_SENT, State.DISCARDING, State.END))
 
@@ -198,11 +199,11 @@ SESSION_SENDING: Final[dict[tuple[SessionState, Input], SessionState]] = {
 }
 
 SESSION_ENDING: Final = frozenset((SessionState.END_SENT, SessionState.DISCARDING))
-"""All but the peer's end (and its begin, if that was not there yet) is dropped."""
+"""States in which all input but the peer's end (and its begin, if that was missing) is dropped."""
 
 
 class LinkState(Enum):
-    """REFUSED: attached without a terminus, the detach is on its way [§2.6.3]."""
+    """States of a link. REFUSED: attached without a terminus, the detach is on its way [§2.6.3]."""
 
     __hash__ = object.__hash__  # Enum's is interpreted, and states are looked up per frame
 

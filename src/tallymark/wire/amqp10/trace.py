@@ -25,16 +25,16 @@ RECEIVED: Final = "<-"
 SENT: Final = "->"
 
 SHOWN_MAX: Final = 200
-"""Characters of one field."""
+"""Maximum number of characters of one field."""
 HELD_MAX: Final = 16 * 1024 * 1024
-"""Bytes of a frame that are waited for; behind a longer one nothing more is traced."""
+"""Largest frame that is awaited, bytes; behind a longer one nothing more is traced."""
 
 _SECRET: Final = frozenset(("initial_response", "response", "challenge", "additional_data"))
 
 
 @final
 class Tracer:
-    """One direction of a connection: takes bytes however they are cut, gives lines."""
+    """Traces one direction of a connection: takes bytes in any portions, returns lines."""
 
     __slots__ = ("_arrow", "_data", "_emit", "_is_lost")
 
@@ -45,8 +45,8 @@ class Tracer:
         self._is_lost = False
 
     def add(self, data: bytes) -> None:
-        """Call back once for each frame or protocol header that is complete now. O(bytes) for
-        reads of whole frames."""
+        """Call back once for each frame or protocol header that is complete now. O(bytes) for reads
+        of whole frames."""
         if self._is_lost:
             return
         data = self._data + data if self._data else data
@@ -74,7 +74,7 @@ class Tracer:
         self._emit(f"{self._arrow} {line}")
 
     def _lose(self, why: str) -> None:
-        """The next frame's beginning is not known."""
+        """Stop tracing: the beginning of the next frame is not known."""
         self._is_lost = True
         self._data = b""
         self._say(f"(not traced any further: {why})")
@@ -101,7 +101,7 @@ def _frame(data: bytes, pos: int, end: int, kind: int, channel: int) -> str:
 
 
 def shown(composite: Composite) -> str:
-    """Class and fields, in one line."""
+    """Return class and fields in one line."""
     text = type(composite).__name__
     for field in BY_CLASS[type(composite)].fields:
         value = getattr(composite, field.name)
@@ -122,7 +122,7 @@ def _value(name: str, value: object) -> str:
 
 
 def _plain(value: object) -> str:
-    """Without the types of AMQP, which mostly go without saying."""
+    """Return the value without AMQP's types, which are mostly obvious."""
     if isinstance(value, Composite):
         inner = shown(value)
         return f"({inner})" if " " in inner else inner

@@ -166,10 +166,11 @@ class Array(list[object]):
 
 
 class Encodable:
-    """What encodes itself, descriptor and value: the codec knows no more of it."""
+    """Base of the classes that encode themselves, descriptor and value, so that the codec need not
+    know them."""
 
     def encode_at(self, depth: int) -> bytes:
-        """`depth`: values around this one."""
+        """depth: count of values around this one."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""Values to bytes, in the smallest encoding; see codec.py for the layout and what is raised."""
+"""Encoding of values, in the smallest form; see codec.py for the layout and the errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OCTETS: Final = [bytes((octet,)) for octet in range(256)]
 _SMALL_UINTS: Final = [b"\x43"] + [b"\x52" + octet for octet in _OCTETS[1:]]
 _SMALL_ULONGS: Final = [b"\x44"] + [b"\x53" + octet for octet in _OCTETS[1:]]
 
-# What `encode_value` tells apart.
+# Kinds of values that `encode_value` distinguishes.
 _STR: Final = 1
 _LONG: Final = 2
 _BOOL: Final = 3
@@ -94,7 +94,7 @@ _ORDER: Final[tuple[type, ...]] = (
 
 
 def encode_value(value: object, depth: int) -> bytes:
-    """`depth`: values around this one."""
+    """depth: count of values around this one."""
     kind = _KINDS.get(type(value), 0)
     if kind == 0:
         kind = _kind_of(value)
@@ -148,7 +148,7 @@ def encode_value(value: object, depth: int) -> bytes:
 
 
 def _kind_of(value: object) -> int:
-    """Of a value of a subclass."""
+    """Return the kind of a value whose class is a subclass of a known one."""
     if isinstance(value, Encodable):
         return _ITSELF
     for kind in _ORDER:
@@ -185,7 +185,7 @@ def encode_string(value: str) -> bytes:
 
 
 def encode_text(value: str) -> bytes:
-    """A string that people read: always one, whatever names are in it."""
+    """Encode a text for people as a string. A ? replaces each lone surrogate."""
     return _encode_variable(0xA1, value.encode("utf-8", "replace"))
 
 
@@ -198,7 +198,7 @@ def encode_binary(value: bytes) -> bytes:
 
 
 def _encode_variable(code: int, raw: bytes) -> bytes:
-    """`code` is the one with a size of one byte."""
+    """Encode bytes of variable size. `code` is the one with a size of one byte."""
     size = len(raw)
     if size < 256:
         return _OCTETS[code] + _OCTETS[size] + raw
@@ -230,7 +230,7 @@ def _encode_signed(small: int, code: int, size: int, value: int) -> bytes:
 
 
 def encode_integer(code: int, value: int) -> bytes:
-    """An integer or timestamp with a format code of fixed width."""
+    """Encode an integer or timestamp with a format code of fixed width."""
     size, signed = _INTEGERS[code]
     return _OCTETS[code] + _number(value, size, signed)
 
@@ -245,7 +245,7 @@ def _number(value: int, size: int, signed: bool) -> bytes:
 
 
 def encode_list(values: list[object] | tuple[object, ...], depth: int) -> bytes:
-    """`depth`: this list and the values around it."""
+    """depth: count of this list and the values around it."""
     if not values:
         return b"\x45"
     return compound(0xC0, [encode_value(value, depth) for value in values])
@@ -260,7 +260,7 @@ def _encode_map(values: dict[object, object], depth: int) -> bytes:
 
 
 def encode_symbol_map(values: dict[object, object], depth: int) -> bytes:
-    """A map whose str keys, Symbol or not, are written as symbols."""
+    """Encode a map whose str keys, Symbol or not, are written as symbols."""
     parts: list[bytes] = []
     for key, value in values.items():
         parts.append(encode_symbol(key) if isinstance(key, str) else encode_value(key, depth))
@@ -269,7 +269,7 @@ def encode_symbol_map(values: dict[object, object], depth: int) -> bytes:
 
 
 def compound(code: int, parts: list[bytes]) -> bytes:
-    """A list or map of encoded values; `code` is the one with a size of one byte."""
+    """Encode a list or map of encoded values; `code` is the one with a size of one byte."""
     body = b"".join(parts)
     size = len(body)
     count = len(parts)  # not above `size`: every value has a format code
@@ -359,7 +359,7 @@ _INTEGERS: Final[dict[int, tuple[int, bool]]] = {
 
 
 def _body(code: int, value: object, depth: int) -> bytes | None:
-    """The value's bytes behind the format code; None where the code is not for it."""
+    """Return the value's bytes behind the format code; None if the code does not fit it."""
     if code == 0x40:
         return b"" if value is None else None
     if isinstance(value, bool):
@@ -414,7 +414,8 @@ def _sized(code: int, raw: bytes) -> bytes | None:
 
 
 def _body_of_compound(code: int, whole: bytes) -> bytes | None:
-    """Of the value as written by itself, the part behind the code, with the head `code` asks."""
+    """Return the part behind the code of a compound's own encoding, with the head that `code`
+    requires; None if it does not fit."""
     own = whole[0]
     if own == code:
         return whole[1:]

@@ -1,4 +1,4 @@
-"""The client's half: commands as bytes [NQ-1]. For tests, tools and our own clients."""
+"""Commands of the client's side, as bytes [NQ-1]. For tests, tools and our own clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def sized(body: bytes) -> bytes:
 
 
 def identify(body: bytes) -> bytes:
-    """`body` is JSON."""
+    """Make an IDENTIFY; `body` is JSON."""
     return b"IDENTIFY\n" + sized(body)
 
 

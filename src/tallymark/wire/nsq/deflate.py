@@ -15,12 +15,12 @@ from tallymark.wire.nsq.upgrades import PIECE_MAX, LayerError
 WINDOW_BITS: Final = -15
 """No header, no checksum."""
 SLICE: Final = 16_384
-"""Bytes handed to zlib at a time: what it does not take at once it gives back as a copy."""
+"""Bytes passed to zlib at a time. Input that it does not take at once is returned as a copy."""
 
 
 @final
 class DeflateEncoder:
-    """`level` 1..9."""
+    """A deflate encoder; `level` 1..9."""
 
     __slots__ = ("_deflate",)
 
@@ -28,7 +28,7 @@ class DeflateEncoder:
         self._deflate = zlib.compressobj(level, zlib.DEFLATED, WINDOW_BITS)
 
     def encode(self, data: bytes) -> bytes:
-        """What to write; the peer can decode all of `data` from it."""
+        """Encode data; the peer can decode all of it from the result."""
         return self._deflate.compress(data) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
 
 
@@ -45,8 +45,8 @@ class DeflateDecoder:
             self._inbox.add(data)
 
     def read(self) -> bytes:
-        """Up to PIECE_MAX decoded bytes; empty: feed more. LayerError for what is not deflate, or
-        comes behind its end."""
+        """Return up to PIECE_MAX decoded bytes; empty: more input is needed. Raises LayerError for
+        input that is not deflate, or follows its end."""
         inflate = self._inflate
         while True:
             source = inflate.unconsumed_tail or self._next_slice()

@@ -1,4 +1,4 @@
-"""What a peer did wrong, in nsqd's words [NQ-5, NQ-A4].
+"""Errors of peers, with nsqd's texts [NQ-5, NQ-A4].
 
 Decoders raise `WireError` and nothing else, whatever the bytes. The connection turns it into a
 `ProtocolFailure`; the owner answers that with `Connection.send_error`, in its turn.
@@ -37,7 +37,7 @@ NOT_OWNER: Final = "client does not own message"
 
 @final
 class WireError(Exception):
-    """The peer broke the protocol, or asked for what it may not have.
+    """The peer broke the protocol, or asked for something it may not have.
 
     `text` may hold bytes of the peer's as surrogate escapes; `payload` gives them back unchanged.
     """
@@ -49,12 +49,12 @@ class WireError(Exception):
 
     @property
     def is_fatal(self) -> bool:
-        """The connection closes once this was sent."""
+        """Return whether the connection closes once the error was sent."""
         return self.code not in FORGIVEN
 
     @property
     def payload(self) -> bytes:
-        """Data of the error frame."""
+        """Return the data of the error frame."""
         return raw_bytes(str(self))
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class WireError(Exception):
 
 
 def as_text(raw: bytes) -> str:
-    """A peer's bytes for use in an error text."""
+    """Return a peer's bytes for use in an error text."""
     return raw.decode("utf-8", "surrogateescape")
 
 
@@ -70,11 +70,12 @@ def raw_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-# What only the owner can find out.
+# Errors that only the owner can detect.
 
 
 def settle_failed(verb: str, message_id: int, reason: str) -> WireError:
-    """FIN, REQ or TOUCH of a message that is not the client's; `reason`: NOT_IN_FLIGHT, NOT_OWNER.
+    """Return the error for FIN, REQ or TOUCH of a message that is not the client's; `reason`:
+    NOT_IN_FLIGHT, NOT_OWNER.
 
     The connection goes on.
     """
@@ -82,7 +83,7 @@ def settle_failed(verb: str, message_id: int, reason: str) -> WireError:
 
 
 def publish_failed(verb: str, reason: str) -> WireError:
-    """PUB, MPUB or DPUB that could not be carried out."""
+    """Return the error for a PUB, MPUB or DPUB that could not be carried out."""
     return WireError(f"E_{verb}_FAILED", f"{verb} failed {reason}")
 
 
@@ -91,7 +92,8 @@ def sub_failed(reason: str) -> WireError:
 
 
 def sub_raced() -> WireError:
-    """SUB while its ephemeral channel or topic was being deleted, twice in a row [NQ-10]."""
+    """Return the error for a SUB while its ephemeral channel or topic was being deleted, twice in a
+    row [NQ-10]."""
     return sub_failed("to deleted topic/channel")
 
 
@@ -100,7 +102,7 @@ def too_many_consumers(topic: str, channel: str, most: int) -> WireError:
 
 
 def auth_failed() -> WireError:
-    """The authority could not be asked. Why is not told to clients."""
+    """Return the error for an authority that could not be asked. Clients are not told why."""
     return WireError(E_AUTH_FAILED, "AUTH failed")
 
 
@@ -109,7 +111,7 @@ def no_authorizations() -> WireError:
 
 
 def unauthorized(verb: str, topic: str, channel: str) -> WireError:
-    """Not allowed by what the authority said; `channel` is empty for publishes."""
+    """Return the error for what the authority does not allow; `channel` is empty for publishes."""
     return WireError(E_UNAUTHORIZED, f'AUTH failed for {verb} on "{topic}" "{channel}"')
 
 
@@ -129,7 +131,8 @@ _ESCAPES: Final[dict[str, str]] = {
 
 
 def go_quoted(raw: bytes) -> str:
-    """`raw` in quotes as Go's %q writes it: invalid UTF-8 and what does not print is escaped."""
+    """Return `raw` in quotes as Go's %q writes it: invalid UTF-8 and characters that do not print
+    are escaped."""
     return '"' + "".join([_go_escaped(char) for char in as_text(raw)]) + '"'
 
 

@@ -1,4 +1,4 @@
-"""What a connection tells its owner, in the order of the bytes.
+"""Events that a connection reports to its owner, in the order of the bytes.
 
 Answers leave in the order of the commands: a client matches them to its commands by nothing else.
 Who holds an `OK` back until the disk has its message holds back what comes behind it as well. Each
@@ -15,14 +15,14 @@ from tallymark.wire.nsq.identify import Identify
 
 
 class Event:
-    """One of the classes below."""
+    """Base of the events."""
 
     __slots__ = ()
 
 
 @final
 class IdentifyReceived(Event):
-    """Answer with `Connection.send_identify`; nothing is read until then."""
+    """An IDENTIFY. Answer by `Connection.send_identify`; nothing is read until then."""
 
     __slots__ = ("identify",)
 
@@ -32,7 +32,7 @@ class IdentifyReceived(Event):
 
 @final
 class UpgradeDue(Event):
-    """Put a layer between transport and connection.
+    """A layer to be put between transport and connection.
 
     The owner writes all of `Connection.out` first; gives `Connection.take_unread()` and whatever
     the transport brings to the layer; when the layer is ready (TLS: after its handshake) calls
@@ -44,14 +44,14 @@ class UpgradeDue(Event):
 
     def __init__(self, layer: str, level: int) -> None:
         self.layer = layer
-        """upgrades.TLS, SNAPPY or DEFLATE."""
+        """Kind of the layer: upgrades.TLS, SNAPPY or DEFLATE."""
         self.level = level
-        """Of deflate, 1..9."""
+        """Level of deflate, 1..9."""
 
 
 @final
 class AuthReceived(Event):
-    """Ask the authority about `secret`; answer with `Connection.send_auth`, or fail with
+    """An AUTH. Ask the authority about `secret` and answer by `Connection.send_auth`, or fail with
     errors.auth_failed or no_authorizations. Nothing is read until then."""
 
     __slots__ = ("secret",)
@@ -62,7 +62,7 @@ class AuthReceived(Event):
 
 @final
 class SubReceived(Event):
-    """Answer with OK, or fail with E_SUB_FAILED or E_UNAUTHORIZED."""
+    """A SUB. Answer by OK, or fail with E_SUB_FAILED or E_UNAUTHORIZED."""
 
     __slots__ = ("channel", "topic")
 
@@ -85,16 +85,16 @@ class PublishReceived(Event):
         self, verb: str, topic: str, raw: bytes, cuts: array[int], head: int, delay_ms: int
     ) -> None:
         self.verb = verb
-        """PUB, MPUB or DPUB."""
+        """Verb: PUB, MPUB or DPUB."""
         self.topic = topic
         self.raw = raw
-        """The cells of all messages, end to end; see kernel.py."""
+        """Cells of all messages, end to end; see kernel.py."""
         self.cuts = cuts
         """array('I'): the cell of message i is raw[cuts[i]:cuts[i + 1]]."""
         self.head = head
-        """Bytes of each cell in front of the body."""
+        """Bytes of each cell before the body."""
         self.delay_ms = delay_ms
-        """Of DPUB, 0..max_req_timeout_ms; else 0."""
+        """Delay of DPUB, 0..max_req_timeout_ms; else 0."""
         self.answers = 1 if verb == "MPUB" else len(cuts) - 1
 
     def __len__(self) -> int:
@@ -103,8 +103,8 @@ class PublishReceived(Event):
 
 @final
 class RdyReceived(Event):
-    """The client takes up to `count` messages at a time from now on. No answer. Not told after
-    CLS."""
+    """A RDY: the client accepts up to `count` messages at a time from now on. No answer. Not
+    reported after CLS."""
 
     __slots__ = ("count",)
 
@@ -121,44 +121,44 @@ class FinReceived(Event):
 
     def __init__(self, ids: array[int]) -> None:
         self.ids = ids
-        """array('Q')."""
+        """Message ids, array('Q')."""
 
 
 @final
 class ReqReceived(Event):
-    """Consecutive REQs with equal delays; answered as FIN."""
+    """Consecutive REQs with equal delays; answered as FIN is."""
 
     __slots__ = ("delay_ms", "ids")
 
     def __init__(self, ids: array[int], delay_ms: int) -> None:
         self.ids = ids
-        """array('Q')."""
+        """Message ids, array('Q')."""
         self.delay_ms = delay_ms
-        """0..max_req_timeout_ms; more was asked for if it is the highest [NQ-12]."""
+        """Delay, 0..max_req_timeout_ms. The highest value may stand for a longer one [NQ-12]."""
 
 
 @final
 class TouchReceived(Event):
-    """Consecutive TOUCHes; answered as FIN."""
+    """Consecutive TOUCHes; answered as FIN is."""
 
     __slots__ = ("ids",)
 
     def __init__(self, ids: array[int]) -> None:
         self.ids = ids
-        """array('Q')."""
+        """Message ids, array('Q')."""
 
 
 @final
 class ClsReceived(Event):
-    """No more messages to this client; answer with `Connection.send_close_wait`."""
+    """A CLS: send no more messages to this client, and answer by `Connection.send_close_wait`."""
 
     __slots__ = ()
 
 
 @final
 class ProtocolFailure(Event):
-    """The peer broke the protocol: call `Connection.send_error(error)` when what came before is
-    answered. If the error is fatal nothing is read any more and `PeerClosed` follows that call."""
+    """An error of the peer: call `Connection.send_error(error)` once earlier commands are answered.
+    If the error is fatal, nothing more is read and `PeerClosed` follows that call."""
 
     __slots__ = ("error",)
 
@@ -175,4 +175,4 @@ class PeerClosed(Event):
     def __init__(self, reason: str, clean: bool) -> None:
         self.reason = reason
         self.clean = clean
-        """The peer closed between two commands."""
+        """True if the peer closed between two commands."""

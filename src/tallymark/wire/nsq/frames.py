@@ -1,4 +1,4 @@
-"""What a server sends: size, type, data; all numbers big-endian [nsq frame format].
+"""Frames of a server: size, type, data; all numbers big-endian [nsq frame format].
 
     | size (4): of type and data | type (4) | data |
 
@@ -15,7 +15,7 @@ ERROR: Final = 1
 MESSAGE: Final = 2
 
 HEAD: Final = 8
-"""Bytes in front of a frame's data."""
+"""Bytes before a frame's data."""
 MESSAGE_HEAD: Final = 26
 """Bytes between a message frame's head and its body."""
 
@@ -39,7 +39,7 @@ BAD_PROTOCOL_FRAME: Final = frame(ERROR, b"E_BAD_PROTOCOL")
 
 
 def split_frames(data: bytes) -> tuple[list[tuple[int, bytes]], bytes]:
-    """The client's half: (type, data) of each whole frame, and the bytes behind them.
+    """Split a client's input: (type, data) of each whole frame, and the bytes behind them.
 
     Raises ValueError for a size below 4.
     """
@@ -58,7 +58,8 @@ def split_frames(data: bytes) -> tuple[list[tuple[int, bytes]], bytes]:
 
 
 def decode_message(content: bytes) -> tuple[int, int, bytes, bytes]:
-    """(timestamp in ns, attempts, id, body) of a message frame's data; ValueError if too short."""
+    """Decode a message frame's data: (timestamp in ns, attempts, id, body). Raises ValueError if it
+    is too short."""
     if len(content) < MESSAGE_HEAD:
         raise ValueError(f"message of {len(content)} bytes, expected at least {MESSAGE_HEAD}")
     timestamp, attempts = _message_head(content)

@@ -1,4 +1,4 @@
-"""Heartbeats: ours in a fixed rhythm, the client's life by any bytes [NQ-7].
+"""Heartbeats: ours at a fixed interval; any bytes from the client show that it is alive [NQ-7].
 
 One goes out every interval, traffic or not: the client's answer, a NOP, is what keeps its
 connection. It is dead when nothing came for two intervals [NQ-A13].
@@ -11,18 +11,19 @@ from typing import final
 
 @final
 class Heartbeat:
-    """Times are monotonic milliseconds."""
+    """The heartbeats of one connection. Times are monotonic milliseconds."""
 
     __slots__ = ("due_ms", "interval_ms", "received_ms")
 
     def __init__(self, interval_ms: int, now_ms: int) -> None:
         self.interval_ms = interval_ms
-        """0: no heartbeats, and no time-out either."""
+        """Interval in ms; 0: no heartbeats, and no time-out either."""
         self.due_ms = now_ms + interval_ms
         self.received_ms = now_ms
 
     def next_deadline(self) -> int | None:
-        """When to look again; early if there was traffic meanwhile, never late."""
+        """Return when to check again. The time may be early if there was traffic meanwhile, but
+        never late."""
         if not self.interval_ms:
             return None
         return min(self.due_ms, self.received_ms + 2 * self.interval_ms)
@@ -34,6 +35,7 @@ class Heartbeat:
         return self.interval_ms > 0 and now_ms - self.received_ms >= 2 * self.interval_ms
 
     def sent(self, now_ms: int) -> None:
-        """Late ones are left out, and the rhythm is kept."""
+        """Note that a heartbeat was sent. Late ones are left out, so that the interval stays
+        fixed."""
         late = now_ms - self.due_ms
         self.due_ms += (late // self.interval_ms + 1) * self.interval_ms

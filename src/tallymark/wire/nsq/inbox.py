@@ -1,16 +1,17 @@
-"""Bytes received and not looked at yet."""
+"""Inbox: received bytes that are not processed yet."""
 
 from __future__ import annotations
 
 from typing import Final, final
 
 CHUNKS_MAX: Final = 4096
-"""Reads kept apart while a command is incomplete; a list entry costs more than a one-byte read."""
+"""Maximum number of reads kept apart while a command is incomplete. A list entry takes more memory
+than a one-byte read."""
 
 
 @final
 class Inbox:
-    """Joins reads only when that completes what is waited for, a number of bytes or a line: each
+    """Joins reads only when that completes the awaited bytes, a number of bytes or a line: each
     byte is moved a bounded number of times, whatever the sizes of reads and commands."""
 
     __slots__ = ("_chunks", "_line", "_need", "data", "pos", "waiting")
@@ -18,7 +19,7 @@ class Inbox:
     def __init__(self, need: int) -> None:
         self.data = b""
         self.pos = 0
-        """Where in `data` the next command begins."""
+        """Offset in `data` at which the next command begins."""
         self._need = need
         self._line = False  # a newline will do as well
         self._chunks: list[bytes] = []
@@ -35,16 +36,16 @@ class Inbox:
             self._chunks = [b"".join(self._chunks)]
 
     def advance(self, pos: int) -> None:
-        """Everything before `pos` is done with."""
+        """Mark everything before `pos` as processed."""
         self.pos = pos
         self._need = 1
 
     def await_bytes(self, need: int) -> None:
-        """Nothing can be done without `need` bytes from `pos` on, more than are in `data`."""
+        """Wait for `need` bytes from `pos` on, which are more than `data` has."""
         self._need = need
 
     def await_line(self, most: int) -> None:
-        """Nothing can be done until a newline comes, or `most` bytes from `pos` on are there.
+        """Wait for a newline, or for `most` bytes from `pos` on.
 
         In `data` there is neither.
         """
@@ -56,7 +57,7 @@ class Inbox:
         self._line = True
 
     def gather(self) -> bool:
-        """Whether what is waited for is there; then it is in `data`."""
+        """Return whether the awaited bytes are there; they are in `data` then."""
         left = len(self.data) - self.pos
         if left >= self._need:
             return True
@@ -69,7 +70,7 @@ class Inbox:
         return True
 
     def gather_all(self) -> None:
-        """Everything is in `data`."""
+        """Move all bytes into `data`."""
         chunks = self._chunks
         if not chunks:
             return
@@ -82,11 +83,11 @@ class Inbox:
         self.waiting = 0
 
     def size(self) -> int:
-        """Bytes kept."""
+        """Return the bytes kept."""
         return len(self.data) - self.pos + self.waiting
 
     def take(self) -> bytes:
-        """All that is kept; then it is empty."""
+        """Return all bytes and empty the inbox."""
         self.gather_all()
         rest = self.data[self.pos :]
         self.clear()

@@ -23,10 +23,10 @@ from struct import Struct
 from typing import Final
 
 FORMAT: Final = 2
-"""Number of this format of cells among the engine's payloads."""
+"""Payload.format of these cells."""
 
 ATTEMPTS_MAX: Final = 65_535
-"""Attempts stay there instead of starting again at 0 [NQ-D7]."""
+"""Highest number of attempts on the wire; it stays there instead of wrapping to 0 [NQ-D7]."""
 
 _FINS: Final = re.compile(rb"(?:FIN [0-9a-f]{16}\n)++")
 _TOUCHES: Final = re.compile(rb"(?:TOUCH [0-9a-f]{16}\n)++")
@@ -37,7 +37,8 @@ _SIZE: Final = Struct(">I")
 
 
 def scan_publishes(data: bytes, pos: int, end: int, line: bytes, most: int) -> array[int]:
-    """Cuts of the longest stretch of complete commands at data[pos:end] that begin with `line`.
+    """Return the cuts of the longest stretch of complete commands at data[pos:end] that begin with
+    `line`.
 
     `line` is a command line with its newline, `most` the largest body. Cuts are relative to `pos`;
     a lone 0: there is none. A command that begins like the one before costs one comparison.
@@ -76,8 +77,8 @@ def scan_publishes(data: bytes, pos: int, end: int, line: bytes, most: int) -> a
 
 
 def cut_messages(data: bytes, pos: int, end: int, count: int, most: int) -> array[int]:
-    """Cuts of the messages of an MPUB at data[pos:end], relative to `pos`: `count` of them, or as
-    many as are well-formed; what stands behind the last cut tells what is wrong."""
+    """Return the cuts of the messages of an MPUB at data[pos:end], relative to `pos`: of `count`
+    messages, or of as many as are well-formed. The bytes behind the last cut show the error."""
     startswith = data.startswith
     start = pos
     cuts = [0]
@@ -101,24 +102,27 @@ def cut_messages(data: bytes, pos: int, end: int, count: int, most: int) -> arra
 
 
 def scan_fins(data: bytes, pos: int) -> int:
-    """Where the run of well-formed FINs that begins at `pos` ends; `pos`: there is none."""
+    """Return the end of the run of well-formed FINs that begins at `pos`; `pos`: there is none."""
     found = _FINS.match(data, pos)
     return pos if found is None else found.end()
 
 
 def scan_touches(data: bytes, pos: int) -> int:
-    """The same of TOUCHes."""
+    """Return the end of the run of well-formed TOUCHes that begins at `pos`; `pos`: there is
+    none."""
     found = _TOUCHES.match(data, pos)
     return pos if found is None else found.end()
 
 
 def ids_of(run: bytes, verb: bytes) -> array[int]:
-    """The ids of a run that scan_fins or scan_touches found; `verb` with the space behind it."""
+    """Return the ids in a run that scan_fins or scan_touches found. verb: the verb with the space
+    behind it."""
     return unpack_ids(run.replace(verb, b"").replace(b"\n", b""))
 
 
 def scan_requeues(data: bytes, pos: int, end: int, suffix: bytes) -> bytes:
-    """Hex digits of the ids of consecutive `REQ <id><suffix>`; suffix: space, delay, newline.
+    """Return the hex digits of the ids of consecutive `REQ <id><suffix>`; suffix: space, delay,
+    newline.
 
     The first is known to be well-formed; commands are all of its length.
     """
@@ -135,12 +139,12 @@ def scan_requeues(data: bytes, pos: int, end: int, suffix: bytes) -> bytes:
 
 
 def is_id(digits: bytes) -> bool:
-    """Whether it is one of our message ids: 16 lower-case hex digits."""
+    """Return whether the digits are one of our message ids: 16 lower-case hex digits."""
     return len(digits) == 16 and _HEX.fullmatch(digits) is not None
 
 
 def unpack_ids(digits: bytes) -> array[int]:
-    """array('Q') of ids written one behind the other, 16 hex digits each."""
+    """Return array('Q') of ids written without separators, 16 hex digits each."""
     ids = array("Q", bytes.fromhex(digits.decode("ascii")))
     if sys.byteorder == "little":
         ids.byteswap()
@@ -148,24 +152,24 @@ def unpack_ids(digits: bytes) -> array[int]:
 
 
 def head_of(raw: bytes, cut: int) -> int:
-    """Bytes of the cell at `cut` in front of its body."""
+    """Return the bytes of the cell at `cut` before its body."""
     if raw[cut] > _SIZE_FIRST_MAX:
         return raw.index(b"\n", cut) + 5 - cut
     return 4
 
 
 def body_of(raw: bytes, cut: int, after: int) -> bytes:
-    """The body of the cell raw[cut:after]."""
+    """Return the body of the cell raw[cut:after]."""
     return raw[cut + head_of(raw, cut) : after]
 
 
 def body_sizes(raw: bytes, cuts: array[int], lo: int, hi: int) -> list[int]:
-    """Bytes of the bodies of cells lo..hi-1."""
+    """Return the sizes of the bodies of cells lo..hi-1."""
     return [cuts[i + 1] - cuts[i] - head_of(raw, cuts[i]) for i in range(lo, hi)]
 
 
 def make_cells(bodies: list[bytes]) -> tuple[bytes, array[int]]:
-    """Cells for bodies that did not come as commands: (raw, cuts)."""
+    """Make cells for bodies that did not arrive as commands: (raw, cuts)."""
     parts: list[bytes] = []
     cuts = [0]
     total = 0
@@ -186,7 +190,7 @@ def encode_messages(
     timestamp_ns: int,
     attempts: int,
 ) -> bytes:
-    """Message frames of cells lo..hi-1, whose ids count up from `first_id`.
+    """Encode message frames of cells lo..hi-1, whose ids count up from `first_id`.
 
     The cells may be of any kind, and mixed. `attempts` is as the client shall see it.
     """
@@ -219,7 +223,8 @@ def encode_messages(
 
 
 def encode_bodies(bodies: list[bytes], first_id: int, timestamp_ns: int, attempts: int) -> bytes:
-    """Message frames of bodies that other protocols brought, ids counting up from `first_id`."""
+    """Encode message frames of bodies published by other protocols, with ids counting up from
+    `first_id`."""
     out: list[bytes] = []
     pack = _SIZE.pack
     middle = _MIDDLE.pack(2, timestamp_ns, min(attempts, ATTEMPTS_MAX))
@@ -232,7 +237,7 @@ def encode_bodies(bodies: list[bytes], first_id: int, timestamp_ns: int, attempt
 
 
 def _hex_ids(first: int, count: int) -> bytes:
-    """The digits of `count` ids, one behind the other."""
+    """Return the digits of `count` ids without separators."""
     if count == 1:
         return b"%016x" % first
     ids = array("Q", range(first, first + count))

@@ -6,11 +6,11 @@ import re
 from typing import Final
 
 NAME_MAX: Final = 64
-"""Bytes, suffix included."""
+"""Maximum bytes of a name, suffix included."""
 EPHEMERAL: Final = "#ephemeral"
 
 HUGE: Final = 1 << 62
-"""What stands for every number of more than 18 digits; no limit is as high."""
+"""Value of every number of more than 18 digits; it is above all limits."""
 
 _name: Final = re.compile(rb"[.a-zA-Z0-9_-]+(?:#ephemeral)?").fullmatch
 
@@ -24,7 +24,7 @@ def is_ephemeral(name: str) -> bool:
 
 
 def parse_number(digits: bytes) -> int:
-    """The value of decimal digits, none at all being 0; -1 if anything else is among them.
+    """Return the value of decimal digits, 0 if there are none; -1 for any other character.
 
     nsqd lets a number wrap at 64 bits (RDY 18446744073709551617 is 1 there). Ours is HUGE then,
     and refused or clamped like any other number that is too big.
@@ -38,5 +38,5 @@ def parse_number(digits: bytes) -> int:
 
 
 def show_number(digits: bytes) -> str:
-    """Digits as an error text shows them: without leading zeros."""
+    """Return digits for an error text, without leading zeros."""
     return (digits.lstrip(b"0") or b"0").decode("ascii")

@@ -1,4 +1,4 @@
-"""What single commands say, checked in nsqd's order and told in its words. Pure functions.
+"""Parsing of single commands, checked in nsqd's order and with its error texts. Pure functions.
 
 All raise WireError and nothing else. `params` is the command line split at each space.
 """
@@ -38,7 +38,7 @@ class PublishLine:
 
 
 def publish_line(line: bytes, params: list[bytes], limits: Limits) -> PublishLine:
-    """PUB or DPUB; `line` is what `params` was made of, newline included."""
+    """Parse PUB or DPUB; `line` is the line that `params` was split from, newline included."""
     verb = as_text(params[0])
     if len(params) < (2 if verb == "PUB" else 3):
         raise WireError(E_INVALID, f"{verb} insufficient number of parameters")
@@ -71,7 +71,7 @@ def channel_name(params: list[bytes]) -> str:
 
 
 def rdy_count(params: list[bytes], most: int) -> int:
-    """0..most; 1 where none is named."""
+    """Return the count of a RDY, 0..most; 1 if none is given."""
     if len(params) < 2:
         return 1
     count = parse_number(params[1])
@@ -83,7 +83,7 @@ def rdy_count(params: list[bytes], most: int) -> int:
 
 
 def message_id(params: list[bytes], count: int) -> bytes:
-    """The 16 bytes of the id in a FIN, REQ or TOUCH of `count` words at least."""
+    """Return the 16 bytes of the id in a FIN, REQ or TOUCH of at least `count` words."""
     if len(params) < count:
         raise WireError(E_INVALID, f"{as_text(params[0])} insufficient number of params")
     if len(params[1]) != 16:
@@ -92,7 +92,7 @@ def message_id(params: list[bytes], count: int) -> bytes:
 
 
 def check_id(params: list[bytes]) -> None:
-    """The error, not a fatal one, for 16 bytes that no message of ours can have as its id."""
+    """Raise the error, not a fatal one, for 16 bytes that cannot be the id of our messages."""
     if not is_id(params[1]):
         verb = as_text(params[0])
         text = f"{verb} {as_text(params[1])} failed {NOT_IN_FLIGHT}"
@@ -100,7 +100,7 @@ def check_id(params: list[bytes]) -> None:
 
 
 def req_delay(params: list[bytes], most: int) -> int:
-    """0..most ms: what is more is clamped [NQ-12]."""
+    """Return the delay of a REQ, 0..most ms; higher values are clamped [NQ-12]."""
     delay_ms = parse_number(params[2])
     if delay_ms < 0:
         raise WireError(E_INVALID, f"REQ could not parse timeout {as_text(params[2])}")
@@ -112,7 +112,7 @@ def int32(data: bytes, at: int) -> int:
 
 
 def message_size(data: bytes, at: int, verb: str, most: int) -> int:
-    """Of the message of a PUB or DPUB, 1..most."""
+    """Return the message size of a PUB or DPUB, 1..most."""
     size = int32(data, at)
     if size <= 0:
         raise WireError(E_BAD_MESSAGE, f"{verb} invalid message body size {size}")
@@ -122,7 +122,7 @@ def message_size(data: bytes, at: int, verb: str, most: int) -> int:
 
 
 def body_size(data: bytes, at: int, verb: str, most: int) -> int:
-    """Of the body of IDENTIFY, AUTH or MPUB, 1..most."""
+    """Return the body size of IDENTIFY, AUTH or MPUB, 1..most."""
     size = int32(data, at)
     if size <= 0:
         raise WireError(E_BAD_BODY, f"{verb} invalid body size {size}")
@@ -132,7 +132,7 @@ def body_size(data: bytes, at: int, verb: str, most: int) -> int:
 
 
 def mpub_cuts(data: bytes, start: int, end: int, limits: Limits) -> array[int]:
-    """Cuts of the messages in the MPUB body data[start:end], relative to start + 4."""
+    """Return the cuts of the messages in the MPUB body data[start:end], relative to start + 4."""
     if start + 4 > end:
         raise WireError(E_BAD_BODY, "MPUB failed to read message count")
     count = int32(data, start)

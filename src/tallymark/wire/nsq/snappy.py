@@ -44,7 +44,7 @@ class SnappyEncoder:
         self._has_begun = False
 
     def encode(self, data: bytes) -> bytes:
-        """What to write; the peer can decode all of `data` from it."""
+        """Encode data; the peer can decode all of it from the result."""
         out: list[bytes] = []
         if not self._has_begun:
             self._has_begun = True
@@ -66,14 +66,14 @@ def _chunk(piece: bytes) -> bytes:
 
 @final
 class SnappyDecoder:
-    """Gives a chunk at a time, and keeps no more than what was fed since the last complete one."""
+    """Decodes a chunk at a time, and keeps only the input since the last complete chunk."""
 
     __slots__ = ("_has_begun", "_inbox", "_skip")
 
     def __init__(self) -> None:
         self._inbox = Inbox(1)
         self._skip = 0
-        """Bytes left of a chunk that is passed over."""
+        """Remaining bytes of a chunk that is skipped."""
         self._has_begun = False
 
     def feed(self, data: bytes) -> None:
@@ -81,7 +81,8 @@ class SnappyDecoder:
             self._inbox.add(data)
 
     def read(self) -> bytes:
-        """Up to PIECE_MAX decoded bytes; empty: feed more. LayerError for what is not snappy."""
+        """Return up to PIECE_MAX decoded bytes; empty: more input is needed. Raises LayerError for
+        input that is not snappy."""
         inbox = self._inbox
         while inbox.gather():
             data = inbox.data

@@ -37,7 +37,7 @@ OVER: Final = frozenset((State.FAILED, State.ENDED, State.CLOSED))
 READING: Final = frozenset(State) - OUR_TURN - OVER
 
 SETTLING: Final = frozenset((State.SUBSCRIBED, State.CLOSING))
-"""Where FIN, REQ and TOUCH may come."""
+"""States in which FIN, REQ and TOUCH are allowed."""
 
 # What may come where, and what it leads to. A pair not listed is E_INVALID "cannot ... in current
 # state". RDY after CLS is legal and has no effect.

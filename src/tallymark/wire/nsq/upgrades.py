@@ -11,15 +11,16 @@ SNAPPY: Final = "snappy"
 DEFLATE: Final = "deflate"
 
 PIECE_MAX: Final = 65_536
-"""Bytes a decoder gives at a time: what a small input can swell to is taken in such pieces."""
+"""Maximum number of bytes that a decoder returns at a time, since a small input can decode to a
+very large output."""
 
 
 class LayerError(Exception):
-    """What came is not what the layer reads. The text is for logs: nsqd only closes."""
+    """The input is malformed for the layer. The text is for logs: nsqd only closes."""
 
 
 def due_layers(identify: Identify) -> list[str]:
-    """TLS first, compression inside it."""
+    """Return the layers to add: TLS first, compression inside it."""
     layers: list[str] = []
     if identify.tls_v1:
         layers.append(TLS)
