@@ -44,7 +44,7 @@ class MarkWait:
         self.queue = queue
         self.mark = mark
         self.reached = reached
-        """Up to where its messages had been handed out."""
+        """Sequence up to which messages had been delivered when the mark was emitted."""
         self.budget = queue.budget
         """The queue's budget when the mark before this one was asked for."""
         self.comings = queue.comings
