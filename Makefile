@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup install test test-pure test-installed test-long test-timings timings check format \
-	bench siege build demo fuzz figures interop constraints audit clean
+	bench siege soak churn build demo fuzz figures interop constraints audit clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -107,6 +107,12 @@ test-timings: install  ## where `make test` spends its CPU, file by file
 	TALLYMARK_TIMINGS=$(VENV)/timings.jsonl $(BIN)/python $(PYTEST) -p tests.support.timings \
 	-n $(WORKERS) tests
 	$(BIN)/python -m tests.support.timings $(VENV)/timings.jsonl
+
+soak: install  ## an hour of all protocols, kill -9 each minute, Spark landing (MINUTES=n)
+	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60)
+
+churn: install  ## short connections, 100,000 of each protocol: memory stays (CONNECTIONS=n)
+	$(BIN)/python -m tests.soak.churn --connections $(or $(CONNECTIONS),100000)
 
 check: $(VENV)/.dependencies  ## format, lint, types, the arrows between layers
 	$(BIN)/ruff format --check .

@@ -8,23 +8,29 @@ CRASH_ROUNDS sets the number of rounds (3; 60 in `make test-long`), CRASH_SEED t
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.long import longer, sized
 from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
-from tests.support.stream_load import STREAM, Known, Message, Publisher, declare, follow, read_range
+from tests.support.stream_load import (
+    STREAM,
+    Known,
+    Publisher,
+    check,
+    declare,
+    follow,
+    read_all,
+    stat,
+)
 
 ROUNDS = int(os.environ.get("CRASH_ROUNDS", sized(3, 12, 60)))
 SEED = int(os.environ.get("CRASH_SEED", 20261120))
-BASE = f"/api/tallymark/streams/%2F/{STREAM}"
 SMALL = {"segment_size": "1MiB", "checkpoint_every": "1MiB", "max_memory": "16MiB"}
 KEPT = (300_000, 2_000_000, 50_000_000)
 MOST = 4_000
@@ -68,7 +74,7 @@ class Field:
             threading.Thread(target=publisher.run, args=(port, ended))
             for publisher in self.publishers
         ]
-        next_offset = self._stat()["next"]
+        next_offset = stat(self.broker)["next"]
         for start in (0, next_offset):
             prefetch = self.chance.choice([1, 100, 5000])
             threads.append(
@@ -92,50 +98,10 @@ class Field:
         wanted = sum(confirmed.values()) + count
         until(lambda: sum(confirmed.values()) >= wanted, what=lambda: confirmed)
 
-    def _stat(self) -> dict[str, Any]:
-        status, found = self.broker.http("GET", BASE)
-        assert status == 200, found
-        return dict(found)
-
-    def _read_all(self) -> tuple[int, int, dict[int, Message]]:
-        """What is there now: from, to, and each message."""
-        stat = self._stat()
-        low, high = stat["first"], stat["next"]
-        found: dict[int, Message] = {}
-        at = low
-        while at < high:
-            status, far = self.broker.http("GET", f"{BASE}/range?from={at}&max_bytes=1000000")
-            assert status == 200, far
-            end = far["to"]
-            while at < end:
-                path = f"{BASE}/read?from={at}&to={end}&max_bytes=300000"
-                status, data = self.broker.http_bytes("GET", path)
-                assert status == 200, json.loads(data)
-                # How far an answer goes its rows say too.
-                rows_end = _end_of(data)
-                found |= read_range(data, at, rows_end)
-                at = rows_end
-        return low, high, found
-
     def _verify(self) -> None:
-        known = self.known
-        low, high, found = self._read_all()
-        for offset, message in found.items():
-            known.saw(offset, message)
-        assert known.breaches == []
-        read = [offset for offset in known.at if offset >= low]
-        assert set(read) == set(found), "what was read once is there, at its offset"
-        assert max(known.at, default=-1) < high
-        self.seen = max(self.seen, len(known.at))
-        for publisher in self.publishers:
-            mine = [n for id, n in (found[at] for at in sorted(found)) if id == publisher.id]
-            assert mine == sorted(set(mine)), f"numbers of {publisher.id} twice or out of order"
-            confirmed = known.confirmed[publisher.id]
-            if mine:
-                wanted = range(mine[0], confirmed + 1)
-                missing = set(wanted) - set(mine)
-                assert not missing, f"{len(missing)} confirmed messages are missing"
-                assert mine[-1] <= publisher.sent
+        low, high, found = read_all(self.broker)
+        check(self.known, self.publishers, low, high, found)
+        self.seen = max(self.seen, len(self.known.at))
         self._check_account(low, high, len(found))
 
     def _check_account(self, low: int, high: int, messages: int) -> None:
@@ -150,14 +116,6 @@ class Field:
             assert low > 0
             smallest = min(KEPT)  # of all that were in effect
             assert row["ready_bytes"] > smallest - LARGEST
-
-
-def _end_of(data: bytes) -> int:
-    from tallymark.engine.records import PAYLOAD
-    from tallymark.journal import layout
-
-    rows = [r for r in layout.unpack(data) if r.kind != PAYLOAD]
-    return rows[-1].first + rows[-1].count - 1
 
 
 @longer

@@ -72,6 +72,8 @@ class Client:
 
     def __init__(self, port: int, **identify: Any) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+        # A command after one without an answer would wait 40 ms for the broker's system.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._unread = b""
         self._frames: list[tuple[int, bytes]] = []
         self.send(MAGIC)

@@ -1,5 +1,5 @@
-"""NSQ clients on bare sockets that publish, finish, requeue and hold as fast as they can while they
-keep their histories."""
+"""NSQ clients on bare sockets that publish, finish, requeue and hold, as fast as they can or at a
+pace, while they keep their histories."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tallymark.wire.nsq import commands
 from tallymark.wire.nsq.frames import MESSAGE, RESPONSE, decode_message, split_frames
 from tests.support.crash_history import body_of, number_in, number_of
 from tests.support.nsq_history import Batch, ChannelHistory, Message, TopicHistory
+from tests.support.pace import Pace
 from tests.support.patience import PATIENCE_S
 
 WINDOW = 200
@@ -39,7 +40,7 @@ def wall_ms() -> int:
 
 class Client:
     """One connection that publishes, and consumes when it is given a channel. `holds`: it never
-    answers, so that all it gets times out."""
+    answers, so that all it gets times out. `pace`: of its publishing commands."""
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class Client:
         chance: random.Random,
         *,
         holds: bool = False,
+        pace: Pace | None = None,
     ) -> None:
         self.producer = producer
         self.sequence = first_sequence
@@ -61,6 +63,7 @@ class Client:
         """Number -> id, attempts, message."""
         self.outbox = bytearray()
         self._topic, self._channel, self._chance, self._holds = topic, channel, chance, holds
+        self._pace = pace
         self._unanswered: deque[Batch] = deque()
         self._sent = self._answered = 0
         self._uncertain: deque[tuple[int, int, Message, int]] = deque()
@@ -139,6 +142,8 @@ class Client:
     def _publish(self) -> None:
         chance = self._chance
         while len(self.outbox) < OUTBOX and len(self._unanswered) < WINDOW:
+            if self._pace is not None and not self._pace.take():
+                return
             kind = chance.random()
             if kind < 0.6:
                 for _ in range(chance.choice([1, 10])):

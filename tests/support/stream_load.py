@@ -7,22 +7,30 @@ numbers, what was not confirmed when its connection broke, and now and then what
 
 from __future__ import annotations
 
+import json
 import random
+import select
 import struct
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from bench.lean import ACK, DELIVER, ClosedByBroker, Link, publish, settle, short, table
 from tallymark.bridge.amqp091_format import PUBLISHER_NAME, PUBLISHING_ID
 from tallymark.engine.records import DROPPED, PAYLOAD
 from tallymark.journal import layout
+from tests.support.pace import Pace
+from tests.support.process import BrokerProcess
 
 STREAM = "stream"
 WINDOW = 400
 """Unconfirmed publishes at most."""
 LOST = (OSError, ClosedByBroker, TimeoutError)
 REPEATS = (1, 8, 64, 600)
+PAUSE_S = 0.05
+"""How long who has nothing to do waits for the broker at most."""
+BASE = f"/api/tallymark/streams/%2F/{STREAM}"
 _OFFSET = b"\x0fx-stream-offsetl"
 Message = tuple[int, int]
 
@@ -59,12 +67,15 @@ class Known:
 class Publisher:
     """Goes on over any number of connections."""
 
-    def __init__(self, id: int, known: Known, chance: random.Random) -> None:
+    def __init__(
+        self, id: int, known: Known, chance: random.Random, pace: Pace | None = None
+    ) -> None:
         self.id = id
         self.known = known
         self.sent = 0
         """The highest number ever sent."""
         self._chance = chance
+        self._pace = pace
         known.confirmed[id] = 0
 
     def run(self, port: int, ended: threading.Event) -> None:
@@ -84,12 +95,16 @@ class Publisher:
         tag = 0
         while not ended.is_set():
             while len(waiting) < WINDOW and len(link.outbox) < 1 << 18:
+                if self._pace is not None and not self._pace.take():
+                    select.select([link.socket], [], [], PAUSE_S)
+                    break
                 number += 1
                 link.outbox += self._message(number)
                 waiting.append(number)
                 self.sent = max(self.sent, number)
             link.flush()
-            link.fill()
+            if not link.fill():
+                return
             for name, _, upto, multiple, _ in link.events():
                 assert name == ACK, name
                 assert multiple or upto == tag + 1
@@ -119,7 +134,9 @@ def follow(port: int, start: int, prefetch: int, known: Known, ended: threading.
         link.set_loose()
         last = start - 1
         while not ended.is_set():
-            link.fill()
+            select.select([link.socket], [], [], PAUSE_S)
+            if not link.fill():
+                return
             for name, _, tag, _, body in link.events():
                 assert name == DELIVER, name
                 section = link.sections.pop(0)
@@ -164,6 +181,55 @@ def _body(cell: bytes) -> bytes:
             body += cell[at + 7 : at + 7 + size]
         at += 8 + size
     return body
+
+
+def stat(broker: BrokerProcess) -> dict[str, Any]:
+    """The stream's row: `first` and `next` offset, and more."""
+    status, found = broker.http("GET", BASE)
+    assert status == 200, found
+    return dict(found)
+
+
+def read_all(broker: BrokerProcess) -> tuple[int, int, dict[int, Message]]:
+    """The stream as it is now, over HTTP: from, to, and each message."""
+    row = stat(broker)
+    low, high = row["first"], row["next"]
+    found: dict[int, Message] = {}
+    at = low
+    while at < high:
+        status, far = broker.http("GET", f"{BASE}/range?from={at}&max_bytes=1000000")
+        assert status == 200, far
+        end = far["to"]
+        while at < end:
+            path = f"{BASE}/read?from={at}&to={end}&max_bytes=300000"
+            status, data = broker.http_bytes("GET", path)
+            assert status == 200, json.loads(data)
+            # How far an answer goes its rows say too.
+            rows = [row for row in layout.unpack(data) if row.kind != PAYLOAD]
+            rows_end = rows[-1].first + rows[-1].count - 1
+            found |= read_range(data, at, rows_end)
+            at = rows_end
+    return low, high, found
+
+
+def check(
+    known: Known, publishers: list[Publisher], low: int, high: int, found: dict[int, Message]
+) -> None:
+    """A stream that nobody publishes to holds what its clients know. Raises AssertionError."""
+    for offset, message in found.items():
+        known.saw(offset, message)
+    assert known.breaches == []
+    read = [offset for offset in known.at if offset >= low]
+    assert set(read) == set(found), "what was read once is there, at its offset"
+    assert max(known.at, default=-1) < high
+    for publisher in publishers:
+        mine = [n for id, n in (found[at] for at in sorted(found)) if id == publisher.id]
+        assert mine == sorted(set(mine)), f"numbers of {publisher.id} twice or out of order"
+        confirmed = known.confirmed[publisher.id]
+        if mine:
+            missing = set(range(mine[0], confirmed + 1)) - set(mine)
+            assert not missing, f"{len(missing)} confirmed messages are missing"
+            assert mine[-1] <= publisher.sent
 
 
 def declare(port: int, arguments: dict[str, object]) -> None:

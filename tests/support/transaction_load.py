@@ -11,6 +11,7 @@ import random
 import socket
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pika
@@ -109,6 +110,8 @@ class Worker(threading.Thread):
         self.large = large
         """Whether some transactions are larger than what waits in memory for a commit."""
         self.error: BaseException | None = None
+        self.may_begin: Callable[[], bool] = lambda: True
+        """Asked before each transaction, and may take its time; False: the client is done."""
 
     def run(self) -> None:
         try:
@@ -117,7 +120,7 @@ class Worker(threading.Thread):
             channel = connection.channel()
             channel.tx_select()
             number = 0
-            while self._work(channel, f"{self.name}.{number}"):
+            while self.may_begin() and self._work(channel, f"{self.name}.{number}"):
                 number += 1
             connection.close()
         except (AMQPError, OSError) as error:
@@ -171,7 +174,7 @@ class Worker10(Worker):
                 client.login()
                 self._begin(client)
                 number = 0
-                while self._work10(f"{self.name}.{number}"):
+                while self.may_begin() and self._work10(f"{self.name}.{number}"):
                     number += 1
         except OSError as error:
             self.error = error  # the broker was killed
