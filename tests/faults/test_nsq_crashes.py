@@ -24,7 +24,7 @@ import pytest
 from tests.support import forked
 from tests.support.crash_history import check_account
 from tests.support.long import longer, sized
-from tests.support.nsq_history import ChannelHistory, Message, TopicHistory
+from tests.support.nsq_history import ChannelHistory, Message, TopicHistory, check_same
 from tests.support.nsq_load import Client, run
 from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
@@ -130,7 +130,7 @@ class Field:
         for channel in (self.one, self.two):
             channel.life_ends(crashed=False)
             channel.check_all_done()
-        assert self.one.finished() == self.two.finished(), "the channels had different messages"
+        check_same(self.one, self.two)
         for row in self._rows():
             check_account(row, 0)
 
@@ -291,3 +291,40 @@ def test_nq_12_history_notices_what_comes_too_early_after_a_requeue(certain: boo
             made.arrived(3, 2, 49)
     else:
         made.arrived(3, 2, 49)
+
+
+def two_channels() -> tuple[ChannelHistory, ChannelHistory]:
+    """Of one topic: both had 1, and only the first had 2, neither of which was answered OK."""
+    topic = TopicHistory("t")
+    one, two = ChannelHistory("one", topic), ChannelHistory("two", topic)
+    for number in (1, 2):
+        topic.publish(range(number, number + 1))
+        finish(one, number, 1)
+    finish(two, 1, 1)
+    return one, two
+
+
+def test_channels_may_differ_by_what_went_with_the_life_it_was_published_in() -> None:
+    one, two = two_channels()
+    one.life_ends(crashed=True)
+    two.life_ends(crashed=True)
+    with pytest.raises(AssertionError, match="one had 2 and two had not"):
+        check_same(one, two)  # it lives: nothing is gone
+    one.topic.life += 1
+    check_same(one, two)
+    check_same(two, one)
+
+
+@pytest.mark.parametrize("what", ["ok", "later", "certain"])
+def test_channels_may_differ_by_nothing_that_the_disk_had(what: str) -> None:
+    one, two = two_channels()
+    if what == "ok":
+        one.topic.batch_of[2].is_ok = True
+    elif what == "certain":
+        one.messages[2].is_finish_certain = True
+    one = after_a_crash(one)
+    two.life_ends(crashed=True)
+    if what == "later":
+        finish(one, 2, 2)
+    with pytest.raises(AssertionError, match="one had 2 and two had not"):
+        check_same(one, two)

@@ -5,11 +5,12 @@ absolute floor. The floor is there for short runs and small figures: an allocato
 the arena, and one descriptor of ten is a tenth.
 
 Figures are compared like with like. A broker that is killed every minute begins anew every minute,
-so each *life* (from its ready line to its kill) is one row: the most of everything in it, and its
-memory at a fixed age. Of the rows in the first quarter and of those in the last the medians are
-compared: one life in which the machine was busy with something else decides nothing. The first life
-fills what all later ones find full (streams up to their retention, spare files, ledgers), and
-counts in neither.
+so each *life* (from its ready line to its kill) is one row: its memory at a fixed age and the most
+of it, its most threads, and the medians of its descriptors and its disk, which go up and down with
+every checkpoint. Of the rows in the first quarter, at least two, and of those in the last the
+medians are compared: one life in which the machine was busy with something else decides nothing.
+The first life fills what all later ones find full (streams up to their retention, spare files,
+ledgers), and counts in neither.
 """
 
 from __future__ import annotations
@@ -86,14 +87,15 @@ def table(compared: Sequence[Compared]) -> str:
 
 
 def quarters(values: Sequence[float]) -> tuple[float, float]:
-    """Medians of the first and the last quarter, without the first value where there are others.
+    """Medians of the first and the last quarter, at least two of four; the first value counts in
+    neither.
 
     Raises ValueError when there is nothing to compare.
     """
     counted = values[1:]
     if len(counted) < 2:
         raise ValueError(f"{len(values)} lives, expected at least 3: the first counts in neither")
-    size = max(1, len(counted) // 4)
+    size = max(1 if len(counted) < 4 else 2, len(counted) // 4)
     return median(counted[:size]), median(counted[-size:])
 
 

@@ -17,7 +17,7 @@ from tests.soak.account import Notes
 from tests.soak.stage import LOOK_S, Actor, HungUp, Stage
 from tests.support import nsq_load, stream_load, transaction_load
 from tests.support.crash_history import check_account
-from tests.support.nsq_history import ChannelHistory, TopicHistory
+from tests.support.nsq_history import ChannelHistory, TopicHistory, check_same
 from tests.support.pace import Pace
 from tests.support.patience import PATIENCE_S
 from tests.support.stream_load import Known, follow
@@ -119,7 +119,7 @@ class Nsq(Actor):
         for channel in (self.one, self.two):
             channel.life_ends(crashed=False)
             channel.check_all_done()
-        assert self.one.finished() == self.two.finished(), "the channels had different messages"
+        check_same(self.one, self.two)
         for number in sorted(self.one.finished()):
             self._got.add(number)
         for row in self._rows():

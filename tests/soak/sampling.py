@@ -48,6 +48,10 @@ class Life:
         near = [one.memory for one in self.samples if abs(one.age_s - age_s) <= AROUND_S]
         return median(near or [one.memory for one in self.samples])
 
+    def usual(self, name: str) -> float:
+        """The median of its samples."""
+        return float(median(getattr(one, name) for one in self.samples))
+
     def most(self, name: str) -> float:
         return float(max(getattr(one, name) for one in self.samples))
 

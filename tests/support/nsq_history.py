@@ -47,6 +47,8 @@ class Message:
     """FIN was sent, in whatever life."""
     is_loose: bool = False
     """The last delivery was to somebody who lets it time out."""
+    life: int = 0
+    """Of the broker, in which it came last."""
 
 
 @dataclass(slots=True)
@@ -109,6 +111,7 @@ class ChannelHistory:
             self.timed_out += bool(message.seen) and message.is_loose
             message.is_loose = loose
         message.seen.append(attempts)
+        message.life = self.topic.life
         return message
 
     # -- after it
@@ -152,6 +155,23 @@ class ChannelHistory:
         named = sorted(numbers)
         sample = ", ".join(f"{number:x}" for number in named[:5])
         assert not named, f"{self.name}: {len(named)} messages {what}: {sample}"
+
+
+def check_same(one: ChannelHistory, two: ChannelHistory) -> None:
+    """Two channels of a topic had the same messages, once both are empty.
+
+    But for what was handed out before the disk had it and is gone with the life in which it was
+    published (docs/guarantees.md): nobody was told OK, and no later life has it."""
+    for here, there in ((one, two), (two, one)):
+        for number in sorted(here.finished() - there.finished()):
+            batch = here.topic.batch_of[number]
+            known = here.messages.get(number)
+            is_gone = known is not None and known.life == batch.life < here.topic.life
+            is_allowed = is_gone and not batch.is_ok
+            assert is_allowed, (
+                f"{here.name} had {number:x} and {there.name} had not: published in life "
+                f"{batch.life}, came in {known}, OK {batch.is_ok}"
+            )
 
 
 def _prepare(message: Message) -> None:
