@@ -186,7 +186,7 @@ class Soak:
             if self.landing is not None:
                 self.landing.check()
             assert time.monotonic() < deadline, f"{what}: not within the limit"
-            time.sleep(LOOK_S)
+            self.stage.closed.wait(LOOK_S)
 
     def _short_connections(self) -> None:
         for work in SHORT_CONNECTIONS.values():

@@ -5,8 +5,6 @@ A client that loses its connection while the broker lives has found a defect, an
 
 from __future__ import annotations
 
-import random
-import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +12,11 @@ from pathlib import Path
 from pika.exceptions import AMQPError
 
 from bench.lean import ClosedByBroker
+from tests.support.ports import reserved
 from tests.support.process import BrokerProcess
 
 LOST = (OSError, ClosedByBroker, AMQPError)
 LOOK_S = 0.05
-PORTS = range(20_000, 30_000)
-"""Below those that systems give to clients: a client that connects to a port of that range while
-nobody listens may be given this very port, and then holds it."""
 NAMES = ("amqp_port", "http_port", "nsq_port", "nsq_http_port")
 SETTINGS = {
     "host": "127.0.0.1",
@@ -40,23 +36,12 @@ class HungUp(Exception):
     """A connection broke although the broker lived."""
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports of PORTS that nobody listens on."""
-    found: list[int] = []
-    while len(found) < count:
-        port = random.choice(PORTS)
-        with socket.socket() as probe:
-            if port not in found and probe.connect_ex(("127.0.0.1", port)) != 0:
-                found.append(port)
-    return found
-
-
 class Stage:
     """The broker, the files of its clients, and what is going on."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        ports = dict(zip(NAMES, map(str, free_ports(len(NAMES))), strict=True))
+        ports = {name: str(reserved()) for name in NAMES}
         self.broker = BrokerProcess(folder / "data", is_forked=False, **SETTINGS, **ports)
         self.life = 0
         self.up = threading.Event()
