@@ -3,14 +3,21 @@ what is stored and shown is wall time."""
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.clock import JUMP_MS, SLEW, Clock
+from tallymark.engine.message import Pack
 from tallymark.engine.packing import Packing
+from tallymark.engine.records import Record
+from tallymark.engine.snapshot import snapshot
 from tallymark.engine.streams import TIME, Start
+from tallymark.engine.walltime import in_wall_time
 from tests.support.engine_steps import finish, manual, reject
 from tests.support.nsq_client import Client
 
@@ -234,6 +241,30 @@ def test_a_checkpoint_is_in_wall_time(step_ms: int) -> None:
     assert after.ready("packed") == list(range(10, 30))
     after.advance(1)
     assert after.ready("packed") == list(range(11, 30))
+
+
+@STEPS
+def test_a_packed_backlog_in_wall_time_is_the_same_but_for_its_times(step_ms: int) -> None:
+    rig = manual()
+    rig.broker.backlogs.packing = Packing(after=2, group=3, fresh=1)
+    rig.declare("packed", {"message-ttl": 10_000})
+    for number in range(20):
+        rig.send("packed", number)
+        rig.advance(10)
+    records = list(snapshot(rig.broker, False))
+    originals = packs(records)
+    for sum, pack in enumerate(originals):
+        pack.sums = array("I", range(sum, sum + len(pack.ids)))
+    copies = packs(in_wall_time(records, step_ms))
+    assert len(originals) == len(copies) > 1
+    for pack, copy in zip(originals, copies, strict=True):
+        assert (copy.positions, copy.ids, copy.sums) == (pack.positions, pack.ids, pack.sums)
+        assert list(copy.arrivals) == [time_ms + step_ms for time_ms in pack.arrivals]
+
+
+def packs(records: Iterable[Record]) -> list[Pack]:
+    payloads = [record.payload for record in records]
+    return [one.pack for one in payloads if one is not None and one.pack is not None]
 
 
 @STEPS

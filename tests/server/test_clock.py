@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 import tallymark
 from tallymark.engine.clock import Clock
-from tallymark.server.clock import MS_NS, alignment_ns
+from tallymark.server.clock import ALIGNMENT_NS, MS_NS, READINGS, alignment_ns, read
 from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
@@ -217,6 +217,12 @@ def test_of_several_readings_of_both_clocks_the_closest_counts(
     stopped = (30 * MS_NS, 40 * MS_NS + late, 30 * MS_NS + stall)
     for readings in ([close, stopped], [stopped, close]):
         assert alignment_ns(readings) == (early - 2) % MS_NS
+
+
+def test_nq_16_the_clocks_of_this_process_are_aligned() -> None:
+    now_ns = alignment_ns([read() for _ in range(READINGS)])
+    apart_ns = (now_ns - ALIGNMENT_NS) % MS_NS
+    assert min(apart_ns, MS_NS - apart_ns) < MS_NS // 4
 
 
 def test_the_engine_is_told_the_time_in_one_place() -> None:
