@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tallymark.cli.app import build
-from tallymark.cli.main import COMMANDS, help_text
+from tallymark.cli.commands import COMMANDS
+from tallymark.cli.main import help_text
 from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 

@@ -10,7 +10,7 @@ import pika
 import pytest
 
 from tallymark.spark import demo_credit
-from tallymark.spark.demo import CheckFailed
+from tallymark.spark.account import Reconciliation, Returned
 from tallymark.spark.demo_credit import (
     HANDOVER,
     ORDERS,
@@ -20,7 +20,7 @@ from tallymark.spark.demo_credit import (
     is_in_journal,
     taken_back,
 )
-from tallymark.spark.reconcile import Reconciliation, Returned
+from tallymark.spark.demo_stage import CheckFailed
 from tests.support.process import BrokerProcess
 
 NAMES = [f"o-{number}" for number in range(ORDERS)]

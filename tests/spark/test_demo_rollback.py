@@ -5,6 +5,7 @@ from __future__ import annotations
 import pika
 
 from tallymark.spark import demo_rollback
+from tallymark.spark.account import Reconciliation, Returned
 from tallymark.spark.demo_rollback import (
     BOOKINGS,
     FAILURES,
@@ -15,7 +16,6 @@ from tallymark.spark.demo_rollback import (
     given_back,
     name_of,
 )
-from tallymark.spark.reconcile import Reconciliation, Returned
 from tests.support.process import BrokerProcess
 
 COMMITTED = [NAMES[i : i + IN_ONE] for i in range(0, len(NAMES), IN_ONE)]

@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from tallymark.spark import reconcile
+from tallymark.spark.account import STILL_THERE, Account, Letters, Reconciliation, Returned
 from tallymark.spark.client import Endpoint
-from tallymark.spark.reconcile import Letters, Reconciliation, Returned
 from tallymark.spark.reconcile_table import show
 from tests.spark.rig import land_the_rest
 from tests.spark.test_source import browse
@@ -56,7 +56,7 @@ def refuse(channel: BlockingChannel, queue: str, count: int) -> None:
     channel.queue_declare(queue, passive=True)
 
 
-def account(outcome: Reconciliation, name: str) -> reconcile.Account:
+def account(outcome: Reconciliation, name: str) -> Account:
     return next(one for one in outcome.accounts if one.queue == name)
 
 
@@ -168,10 +168,10 @@ def test_letters_of_every_way_balance_and_are_followed(
 def test_what_was_dropped_and_returned_and_where_letters_went_is_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    there = dict.fromkeys(reconcile.STILL_THERE, 0)
+    there = dict.fromkeys(STILL_THERE, 0)
     accounts = [
-        reconcile.Account("work", "/", 9, there, 1, 5, {"maxlen": 2, "expired": 1}, 0),
-        reconcile.Account("parked", "/", 5, there | {"dead_letter_pending": 5}, 0, 0, {}, 0),
+        Account("work", "/", 9, there, 1, 5, {"maxlen": 2, "expired": 1}, 0),
+        Account("parked", "/", 5, there | {"dead_letter_pending": 5}, 0, 0, {}, 0),
     ]
     returned = [Returned("work", "timeout", 1234)]
     letters = [Letters("work", "parked", 5)]

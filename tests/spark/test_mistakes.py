@@ -13,10 +13,10 @@ import pytest
 from rich.console import Console
 
 from tallymark.spark import ledger
+from tallymark.spark.account import Beyond, Reconciliation
 from tallymark.spark.client import BrokerUnreachable, Client, Endpoint
 from tallymark.spark.land import CannotLand, preflight, trigger_arguments
 from tallymark.spark.options import SourceOptions
-from tallymark.spark.reconcile import Beyond, Reconciliation
 from tallymark.spark.reconcile_table import show
 from tallymark.spark.session import SparkDidNotStart, check_master
 from tests.spark.rig import publish

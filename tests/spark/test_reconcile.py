@@ -13,7 +13,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tallymark.spark import ledger
-from tallymark.spark.reconcile import Account, Claim, Reconciliation, reconcile
+from tallymark.spark.account import Account, Claim, Reconciliation
+from tallymark.spark.reconcile import reconcile
 
 pytestmark = pytest.mark.spark
 

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from tallymark.spark import pipelines, reconcile
+from tallymark.spark.account import Account, Reconciliation
 from tallymark.spark.client import BrokerRefused, Endpoint
-from tallymark.spark.reconcile import Account, Reconciliation
 from tallymark.spark.sink import BatchWriter
 from tallymark.spark.sink_options import SinkOptions
 from tests.support.long import long

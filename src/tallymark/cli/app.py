@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
-from tallymark.cli.main import COMMANDS, GROUPS, version_line
-from tallymark.spark.client import CA_FILE, CERT_FILE, KEY_FILE
+from tallymark.cli.commands import COMMANDS, GROUPS, version_line
+from tallymark.environment import CA_FILE, CERT_FILE, KEY_FILE
 
 
 def _show_version(wanted: bool) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from tallymark.spark.bodies import REASON, Schema, read_by
 from tallymark.spark.delta import QueryId, append_batch
-from tallymark.spark.land import CHECKPOINT
+from tallymark.spark.folders import CHECKPOINT, QUARANTINE
 from tallymark.spark.schema import utc_date
 from tallymark.spark.verdicts import send_verdicts
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 PARQUET: Final = "parquet"
 DELTA: Final = "delta"
 FORMATS: Final = (PARQUET, DELTA)
-QUARANTINE: Final = "_quarantine"
-"""Folder under the table, where no other is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tallymark.spark.land import CHECKPOINT
+from tallymark.spark.folders import BEGUN, CHECKPOINT
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -25,8 +25,6 @@ DATA: Final = "data"
 REASON: Final = "reason"
 """The column that says why a row is bad; null: it is not."""
 FOUND: Final = "_schema.json"
-BEGUN: Final = "schema-of-batch.json"
-"""File in the query's checkpoint with its last batch and the schema of that batch."""
 _CORRUPT: Final = "_unreadable"
 
 

@@ -21,12 +21,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
+from tallymark.environment import CA_FILE, CERT_FILE, KEY_FILE
+
 DEFAULT_PORT: Final = 15672
 DEFAULT_TLS_PORT: Final = 15671
-CA_FILE: Final = "TALLYMARK_CA_FILE"
-CERT_FILE: Final = "TALLYMARK_CERT_FILE"
-KEY_FILE: Final = "TALLYMARK_KEY_FILE"
-"""Environment variables with the files for https, where nobody says otherwise."""
 BULK: Final = 256 * 1024
 """Bytes of a long answer that its reader sleeps for: each time that it is woken costs both ends."""
 RETRY_PAUSE_S: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)

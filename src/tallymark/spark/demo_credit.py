@@ -32,9 +32,9 @@ from tallymark.client import (
     SettlementRefused,
     connect,
 )
+from tallymark.spark.account import Reconciliation
 from tallymark.spark.client import counted
-from tallymark.spark.demo import CheckFailed, Stage, table_of
-from tallymark.spark.reconcile import Reconciliation
+from tallymark.spark.demo_stage import CheckFailed, Stage, table_of
 
 if TYPE_CHECKING:
     from tallymark.client.options import CreditOn

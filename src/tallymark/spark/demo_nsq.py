@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Final, Self
 
-from tallymark.spark.demo import CheckFailed
+from tallymark.spark.demo_stage import CheckFailed
 from tallymark.wire.nsq import commands
 from tallymark.wire.nsq.frames import (
     CLOSE_WAIT,

@@ -18,9 +18,9 @@ from typing import Any, Final
 import pika
 
 from tallymark.client import ClientError, Message, ReceivedMessage, Sender, Transaction, connect
+from tallymark.spark.account import Reconciliation
 from tallymark.spark.client import counted
-from tallymark.spark.demo import CheckFailed, Stage, table_of
-from tallymark.spark.reconcile import Reconciliation
+from tallymark.spark.demo_stage import CheckFailed, Stage, table_of
 
 BOOKINGS: Final = "demo.bookings"
 INVOICES: Final = "demo.invoices"

@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 
 from tallymark.spark import land
 from tallymark.spark.client import counted
-from tallymark.spark.demo import CheckFailed, Stage, rate, table_of
 from tallymark.spark.demo_input import Workload, workload
 from tallymark.spark.demo_publisher import Published, declare, publish
+from tallymark.spark.demo_stage import CheckFailed, Stage, rate, table_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pika
 
 from tallymark.spark.client import counted
-from tallymark.spark.demo import CheckFailed, Stage, table_of
 from tallymark.spark.demo_input import generated_orders
 from tallymark.spark.demo_nsq import Delivery, NsqClient
+from tallymark.spark.demo_stage import CheckFailed, Stage, table_of
 from tallymark.wire.nsq import commands
 
 if TYPE_CHECKING:

@@ -9,37 +9,18 @@ break it. And of what breaks it, which messages those are: the broker's ids besi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from tallymark.spark.account import Hour
 from tallymark.spark.sweep import MS_OF_HOUR, hours
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from rich.console import Console
 
-    from tallymark.spark.reconcile import Fault
-
-
-@dataclass(frozen=True, slots=True)
-class Hour:
-    """Account of the messages that entered a queue within an hour."""
-
-    queue: str
-    vhost: str
-    hour: str
-    """Beginning of the hour in ISO 8601; "" for messages that never entered."""
-    entered: int
-    there: int
-    """Number of these still in the queue at the end of the ledger: ready, acquired, deferred,
-    staged or pending."""
-    settled: int
-    dead_lettered: int
-    dropped: dict[str, int]
-    difference: int
-    faults: int
-    """Messages that break the account, whether or not they even out."""
+    from tallymark.spark.account import Fault
 
 
 def by_hour(stretches: DataFrame, names: Mapping[int, tuple[str, str]]) -> list[Hour]:

@@ -22,6 +22,7 @@ from threading import Event, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tallymark.spark.client import BrokerRefused, BrokerUnreachable, Client, api_path, counted
+from tallymark.spark.folders import CHECKPOINT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from tallymark.spark.options import SourceOptions
 
 AVAILABLE_NOW: Final = "available-now"
-CHECKPOINT: Final = "_checkpoint"
-"""Folder under the target: Spark passes over names that begin with an underscore."""
 LOOK_EVERY_S: Final = 1
 ENOUGH_FOR_A_RATE: Final = 1_000
 """Rows of a batch: below it the rate is that of Spark's planning."""

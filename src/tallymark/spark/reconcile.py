@@ -17,12 +17,22 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tallymark.spark import ledger
+from tallymark.spark.account import (
+    STILL_THERE,
+    Account,
+    Beyond,
+    Claim,
+    Fault,
+    Letters,
+    Reconciliation,
+    Returned,
+)
 from tallymark.spark.client import (
     BrokerRefused,
     BrokerUnreachable,
@@ -30,7 +40,7 @@ from tallymark.spark.client import (
     Endpoint,
     api_path,
 )
-from tallymark.spark.hours import Hour, by_hour, with_ids
+from tallymark.spark.hours import by_hour, with_ids
 from tallymark.spark.ledger import LedgerIncomplete, checkpoints
 from tallymark.spark.sweep import drops, intervals, moves, returns, sweep, totals, with_faults
 
@@ -38,117 +48,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-STILL_THERE: Final = (
-    "ready", "acquired", "deferred", "staged", "dead_letter_pending", "quarantined",
-)  # fmt: skip
 FAULTS_SHOWN: Final = 100
 MOST_TASKS: Final = 64
 ASK_AGAIN: Final = 5
 RETRY_MS: Final = 5_000
 WRITTEN_S: Final = 5.0
 """Seconds within which a requested checkpoint has to be in the folder."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Counters that the broker gives for one queue at one journal position."""
-
-    id: int
-    vhost: str
-    name: str
-    counters: Mapping[str, Any]
-
-    def count(self, name: str) -> int:
-        return int(self.counters.get(name, 0))
-
-    def dropped(self) -> dict[str, int]:
-        return {str(k): int(v) for k, v in dict(self.counters.get("dropped", {})).items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Sequences first..last of a queue that do not balance, and how."""
-
-    queue: str
-    first: int
-    last: int
-    fault: str
-    vhost: str = ""
-    message_id: int | None = None
-    """The broker's id of the first of them, where the ledger has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """One queue's side of the story and the other."""
-
-    queue: str
-    vhost: str
-    entered: int
-    still_there: dict[str, int]
-    settled: int
-    dead_lettered: int
-    dropped: dict[str, int]
-    difference: int
-    before_ledger: int = 0
-    """Sequences from before the oldest stored ledger row: not part of the equation."""
-    from_ledger: bool = True
-    """False for queues that are not durable: their account is the broker's own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Letters:
-    """Dead letters that went from one queue to another."""
-
-    source: str
-    target: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """Deliveries that returned to their queue: settled so by the client (client, release), by its
-    disconnection (close, loss), or after a time-out (timeout)."""
-
-    queue: str
-    reason: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Beyond:
-    """Extent of the journal behind the checkpoint, which the account does not cover."""
-
-    blocks: int
-    until: str
-    """Time of the last event, in ISO 8601."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reconciliation:
-    """The outcome for all queues up to one journal position."""
-
-    position: int
-    accounts: list[Account]
-    faults: list[Fault] = field(default_factory=list)
-    letters: list[Letters] = field(default_factory=list)
-    """Dead letters by source and target, as far as the ledger goes back; a message with two targets
-    counts in both."""
-    returned: list[Returned] = field(default_factory=list)
-    """Returned deliveries by reason, as far as the ledger goes back; a message that came back twice
-    counts twice."""
-    source: str = ""
-    """Source of the claims: "checkpoint", or the address of the broker that was asked."""
-    as_of: str = ""
-    """Time of the claims, in ISO 8601."""
-    beyond: Beyond | None = None
-    hours: list[Hour] = field(default_factory=list)
-    """The account of each queue and hour, where it was asked for."""
-
-    @property
-    def balanced(self) -> bool:
-        accounts: list[Account | Hour] = [*self.accounts, *self.hours]
-        return not self.faults and all(account.difference == 0 for account in accounts)
 
 
 # -- functions on DataFrames

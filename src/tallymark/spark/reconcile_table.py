@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
+from tallymark.spark.account import STILL_THERE, Account, Fault, Reconciliation
 from tallymark.spark.client import counted
 from tallymark.spark.hours import show_hours
-from tallymark.spark.reconcile import STILL_THERE, Account, Fault, Reconciliation
 
 if TYPE_CHECKING:
     from rich.console import Console

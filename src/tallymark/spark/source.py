@@ -26,18 +26,18 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.streaming.datasource import (
     ReadLimit,
-    ReadMaxBytes,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
 
 from tallymark.spark import schema
-from tallymark.spark.client import Client, Endpoint, api_path
+from tallymark.spark.client import Client, api_path
 from tallymark.spark.decode import decode_answer
 from tallymark.spark.extents import Ints
 from tallymark.spark.frames import check_columns
 from tallymark.spark.options import SUBSCRIPTION_BYTES, SUBSCRIPTION_ROWS, SourceOptions
+from tallymark.spark.reading import ANSWER_BYTES, limits, shared_client
 from tallymark.spark.sink_options import SinkOptions
 
 if TYPE_CHECKING:
@@ -45,16 +45,6 @@ if TYPE_CHECKING:
 
 READ_ROWS: Final = 8_192
 """Rows asked for in one READ of a browse plan: one Arrow batch holds as many."""
-ANSWER_BYTES: Final = 16 << 20
-"""Raw bytes asked for at a time from the journal's files."""
-
-_clients: dict[Endpoint, Client] = {}
-
-
-def shared_client(endpoint: Endpoint) -> Client:
-    """The connection of this process to that broker. Spark forks its workers and uses them again
-    and again: they keep it from task to task (Client notices the fork)."""
-    return _clients.setdefault(endpoint, Client(endpoint))
 
 
 class TallymarkDataSource(DataSource):
@@ -106,15 +96,6 @@ class TallymarkDataSource(DataSource):
         if overwrite:
             raise ValueError('output mode "complete": a queue is only appended to')
         return StreamWriter(checked_sink(self.options, schema).for_stream())
-
-
-def limits(options: SourceOptions, limit: ReadLimit) -> tuple[int, int]:
-    """Return the most rows and raw bytes of the next batch: the engine's limit comes first."""
-    if isinstance(limit, ReadMaxRows):
-        return limit.max_rows, options.max_bytes
-    if isinstance(limit, ReadMaxBytes):
-        return options.max_rows, limit.max_bytes
-    return options.max_rows, options.max_bytes
 
 
 def checked_sink(options: Mapping[str, str], given: StructType) -> SinkOptions:

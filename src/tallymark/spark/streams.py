@@ -28,8 +28,8 @@ from pyspark.sql.streaming.datasource import (
 from tallymark.spark.client import BrokerRefused, BrokerUnreachable, Client, Gone, api_path
 from tallymark.spark.decode import decode_offsets
 from tallymark.spark.options import SourceOptions
+from tallymark.spark.reading import ANSWER_BYTES, limits, shared_client
 from tallymark.spark.segments import Segments
-from tallymark.spark.source import ANSWER_BYTES, limits, shared_client
 
 if TYPE_CHECKING:
     import pyarrow as pa

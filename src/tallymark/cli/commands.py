@@ -1,0 +1,48 @@
+"""The commands of `tallymark`: their names, where each is, and what it does in one line."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tallymark import __version__
+
+COMMANDS: Final = {
+    "serve": ("serve", "Run a broker until SIGTERM or SIGINT."),
+    "check-config": ("serve", "Show the settings as a broker would see them."),
+    "nsqd": ("nsqd", "Run a broker in nsqd's place: takes nsqd's own flags (-help shows them)."),
+    "status": ("inspect", "The broker at a glance: version, memory, journal, alarms, counts."),
+    "queues": ("inspect", "Queues with what entered, what waits, is held and is done."),
+    "exchanges": ("inspect", "Exchanges of every virtual host."),
+    "connections": ("inspect", "Client connections."),
+    "consumers": ("inspect", "Consumers with what they were sent, settled and hold."),
+    "log-level": ("inspect", "Change a running broker's log level."),
+    "demo": ("pipeline", "The play: publish, consume, crash, land through Spark, reconcile."),
+    "subscription": ("inspect", "Durable subscriptions of a queue."),
+    "queue": ("topology", "Queues of a running broker."),
+    "exchange": ("topology", "Exchanges of a running broker."),
+    "config": ("config", "The configuration of a broker."),
+    "policy": ("policy", "Settings for queues and exchanges by pattern of their names."),
+    "quarantine": ("quarantine", "Messages whose bytes cannot be read."),
+    "definitions": ("definitions", "Export and import users, policies and topology."),
+    "feature": ("feature", "Feature flags: which newer stored forms are written."),
+    "user": ("user", "Users of a broker, kept in its data folder."),
+    "journal": ("journal", "A data folder's journal."),
+    "pipeline": ("pipeline", "Data pipelines: Spark over queues and the ledger."),
+}
+"""Commands by name: the module of tallymark.cli, and a line of help."""
+GROUPS: Final = {
+    "subscription": "subscriptions",
+    "queue": "queue",
+    "exchange": "exchange",
+    **dict.fromkeys(
+        ("config", "policy", "quarantine", "definitions", "feature", "user", "journal", "pipeline"),
+        "app",
+    ),
+}
+"""Groups of commands, and the name of their app in that module."""
+
+
+def version_line() -> str:
+    from tallymark import is_compiled
+
+    return f"tallymark {__version__} ({'compiled' if is_compiled() else 'pure'})"

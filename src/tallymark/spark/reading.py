@@ -1,0 +1,37 @@
+"""Reading from a broker in Spark's workers: one connection for each process, and how much is asked
+for at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.streaming.datasource import (
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+)
+
+from tallymark.spark.client import Client, Endpoint
+from tallymark.spark.options import SourceOptions
+
+if TYPE_CHECKING:
+    pass
+
+ANSWER_BYTES: Final = 16 << 20
+"""Raw bytes asked for at a time from the journal's files."""
+_clients: dict[Endpoint, Client] = {}
+
+
+def shared_client(endpoint: Endpoint) -> Client:
+    """The connection of this process to that broker. Spark forks its workers and uses them again
+    and again: they keep it from task to task (Client notices the fork)."""
+    return _clients.setdefault(endpoint, Client(endpoint))
+
+
+def limits(options: SourceOptions, limit: ReadLimit) -> tuple[int, int]:
+    """Return the most rows and raw bytes of the next batch: the engine's limit comes first."""
+    if isinstance(limit, ReadMaxRows):
+        return limit.max_rows, options.max_bytes
+    if isinstance(limit, ReadMaxBytes):
+        return options.max_rows, limit.max_bytes
+    return options.max_rows, options.max_bytes
