@@ -1,11 +1,11 @@
 """Archives: ranges of a stream that were copied elsewhere and may then be deleted from the stream.
 
-Whoever copies a range says so when its copy is safe: `record` checks that claim against what the
-stream holds and keeps it, durably. `release` lets go of what lies below the end of that, and of
-nothing else: it can never be more than what was archived.
+An archiver reports a range when its copy is safe. `record` checks the claim against the content of
+the stream and stores it durably. `release` deletes messages below the end of the archive, and never
+more than what was archived.
 
-A stream has one archive, which has an id of its own, and it grows at its end: no message that the
-stream still keeps may be left out between two ranges. All numbers here are sequence numbers.
+A stream has one archive, with an id of its own, which grows at its end. Between two ranges no
+message may be missing that the stream still retains. All numbers here are sequences.
 
 The blob of an ARCHIVED record: {"archive": id, "checksum": text, "place": text}; `other` is the
 number of messages.

@@ -1,8 +1,8 @@
 """One structure of deadlines for the whole broker [NQ-D1].
 
-A heap of (due, thing). What a thing waits for mostly moves later or ends early, so nothing is taken
-out of its middle: a thing whose time has come is asked what it really waits for, and armed again.
-An idle thing costs nothing, a busy one a comparison; the owner sleeps until `next_due`.
+A heap of (due, thing). A thing's deadline mostly moves later or ends early, so nothing is removed
+from the middle of the heap: a thing that comes up is asked for its real deadline, and armed again.
+An idle thing costs nothing, a busy one a comparison. The owner sleeps until `next_due`.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@
 Deleting an exchange or queue takes its bindings with it: no unbind is written for those. Queue
 names may be used again after a deletion, ids never are.
 
-Argument values keep their types, but for what a protocol adds to a number (its width on the wire):
-such numbers are equal anyway. JSON's own types stand for themselves; what JSON has not is an object
-with one key that begins with a dollar sign:
+Argument values keep their types. Only the width of a number on the wire is lost, which does not
+affect equality. JSON's own types stand for themselves; other types are an object with one key that
+begins with a dollar sign:
 
     {"$bytes": base64}   {"$decimal": "1.50"}   {"$timestamp": ISO 8601}   {"$float": "nan"}
     {"$table": [[name, value], ...]}    a table in which a name itself begins with a dollar sign

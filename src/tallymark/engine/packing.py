@@ -1,13 +1,13 @@
 """Packing: deep backlogs of single messages, kept as columns. A message takes about 40 bytes
 instead of 330, and some 25 more instead of 800 where each has died at another moment.
 
-What arrives a message at a time makes a payload and a slice for each. Beyond a few thousand
-slices in one queue, the newest ones whose bytes are in the journal become one packed payload and
-one slice per few hundred. When a packed slice reaches the head of its queue, its
-messages are taken out again, a few at a time, so that nobody but the queue ever meets one.
+Messages that arrive one at a time make a payload and a slice each. Beyond a few thousand slices in
+one queue, the newest ones whose bytes are in the journal become one packed payload, with one slice
+per few hundred messages. When a packed slice reaches the head of its queue, its messages are
+unpacked, a few at a time, so that no other module sees a packed slice.
 
-Only payloads of one message: a lease or a relocation names a payload by its position, and a part
-of a larger one would be named by a position that no earlier row of the journal knows.
+Only payloads of one message are packed. A lease or a relocation names a payload by its position; a
+part of a larger payload would have a position that no earlier row of the journal contains.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
 """Policies: settings for all queues and exchanges whose names match a pattern.
 
-A policy has a name, a pattern, a definition, a priority and what it applies to. Of the policies of
-a virtual host one is in effect for a queue: the one of highest priority that fits, among equals the
-first by name. Beside it one operator policy is, found in the same way; operator policies hold
-limits only (and delayed retry, as in RabbitMQ), and the tighter limit of the two is taken. How the
-outcome and a queue's own arguments come to values is in settings.py [DL-2].
+A policy has a name, a pattern, a definition, a priority and a kind of object it applies to. One of
+a virtual host's policies is in effect for a queue: of those that fit the one of highest priority,
+and among equals the first by name. In addition, one operator policy is in effect, selected in the
+same way. Operator policies contain limits only (and delayed retry, as in RabbitMQ), and the tighter
+limit of the two applies. settings.py combines the result with the queue's own arguments [DL-2].
 
 A pattern is a regular expression that must be found anywhere in the name, as in RabbitMQ
 (patterns.py); letters and digits in it are those of ASCII.
 
 The keys of a definition are the names of queue arguments without `x-`, `alternate-exchange` for
-exchanges, `default-queue-type`, the type of queues whose declaration says none, and those of
-slow_rules.py, which are no arguments: what is too slow is not for the slow one to say. Keys that
-have a meaning in RabbitMQ and none here are accepted, kept, and named by `without_effect`, for
-whoever sets the policy to tell; any other key is refused. A routing key without an exchange is no
-error here as it is in a declaration: the exchange may be an argument's.
-Texts of refusals begin with RabbitMQ's words.
+exchanges, `default-queue-type` (the type of queues whose declaration names none), and those of
+slow_rules.py, which are no arguments because clients may not choose them. Keys that only RabbitMQ
+gives a meaning are accepted, stored, and listed by `without_effect` so that the setter of the
+policy can be told. Any other key is refused. A routing key without an exchange is allowed here,
+unlike in a declaration: the exchange may come from an argument. Error texts begin with RabbitMQ's
+words.
 """
 
 from __future__ import annotations

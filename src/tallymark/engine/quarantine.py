@@ -1,18 +1,18 @@
 """Quarantine: messages whose bytes cannot be read are put aside, so that nothing else waits for
 them.
 
-A bad sector, a flipped bit or a missing file concerns one payload: the messages of a queue that
-arrived together. Whoever is about to need their bytes asks first (`Store.tried`), before anything
-is changed, and puts them aside here. They are in the account as `quarantined` [LC-5], keep their
-sequence numbers, and are neither ready nor delivered; their queue goes on with what is behind them,
-or rests until nothing is quarantined in it any more (`pauses`).
+A bad sector, a flipped bit or a missing file affects one payload: messages of a queue that arrived
+together. An operation that needs bytes loads them first (`Store.tried`), before it changes
+anything, and quarantines messages whose bytes cannot be read. They are in the account as
+`quarantined` [LC-5], keep their sequences, and are neither ready nor delivered. Their queue
+continues with the next messages, or stops deliveries until its quarantine is empty (`pauses`).
 
-An operator brings the bytes back and has them tried again, or drops the messages. A restart tries
-them by itself: what it finds ready and cannot read either is put aside again. So the ledger has no
-row for it, only for a drop.
+An operator restores the bytes and retries, or drops the messages. A restart retries by itself:
+ready messages that still cannot be read are quarantined again. So the ledger has no row about the
+quarantine, only about a drop.
 
-What a durable subscription leased stays leased, since its range must not change [TX-9]: reading it
-is refused until the bytes are back, or the messages are dropped.
+Messages leased to a durable subscription stay leased, since its range must not change [TX-9]:
+reading them is refused until the bytes are back, or the messages are dropped.
 """
 
 from __future__ import annotations

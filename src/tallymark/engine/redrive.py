@@ -1,16 +1,16 @@
 """Redrive: ready messages of a queue, mostly dead letters, return to the exchange they were first
 published to.
 
-A caller names messages by (sequence, message id), as a browse showed them. `look` says of each what
-would become of it; `move` carries that out. Each message moves whole or not at all: that it left
-its queue (SETTLED, reason SETTLED_BY_REDRIVE) and that it entered the others stand in one block. So
-it moves once however often it is asked for: afterwards there is nothing under its number.
+A caller names messages by (sequence, message id), as a browse showed them. `look` predicts the
+result for each; `move` carries it out. Each message moves whole or not at all: its removal from the
+queue (SETTLED, reason SETTLED_BY_REDRIVE) and its entry into the others are in one block. A
+repeated request moves it only once, because its sequence is no longer in the queue.
 
-What moved begins anew: its keys and its expiration are those of its first publish, counted from
-now; history, counts and hops are gone, so no cycle test and no limit holds it up. The ledger has
-all of it, and a stamp that the caller makes of its notes says where it came from.
+A moved message begins anew. It has the keys and the expiration of its first publish, counted from
+now. History, counts and hops are removed, so that no cycle test and no limit stops it. The ledger
+contains all of them, and a stamp that the caller adds to its notes names its origin.
 
-Only what is ready moves. The queue that a message leaves is none of its targets.
+Only ready messages move. The queue that a message leaves is none of its targets.
 """
 
 from __future__ import annotations

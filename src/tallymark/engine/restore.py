@@ -1,9 +1,10 @@
 """Restore: a broker rebuilt from its records. The opposite direction is snapshot.py.
 
-`Restorer` replays what the journal kept: a checkpoint's records, then those of later blocks. The
-order of the log is trusted; what each queue holds is worked out once, at the end, by subtracting
-ranges: entered - finished - leased. What was handed out when the broker went down, or may have been
-(below the queue's mark), is ready again with the redelivered flag, and a RETURNED record says so.
+`Restorer` replays the journal: a checkpoint's records, then those of later blocks. The order of the
+log is trusted. The content of each queue is computed once, at the end, by subtracting ranges:
+entered - finished - leased. Messages that were delivered when the broker stopped, or may have been
+(below the queue's high-water mark), are ready again with the redelivered flag, and a RETURNED
+record says so.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Seeking: service of consumers that do not take messages from the head, which are browsers,
 readers of streams, and consumers with a filter.
 
-Each goes through the ready messages once, lane by lane, from its *cursors*: everything before a
-lane's cursor it has seen. A browser is sent copies and takes nothing. One with a filter takes what
-matches, and has not had its time; what returns to a place before its cursor moves the cursor back.
-A queue has few of them, and one turn looks at LOOKS messages for each filter, at fewer where they
-are large, so that a deep queue in which nothing matches holds nobody up.
+Each of these consumers goes through the ready messages once, lane by lane. Its *cursors* separate
+the places it has examined in each lane from those it has not. A browser is sent copies and removes
+nothing. A consumer with a filter takes messages that match and have not expired; a message that
+returns to a place before its cursor moves the cursor back. A queue has few of these consumers. One
+turn examines LOOKS messages for each filter, and fewer large ones, so that a deep queue without
+matches delays no other queue.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
 """Sinks: batches of messages that are published whole, once, and only when all of them are here.
 
-Who writes a batch in many tasks hands over what each task has: a *staging*, on disk and seen by
-nobody. A commit names the stagings of a batch and publishes all of them in one step; a step lies in
-one turn, and a turn is one block of the journal: so a batch is there whole or not at all, across
-queues and crashes. In the same block stands which batch of which writer that was. So a commit may
-be repeated by a writer who does not know whether it came through, and does nothing the second time.
+A writer of a batch that runs in many tasks hands over each task's messages as a *staging*, which is
+on disk and invisible to consumers. A commit names the stagings of a batch and publishes all of them
+in one step. A step is in one turn, and a turn is one block of the journal: so a batch is published
+whole or not at all, across queues and crashes. The same block records the batch number and its
+writer. So a writer that does not know whether a commit succeeded may repeat it; the second one has
+no effect.
 
-A sink has a name, one writer at a time (its *identity*: a checkpoint) and the number of the last
-batch. Where a batch goes is decided at the commit. Messages arrive with it: their times count from
-then. A staging that no commit names ends when its time is up, or when its sink commits another
-batch: what a killed task left behind goes.
+A sink has a name, one writer at a time (its *identity*: a checkpoint) and the number of its last
+batch. Messages are routed at the commit and arrive with it: their times count from then. A staging
+that no commit names ends when it expires, or when its sink commits another batch. This removes what
+a killed task left behind.
 
-What is staged is in no queue, so that it is in no queue's account [LC-5].
+Staged messages are in no queue, so that they are in no queue's account [LC-5].
 """
 
 from __future__ import annotations

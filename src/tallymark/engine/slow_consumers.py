@@ -1,12 +1,13 @@
 """Slow consumers: measurement of the subscriptions to topics that hold more than their rules allow
 [SC].
 
-A queue is a *subscription* here while it is bound to a topic exchange and only one may consume from
-it: it is exclusive to its connection, or its consumer is [SC-1]. Nothing else is ever looked at.
-`look` measures one; what comes of that is slow_actions.py, which its owner calls.
+A queue is a *subscription* here while it is bound to a topic exchange and only one connection or
+consumer may use it: it is exclusive to its connection, or its consumer is exclusive [SC-1]. Other
+queues are never measured. `look` measures one subscription; slow_actions.py, which the owner calls,
+acts on the result.
 
-What does not change costs a comparison: `due` names the queues that something happened to since
-they were looked at, or that are about to be older than they may.
+A subscription without changes costs a comparison: `due` returns the queues to which something has
+happened since their last measurement, or whose messages are about to exceed the limit on age.
 """
 
 from __future__ import annotations

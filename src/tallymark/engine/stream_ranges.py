@@ -1,12 +1,13 @@
 """Ranges of a stream, for short-lived readers: Spark's tasks, a page of an HTTP client.
 
-Everything here is in sequence numbers, low..high-1; a message's offset is its sequence number less
-one. A range may have holes: numbers whose messages were passed over (sent twice by a publisher that
-numbers them) or lost.
+All numbers here are sequences, low..high-1; a message's offset is its sequence less one. A range
+may have gaps: sequences of messages that were not appended (repeated by a publisher that numbers
+them) or were lost.
 
-Retention waits for nobody: a range of which it has taken a part is `Gone`, never silently shorter.
-Who must be able to read a range again pins it: what retention takes of it from then on leaves the
-stream, its account and every other reader as usual, and stays readable under the pin.
+Retention waits for no reader: reading a range of which it has deleted a part raises `Gone`; the
+result is never silently shorter. A reader that must be able to read a range again pins it. Messages
+that retention deletes from then on leave the stream, its account and all other readers as usual,
+and stay readable under the pin.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Consumer time-outs: overdue messages return to their queue, and their consumers are stopped
 [LC-4].
 
-The time a delivery may stay unsettled is the consumer's own argument, else what its queue says,
-else half an hour; 0 is no limit. Only what is overdue returns. Its tags stay known, so that a late
-settlement is no error and touches nothing: the message may be with somebody else by then [LC-2].
+The time a delivery may stay unsettled is the consumer's own argument, else the queue's setting,
+else half an hour; 0 means no limit. Only overdue messages return. Their tags remain valid, so that
+a late settlement is no error and has no effect: the message may have been delivered to another
+consumer [LC-2].
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
 """Transactions: publishes and settlements that come into effect together, or not at all.
 
-Until the end everything is held (staging.py): publishes are invisible; settled deliveries are
-*staged*, out of their session's hands, but in their place in its window and in the account of their
-queue [TX-4]. A commit carries all of it out in one step: publishes in their order, then settlements
-in theirs, with the dead letters they cause [TX-5]. A step lies in one turn, and a turn is one block
-of the journal: so a transaction is there whole or not at all, across queues and crashes [TX-D1].
-What could make it impossible, a queue that refuses messages, is found before anything is changed.
+Until its end everything in a transaction is staged (staging.py): publishes are invisible; settled
+deliveries are *staged*, so that their session no longer has them, but they count in its window and
+in the account of their queue [TX-4]. A commit carries all of it out in one step: publishes in their
+order, then settlements in theirs, with the dead letters they cause [TX-5]. A step is in one turn,
+and a turn is one block of the journal: so a transaction takes effect whole or not at all, across
+queues and crashes [TX-D1]. A queue that refuses messages, which would make this impossible, is
+found before anything is changed.
 
-A rollback changes nothing but that the transaction is over: messages published under it are
-forgotten, staged deliveries are in their session's hands again under the same tags, and nothing is
-redelivered [TX-6].
+A rollback only ends the transaction. Messages published under it are discarded, staged deliveries
+are unsettled in their session again under the same tags, and nothing is redelivered [TX-6].
 
-What a commit publishes, with the dead letters that it causes, is handed out when the disk has it
-(`Dispatcher.hold`): nobody is given half of a transaction that a crash undoes.
+Messages of a commit, and the dead letters that it causes, are delivered once they are on disk
+(`Dispatcher.hold`), so that no consumer gets half of a transaction that a crash undoes.
 
 Bodies beyond AHEAD_BYTES are written to the journal before the commit, which then only names them;
-they may leave memory like any others. Recovery finds nothing that names those of a transaction that
-was not committed.
+they may leave memory like any others. After a crash no record names the bodies of a transaction
+that was not committed, so that recovery ignores them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A virtual host: its exchanges, queues, bindings and policies, their rules, and routing over them.
 
-Every command checks everything before it changes anything. What outlives a restart (policies,
-durable exchanges, durable queues that are nobody's own, bindings between such) leaves one
-DEFINITION record per change, see definitions.py; replaying them, or a snapshot, rebuilds it.
+Every command checks everything before it changes anything. Changes of objects that survive a
+restart (policies, durable exchanges, durable queues that are not exclusive, bindings between these)
+leave one DEFINITION record each, see definitions.py. Replaying these records, or a snapshot,
+rebuilds the virtual host.
 
 Texts and rules are those of RabbitMQ 3.10 where the specification leaves a choice: unbinding what
 is not bound and deleting an exchange that is not there succeed; exclusive queues are never durable;
@@ -599,10 +600,10 @@ class VirtualHost:
     def apply_definition(self, blob: bytes) -> None:
         """Apply a recorded change without recording it again.
 
-        Nothing follows from it by itself: what a change brought about has records of its own.
-        What is there already, and what needs something that is not there (which happens only where
-        a damaged journal was accepted), is passed over.
-        Raises: ValueError, InvalidCommand (exchange type) when it cannot be understood.
+        A change has no consequences of its own here: these have records of their own. A change is
+        ignored if its object exists already, or depends on one that does not exist, which happens
+        only after damage to the journal was accepted.
+        Raises: ValueError, InvalidCommand (exchange type) when it cannot be decoded.
         """
         definition = definitions.decode(blob)
         op = definitions.text_of(definition, "op")

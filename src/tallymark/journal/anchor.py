@@ -1,16 +1,16 @@
 """Anchor: the known end of the journal, stored outside of it in the file `tail.json`.
 
-A newest segment that vanishes, or is cut, looks like a crash before it was written. So a small file
-says, every so often, up to which position everything was on disk, and what that came to: how much
-had entered each queue, and how far each durable subscription was settled. A start that finds less
-says what is missing.
+A newest segment that is missing or cut off looks like a crash before it was written. So a small
+file records, at intervals, a position up to which everything was on disk, and the state there: the
+count of messages that had entered each queue, and the floor of each durable subscription. A start
+that finds less reports what is missing.
 
     {"position": 17179871456, "time_ms": 1700000000000,
      "queues": [[id, vhost, name, entered]], "subscriptions": [[epoch, text, floor]],
      "crc": CRC-32C of the object without it}
 
-It never says more than the journal has: everything below its position is on disk before it is
-written.
+The anchor never claims more than the journal has: it is written after everything below its position
+is on disk.
 """
 
 from __future__ import annotations

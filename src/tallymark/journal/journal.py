@@ -1,27 +1,26 @@
 """The journal as the server sees it: one block per turn in, one position per block out.
 
-Who does what: the loop's thread packs blocks and hands them over (`commit`), and calls everything
-else here too; the writer's thread writes and syncs; the cleaner's thread makes checkpoints, strips
-and preallocates. No method but `open`, `recovered`, `start` and `close` waits for the disk, save
-`fetch` and `relocate`, which read.
+Threads. The loop's thread packs blocks and hands them over (`commit`), and calls all other methods
+here, too. The writer's thread writes and syncs. The cleaner's thread makes checkpoints, strips and
+preallocates. Only `open`, `recovered`, `start` and `close` wait for the disk, and `fetch` and
+`relocate`, which read.
 
-Room. A segment is preallocated. A turn never spans segments, so a turn with a body of 128 MiB
-makes its segment grow past `segment_bytes`; positions limit it to 4 GiB. Three segments are made
-ahead. When a fourth cannot be allocated and only two are left, `accepts_payloads` turns false: the
-server then blocks publishers, while settlements go on into the two. A payload that is committed
-all the same is written too; a write that finds the disk full after all is a failed write.
+Space. A segment is preallocated. A turn never spans segments, so that a turn with a body of 128 MiB
+makes its segment grow past `segment_bytes`; positions limit it to 4 GiB. Three spare segments are
+made ahead. When no further one can be allocated and only two are left, `accepts_payloads` turns
+false: the server then blocks publishers, while settlements continue into the two. A payload that is
+committed nevertheless is written, too; a write that finds the disk full is a failed write.
 
-Failure. After a failed write or fsync `on_failure` is called once, from a worker's thread, and
-nothing is reported as synced any more. `commit` goes on taking blocks, which go nowhere: the
+Failure. After a failed write or fsync `on_failure` is called once, from a worker's thread, and no
+later position is reported as synced. `commit` continues to accept blocks, which are discarded: the
 server is expected to close its connections and end.
 
-Bytes. The journal counts, per segment, the bytes of payloads somebody still needs: `commit` adds,
-`release` takes off, and after a replay the engine calls `retain` once per payload that is still
-live. A sealed segment that lies before a durable checkpoint and has none left is stripped: its
-rows stay, in a .ledger file, until the retention time has passed. A ledger may then be deleted
-without harm to the equation, since each checkpoint carries the totals of every queue (COUNTERS).
-What was released only counts as released once the turn that released it is on disk: before that a
-crash would bring the message back.
+Bytes. The journal counts, per segment, the bytes of payloads that are still needed: `commit` adds,
+`release` subtracts, and after a replay the engine calls `retain` once per live payload. A sealed
+segment before a durable checkpoint that has no needed bytes is stripped: its rows stay, in a
+.ledger file, until the retention time has passed. A ledger may then be deleted without harm to the
+account, since each checkpoint has the totals of every queue (COUNTERS). A release takes effect once
+its turn is on disk: before that a crash would bring the message back.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Recovery: a data folder read back into records, from the newest sound checkpoint and all later
 blocks, in order.
 
-Reads each segment in one go and builds nothing per message. Nothing is written here: what has to
-be repaired before the folder may be written to again is listed, and `Journal.start` does it.
+Each segment is read as a whole, and no object is made per message. Nothing is written here: repairs
+that are needed before the folder may be written to are listed, and `Journal.start` carries them
+out.
 
 A segment is sealed and synced before the first byte of the next is written. So only the newest
 segment with blocks can have a torn tail; any other that does not end with its seal is corrupt.

@@ -1,10 +1,10 @@
 """Segment scan: the sound blocks of a segment's bytes, and the meaning of the first unsound one.
 
-A crash leaves a torn tail: blocks of the last turns, half written. They were never synced, nobody
-was told of them, and they are cut. Damage to what *was* synced is corruption and must be seen by a
-human. The two look alike at the bad block; the difference is in what comes later. Each header
-carries the position known to be on disk when it was packed, so one sound header further on that
-says the bad block was on disk proves corruption [design 4].
+A crash leaves a torn tail: half-written blocks of the last turns. They were never synced or
+confirmed, and are cut off. Damage to synced bytes is corruption and must be reported to a human.
+The two look alike at the bad block; they differ in later blocks. Each header contains the position
+known to be on disk when it was packed. So one later sound header whose position is behind the bad
+block proves corruption [design 4].
 
     0000000007-5eed5a17.segment   number and salt. The salt is drawn when the segment is made and
                                   stands in each of its headers: a message that contains a copy of
