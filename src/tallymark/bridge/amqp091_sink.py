@@ -1,7 +1,7 @@
 """Publishes handed over to a sink: checked like all others, and kept for the sink's commit.
 
-What a publish may say, who may publish where, and what follows from its properties is the same as
-on any channel. Where it leads is looked up at the commit (engine/sinks.py).
+Permissions and properties are checked as on any channel. Routing happens at the commit
+(engine/sinks.py).
 """
 
 from __future__ import annotations

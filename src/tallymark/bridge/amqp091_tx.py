@@ -1,12 +1,12 @@
 """Class tx: publishes and settlements of a channel wait for tx.commit, or are undone
 [TX-1 to TX-7].
 
-The engine holds it (engine/transactions.py). Known here only is what else a publish asks for:
-messages that no queue takes go back at the commit, and direct replies leave at it.
+The engine stages them (engine/transactions.py). This module handles the other consequences of a
+publish: messages that no queue takes are returned at the commit, and direct replies are sent at it.
 
-tx.commit-ok says that all of it is on disk. Where messages were published the channel may be used
-again only after that answer, as with RabbitMQ [TX-5]; a commit of settlements alone, which RabbitMQ
-answers at once, holds back what the connection says after it instead.
+tx.commit-ok means that all of the transaction is on disk. If messages were published, the client
+may use the channel only after that answer, as with RabbitMQ [TX-5]. A commit of settlements alone,
+which RabbitMQ answers at once, delays the later output of the connection instead.
 """
 
 from __future__ import annotations

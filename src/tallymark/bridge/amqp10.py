@@ -5,9 +5,10 @@ their names, and writes what `take_output` gives. While `pending_login` is set i
 credentials and answers with `login_succeeded` or `login_failed`. When `closing` turns true it
 closes the transport after writing.
 
-An error ends as little as can be: a delivery gets an outcome, a link is detached, a session ends,
-and only what leaves nothing to go on with closes the connection. What a client held when it went
-returns to its old place; it counts as a failed delivery only where the client vanished [FC-19].
+An error has the smallest possible scope: a delivery gets an outcome, a link is detached, a session
+ends, and the connection is closed only if it cannot continue. Unsettled messages of a client that
+leaves return to their old place. They count as failed deliveries only if the connection was lost
+[FC-19].
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Attaching links: addresses are resolved to queues, exchanges and the broker's own nodes.
 
-A link that cannot be had is refused as the standard has it: an attach without a terminus, then a
-detach that says why [amqp-1.0 §2.6.3]. The session goes on.
+A link is refused in the standard's way: by an attach without a terminus, followed by a detach with
+the error [amqp-1.0 §2.6.3]. The session continues.
 
-What this broker does not keep beyond a link's life is not promised: a terminus is never durable and
-nothing of a link is recovered, so a client's unsettled deliveries of an earlier link are not
-resumed [amqp-1.0 §2.6.13].
+No state of a link outlives it: a terminus is never durable, and unsettled deliveries of an earlier
+link are not resumed [amqp-1.0 §2.6.13].
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Links on which clients publish: our end, with credit, outcomes and the routing of messages.
 
-Credit is RabbitMQ's rule [FC-8]: the full measure at the start and again whenever half of it is
-used, unless as much is still on its way to the disk. So neither memory nor the client waits.
+Credit follows RabbitMQ's rule [FC-8]: the full amount at the start, and again whenever half of it
+is used, unless as many messages are still being written to disk. So memory is bounded and clients
+do not wait.
 
-What cannot be published is refused message by message: rejected with the reason, released where
-nobody takes it [rabbitmq AMQP 1.0 outcomes]. A client that settled a message itself cannot be told
-so: it loses the link [amqp-1.0 anonymous terminus].
+Messages that cannot be published are refused one by one: rejected with the error, or released if no
+queue takes them [rabbitmq AMQP 1.0 outcomes]. If the client sent such a message settled, it cannot
+be told by an outcome, and the link is closed [amqp-1.0 anonymous terminus].
 """
 
 from __future__ import annotations

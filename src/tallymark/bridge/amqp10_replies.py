@@ -1,8 +1,8 @@
 """Direct replies to an AMQP 1.0 client: our end of the link on which it waits for them.
 
 The client attaches to a dynamic source of the kind `rabbitmq:volatile-queue`, or to the address of
-`amq.rabbitmq.reply-to`, and is told an address that nobody can guess. What is published there by
-whatever protocol is sent to it settled, as long as it has given credit; else it is dropped
+`amq.rabbitmq.reply-to`, and receives an address that cannot be guessed. Messages published there by
+any protocol are sent to it settled while it has credit, and are dropped otherwise
 [rabbitmq direct reply-to].
 """
 

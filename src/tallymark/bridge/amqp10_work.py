@@ -1,7 +1,8 @@
 """A transaction on an AMQP 1.0 connection [amqp-1.0 §4].
 
-The engine keeps publishes and settlements until the end (engine/transactions.py). Known here only
-is what the client has to be told then, and what it said it is through with.
+The engine stages publishes and settlements until the end (engine/transactions.py). This module
+stores only the confirmations due to the client then, and the deliveries that it has settled on its
+side.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Bridge: the interface between the owner of a client's socket and a protocol's bridge.
 
-A bridge turns what a client sends into engine commands, and what the engine wants done for a client
-into bytes. It is pure: bytes and time come from its owner, who also brings it the effects that are
-meant for it.
+A bridge turns a client's input into engine commands, and the engine's effects for that client into
+bytes. It is pure: bytes and time come from its owner, which also passes it the effects for its
+client.
 """
 
 from __future__ import annotations

@@ -20,8 +20,9 @@
     any other          application property; arrays and tables, which are not allowed there, and
                        names that are not UTF-8 go into the annotation x-opt-headers, a map
 
-Header names that conversion.names gives to properties of 1.0 become those again. A body becomes one
-data section; one of the type `amqp-1.0` that is what it says (a value or sequences) is that body.
+Headers that conversion.names made from properties of 1.0 become these properties again. A body
+becomes one data section, unless the type is `amqp-1.0` and the body is a valid value or sequences:
+it is then used as it is.
 """
 
 from __future__ import annotations

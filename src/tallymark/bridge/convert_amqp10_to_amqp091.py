@@ -22,10 +22,10 @@
     data                      the body; several sections joined
     sequences, a value        the body as it is encoded, footer and all, type `amqp-1.0`
 
-Not shown: delivery annotations, annotations that do not begin with `x-` (numbers among them), a
-footer behind data, and what the broker alone says (names.OURS): what that is, 0-9-1
-readers are told its own way. Of a header that several would become the last of annotations,
-x-opt-headers and application properties is shown.
+Not shown are delivery annotations, annotations that do not begin with `x-` (numbers among them), a
+footer behind data, and annotations that only the broker makes (names.OURS), for which 0-9-1 has its
+own headers. If several sources give one header, the last one of annotations, x-opt-headers and
+application properties is shown.
 """
 
 from __future__ import annotations

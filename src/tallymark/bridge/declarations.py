@@ -1,9 +1,9 @@
 """Permissions that the arguments of a new queue require, the same for all ways of declaring queues.
 
-An argument that connects a queue with an exchange needs what connecting them by hand needs: dead
-letters are published there; a channel of an NSQ topic gets a copy of what is published, as if
-bound; and whoever declares the topic's own queue makes a topic of its exchange, for NSQ clients to
-publish to and to read.
+An argument that connects a queue with an exchange requires the permissions of connecting them by
+commands. Dead letters are published to their exchange. A channel of an NSQ topic gets copies of the
+topic's messages, as if bound. And declaring the topic's own queue makes a topic of its exchange,
+which NSQ clients may then publish to and read.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Direct reply-to: replies go straight to the client that sent the request, without a queue.
 
-A client consumes from the pseudo queue `amq.rabbitmq.reply-to` and publishes requests with that as
-reply-to; the broker puts a token behind it, and what is published to the default exchange with the
-result as routing key goes to that client, at most once [rabbitmq direct reply-to]. Who asks and who
-answers may speak different protocols.
+A client consumes from the pseudo queue `amq.rabbitmq.reply-to` and publishes requests with that
+name as reply-to. The broker appends a token to the name. A message published to the default
+exchange with the result as its routing key goes to that client, at most once
+[rabbitmq direct reply-to]. Requester and replier may use different protocols.
 """
 
 from __future__ import annotations

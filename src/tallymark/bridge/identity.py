@@ -1,10 +1,10 @@
 """Identity of the broker for clients of AMQP and of RabbitMQ's management interface.
 
-One answer to all of them. Clients look at product and version and take from that what they know of
-RabbitMQ: its own for AMQP 1.0 go no further with anything below 4.0, and filter by SQL from 4.2 on;
-kombu reads there how `basic.qos` is meant; tools that compare versions take their oldest road with
-one that they do not know. So product and version are those of what the broker behaves as, and its
-own name and version stand beside them in keys of their own.
+All of them get the same identity. Clients derive RabbitMQ's features from product and version.
+RabbitMQ's own clients for AMQP 1.0 stop at anything below 4.0, and filter by SQL from 4.2 on; kombu
+derives the meaning of `basic.qos`; tools that compare versions use their oldest method with a
+version they do not know. So product and version are those of the RabbitMQ release whose behaviour
+the broker has; its own name and version have keys of their own.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ between itself and the transport, feeds `take_unread` into it and calls `upgrade
 It reads no more while `wants_data` is false. When `closing` turns true it closes the transport
 after writing.
 
-An OK says that the disk has the messages. What a client holds when it goes is ready again at once
-[NQ-D2]; what it holds for too long goes to the tail, and it goes on [NQ-14].
+An OK means that the messages are on disk. Messages in flight to a client that leaves are ready
+again at once [NQ-D2]; messages that exceed the time-out go to the tail, and the client continues
+[NQ-14].
 """
 
 from __future__ import annotations

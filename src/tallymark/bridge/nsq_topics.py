@@ -4,14 +4,16 @@
                  channel or is paused; what it holds moves to the channels afterwards [NQ-9]
     channel C    queue "T:C", bound to T unless the topic is paused
 
-An exchange that is a topic says so by its argument x-nsq-topic: one that NSQ did not make is none,
-unless the configuration lets it become one (`adopts`). Both are durable unless ephemeral. An
-ephemeral channel is an auto-delete queue that drops what comes while it is full; an ephemeral topic
-goes with its last channel [NQ-10]. AMQP clients publish to exchange T and consume from queue "T:C";
-what else they bind to T gets its copies also while the topic is paused.
+An exchange that is a topic is marked by its argument x-nsq-topic. One that NSQ did not make is no
+topic, unless the configuration lets it become one (`adopts`). Topics and channels are durable
+unless ephemeral. An ephemeral channel is an auto-delete queue that drops messages when full; an
+ephemeral topic is deleted with its last channel [NQ-10]. AMQP clients publish to exchange T and
+consume from queue "T:C"; other queues that they bind to T get copies even while the topic is
+paused.
 
-What there is, is read off the queues' arguments x-nsq-topic and x-nsq-channel and followed from
-then on (Broker.observers), whoever declares and deletes them: nothing is stored twice.
+The topics and channels are found by the queues' arguments x-nsq-topic and x-nsq-channel, and kept
+up to date by observing the broker (Broker.observers), whoever declares and deletes queues: nothing
+is stored twice.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The output gate: output of one connection that may not leave before the disk says so.
 
-The answer to a durable declaration waits until its record is on disk. So does a message that was
-given to a consumer though its queue's mark does not cover it yet, because somebody looked at the
-queue (`Dispatcher.look`). Everything the connection says later waits behind it, so that order is
-kept. Without gates nothing is copied or queued.
+The answer to a durable declaration waits until its record is on disk. So does a message that a
+consumer was given in advance, because a command examined its queue (`Dispatcher.look`), although
+the queue's high-water mark on disk does not cover it yet. All later output of the connection waits
+behind it, so that the order is kept. Without gates nothing is copied or queued.
 """
 
 from __future__ import annotations

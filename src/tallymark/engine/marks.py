@@ -1,14 +1,14 @@
 """A queue's mark: sequences below it may have been delivered, as far as the disk is told.
 
-Nothing is delivered before that, so that after a crash every message that a consumer may have seen
-comes with the redelivered flag. Messages between the last delivery and the mark come flagged, too,
-though nobody was ever given them. Their number is bounded twice:
+No message is delivered before that, so that after a crash every message that a consumer may have
+seen has the redelivered flag. Messages between the last delivery and the mark are flagged, too,
+although no consumer received them. Their number has two bounds:
 
 - by pace: by what leaves while the disk takes a mark, twice, since a mark is renewed at half way;
 - by credit: nothing leaves beyond what the queue's consumers may be sent without settling anything,
   and what came back to them lately [LC-3]. A consumer that settles nothing is exact.
 
-A queue whose delivery rests has its mark set back to what was delivered with the next block that is
+The mark of a queue without deliveries is lowered to the last delivery, with the next block that is
 written anyway, or when the whole broker is idle.
 """
 

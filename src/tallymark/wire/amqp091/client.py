@@ -1,9 +1,9 @@
 """A client's end of one AMQP 0-9-1 connection, without I/O and without a clock.
 
-The owner calls `start`, feeds bytes and time, asks for events until there are none, and writes
-what `take_output` gives. The handshake is the owner's: it answers connection.start, secure and tune
-(`send_tune_ok`), and says open. A channel that the server closes is answered and gone when its
-event is there; so is the connection.
+The owner calls `start`, passes bytes and time in, asks for events until there are none, and writes
+the output of `take_output`. The owner carries out the handshake: it answers connection.start,
+secure and tune (`send_tune_ok`), and sends open. A close of a channel, or of the connection, by the
+server is answered before its event is returned.
 
 Any bytes give events, or one `ProtocolFailure` with a `PeerClosed` behind it; never an exception.
 """

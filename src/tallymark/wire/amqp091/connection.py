@@ -1,12 +1,12 @@
 """A server's end of one AMQP 0-9-1 connection, without I/O and without a clock.
 
-The owner feeds bytes and time, asks for events until there are none, and writes what collects in
-`out`. Bytes are looked at only when an event is asked for: so what the owner sends in answer to one
-event (a channel.close, say) is in force before the next frame is read, however the bytes came.
+The owner passes bytes and time in, asks for events until there are none, and writes the output in
+`out`. Bytes are processed only when an event is asked for. So the owner's answer to one event (such
+as a channel.close) takes effect before the next frame is read, however the bytes arrived.
 
-Any bytes give events, or one fatal `ProtocolFailure`; never an exception. Kept in memory are at
-most one incomplete frame, or one incomplete single-frame publish, and the unfinished contents of
-all channels up to `Limits.unfinished_max_bytes`.
+Any bytes result in events, or in one fatal `ProtocolFailure`, and never in an exception. The memory
+used is bounded: one incomplete frame, or one incomplete single-frame publish, and the unfinished
+contents of all channels up to `Limits.unfinished_max_bytes`.
 """
 
 from __future__ import annotations

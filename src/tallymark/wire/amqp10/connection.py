@@ -1,13 +1,13 @@
 """Either end of one AMQP 1.0 connection, without I/O and without a clock.
 
-The owner feeds bytes and time, asks for events until there are none, and writes what
-`take_output` gives. Bytes are looked at only when an event is asked for: so what the owner does in
-answer to one event (refuses a link, say) is in force before the next frame is read, however the
-bytes came.
+The owner passes bytes and time in, asks for events until there are none, and writes the output of
+`take_output`. Bytes are processed only when an event is asked for. So the owner's answer to one
+event (such as the refusal of a link) takes effect before the next frame is read, however the bytes
+arrived.
 
-Any bytes give events, or one fatal `ConnectionFailed`; never an exception. Kept in memory are at
-most one incomplete frame, the deliveries under way on all links up to `Limits.unfinished_bytes`,
-and, where it is our turn, EARLY_MAX bytes sent ahead.
+Any bytes result in events, or in one fatal `ConnectionFailed`, and never in an exception. The
+memory used is bounded: one incomplete frame, the incomplete deliveries on all links up to
+`Limits.unfinished_bytes`, and EARLY_MAX bytes sent ahead while the peer waits for our answer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Base of both kinds of link ends [amqp-1.0 §2.6]: attaching and detaching.
 
-Either side attaches, either side detaches; what is legal when, states.py says. An owner's call on
-a link that is gone does nothing: it may not know yet.
+Either side attaches and either side detaches; states.py defines the legal order. An owner's call on
+a link that is gone does nothing, since the owner may not know of its end yet.
 """
 
 from __future__ import annotations

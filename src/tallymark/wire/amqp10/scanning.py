@@ -3,8 +3,8 @@
     transfer     head | 00 53 14 | list head | handle | delivery-id | delivery-tag | rest | payload
     disposition  head | 00 53 15 | list head | role | first | last | rest
 
-Pure functions; nothing here judges the peer. What a scan does not recognise it leaves to the
-connection, which reads frame by frame: what a scan takes is what that would have given.
+Pure functions. They do not judge the peer: input that a scan does not recognize is left to the
+connection, which reads frame by frame. A scan returns the same result as that would.
 """
 
 from __future__ import annotations

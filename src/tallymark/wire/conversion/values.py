@@ -8,15 +8,16 @@
     T  seconds             timestamp      A    array             list
     V  nothing             null           F    table             map, keys symbol
 
-Back, each goes to where it came from, but for `L`, which comes back as `l`, and a long string that
-is not UTF-8, which comes back as a byte array. What only 1.0 has: ulong becomes `l` (text from 2^63
-on), symbol and char text, uuid its URN, an array an array, a described value what it describes; a
-decimal that does not fit becomes text. Times lose what is below a second. Times beyond the range of
-the other side become plain integers: a ulong of seconds, an `l` of milliseconds. docs/conversion.md
-has the same for users.
+In the opposite direction each type returns to its origin, except `L`, which returns as `l`, and a
+long string that is not UTF-8, which returns as a byte array. Types that only 1.0 has are converted
+as follows: ulong to `l` (text from 2^63 on), symbol and char to text, uuid to its URN, an array to
+an array, a described value to the value without its descriptor, and a decimal that does not fit to
+text. Times lose fractions of a second. Times beyond the range of the other side become plain
+integers: a ulong of seconds, an `l` of milliseconds. docs/conversion.md describes the same for
+users.
 
-Types are told apart by `type`, as every kind of integer is an int; `index` makes a bare number of
-one, which `int` does not where it is compiled.
+Types are distinguished by `type`, as every kind of integer is an int. `index` converts one to a
+plain number, which `int` does not do in compiled code.
 """
 
 from __future__ import annotations

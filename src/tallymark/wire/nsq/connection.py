@@ -1,12 +1,12 @@
 """A server's end of one NSQ connection, protocol V2, without I/O and without a clock.
 
-The owner feeds bytes and time, asks for events until there are none, and writes what collects in
-`out`. Bytes are looked at only when an event is asked for: so what the owner does in answer to one
-event is in force before the next command is read, however the bytes came.
+The owner passes bytes and time in, asks for events until there are none, and writes the output in
+`out`. Bytes are processed only when an event is asked for. So the owner's answer to one event takes
+effect before the next command is read, however the bytes arrived.
 
-Any bytes give events, or one fatal `ProtocolFailure` with nsqd's text; never an exception. Kept in
-memory is at most what one command may bring (Limits.max_body_size, max_msg_size), or, where it is
-our turn, EARLY_MAX bytes sent ahead.
+Any bytes result in events, or in one fatal `ProtocolFailure` with nsqd's text, and never in an
+exception. The memory used is bounded by the size of one command (Limits.max_body_size,
+max_msg_size), or by EARLY_MAX bytes sent ahead while the client waits for our answer.
 
 Where nsqd's answer depends on more than the bytes, or reads past what a command says it has, ours
 is the stricter:

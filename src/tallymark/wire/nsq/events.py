@@ -1,8 +1,8 @@
 """Events that a connection reports to its owner, in the order of the bytes.
 
-Answers leave in the order of the commands: a client matches them to its commands by nothing else.
-Who holds an `OK` back until the disk has its message holds back what comes behind it as well. Each
-event says how it is answered.
+Answers must leave in the order of the commands, since a client matches them by order alone. An
+owner that delays an `OK` until the message is on disk delays all later answers as well. Each event
+names its answer.
 """
 
 from __future__ import annotations
