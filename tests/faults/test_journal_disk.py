@@ -15,6 +15,7 @@ from tallymark.journal.journal import BytesLost
 from tallymark.journal.spares import RESERVE, WANTED
 from tallymark.journal.verify import verify
 from tests.journal.builders import TIME, Disk, all_shown, entering, payload, settling
+from tests.support.patience import PATIENCE_S
 
 
 class FaultyDisk:
@@ -254,7 +255,7 @@ def test_when_even_the_reserve_is_used_up_the_failure_is_reported(
         assert number < 1000
         disk.told.clear()
         if disk.journal.pending_bytes > 3 * 4096 and not disk.failures:
-            disk.told.wait(20)
+            disk.told.wait(PATIENCE_S)
     assert disk.failures[0].errno == errno.ENOSPC
     assert number > RESERVE * 4096 / 128 - 10
     disk.journal.close()

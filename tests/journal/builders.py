@@ -11,6 +11,7 @@ from tallymark.engine.message import Payload, Route
 from tallymark.engine.records import ENTERED, PAYLOAD, SETTLED, Record
 from tallymark.journal.files import Files
 from tallymark.journal.journal import Journal
+from tests.support.patience import PATIENCE_S
 
 ROUTE = Route("orders", "eu.paid")
 TIME = 1_700_000_000_000
@@ -112,13 +113,13 @@ class Disk:
             assert not self.failures, self.failures
             self.told.clear()
             if self.journal.synced < upto:
-                assert self.told.wait(20), f"{self.journal.synced:#x} of {upto:#x} after 20 s"
+                assert self.told.wait(PATIENCE_S), f"{self.journal.synced:#x} of {upto:#x}"
 
     def wait_failure(self) -> OSError:
         while not self.failures:
             self.told.clear()
             if not self.failures:
-                assert self.told.wait(20), "no failure was reported in 20 s"
+                assert self.told.wait(PATIENCE_S), "no failure was reported"
         return self.failures[0]
 
     def finish_cleaning(self) -> None:

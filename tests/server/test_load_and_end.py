@@ -103,7 +103,7 @@ def test_idle_connections_and_queues_take_no_turns(tmp_path: Path) -> None:
         turns, before = -1, 0.0
 
         def is_quiet() -> bool:
-            """Whether a second went by in which nothing was written to anybody and no turn taken."""
+            """Whether for a second nothing was written to anybody and no turn was taken."""
             nonlocal turns, before
             known, turns, before = turns, turns_of(broker), broker.cpu_seconds()
             assert select.select(sockets, [], [], 1.0)[0] == []

@@ -17,7 +17,7 @@ from tests.server.faces import nsq_http
 from tests.server.management import FULL, call, connect, done, get, refused
 from tests.server.nsqd import Client as NsqClient
 from tests.support.amqp10_socket import Client
-from tests.support.patience import until
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
 
@@ -55,7 +55,7 @@ def over_091(broker: BrokerProcess, stack: ExitStack) -> None:
 
 def over_10(broker: BrokerProcess, stack: ExitStack) -> None:
     raw = stack.enter_context(
-        closing(socket.create_connection(("127.0.0.1", broker.amqp_port), timeout=30))
+        closing(socket.create_connection(("127.0.0.1", broker.amqp_port), timeout=PATIENCE_S))
     )
     peer = Client(raw).login("ann", "ann")
     try:
@@ -144,7 +144,9 @@ def test_channels_of_amqp_091(broker: BrokerProcess) -> None:
 
 def test_sessions_of_amqp_10(broker: BrokerProcess) -> None:
     done(broker, "PUT", "user-limits/ann/max-channels", {"value": 1})
-    with Client(socket.create_connection(("127.0.0.1", broker.amqp_port), timeout=30)) as peer:
+    with Client(
+        socket.create_connection(("127.0.0.1", broker.amqp_port), timeout=PATIENCE_S)
+    ) as peer:
         peer.login("ann", "ann")
         peer.session()
         peer.wire.begin()

@@ -145,7 +145,7 @@ def test_a_lease_that_waits_is_asked_again_when_messages_come(broker: BrokerProc
     asking.start()
     permit(broker, read="^other")
     put_message(broker, "mine")
-    asking.join(90)
+    asking.join(PATIENCE_S)
     text = f"access to queue 'mine.q' in vhost '/' refused for user '{USER}'"
     assert answers == [(403, {"error": "access_refused", "reason": text})]
     user.close()

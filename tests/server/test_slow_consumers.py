@@ -21,7 +21,7 @@ from tallymark.spark.client import BrokerUnreachable
 from tallymark.spark.sink import BatchWriter
 from tallymark.spark.sink_options import SinkOptions
 from tests.support import forked
-from tests.support.patience import until
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerDied, BrokerProcess
 
 EVERY = 'delay = 50\ntimeunit = "milliseconds"\n'
@@ -291,7 +291,7 @@ def test_sc_d7_a_sink_of_spark_waits_until_publishers_may_go_on(
         until(lambda: len(log_of(broker, "request.refused")) > refused)
         assert not written.done()
         channel.close()
-        writer.commit([written.result(timeout=15)])
+        writer.commit([written.result(timeout=PATIENCE_S)])
     assert broker.queues()["sub"]["entered"] == 6
     connection.close()
 

@@ -14,6 +14,7 @@ import pytest
 
 from tallymark.engine.records import LEASED, LIVE, PAYLOAD
 from tallymark.journal import layout
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
 BASE = "/api/tallymark/subscriptions/%2F/orders/table"
@@ -193,11 +194,11 @@ def test_a_lease_waits_for_messages(broker: BrokerProcess) -> None:
     channel = connection.channel()
     answers: list[Any] = []
     waiting = threading.Thread(
-        target=lambda: answers.append(lease(broker, held, 0, wait_ms=30_000))
+        target=lambda: answers.append(lease(broker, held, 0, wait_ms=60_000))
     )
     waiting.start()
     channel.basic_publish("", "orders", b"%08d" % 1)
-    waiting.join(20)
+    waiting.join(PATIENCE_S)
     connection.close()
     assert answers == [(200, {"end": 1})]
 

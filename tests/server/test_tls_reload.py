@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.certificates import Authority, Certificate
-from tests.support.patience import until
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
 
@@ -69,7 +69,7 @@ def context(
 
 
 def plain(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=30)
+    return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
 
 
 def amqps(broker: BrokerProcess, tls: ssl.SSLContext | None = None) -> ssl.SSLSocket:

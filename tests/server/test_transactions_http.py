@@ -9,6 +9,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
@@ -111,7 +112,7 @@ def test_a_publisher_in_a_transaction_is_held_back_like_any_other(tmp_path: Path
     once there is room again."""
     with BrokerProcess(tmp_path / "data", max_memory="16MiB", sync="never") as broker:
         connection = pika.BlockingConnection(
-            pika.ConnectionParameters(port=broker.amqp_port, blocked_connection_timeout=60)
+            pika.ConnectionParameters(port=broker.amqp_port, blocked_connection_timeout=PATIENCE_S)
         )
         channel = connection.channel()
         channel.queue_declare("q", durable=True)

@@ -18,7 +18,7 @@ from tests.server.lines import DOORS, GUEST, memory_mib
 from tests.server.management import done
 from tests.server.peers import alarms
 from tests.support.amqp10_socket import Client as Client10
-from tests.support.patience import until
+from tests.support.patience import PATIENCE_S, until
 from tests.support.process import BrokerProcess
 
 MIB = 1 << 20
@@ -123,7 +123,7 @@ def _post(broker: BrokerProcess, path: str, body: bytes) -> tuple[int, bytes]:
     import urllib.request
 
     request = urllib.request.Request(broker.nsq_http_url + path, body, method="POST")
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
         return response.status, response.read()
 
 
@@ -171,7 +171,7 @@ def test_what_is_not_read_does_not_pile_up(
 def test_a_client_that_begins_to_read_gets_all_it_asked_for(broker: BrokerProcess) -> None:
     with gets(broker) as raw:
         raw.setblocking(True)
-        raw.settimeout(60)
+        raw.settimeout(PATIENCE_S)
         got = 0
         tail = b""
         get_ok = b"\0\x3c\0\x47"

@@ -6,6 +6,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.patience import PATIENCE_S
+
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
@@ -42,4 +44,6 @@ class Authority:
 
 
 def _openssl(*arguments: str | Path) -> None:
-    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        ["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=PATIENCE_S
+    )
