@@ -55,8 +55,9 @@ from tests.siege.brokers import (
     target_of,
     unbalanced,
 )
+from tests.support.ports import reserved
 from tests.support.process import BrokerProcess
-from tests.support.rabbitmq import RabbitProcess, find_rabbitmq, free_ports
+from tests.support.rabbitmq import RabbitProcess, find_rabbitmq
 
 ROOT = Path(__file__).resolve().parents[1]
 RATE = 200
@@ -231,7 +232,7 @@ def ours(folder: Path) -> Iterator[Fort]:
 def theirs(folder: Path) -> Iterator[Fort]:
     script = find_rabbitmq()
     assert script is not None, "RabbitMQ is not installed"
-    (http_port,) = free_ports(1)
+    http_port = reserved()
     settings = (
         "vm_memory_high_watermark.absolute = 256MiB",
         "management.tcp.ip = 127.0.0.1",

@@ -7,6 +7,8 @@ for bugs, wherever these are.
 from __future__ import annotations
 
 import os
+import re
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +19,7 @@ import pytest
 from tallymark.wire.amqp091.frames import PROTOCOL_HEADER
 from tallymark.wire.amqp091.methods import ConnectionStartOk
 from tallymark.wire.nsq.commands import MAGIC, auth
-from tests.server.lines import DOORS, until_closed
+from tests.server.lines import DOORS, GUEST, HTTP_DOORS, until_closed
 from tests.support.amqp091 import method_frame
 from tests.support.amqp10_socket import Client as Client10
 from tests.support.process import BrokerProcess
@@ -136,3 +138,32 @@ def test_a_connection_that_ends_as_its_log_in_begins(tmp_path: Path) -> None:
             until_closed(raw)
         assert broker.http("GET", "/healthz", user=None)[0] == 200
         assert "connection.broken" not in broker.log()
+
+
+BROKEN_OFF = [
+    b"GARBAGE\r\n\r\n",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"GET /ping HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+    b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nContent-Length: 50\r\n\r\nabc",
+    b"PUT /api/queues/%%2F/q HTTP/1.1\r\nHost: a\r\nAuthorization: Basic %s\r\n"
+    b"Content-Length: 50\r\n\r\n{" % GUEST,
+    b"PUT /api/queues/%%2F/q HTTP/1.1\r\nHost: a\r\nAuthorization: Basic %s\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\nno length\r\n" % GUEST,
+]
+
+
+def test_requests_that_clients_break_off_are_no_faults(tmp_path: Path) -> None:
+    """Each took some 40 lines of the log, which are not in its form."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        for door in HTTP_DOORS:
+            for sent in BROKEN_OFF:
+                with door.connect(broker) as raw:
+                    raw.sendall(sent)
+                    raw.shutdown(socket.SHUT_WR)
+                    with suppress(ConnectionResetError):
+                        until_closed(raw)
+        assert broker.http("GET", "/healthz", user=None)[0] == 200
+        assert broker.log().count("request.broken_off") >= 3
+        for line in broker.log().splitlines():
+            assert re.match(r"\S+Z \[", line), line
+            assert "[error" not in line, line

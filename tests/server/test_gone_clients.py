@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,9 +20,16 @@ from tallymark.server import run
 from tallymark.server.config import Config
 from tallymark.server.http import HttpServer
 from tallymark.server.nsq_service import NsqService
+from tallymark.wire.amqp091.frames import PROTOCOL_HEADER
+from tallymark.wire.amqp091.methods import ConnectionStartOk
+from tallymark.wire.amqp10.frames import SASL_HEADER, sasl_frame
+from tallymark.wire.amqp10.sasl import SaslInit, plain_response
+from tallymark.wire.nsq.commands import MAGIC, auth, identify
 from tests.server import churn, lines
 from tests.server.churn import WORK
 from tests.server.peers import open_files
+from tests.support import forked
+from tests.support.amqp091 import method_frame
 from tests.support.long import ALL, MODE, longer, sized
 from tests.support.patience import until
 from tests.support.process import BrokerProcess
@@ -122,3 +131,55 @@ def test_memory_after_many_short_connections_is_what_it_was_after_some(tmp_path:
         grown = lines.memory_mib(broker) - before
         assert grown < max(before * 0.1, 0 if MODE == ALL else SHORT * 5 * MIB_PER_CONNECTION)
         until(lambda: open_files(broker) < 60)
+
+
+NEVER_CHECKED = """
+import asyncio
+from tallymark.server.users import Users
+
+async def never(users, *rest):
+    await asyncio.Event().wait()
+
+Users.check = never
+"""
+
+
+def test_who_goes_while_a_password_waits_to_be_checked_is_let_go(tmp_path: Path) -> None:
+    """Behind others with wrong passwords that is a minute and more, in every protocol: a place of
+    max_connections each that costs the other side nothing."""
+    (tmp_path / "sitecustomize.py").write_text(NEVER_CHECKED)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    data = tmp_path / "data"
+    provided = ("user", "add", "guest", "--password", "guest", "--administrator")
+    assert forked.run(*provided, "--data-dir", str(data)).returncode == 0
+    with BrokerProcess(data, env={"PYTHONPATH": path}, handshake_timeout_ms="600000") as broker:
+        sockets = process_files(broker)
+        start_ok = ConnectionStartOk({"capabilities": {}}, "PLAIN", b"\0guest\0guest")
+        said = {
+            "amqp-0-9-1": PROTOCOL_HEADER + method_frame(0, start_ok),
+            "amqp-1.0": SASL_HEADER
+            + sasl_frame(SaslInit("PLAIN", plain_response("guest", "guest")).encode()),
+            "nsq": MAGIC + identify(b'{"heartbeat_interval": -1}') + auth(b"guest:guest"),
+            "management": b"GET /api/overview HTTP/1.1\r\nHost: a\r\nAuthorization: Basic %s\r\n"
+            b"\r\n" % lines.GUEST,
+            "nsq-http": b"GET /stats HTTP/1.1\r\nHost: a\r\nAuthorization: Basic %s\r\n\r\n"
+            % lines.GUEST,
+        }
+        held = []
+        for door in lines.DOORS:
+            raw = door.connect(broker)
+            raw.sendall(said[door.name])
+            held.append(raw)
+        until(lambda: process_files(broker) == sockets + len(held))
+        for raw in held:
+            raw.close()
+        until(lambda: process_files(broker) == sockets)
+
+
+def process_files(broker: BrokerProcess) -> int:
+    """Sockets that the broker has open."""
+    count = 0
+    for one in Path(f"/proc/{broker.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since
+            count += os.readlink(one).startswith("socket:")
+    return count

@@ -15,10 +15,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestPayloadError
 
 from tallymark.server.client import address_text
 from tallymark.server.handshakes import Listener, listen_for
@@ -30,6 +34,11 @@ from tallymark.server.tls import Tls
 WHOLE_BODY: Final = 15
 STOP_S: Final = 1.0
 """Seconds for which requests under way may continue when the broker stops."""
+
+FAULTS_OF_CLIENTS: Final = (ConnectionError, HttpProcessingError, RequestPayloadError)
+"""Raised in a request's handler: its client has gone, or what it sent is no HTTP."""
+MOST_OF_AN_ERROR: Final = 200
+"""Letters of it in the log: it quotes what was sent."""
 
 log = log_of("http")
 
@@ -192,6 +201,20 @@ class HttpLine(web.RequestHandler):
         if not self._messages:
             self._node.doors.may_go(self)
         self._node.buffers.weigh(self)
+
+    def log_exception(self, *args: Any, **given: Any) -> None:
+        """Tell of a request that ended in an exception. A client may cause as many as it likes of
+        those that are its own: they take one line each."""
+        error = given.get("exc_info")
+        if not isinstance(error, BaseException):
+            error = sys.exception()
+        if isinstance(error, FAULTS_OF_CLIENTS):
+            log.info("request.broken_off", peer=self.peer, error=str(error)[:MOST_OF_AN_ERROR])
+        else:
+            log.error(
+                "request.failed", peer=self.peer, error=repr(error),
+                trace="".join(traceback.format_exception(error)),
+            )  # fmt: skip
 
     # -- see buffers.py and doors.py
 

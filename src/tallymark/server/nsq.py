@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from tallymark.bridge.bridge import Bridge
 from tallymark.bridge.nsq import Nsq, Settings
 from tallymark.server import audit
-from tallymark.server.client import Client, address_text
+from tallymark.server.client import LAST_WORDS_S, Client, address_text
 from tallymark.server.layers import LayerError, Layers, TlsLayer, compression
 from tallymark.server.listening import host_of
 from tallymark.server.nsq_auth import AuthUnavailable
@@ -136,7 +136,16 @@ class NsqClient(Client):
         except Exception as error:  # as in data_received
             self.broken(error)
         self._node.touch(self)
+        if self.bridge.pending_auth is not None:
+            self._last_words = self._node.loop.call_later(LAST_WORDS_S, self._left)
         return True
+
+    def _left(self) -> None:
+        """End the connection of a client who ended its side long ago and is not known yet: it may
+        wait for its turn behind many others, and has most likely gone."""
+        if self.bridge.pending_auth is not None:
+            self.bridge.reason = self.bridge.reason or "peer left while its password was checked"
+            self.transport.abort()
 
     def reading_again(self) -> None:
         if self._layers:
