@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 
 def about(**more: object) -> bytes:
-    fields = {"feature_negotiation": True, "heartbeat_interval": -1, **more}
+    fields = {"feature_negotiation": True, **more}
     return identify(json.dumps(fields).encode())
 
 
