@@ -191,6 +191,28 @@ def test_what_is_stored_is_told_from_wall_time_at_a_restart(
     assert jumps(broker) == (0, 0)  # engine time begins with wall time
 
 
+@needs_faketime
+@pytest.mark.parametrize("ahead_s", [-HOUR_S, DAY_S], ids=["hour back", "day ahead"])
+def test_what_was_stored_before_a_jump_is_told_by_the_clock_after_it_behind_a_crash(
+    broker: BrokerProcess, clock: SetClock, ahead_s: int
+) -> None:
+    """A jump is followed by a checkpoint at once, however little the journal has grown."""
+    nsq(broker, "/topic/create?topic=t", b"")
+    nsq(broker, "/channel/create?topic=t&channel=c", b"")
+    nsq(broker, "/pub?topic=t&defer=2000", b"soon")
+    nsq(broker, f"/pub?topic=t&defer={HOUR_S * 1000}", b"later")
+    for number, off_s in ((1, ahead_s), (2, 0), (3, ahead_s)):
+        nsq(broker, "/pub?topic=other", b"a row for the journal")
+        clock.set(off_s)
+        until(lambda number=number: jumps(broker)[0] == number)
+        until(lambda number=number: broker.log().count("checkpoint.done") >= number)
+    broker.kill()
+    broker.restart()
+    until(lambda: channel_stats(broker, "t")["depth"] == 1)
+    assert channel_stats(broker, "t")["deferred_count"] == 1
+    assert jumps(broker) == (0, 0)
+
+
 @given(
     wall=st.integers(0, 10**9),
     monotonic=st.integers(0, 10**9),

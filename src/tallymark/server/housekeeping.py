@@ -269,6 +269,8 @@ class Housekeeping:
         if journal.checkpoint_position != self._checkpoint_done:
             self._checkpoint_done = journal.checkpoint_position
             log.info("checkpoint.done", position=f"{self._checkpoint_done:#x}")
+            if self.wants_checkpoint:  # another was asked for while this one was being written
+                self._node.schedule()
         for problem in journal.problems:
             if problem != self._last_problem or not self.alarms:  # a full disk says it each time
                 log.warning("journal.problem", problem=problem)

@@ -173,6 +173,10 @@ class Node:
             log.warning(
                 "clock.jumped", seconds=clock.jumped_ms / 1000, ahead_seconds=clock.ahead_ms / 1000
             )
+            # The times in the journal are told from the clock as it was: a checkpoint tells them
+            # anew, so that a crash from now on is like a clean stop.
+            self.housekeeping.wants_checkpoint = True
+            self.schedule()
         return monotonic_ms
 
     def uptime_ms(self) -> int:
