@@ -111,9 +111,7 @@ class OutgoingLink(LinkEnd):
             self.close(unknown(id))
             return False
         if self._settled or self.consumer.browses:
-            text = (
-                "link hands out copies or settles what it sends: it cannot do so in a transaction"
-            )
+            text = "link sends copies or settled deliveries: it cannot do so in a transaction"
             self.close(Error(errors.NOT_IMPLEMENTED, text))
             return False
         self.work = work

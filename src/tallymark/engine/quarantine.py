@@ -115,7 +115,7 @@ class Quarantine:
             "trouble": self.store.trouble,
         }  # fmt: skip
         if told == TOLD:
-            values["more"] = "not told of"
+            values["more"] = "not logged"
         self._effects.append(Signal("message.unreadable", values, True))
 
     # -- taking messages out

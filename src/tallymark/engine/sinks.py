@@ -324,7 +324,7 @@ class Sinks:
             if staging is None or staging.vhost != vhost or staging.sink != name:
                 raise NotFound(
                     f"no staging {id} for sink '{name}' in vhost '{vhost}': it was committed or "
-                    "aborted, or its time was up"
+                    "aborted, or has expired"
                 )
             if id in found:
                 raise PreconditionFailed(f"staging {id} is named twice")

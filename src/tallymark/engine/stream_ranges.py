@@ -80,7 +80,7 @@ def check_stream(queue: Queue, id: int) -> None:
         raise PreconditionFailed(f"{named('queue', queue.name, queue.vhost)} is no stream")
     if id and id != queue.id:
         raise Fenced(
-            f"stream {id} is not the one there now ({queue.id}): '{queue.name}' in vhost "
+            f"stream {id} is not the present one ({queue.id}): '{queue.name}' in vhost "
             f"'{queue.vhost}' was deleted and made again"
         )
 

@@ -29,19 +29,19 @@ def missing_since(
         queue = broker.queues.get(id)
         where = named("queue", name, vhost)
         if queue is None:
-            found.append(f"{where} is not there, into which {entered} messages had entered")
+            found.append(f"{where} is missing; {entered} messages had entered it")
         elif queue.entered < entered:
             found.append(
                 f"{where}: messages {queue.entered + 1} to {entered} had entered and are gone, and "
-                "what was settled with them is ready again"
+                "messages that were settled in the lost blocks are ready again"
             )
     for epoch, text, floor in subscriptions:
         subscription = broker.leases.subscriptions.get(epoch)
         if subscription is None:
-            found.append(f"{text} is not there, which was settled up to {floor}")
+            found.append(f"{text} is missing; it was settled up to {floor}")
         elif subscription.floor < floor:
             found.append(
-                f"{text} was settled up to {floor} and is now up to {subscription.floor}: the rest "
-                "comes again"
+                f"{text} was settled up to {floor} and is now up to {subscription.floor}: the "
+                "messages between are delivered again"
             )
     return found

@@ -659,8 +659,8 @@ def _gone_text(payload: Payload) -> str:
     """Return the text about messages that stop a commit because no queue is left for them."""
     route = payload.route
     return (
-        f"messages to exchange '{route.exchange}' with routing key '{route.key}' were taken, and "
-        "their queues have gone since: nothing of the transaction was committed"
+        f"messages to exchange '{route.exchange}' with routing key '{route.key}' were accepted, "
+        "but their queues were deleted since: nothing of the transaction was committed"
     )
 
 

@@ -71,7 +71,7 @@ def read_anchor(folder: Path) -> tuple[Anchor, str]:
         said = json.loads(data)
         crc = said.pop("crc")
         if crc32c(_compact(said)) != crc:
-            return Anchor(), f"{FILE} is damaged: what it says does not have its checksum"
+            return Anchor(), f"{FILE} is damaged: its checksum does not match"
         return Anchor(
             int(said["position"]),
             int(said["time_ms"]),

@@ -142,7 +142,7 @@ class Blocks:
         if header is None or not is_whole(data, header):
             raise BytesLost(
                 f"the block at offset {start} of segment {position >> 32}, in which offset "
-                f"{position & 0xFFFFFFFF} lies, is not what was written"
+                f"{position & 0xFFFFFFFF} lies, is damaged"
             )
         self._header = header
         self._data = data

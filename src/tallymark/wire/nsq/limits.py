@@ -69,7 +69,7 @@ class Limits:
         if not 1 <= self.max_deflate_level <= 9:
             raise ValueError(f"max_deflate_level {self.max_deflate_level}, expected 1 to 9")
         if self.tls_required and not self.tls_available:
-            raise ValueError("tls_required without tls_available: nobody could do anything")
+            raise ValueError("tls_required without tls_available: no client could send any command")
 
     def max_messages(self) -> int:
         """Maximum number of messages in an MPUB [NQ-8]."""
