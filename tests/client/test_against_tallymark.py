@@ -452,7 +452,7 @@ async def test_fc_18_a_consumer_time_out_takes_the_message_back(broker: BrokerPr
 
 @over_sockets
 async def test_max_unsettled_age_lock_is_earlier_than_the_broker(broker: BrokerProcess) -> None:
-    queue = declare(broker, x_consumer_timeout=2000)
+    queue = declare(broker, x_consumer_timeout=5000)
     events = Events()
     changed: list[object] = []
     async with session_on(broker, on_event=events.append) as session:
@@ -466,7 +466,7 @@ async def test_max_unsettled_age_lock_is_earlier_than_the_broker(broker: BrokerP
             assert message.settled
         overdue = events.of(MessageOverdue)
         assert [event.was_released for event in overdue] == [False, True]
-        assert 1500 < overdue[0].limit_ms <= 2000
+        assert 3750 < overdue[0].limit_ms <= 5000
 
 
 @over_sockets

@@ -125,7 +125,7 @@ def test_pynsq_touches_what_takes_longer_than_its_time(
             loop = asyncio.get_running_loop()
             for _ in range(4):
                 step_done: asyncio.Future[None] = loop.create_future()
-                loop.call_later(0.6, step_done.set_result, None)
+                loop.call_later(0.9, step_done.set_result, None)  # 3.6 s in all, 3 may pass
                 await step_done
                 message.touch()
             message.finish()
@@ -138,7 +138,7 @@ def test_pynsq_touches_what_takes_longer_than_its_time(
         tasks: list[asyncio.Future[None]] = []
         writer = await clients.writer()
         await said(writer.pub, name, b"slow")
-        reader = clients.reader(name, handler, msg_timeout=1)
+        reader = clients.reader(name, handler, msg_timeout=3)
         await done.count(1)
         assert done.all == [1]
         await everything_said(reader)
@@ -181,7 +181,7 @@ def test_pynsq_defers(address: str, name: str) -> None:
         before = time.monotonic()
         assert await said(writer.dpub, name, 700, b"later") == b"OK"
         await got.count(1)
-        assert got.all[0] - before >= 0.7
+        assert got.all[0] - before >= 0.698  # both clocks tell milliseconds
 
     with_pynsq(test, address)
 

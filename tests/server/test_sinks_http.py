@@ -157,18 +157,20 @@ def test_who_may_publish_may_stage_and_commit(broker: BrokerProcess) -> None:
 
 
 def test_unused_stagings_are_shown_and_end(broker: BrokerProcess) -> None:
-    staged(broker, "a", b"1")
-    status, answer = stage(broker, frames("a", b"2"), 1, expires_ms=300)
-    assert status == 200
+    first, second = staged(broker, "a", b"1"), staged(broker, "a", b"2")
     found = broker.http("GET", SINKS)[1]
     assert [row["messages"] for row in found["stagings"]] == [1, 1]
     overview = broker.http("GET", "/api/tallymark/overview")[1]
     assert (overview["sink_stagings"], overview["sink_staged"]) == (2, 2)
-    until(lambda: len(broker.http("GET", SINKS)[1]["stagings"]) == 1)
-    left = broker.http("GET", SINKS)[1]["stagings"][0]["staging"]
-    assert left != answer["staging"]
-    assert broker.http("POST", f"{SINK}/abort", {"staging": [left, 99]}) == (200, {"dropped": 1})
+    assert broker.http("POST", f"{SINK}/abort", {"staging": [second]}) == (200, {"dropped": 1})
+    assert stage(broker, frames("a", b"3"), 1, expires_ms=1)[0] == 200
+    until(lambda: stagings(broker) == [first])
+    assert broker.http("POST", f"{SINK}/abort", {"staging": [first, 99]}) == (200, {"dropped": 1})
     assert broker.http("GET", SINKS)[1] == {"sinks": [], "stagings": []}
+
+
+def stagings(broker: BrokerProcess) -> list[int]:
+    return [row["staging"] for row in broker.http("GET", SINKS)[1]["stagings"]]
 
 
 def test_expiry_priority_and_routes_are_those_of_a_publish(broker: BrokerProcess) -> None:
