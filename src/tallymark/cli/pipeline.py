@@ -181,7 +181,9 @@ def redrive(
             "/exchanges/EXCHANGE[/KEY]."
         ),
     ] = None,
-    move: Annotated[bool, typer.Option("--move", help="Move them; else say what would.")] = False,
+    move: Annotated[
+        bool, typer.Option("--move", help="Move them; without it, only show what would move.")
+    ] = False,
     rate: Annotated[float | None, typer.Option(help="Most messages a second.")] = None,
     run: Annotated[
         str | None, typer.Option(help="Name of this run, to go on with one that was stopped.")
@@ -213,7 +215,7 @@ def archive(
         bool, typer.Option("--all", help="Also the newest range, which is not full.")
     ] = False,
     release: Annotated[
-        bool, typer.Option(help="Let the broker let go of what is archived.")
+        bool, typer.Option(help="Have the broker release archived messages.")
     ] = True,
     vhost: Annotated[str, typer.Option(help="Virtual host of the stream.")] = "/",
     master: Master = MASTER,
@@ -238,9 +240,7 @@ def demo(
         Path | None,
         typer.Option(help="File whose lines are published; without it orders are generated."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="New or empty folder for what comes of it.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="New or empty folder for the results.")] = None,
     keep: Annotated[bool, typer.Option(help="Keep that folder.")] = True,
     plain: Annotated[bool, typer.Option("--plain", help="No colours, no moving lines.")] = False,
 ) -> None:

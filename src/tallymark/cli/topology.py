@@ -16,8 +16,10 @@ exchange = typer.Typer(help="Exchanges of a running broker.", no_args_is_help=Tr
 Vhost = Annotated[str, typer.Option(help="Virtual host.")]
 Key = Annotated[str, typer.Option(help="Routing key, or the pattern of a topic exchange.")]
 Arguments = Annotated[str, typer.Option(help='JSON object, such as {"x-max-length": 1000}.')]
-Transient = Annotated[bool, typer.Option("--transient", help="Gone when the broker restarts.")]
-IfUnused = Annotated[bool, typer.Option("--if-unused", help="Refuse while somebody uses it.")]
+Transient = Annotated[
+    bool, typer.Option("--transient", help="Not durable: deleted by a restart of the broker.")
+]
+IfUnused = Annotated[bool, typer.Option("--if-unused", help="Refuse while it is in use.")]
 NO_ARGUMENTS = "{}"
 
 
@@ -27,7 +29,7 @@ def create_queue(
     type: Annotated[str | None, typer.Option(help="classic, quorum or stream.")] = None,
     transient: Transient = False,
     auto_delete: Annotated[
-        bool, typer.Option("--auto-delete", help="Deleted when its last consumer goes.")
+        bool, typer.Option("--auto-delete", help="Deleted when its last consumer is gone.")
     ] = False,
     arguments: Arguments = NO_ARGUMENTS,
     vhost: Vhost = "/",
@@ -103,7 +105,7 @@ def create_exchange(
     ] = "direct",
     transient: Transient = False,
     auto_delete: Annotated[
-        bool, typer.Option("--auto-delete", help="Deleted when the last thing bound to it goes.")
+        bool, typer.Option("--auto-delete", help="Deleted when its last binding is removed.")
     ] = False,
     internal: Annotated[
         bool, typer.Option("--internal", help="Only other exchanges publish to it.")

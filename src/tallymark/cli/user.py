@@ -13,7 +13,7 @@ from tallymark.cli.output import fail, show_json, show_table
 from tallymark.server import users
 from tallymark.server.users import Permission, UsersError
 
-app = typer.Typer(help="Users of a broker, kept in its data folder.", no_args_is_help=True)
+app = typer.Typer(help="Users of a broker, stored in its data folder.", no_args_is_help=True)
 Folder = Annotated[
     Path, typer.Option("--data-dir", envvar="TALLYMARK_DATA_DIR", help="The broker's data folder.")
 ]

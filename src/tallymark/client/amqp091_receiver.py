@@ -355,11 +355,11 @@ def _queue(options: ReceiverOptions) -> str:
 def _arguments(options: ReceiverOptions) -> dict[str, object]:
     """Return the arguments of basic.consume. Raises NotPossible for options that the protocol
     cannot express, ValueError for arguments that cannot be encoded."""
-    _impossible(options.browse, "browse=True: AMQP 0-9-1 consumers take what they are sent")
+    _impossible(options.browse, "browse=True: AMQP 0-9-1 has no browsing")
     _impossible(options.rcv_mode == "second", "rcv_mode='second': AMQP 0-9-1 settles in one step")
     _impossible(
         options.snd_mode == "settled",
-        "snd_mode='settled': over AMQP 0-9-1 nothing limits what such a receiver is sent",
+        "snd_mode='settled': over AMQP 0-9-1 nothing limits the deliveries to such a receiver",
     )
     _impossible(
         options.credit_mode == "auto" and options.credit > PREFETCH_MAX,

@@ -84,7 +84,9 @@ class ReceiverOptions:
                 f"dynamic with address {self.address!r}: the peer makes the address, pass None"
             )
         if self.exclusive and self.browse:
-            raise ValueError("exclusive with browse: who only looks keeps nobody from taking")
+            raise ValueError(
+                "exclusive with browse: a browser takes no messages, so it cannot be exclusive"
+            )
         if self.stall_warning_ms < 0:
             raise ValueError(f"stall_warning_ms={self.stall_warning_ms}, expected 0 or more")
 

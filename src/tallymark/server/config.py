@@ -104,8 +104,8 @@ class Config:
     sync: str = setting(
         "commit",
         choice("commit", "interval", "never"),
-        "When a confirm is sent: after fdatasync (commit), or after the write, with an fdatasync "
-        "every sync_interval_ms (interval) or left to the system (never).",
+        "Time of a confirm: after fdatasync (commit), or after the write, with an fdatasync every "
+        "sync_interval_ms (interval) or by the operating system (never).",
     )
     sync_interval_ms: int = setting(
         200, integer(1, 60_000, "milliseconds"), "Time between fdatasyncs with sync = interval."
@@ -119,34 +119,35 @@ class Config:
     ledger_retention: int = setting(
         7 * DAY_MS,
         duration(0, 3650 * DAY_MS),
-        "How long the columns of the ledger are kept after the bodies were released.",
+        "Time for which the ledger's columns are stored after the bodies were released.",
         live=True,
     )
     deliver_after: str = setting(
         "written",
         choice("written", "synced"),
-        "When persistent messages are handed out, where their queue does not say: as soon as they "
-        "are on their way to the disk (written), or once a confirm could be sent (synced). What a "
-        "commit publishes, dead letters and moves always wait for that.",
+        "Time at which persistent messages are delivered, unless their queue says otherwise: as "
+        "soon as they are on their way to the disk (written), or once a confirm could be sent "
+        "(synced). Messages of a commit, dead letters and moved messages always wait for that.",
         live=True,
     )
     unreadable: str = setting(
         "skip",
         choice("skip", "pause"),
-        "What a queue does with messages whose bytes cannot be read: they are put aside and it "
-        "goes on with the next ones (skip), or it rests until they are read or dropped (pause).",
+        "Treatment of messages whose bytes cannot be read: they are quarantined and the queue "
+        "goes on with the next ones (skip), or the queue pauses until they are read or dropped "
+        "(pause).",
         live=True,
     )
     accept_loss: bool = setting(
         False,
         kinds.FLAG,
-        "Start although the journal is corrupt; what is lost is named and counted.",
+        "Start although the journal is corrupt; the log names and counts the lost messages.",
     )
     max_memory: int = setting(
         128 * MIB,
         size(16 * MIB),
-        "Budget for message bodies held in memory; beyond it they stay in the journal only. What "
-        "connections hold is taken off it; at twice as much publishers wait.",
+        "Budget for message bodies in memory; beyond it they are in the journal only. Memory of "
+        "connections is subtracted from it; at twice as much publishers are paused.",
         live=True,
     )
     max_pending: int = setting(
@@ -203,13 +204,15 @@ class Config:
     http_body_timeout: int = setting(
         20_000,
         duration(100, DAY_MS),
-        "How long the body of a request may stand still; all of it may take 15 times as long.",
+        "Longest pause within the body of a request; all of the body may take 15 times as long.",
     )
     http_answer_timeout: int = setting(
-        60_000, duration(100, DAY_MS), "How long a client of HTTP may read nothing of its answer."
+        60_000, duration(100, DAY_MS), "Longest pause of an HTTP client in reading its answer."
     )
     http_idle_timeout: int = setting(
-        75_000, duration(100, DAY_MS), "How long a connection of HTTP is kept without a request."
+        75_000,
+        duration(100, DAY_MS),
+        "Time after which an HTTP connection without a request is closed.",
     )
     max_message_size: int = setting(128 * MIB, size(1, 512 * MIB), "Largest message body.")
     amqps_port: int = setting(
@@ -240,15 +243,14 @@ class Config:
     sasl_mechanisms: tuple[str, ...] = setting(
         MECHANISMS,
         words(*MECHANISMS),
-        "By which AMQP clients may log in, in the order they are offered. EXTERNAL is offered to "
+        "SASL mechanisms for AMQP clients, in the order they are offered. EXTERNAL is offered to "
         "clients with a verified certificate, SCRAM-SHA-256 while every user with a password has "
         "keys for it.",
     )
     anonymous_user: str = setting(
         "",
         kinds.TEXT,
-        "User that AMQP 1.0 clients are who give no name (SASL ANONYMOUS); empty: they are "
-        "refused.",
+        "User as whom AMQP 1.0 clients act that log in by SASL ANONYMOUS; empty: they are refused.",
     )
     auto_create_queues: str = setting(
         "",
@@ -305,7 +307,7 @@ class Config:
     nsq_mem_queue_size: int = setting(
         10_000,
         integer(0, 1 << 31),
-        "Messages that an ephemeral topic or channel holds; what comes beyond is dropped.",
+        "Messages that an ephemeral topic or channel holds; further ones are dropped.",
     )
     nsq_max_msg_size: int = setting(1 * MIB, size(1, 512 * MIB), "Largest body of an NSQ message.")
     nsq_max_body_size: int = setting(
@@ -340,7 +342,8 @@ class Config:
     nsq_output_buffer_timeout: int = setting(
         250,
         duration(1, DAY_MS),
-        "Told to clients that name none; messages leave at once for who does not name another.",
+        "Time shown to clients that name none; only for clients that name another are messages "
+        "gathered.",
     )
     nsq_max_channel_consumers: int = setting(
         0, integer(0, 1_000_000), "Clients that may subscribe to one channel; 0: any number."
@@ -381,8 +384,8 @@ class Config:
     nsq_http_host: tuple[str, ...] = setting(
         (LOCALHOST,),
         kinds.NAMES,
-        "Addresses to listen on with nsqd's HTTP interface, or a socket in the file system; it "
-        "asks nobody who he is while there are no users.",
+        "Addresses to listen on with nsqd's HTTP interface, or a socket in the file system; while "
+        "there are no users it needs no log-in.",
     )
     nsq_http_port: int = setting(
         4151, integer(0, 65535), "Port for nsqd's HTTP interface; 0 takes a free one."
@@ -410,7 +413,7 @@ class Config:
     auth_http_address: tuple[str, ...] = setting(
         (),
         kinds.LINKS,
-        "Auth servers that are asked what an NSQ client may do.",
+        "Auth servers that decide what an NSQ client may do.",
     )
     nsq_auth_connect_timeout: int = setting(
         2000, duration(1, DAY_MS), "Longest wait for a connection to an auth server."
@@ -424,12 +427,12 @@ class Config:
         "Quantiles of the time from publish to FIN that /stats shows for each NSQ channel.",
     )
     e2e_processing_latency_window_time: int = setting(
-        600_000, duration(1000, DAY_MS), "How far back these quantiles look."
+        600_000, duration(1000, DAY_MS), "Time span of these quantiles."
     )
     slow_consumers: SlowSettings = setting(
         SlowSettings(),
         SLOW_CONSUMERS,
-        "Limits for subscriptions to topics, and what is done with those above them.",
+        "Limits for subscriptions to topics, and the action on those above them.",
         live=True,
     )
     consumer_statistics_every: int = setting(

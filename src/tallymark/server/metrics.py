@@ -159,7 +159,7 @@ class _NodeCollector(Collector):
             "tallymark_housekeeping_errors", "Runs that failed.", labels=labels
         )
         passed_over = CounterMetricFamily(
-            "tallymark_housekeeping_passed_over", "Runs left out, the one before being at work.",
+            "tallymark_housekeeping_passed_over", "Runs skipped, the one before being at work.",
             labels=labels,
         )  # fmt: skip
         for name, entry in self._node.tasks.entries.items():
@@ -221,7 +221,7 @@ class _NodeCollector(Collector):
         gauges = [
             GaugeMetricFamily(f"tallymark_stream_{name}", text, labels=labels)
             for name, text in (
-                ("first_offset", "Offset of the oldest message that is kept."),
+                ("first_offset", "Offset of the oldest stored message."),
                 ("next_offset", "Offset that the next message will be read at."),
                 ("readers", "Consumers that read."),
                 ("reader_lag", "Messages that the reader furthest behind has not been shown."),

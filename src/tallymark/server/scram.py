@@ -114,7 +114,7 @@ class ScramServer:
         bare, comma, proof = _decoded(response).rpartition(",p=")
         binding = base64.b64encode(self._gs2.encode()).decode()
         if not comma or bare.split(",")[:2] != [f"c={binding}", f"r={self._nonce}"]:
-            raise ScramError("expected c=, r= and p= that go with what was said before")
+            raise ScramError("expected c=, r= and p= that match the earlier messages")
         try:
             given = base64.b64decode(proof, validate=True)
         except (binascii.Error, ValueError):

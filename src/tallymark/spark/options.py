@@ -33,18 +33,18 @@ KNOWN: Final = {
     "url": "http://[user:password@]host:port of the broker's HTTP interface",
     "host": "its host, where no url is given (127.0.0.1)",
     "port": f"its port, where no url is given ({DEFAULT_PORT})",
-    "user": "who asks (guest)",
-    "password": "with which password (guest)",
+    "user": "user of the broker (guest)",
+    "password": "its password (guest)",
     "vhost": "virtual host (/)",
     "queue": "the queue to read",
     "stream": "the stream to read by offset, in place of a queue",
     "subscription": "of a queue: name of the durable subscription; required for readStream",
     "columns": "comma-separated columns to make (all)",
     "startingOffsets": "of a stream: earliest, latest or an offset (earliest; readStream: latest)",
-    "startingTimestamp": "of a stream: what arrived then or later; ISO 8601, or ms since 1970",
+    "startingTimestamp": "of a stream: messages arrived then or later; ISO 8601, or ms since 1970",
     "endingOffsets": "of a stream read as a batch: latest, or the offset to end before (latest)",
-    "endingTimestamp": "of a stream read as a batch: what arrived before",
-    "failOnDataLoss": "of a stream: whether what retention took fails the query (true)",
+    "endingTimestamp": "of a stream read as a batch: messages that arrived before",
+    "failOnDataLoss": "of a stream: whether messages deleted by retention fail the query (true)",
     "readSegments": "of a stream: read the journal's files, where executors see them (false)",
     "maxRowsPerBatch": f"most rows of a micro-batch ({DEFAULT_MAX_ROWS}; stream {STREAM_MAX_ROWS})",
     "maxBytesPerBatch": (
@@ -145,7 +145,7 @@ class SourceOptions:
     def for_tail(self) -> SourceOptions:
         """Itself, if it is enough to follow a stream. Raises ValueError."""
         if self.ending:
-            raise ValueError('options "ending...": of batches; who follows a stream has no end')
+            raise ValueError('options "ending..." are for batch reads; readStream has no end')
         return self
 
     def spans(self, first: int, end: int) -> list[tuple[int, int]]:

@@ -15,20 +15,20 @@ KNOWN: Final = {
     "url": "http://[user:password@]host:port of the broker's HTTP interface",
     "host": "its host, where no url is given (127.0.0.1)",
     "port": "its port, where no url is given (15672)",
-    "user": "who publishes (guest)",
-    "password": "with which password (guest)",
+    "user": "user of the broker (guest)",
+    "password": "its password (guest)",
     "vhost": "virtual host (/)",
     "queue": "the queue to publish to; or",
     "exchange": "the exchange to publish to",
     "routingKey": "the routing key of all rows (the column routing_key)",
     "mandatory": "whether a row that reaches no queue fails the write (true)",
-    "sink": "name of the sink: the broker knows by it what was written; required for streams",
+    "sink": "name by which the broker recognises repeated writes; required for streams",
     "checkpoint": "names the one writer of the sink, new with each new checkpoint; required for "
     "streams",
     "batchId": "of a batch: its number; the same one again does nothing",
     "retryMs": "how long a broker that cannot be reached, or holds publishers back, is tried again "
     "(60000)",
-    "expireMs": "how long the broker keeps what a killed job staged (21600000)",
+    "expireMs": "ms after which the broker drops what a killed job staged (21600000)",
 }
 _SPELLING: Final = {name.lower(): name for name in KNOWN}
 _SPARKS_OWN: Final = ("path", "checkpointlocation")

@@ -270,7 +270,10 @@ def main(
         print(f"tallymark: choosing messages of {queue} failed: {cause(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"tallymark: stopped; what moved has moved, go on with --run {run}", file=sys.stderr)
+        print(
+            f"tallymark: stopped; the messages moved so far stay moved, continue with --run {run}",
+            file=sys.stderr,
+        )
         return 1
     display.done(done)
     return 0

@@ -23,7 +23,7 @@ BUCKETS_MS: Final = (
 )  # fmt: skip
 MOST_BUCKETS: Final = 60
 PERCENTILES: Final = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "p999_ms", "longest_ms")
-NOT_KEPT: Final = "(exchange not kept)"
+NOT_KEPT: Final = "(exchange not recorded)"
 Rows = list[dict[str, Any]]
 
 
