@@ -82,7 +82,7 @@ class Field:
         return random.Random(self.chance.getrandbits(64))
 
     def _kill_while_starting(self) -> None:
-        self.broker.kill_while_starting(self.chance.uniform(0.0, 0.3))
+        self.broker.kill_while_starting(self.chance.uniform(0.0, 0.2))
 
     def _verify(self) -> None:
         rows = self.broker.queues()

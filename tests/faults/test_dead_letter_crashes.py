@@ -115,7 +115,7 @@ class Field:
             account.killed()
 
     def _kill_while_starting(self) -> None:
-        self.broker.kill_while_starting(self.chance.uniform(0.0, 0.3))
+        self.broker.kill_while_starting(self.chance.uniform(0.0, 0.2))
 
     def _finish(self, left: list[int], is_late: bool) -> None:
         """Publish what is left, and have everything die that can."""

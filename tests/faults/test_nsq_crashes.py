@@ -148,7 +148,7 @@ class Field:
         self.deferred += client.deferred
 
     def _kill_while_starting(self) -> None:
-        self.broker.kill_while_starting(self.chance.uniform(0.0, 0.3))
+        self.broker.kill_while_starting(self.chance.uniform(0.0, 0.2))
 
     def _rows(self) -> list[dict[str, Any]]:
         rows = self.broker.queues()

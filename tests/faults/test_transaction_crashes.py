@@ -125,7 +125,7 @@ class Field:
         return workers
 
     def _kill_while_starting(self) -> None:
-        self.broker.kill_while_starting(self.chance.uniform(0.0, 0.3))
+        self.broker.kill_while_starting(self.chance.uniform(0.0, 0.2))
         self.kills += 1
 
     def _channel(self) -> BlockingChannel:

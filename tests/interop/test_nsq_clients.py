@@ -121,7 +121,7 @@ def test_pynsq_touches_what_takes_longer_than_its_time(
         done = Seen()
 
         async def work(message: Any) -> None:
-            """Takes 2.4 s, and says four times that it is still at it."""
+            """Takes 3.6 s, and says four times that it is still at it."""
             loop = asyncio.get_running_loop()
             for _ in range(4):
                 step_done: asyncio.Future[None] = loop.create_future()
