@@ -1,4 +1,4 @@
-"""The output gate: output of one connection that may not leave before the disk says so.
+"""Output gate: holds back output of one connection until its records are on disk.
 
 The answer to a durable declaration waits until its record is on disk. So does a message that a
 consumer was given in advance, because a command examined its queue (`Dispatcher.look`), although

@@ -74,7 +74,7 @@ class Death:
         self.exchange = exchange
         """Exchange the message was published to before the first of these deaths."""
         self.keys = keys
-        """Its routing keys then, those of BCC left out."""
+        """Routing keys under which the message was published then, without those of BCC."""
         self.first_ms = first_ms
         """Wall time of the first of these deaths, milliseconds since 1970."""
         self.last_ms = last_ms
@@ -127,7 +127,7 @@ class Annotations:
         """Time before which the message is not ready, chosen by its publisher; engine time, ms; 0:
         ready at once."""
         self.ttl_ms = ttl_ms
-        """The message's own TTL, milliseconds; -1: none. Gone after the first death [DL-11]."""
+        """Time to live of the message itself, ms; -1: none. Removed at the first death [DL-11]."""
         self.more_keys = more_keys
         """Routing keys besides the route's own: CC then BCC, as published [DL-10]."""
         self.bcc = bcc
@@ -144,9 +144,10 @@ class Annotations:
         self.first_death = first_death
         self.last_death = last_death
         self.failed = failed
-        """Failed deliveries in the queues it died in [DL-5]; its slice counts the present queue."""
+        """Count of failed deliveries in the queues it died in [DL-5]; its slice counts the present
+        queue."""
         self.acquired = acquired
-        """Deliveries in the queues it died in."""
+        """Count of deliveries in the queues it died in."""
         self.form = form
         """Form in which the history is stored [DL-19]; 0 while there is no history."""
         self.notes = notes

@@ -971,7 +971,7 @@ class Broker:
         self.settlement.settle(session, first, last, outcome, notes, due_ms)
 
     def requeue(self, session: Session, tag: int, delay_ms: int) -> None:
-        """One delivery goes to the tail of its queue, now or in `delay_ms` [NQ-12].
+        """Requeue one delivery at the tail of its queue, now or in `delay_ms` [NQ-12].
 
         Raises:
             PreconditionFailed: the tag is unknown or settled.
@@ -981,8 +981,8 @@ class Broker:
         self.settlement.requeue(queue, piece, session.id, delay_ms)
 
     def touch(self, session: Session, tag: int, most_ms: int) -> None:
-        """The time a consumer has for one delivery begins anew; it ends `most_ms` after the
-        delivery at the latest [NQ-13].
+        """Restart the time-out of one delivery; it ends `most_ms` after the delivery at the latest
+        [NQ-13].
 
         Raises:
             PreconditionFailed: the tag is unknown or settled.

@@ -47,7 +47,7 @@ DELETE_EXCHANGE: Final = "delete_exchange"
 QUEUE: Final = "queue"
 DELETE_QUEUE: Final = "delete_queue"
 PAUSE_QUEUE: Final = "pause_queue"
-"""One of a queue's deliveries rest or go on: {"op", "vhost", "id", "name", "paused"}."""
+"""Operation that stops or resumes a queue's deliveries: {"op", "vhost", "id", "name", "paused"}."""
 BINDING: Final = "binding"
 UNBIND: Final = "unbind"
 POLICY: Final = "policy"
@@ -58,7 +58,8 @@ POLICY_OPS: Final = (POLICY, DELETE_POLICY, OPERATOR_POLICY, DELETE_OPERATOR_POL
 
 
 def to_json(value: object) -> object:
-    """A table value as JSON can hold it. Raises TypeError for a type no table holds."""
+    """Convert a table value to one that JSON can express. Raises TypeError for a type that no table
+    holds."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):
@@ -111,12 +112,13 @@ def _untagged(tag: str, held: object) -> object:
 
 
 def canonical(value: object) -> str:
-    """One text per value, types told apart and table order ignored: fit as a key."""
+    """Return one text per value, with types distinguished and table order ignored, for use as a
+    key."""
     return json.dumps(to_json(value), sort_keys=True, separators=(",", ":"))
 
 
 def encode(definition: dict[str, object]) -> bytes:
-    """A definition as the blob of its record."""
+    """Encode a definition as the blob of its record."""
     return json.dumps(definition, separators=(",", ":")).encode("ascii")
 
 
@@ -166,13 +168,13 @@ def table_of(definition: dict[str, object], field: str) -> dict[str, object]:
 
 
 def words_of(definition: dict[str, object], field: str) -> str:
-    """A field that must be text; empty when it is missing. Raises ValueError."""
+    """Return a field that must be text; empty when it is missing. Raises ValueError."""
     return text_of(definition, field) if field in definition else ""
 
 
 def vhost_definition(vhost: str, default_queue_type: str = "") -> bytes:
-    """Written by whoever makes the virtual host, before anything in it, and again when its default
-    changes."""
+    """Return the definition of a virtual host. It is written before everything in the virtual host,
+    and again when the default queue type changes."""
     definition: dict[str, object] = {"op": VHOST, "vhost": vhost}
     if default_queue_type:
         definition["default_queue_type"] = default_queue_type
@@ -180,7 +182,8 @@ def vhost_definition(vhost: str, default_queue_type: str = "") -> bytes:
 
 
 def vhost_deletion(vhost: str) -> bytes:
-    """Written by whoever deletes the virtual host, after everything in it is gone."""
+    """Return the definition of a virtual host's deletion. It is written after everything in it is
+    gone."""
     return encode({"op": DELETE_VHOST, "vhost": vhost})
 
 

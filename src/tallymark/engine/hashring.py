@@ -73,8 +73,8 @@ class HashRing(Generic[T]):
         self._stale = False
 
     def add(self, name: str, weight: int, value: T) -> None:
-        """Put a value (weight > 0) on the ring. Weights under one name add up; its keys go to the
-        value that came first."""
+        """Put a value (weight > 0) on the ring. Weights under one name add up; the name's keys
+        belong to its first value."""
         member = self.members.get(name)
         if member is None:
             member = Member(name)

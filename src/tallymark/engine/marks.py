@@ -1,4 +1,5 @@
-"""A queue's mark: sequences below it may have been delivered, as far as the disk is told.
+"""High-water marks of queues: sequences below a queue's mark may have been delivered, as recorded
+on disk.
 
 No message is delivered before that, so that after a crash every message that a consumer may have
 seen has the redelivered flag. Messages between the last delivery and the mark are flagged, too,
@@ -23,20 +24,20 @@ from tallymark.engine.records import Record
 from tallymark.engine.settings import UNLIMITED
 
 LARGEST_RESERVE: Final = 8192
-"""Sequences that a mark may be ahead of what asks for it."""
+"""Maximum distance between a mark and the sequence that requests it."""
 SMALLEST_RESERVE: Final = 32
-"""The same at least, where credit has room for it."""
+"""Minimum distance between a mark and the sequence that requests it, if credit allows it."""
 NO_CREDIT: Final = -1
 SMALLEST_RETURN: Final = 8
-"""Credit that is expected back, at least, where any came back lately: one mark for four messages
-that leave one by one."""
+"""Minimum of the credit that is expected to return where any returned lately: one mark for four
+messages that leave one by one."""
 REST_MS: Final = 250
-"""Engine time without a delivery after which a mark is set back."""
+"""Time without a delivery after which a mark is lowered; engine time, ms."""
 
 
 @final
 class MarkWait:
-    """A queue whose mark is on its way to the disk."""
+    """A queue whose mark is being written to disk."""
 
     __slots__ = ("budget", "comings", "mark", "queue", "reached")
 
@@ -46,33 +47,33 @@ class MarkWait:
         self.reached = reached
         """Sequence up to which messages had been delivered when the mark was emitted."""
         self.budget = queue.budget
-        """The queue's budget when the mark before this one was asked for."""
+        """Budget of the queue when the mark before this one was emitted."""
         self.comings = queue.comings
 
 
 @final
 class Marks:
-    """Sets the marks of all queues, and collects those that wait for the disk."""
+    """Sets the marks of all queues, and collects those that are being written to disk."""
 
     __slots__ = ("_clock", "_look_ms", "_loose", "_records", "turns", "waits")
 
     def __init__(self, clock: Clock, out: list[Record]) -> None:
-        """out: where records go."""
+        """out: list to which records are appended."""
         self._clock = clock
         self._records = out
         self._loose: list[Queue] = []
-        """Queues whose mark may be ahead of what was delivered."""
+        """Queues whose mark may be ahead of the last delivery."""
         self._look_ms = 0
-        """Engine time at which these are looked at again."""
+        """Time at which these queues are examined next, engine time, ms."""
         self.turns = 0
         self.waits: list[MarkWait] = []
-        """Marks asked for in this turn."""
+        """Marks emitted in this turn."""
 
     def cover(self, queue: Queue, upto: int, first: int = NO_CREDIT) -> bool:
         """Ask the journal to mark sequences below `upto` as possibly delivered.
 
-        Returns whether the disk is already known to say so. first: the sequence from which on the
-        credit of the queue's consumers bounds how many messages leave; NO_CREDIT: none does.
+        Returns whether that is on disk already. first: the sequence from which on the credit of the
+        queue's consumers bounds how many messages leave; NO_CREDIT: nothing bounds them.
         """
         if upto > queue.reached:
             if queue.turn != self.turns:
@@ -88,8 +89,8 @@ class Marks:
         return False
 
     def _renew(self, queue: Queue, upto: int, first: int) -> None:
-        """Set the mark as far ahead of `upto` as pace and credit have it. Where credit does not let
-        it move, it is not asked for again in this turn. O(consumers)."""
+        """Set the mark as far ahead of `upto` as pace and credit allow. If credit prevents that, it
+        is not tried again in this turn. O(consumers)."""
         if queue.is_capped and queue.asked == self.turns and upto <= queue.mark:
             return
         queue.asked = self.turns
@@ -115,12 +116,12 @@ class Marks:
         queue.budget = budget
 
     def covered(self, wait: MarkWait) -> None:
-        """The disk says that sequences below `wait.mark` may have been delivered.
+        """Note that the mark of `wait` is on disk, and set how far ahead the next one is.
 
-        The next mark is set ahead by what the last turn delivered that delivered anything, and by
-        twice what was delivered meanwhile, since it is renewed at half way; and twice as far as the
-        last one where delivery had to wait for it. Credit is expected to come back as it did
-        meanwhile.
+        The next mark is ahead by the count of the last turn that delivered anything, plus twice the
+        count delivered while this mark was written, since a mark is renewed at half way. It is
+        twice as far ahead as the last one if a delivery had to wait for it. Credit is expected to
+        return at the rate at which it returned meanwhile.
         """
         queue = wait.queue
         queue.mark_durable = max(queue.mark_durable, wait.mark)
@@ -140,15 +141,15 @@ class Marks:
                 queue.returns = LARGEST_RESERVE
 
     def tighten(self, queue: Queue) -> None:
-        """Nothing was delivered for a while: set the mark back to what was. Nothing above it is
-        delivered from now on before a new mark is on disk."""
+        """Lower the mark to the last delivery, when nothing was delivered for a while. Nothing
+        above it is delivered before a new mark is on disk."""
         if queue.stored and queue.reached < queue.mark == queue.mark_durable:
             queue.mark = queue.mark_durable = queue.renew_at = queue.reached
             queue.reserve = queue.returns = 0
             self._records.append(Record(records.MARK, queue.id, queue.mark, 0, self._clock.now_ms))
 
     def look_around(self) -> None:
-        """Set back the marks of queues whose delivery rests, with a block that is written anyway.
+        """Lower the marks of queues without deliveries, with a block that is written anyway.
 
         A queue whose consumers took all there is keeps its mark: what enters next need not wait.
         O(1) in most turns; every REST_MS, O(queues that had a mark set ahead).

@@ -11,13 +11,13 @@ from tallymark.engine.errors import AccessRefused, InvalidCommand
 
 
 def cleaned(name: str) -> str:
-    """A name as it is kept: line breaks are taken out."""
+    """Return a name as it is stored: without line breaks."""
     return name.replace("\r", "").replace("\n", "")
 
 
 def check_new_name(kind: str, name: str) -> None:
-    """Raises AccessRefused for a name that only the broker gives, InvalidCommand for one that
-    readers of AMQP 0-9-1 cannot be told: deliveries say where they were published."""
+    """Check a new name. Raises AccessRefused for a name reserved for the broker, InvalidCommand for
+    one that cannot be sent to readers of AMQP 0-9-1, whose deliveries contain it."""
     if name.startswith("amq."):
         raise AccessRefused(f"{kind} name '{name}' contains reserved prefix 'amq.*'")
     if not is_routing_key(name):
@@ -25,7 +25,7 @@ def check_new_name(kind: str, name: str) -> None:
 
 
 def free_name(id: int, seed: bytes, taken: Container[str]) -> str:
-    """A queue name that is not taken; the id makes it unique, the seed unguessable."""
+    """Return a free queue name. The id makes it unique, the seed unguessable."""
     salt = 0
     while True:
         digest = hashlib.blake2b(b"%d.%d" % (id, salt), key=seed[:64], digest_size=16)

@@ -216,7 +216,7 @@ class Queue(Timed):
         """Count of messages handed out and settled in a transaction that has not ended [TX-4]."""
         self.staged_bytes = 0
         self.deferrals: list[tuple[int, int, bool, Slice]] = []
-        """Heap of deferred slices: (due time in wall ms, a number that orders equal times, True if
+        """Heap of deferred slices: (due time, engine ms, a number that orders equal times, True if
         the slice goes to the tail, the slice)."""
         self.deferrals_made = 0
         self.deferred = 0
@@ -426,8 +426,8 @@ class Queue(Timed):
         return first
 
     def defer(self, piece: Slice, due_ms: int, to_tail: bool) -> None:
-        """Defer messages until `due_ms` (wall ms). They are no longer ready or acquired; when due,
-        they become ready at their old place or at the tail."""
+        """Defer messages until `due_ms` (engine time). They are no longer ready or acquired; when
+        due, they become ready at their old place or at the tail."""
         self.deferrals_made += 1
         heapq.heappush(self.deferrals, (due_ms, self.deferrals_made, to_tail, piece))
         self.deferred += len(piece)

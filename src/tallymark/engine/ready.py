@@ -153,7 +153,7 @@ class Ready:
         return found
 
     def since(self, time_ms: int) -> int:
-        """Return the place of a stream's first message that entered at `time_ms` or later (wall
+        """Return the place of a stream's first message that entered at `time_ms` or later (engine
         time); the place behind the last message if there is none."""
         fresh = self.fresh
         low, high = 0, len(fresh)

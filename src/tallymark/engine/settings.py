@@ -15,7 +15,7 @@ from tallymark.engine.arguments import STREAM, age_ms, is_routing_key
 from tallymark.engine.slow_rules import rule_of_definition
 
 DEFAULT_HOPS: Final = 32
-"""Hop limit where it is switched on without a number."""
+"""Hop limit if it is switched on without a number."""
 
 OFF: Final = -1
 """Value of a time, length or limit that is not set."""
@@ -108,7 +108,8 @@ class Settings:
         self.at_least_once = strategy == AT_LEAST_ONCE and exchange is not None
         """True if a letter that no target takes is kept pending [DL-22]."""
         self.hop_limit = _hops(arguments, policy)
-        """Hops a message may have left when it first dies here; OFF: cycles are cut by DL-15."""
+        """Count of hops that a message has left when it first dies here; OFF: DL-15 alone stops
+        cycles."""
         self.delivery_limit = _smaller(arguments, policy, "delivery-limit")
         """Failed deliveries a message survives [DL-5]."""
         counts = _text(arguments, arguments, policy, "delivery-limit-counts")

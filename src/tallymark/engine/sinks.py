@@ -181,7 +181,7 @@ class Sinks:
     # -- staging
 
     def stage(self, vhost: str, sink: str, parts: list[StagedPart], expires_ms: int) -> Staging:
-        """Keep messages for a commit. The caller answers when the disk has them.
+        """Store messages for a commit. The caller answers when they are on disk.
 
         expires_ms: how long they wait for one.
 
@@ -258,9 +258,9 @@ class Sinks:
     def commit(
         self, vhost: str, name: str, identity: str, batch: int, ids: list[int], forget_ms: int = 0
     ) -> Committed:
-        """Publish what is staged under these ids, in this order, and remember the batch; other
-        stagings of the sink end. The batch of the last commit is not published again, and what is
-        staged under these ids ends. The caller answers when the disk has it.
+        """Publish the stagings with these ids, in this order, and record the batch; all other
+        stagings of the sink end. If the batch is that of the last commit, nothing is published, and
+        the stagings with these ids end. The caller answers when the records are on disk.
 
         forget_ms: after that time the sink is forgotten, for writers that come once; 0: never.
 

@@ -57,7 +57,7 @@ class Subscription:
 
     def __init__(self, epoch: int, queue: Queue, name: str) -> None:
         self.epoch = epoch
-        """Also its id in the ledger (the owner of its records); never reused."""
+        """Number of the subscription in the ledger (the owner of its records); never reused."""
         self.queue = queue
         self.name = name
         self.fence = 0
@@ -71,7 +71,7 @@ class Subscription:
         """Outcome by lease sequence, at or above the floor; not there: accepted."""
 
     def check_fence(self, fence: int) -> None:
-        """Raises Fenced unless this is the latest attach."""
+        """Check that the fence is that of the latest attach. Raises Fenced."""
         if fence != self.fence:
             raise Fenced(
                 f"subscription '{self.name}' was attached again: fence {fence} is not the "
@@ -79,7 +79,7 @@ class Subscription:
             )
 
     def check_epoch(self, epoch: int) -> None:
-        """Raises Fenced when the offset belongs to another incarnation."""
+        """Check that the offset belongs to this incarnation. Raises Fenced."""
         if epoch != self.epoch:
             raise Fenced(
                 f"epoch {epoch} is not this subscription's ({self.epoch}): "
@@ -87,7 +87,7 @@ class Subscription:
             )
 
     def check_position(self, position: int, what: str) -> None:
-        """Raises PreconditionFailed for a position never leased."""
+        """Check that the position was leased. Raises PreconditionFailed."""
         if position < 0 or position > self.next:
             raise PreconditionFailed(
                 f"{what} {position} of subscription '{self.name}' was never leased: "
@@ -127,7 +127,7 @@ class Subscription:
         return found
 
     def judge(self, first: int, count: int, outcome: int) -> None:
-        """Say what is to become of leased messages: what is said last counts."""
+        """Set the outcome of leased messages for their settlement; the last one set counts."""
         verdicts = self.verdicts
         for sequence in range(first, first + count):
             if outcome == ACCEPTED:
@@ -160,7 +160,7 @@ class Subscription:
         return done
 
     def _add_judged(self, into: list[tuple[int, Slice]], first: int, piece: Slice) -> None:
-        """A slice whose lease sequences begin with `first`, cut by what was said of them."""
+        """Add a slice whose lease sequences begin with `first`, split by outcomes."""
         verdicts = self.verdicts
         count = len(piece)
         at = 0
@@ -181,7 +181,7 @@ class Subscription:
         return lost
 
     def release(self) -> list[Slice]:
-        """Give every leased message up; the caller puts them back into the queue."""
+        """Remove all leased messages and return them; the caller returns them to the queue."""
         pieces = [lease.slice for lease in self.leases]
         self.leases.clear()
         self.leased_bytes = 0

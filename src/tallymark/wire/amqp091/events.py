@@ -92,8 +92,8 @@ class PublishReceived(Event):
         """array('I'): message i is raw[cuts[i]:cuts[i + 1]]."""
         self.starts = starts
         self.methods = methods
-        """methods[k] is the whole method frame of messages starts[k]..starts[k + 1] - 1. Equal
-        frames are mostly the same object, so that a dict finds them without hashing again."""
+        """Method frames: methods[k] is the whole frame of messages starts[k]..starts[k + 1] - 1.
+        Equal frames are mostly the same object, so that a dict finds them without hashing again."""
         self.facts = facts
         """Facts about all messages: kernel.PERSISTENT | kernel.SPECIAL."""
         self.properties = properties
@@ -145,7 +145,7 @@ class ProtocolFailure(Event):
 
 @final
 class PeerClosed(Event):
-    """The last event, once: write what is left in `out`, close the transport."""
+    """End of the connection, the last event, once: write the rest of `out`, close the transport."""
 
     __slots__ = ("clean", "reason")
 

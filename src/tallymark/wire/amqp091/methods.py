@@ -20,7 +20,7 @@ class Method:
 @final
 @dataclass(frozen=True)
 class ConnectionStart(Method):
-    """The server's offer: its version, what it is, mechanisms and locales (space-separated)."""
+    """Offer of the server: its version, properties, mechanisms and locales (space-separated)."""
 
     version_major: int = 0
     version_minor: int = 0
@@ -273,7 +273,7 @@ class ExchangeUnbind(Method):
 @final
 @dataclass(frozen=True)
 class ExchangeUnbindOk(Method):
-    """Its method id is 51, not 41 [rabbitmq exchange.unbind]."""
+    """Unbinding of an exchange; its method id is 51, not 41 [rabbitmq exchange.unbind]."""
 
 
 @final

@@ -9,7 +9,7 @@ from tallymark.wire.amqp091.methods import Method
 
 SECRET: Final = frozenset(("response", "challenge", "new_secret"))
 SHOWN_MAX: Final = 200
-"""Characters of one value."""
+"""Maximum number of characters of one value."""
 
 
 def line(sent: bool, channel: int, method: Method, content: int = -1) -> str:

@@ -71,7 +71,8 @@ class ConnectionFailed(Event):
 
 @final
 class Ended(Event):
-    """The last event, once: write what is left in `out`, close the transport."""
+    """End of the connection, the last event, once: write the rest of the output, close the
+    transport."""
 
     __slots__ = ("clean", "reason")
 

@@ -1,5 +1,5 @@
-"""The end of a link that receives, on whichever side of the connection: the credit it gives, its
-deliveries, and their settlement [FC-2, FC-4, FC-5, FC-10 to FC-13]."""
+"""Receiver link: the receiving end, on either side of the connection, with its credit, its
+deliveries and their settlement [FC-2, FC-4, FC-5, FC-10 to FC-13]."""
 
 from __future__ import annotations
 

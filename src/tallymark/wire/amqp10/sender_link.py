@@ -1,4 +1,4 @@
-"""The end of a link that sends, on whichever side of the connection: its credit [FC-3, FC-5]."""
+"""Sender link: the sending end, on either side of the connection, with its credit [FC-3, FC-5]."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Int(int):
 
 @_python_class
 class Float(float):
-    """IEEE 754 binary32. Holds what it is given; written, it is rounded to 32 bits."""
+    """IEEE 754 binary32. The value is stored as given, and rounded to 32 bits when written."""
 
     __slots__ = ()
 
@@ -215,8 +215,8 @@ class Described:
 
 @final
 class Decimal:
-    """A decimal floating point number as it came: format code 0x74, 0x84 or 0x94 and its 4, 8 or
-    16 bytes."""
+    """A decimal floating point number in encoded form: format code 0x74, 0x84 or 0x94 and its 4, 8
+    or 16 bytes."""
 
     __slots__ = ("code", "raw")
 

@@ -168,7 +168,7 @@ class ProtocolFailure(Event):
 
 @final
 class PeerClosed(Event):
-    """The last event, once: write what is left in `out`, close the transport."""
+    """End of the connection, the last event, once: write the rest of `out`, close the transport."""
 
     __slots__ = ("clean", "reason")
 
