@@ -31,8 +31,8 @@ from tallymark.engine.session import (
 from tallymark.engine.settlement import Settlement
 
 ENTRIES_A_MS: Final = 1000
-"""Entries of a session for which its deadlines are checked at intervals of one millisecond more. A
-session with a hundred thousand entries thus costs little, and is 100 ms late at most [NQ-D1]."""
+"""In-flight entries of a session for each millisecond between two searches of it. A session with a
+hundred thousand entries thus costs little, and is 100 ms late at most [NQ-D1]."""
 
 
 @final

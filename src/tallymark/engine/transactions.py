@@ -321,7 +321,7 @@ class Transactions:
         self.untold.clear()
 
     def press(self) -> None:
-        """Move bytes of open transactions out of memory when memory is short."""
+        """Close and seal all open runs when memory is short, so that their bytes can leave it."""
         for transaction in self._gathering.values():
             for run in transaction.close_runs():
                 self._seal(transaction, run)

@@ -40,7 +40,7 @@ CLOSING_TIMEOUT_MS: Final = 30_000
 DEAF_TIMEOUT_MS: Final = 3_000
 """Time-out where the answer could not be recognized, or is unlikely, ms."""
 IDLE_TIME_OUT_MIN_MS: Final = 100
-"""Smallest idle-time-out of a peer that is respected, ms. A lower one is taken for a mistake."""
+"""Smallest idle-time-out accepted from a peer, ms. A lower one ends the connection."""
 
 
 class Lifecycle:
