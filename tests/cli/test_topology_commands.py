@@ -125,3 +125,23 @@ def test_what_makes_no_sense_is_told_in_a_line(broker: BrokerProcess) -> None:
     assert "404" in refused(broker, "queue", "create", "q", "--vhost", "none")
     assert "404" in refused(broker, "queue", "purge", "none")
     assert "nosuch" in refused(broker, "exchange", "create", "e", "--type", "nosuch")
+
+
+def test_limits(broker: BrokerProcess) -> None:
+    assert run(broker, "limits", "list").stdout == "no limits\n"
+    said = run(broker, "limits", "set", "vhost", "a b", "max-publish-rate", "1000").stdout
+    assert said == "max-publish-rate of vhost 'a b' is 1000\n"
+    run(broker, "limits", "set", "user", "guest", "max-channels", "5")
+    assert json.loads(run(broker, "limits", "list", "--json").stdout) == [
+        {"of": "user", "name": "guest", "limit": "max-channels", "value": 5},
+        {"of": "vhost", "name": "a b", "limit": "max-publish-rate", "value": 1000},
+    ]
+    for kind, name, limit in (("user", "guest", "max-channels"),
+                              ("vhost", "a b", "max-publish-rate")):  # fmt: skip
+        assert "is gone" in run(broker, "limits", "clear", kind, name, limit).stdout
+    assert "'queue', expected user or vhost" in refused(
+        broker, "limits", "set", "queue", "q", "max-queues", "1", code=2
+    )
+    assert "expected max-connections or max-channels or max-publish-rate" in refused(
+        broker, "limits", "set", "user", "guest", "nonsense", "1"
+    )

@@ -13,7 +13,9 @@ from pika.exceptions import AMQPError, ChannelClosedByBroker, ConnectionClosedBy
 
 from tallymark.wire.amqp10.events import CloseReceived, SessionEnded
 from tallymark.wire.nsq import commands
+from tallymark.wire.nsq.frames import RESPONSE
 from tests.server.faces import nsq_http
+from tests.server.lines import until_closed
 from tests.server.management import FULL, call, connect, done, get, refused
 from tests.server.nsqd import Client as NsqClient
 from tests.support.amqp10_socket import Client
@@ -73,10 +75,8 @@ def over_10(broker: BrokerProcess, stack: ExitStack) -> None:
 def over_nsq(broker: BrokerProcess, stack: ExitStack) -> None:
     client = stack.enter_context(NsqClient(broker.nsq_port))
     client.send(commands.auth(b"ann:ann"))
-    client.next()
-    client.send(commands.sub("t", "c"))
-    _, data = client.next()
-    if data != b"OK":
+    kind, data = client.next()
+    if kind != RESPONSE:
         raise Refused(data.decode())
 
 
@@ -120,6 +120,40 @@ def test_the_reply_code_is_rabbitmqs(broker: BrokerProcess) -> None:
     with pytest.raises(AMQPError, match="530") as error:
         connect(broker, "ann")
     assert "NOT_ALLOWED" in str(error.value)
+
+
+def test_an_nsq_client_counts_from_its_auth(broker: BrokerProcess) -> None:
+    """Those that only published counted nowhere: only SUB opened anything."""
+    done(broker, "PUT", "user-limits/ann/max-connections", {"value": 1})
+    with ExitStack() as stack:
+        over_nsq(broker, stack)
+        with pytest.raises(AMQPError, match="530"):
+            connect(broker, "ann")
+        client = stack.enter_context(NsqClient(broker.nsq_port))
+        error = client.error(commands.auth(b"ann:ann"))
+        assert error.startswith("E_AUTH_FAILED AUTH failed connection refused for user 'ann'")
+    until(lambda: get(broker, "connections") == [], what="all connections gone")
+    connect(broker, "ann").close()
+
+
+def test_an_nsq_client_that_acts_as_a_user_counts_from_its_first_command(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", nsq_user="ann") as broker:
+        done(broker, "PUT", "users/ann", {"password": "ann", "tags": ""})
+        done(broker, "PUT", "permissions/%2F/ann", FULL)
+        done(broker, "PUT", "user-limits/ann/max-connections", {"value": 1})
+        for first in (commands.identify(b"{}"), commands.pub("t", b"x"), commands.sub("t", "c")):
+            address = ("127.0.0.1", broker.nsq_port)
+            with (
+                socket.create_connection(address, timeout=PATIENCE_S) as one,
+                socket.create_connection(address, timeout=PATIENCE_S) as other,
+            ):
+                one.sendall(commands.MAGIC + first)
+                assert b"failed" not in one.recv(65536)
+                other.sendall(commands.MAGIC + first)
+                verb = first.split()[0].decode()
+                said = until_closed(other).decode("latin-1")
+                assert f"E_{verb}_FAILED {verb} failed connection refused for user 'ann'" in said
+            until(lambda: get(broker, "connections") == [], what="all connections gone")
 
 
 # -- channels

@@ -58,6 +58,12 @@ class Bridge:
         """Name of the user whose permissions apply; empty: none, or not known yet."""
         return ""
 
+    @property
+    def publishes_as(self) -> tuple[str, str] | None:
+        """Virtual host and user that its publishes count for; None: it is not known yet."""
+        connection = self.connection
+        return None if connection is None else (connection.vhost, connection.user)
+
     def rights_changed(self, permissions: Permissions) -> None:
         """Apply changed permissions of the user. Earlier permissions no longer count, and
         activities that would be refused now end."""

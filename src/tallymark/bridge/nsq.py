@@ -48,6 +48,7 @@ from tallymark.wire.nsq.errors import (
     WireError,
     auth_failed,
     publish_failed,
+    refused,
     settle_failed,
     sub_failed,
     too_many_consumers,
@@ -108,6 +109,7 @@ class Nsq(Bridge):
     __slots__ = (
         "_answers",
         "_auth",
+        "_engine",
         "_gate",
         "_held",
         "_in_flight",
@@ -153,6 +155,9 @@ class Nsq(Bridge):
         self.requeue_count = 0
         self.published: dict[str, int] = {}
         """Count of messages published by the client, by topic."""
+        self._engine: EngineConnection | None = None
+        """Engine's connection, from the moment the client is bound to a user: it counts among that
+        user's and the virtual host's from then on; of nobody's client from SUB."""
         self.access: Access | None = None
         """Permissions of the user the client acts as; None: nothing is checked."""
         self.pending_auth: bytes | None = None
@@ -181,7 +186,7 @@ class Nsq(Bridge):
 
     @property
     def connection(self) -> EngineConnection | None:
-        return None if self.consumer is None else self.consumer.session.connection
+        return self._engine
 
     @property
     def identify(self) -> Identify:
@@ -230,6 +235,7 @@ class Nsq(Bridge):
 
     def let_go(self) -> None:
         self.consumer = None
+        self._engine = None
         self._in_flight = None
         self._answers.let_go()
         self._gate.let_go()
@@ -283,6 +289,10 @@ class Nsq(Bridge):
     def user(self) -> str:
         return "" if self.access is None else self.access.user
 
+    @property
+    def publishes_as(self) -> tuple[str, str] | None:
+        return self.settings.topics.vhost, self.user
+
     def act_as(self, permissions: Permissions) -> None:
         """Act with this user's permissions from now on."""
         access = Access(
@@ -317,6 +327,9 @@ class Nsq(Bridge):
         self.pending_auth = None
         is_first = self._auth is None
         self._auth = state
+        if is_first and not self._enter("AUTH"):
+            self._handle_events()
+            return
         if is_first:
             if not state.permission_count:
                 self.wire.refuse()
@@ -429,7 +442,28 @@ class Nsq(Bridge):
         in the loop that the attribute keeps its value."""
         return self._held is not None
 
+    def _enter(self, verb: str) -> bool:
+        """Open the engine's connection once the client acts as a user. Return False when it is one
+        too many and was refused."""
+        if self._engine is not None or self.access is None or self._over:
+            return True
+        try:
+            connection = self.broker.open_connection(
+                self.settings.topics.vhost, self.user, self.peer
+            )
+        except BrokerError as error:
+            self.reason = self.reason or str(error)
+            self._fail(refused(verb, str(error)))
+            return False
+        connection.handle = self
+        self._engine = connection
+        return True
+
     def _handle(self, event: Event) -> None:
+        if self._engine is None and self.access is not None:
+            verb = verb_of(event)
+            if verb and not self._enter(verb):
+                return
         if isinstance(event, PublishReceived):
             self._publish(event)
         elif isinstance(event, FinReceived):
@@ -510,20 +544,23 @@ class Nsq(Bridge):
             self._fail(too_many_consumers(event.topic, event.channel, most))
             return
         broker = self.broker
-        try:
-            connection = broker.open_connection(topics.vhost, self.user, self.peer)
-        except BrokerError as error:
-            self._fail(sub_failed(str(error)))
-            return
-        connection.handle = self
+        connection = self._engine
+        if connection is None:
+            try:
+                connection = broker.open_connection(topics.vhost, "", self.peer)
+            except BrokerError as error:
+                self._fail(sub_failed(str(error)))
+                return
+            connection.handle = self
+            self._engine = connection
         connection.gated = True
         connection.holds_output = True
         try:
             session = broker.open_session(connection)
             consumer = broker.consume(session, queue, self.peer, False, False, 0, {})
-        except BrokerError as refused:  # an AMQP client consumes from it exclusively
+        except BrokerError as refusal:  # an AMQP client consumes from it exclusively
             broker.close_connection(connection, False)
-            self._fail(sub_failed(str(refused)))
+            self._fail(sub_failed(str(refusal)))
             return
         consumer.limit = 0
         consumer.timeout_ms = self.wire.identify.msg_timeout_ms
@@ -608,6 +645,15 @@ class Nsq(Bridge):
         connection = self.connection
         if connection is not None:
             self.broker.close_connection(connection, lost)
+
+
+def verb_of(event: Event) -> str:
+    """Return the command that binds a client to the user it acts as; empty: it is none of them."""
+    if isinstance(event, IdentifyReceived):
+        return "IDENTIFY"
+    if isinstance(event, PublishReceived):
+        return event.verb
+    return "SUB" if isinstance(event, SubReceived) else ""
 
 
 def _frames(payload: Payload, lo: int, hi: int, attempts: int, ahead_ms: int) -> bytes:

@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "exchange": ("topology", "Exchanges of a running broker."),
     "config": ("config", "The configuration of a broker."),
     "policy": ("policy", "Settings for queues and exchanges by pattern of their names."),
+    "limits": ("limits", "Limits of users and virtual hosts."),
     "quarantine": ("quarantine", "Messages whose bytes cannot be read."),
     "definitions": ("definitions", "Export and import users, policies and topology."),
     "feature": ("feature", "Feature flags: which newer stored forms are written."),
@@ -35,7 +36,17 @@ GROUPS: Final = {
     "queue": "queue",
     "exchange": "exchange",
     **dict.fromkeys(
-        ("config", "policy", "quarantine", "definitions", "feature", "user", "journal", "pipeline"),
+        (
+            "config",
+            "policy",
+            "limits",
+            "quarantine",
+            "definitions",
+            "feature",
+            "user",
+            "journal",
+            "pipeline",
+        ),
         "app",
     ),
 }

@@ -48,8 +48,8 @@ class ResourceExhausted(BrokerError):
 
 
 class HeldBack(BrokerError):
-    """Publishers to a queue wait for its slow consumer [SC-D7]. The command may be repeated
-    later."""
+    """Publishers wait, for a queue's slow consumer [SC-D7] or for their rate. The command may be
+    repeated later."""
 
 
 class TooSlow(BrokerError):

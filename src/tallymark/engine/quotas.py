@@ -1,5 +1,5 @@
 """Quotas: maximum numbers of connections, sessions and queues, per virtual host and per user
-[rabbitmq limits]. A lowered limit closes nothing that is open.
+[rabbitmq limits], and rates at which they may publish. A lowered limit closes nothing that is open.
 
 Counted is what a user opened: the broker's own connections, and NSQ's of nobody, have no user.
 """
@@ -9,12 +9,19 @@ from __future__ import annotations
 from typing import Final, final
 
 from tallymark.engine.errors import NotAllowed, PreconditionFailed
+from tallymark.engine.rates import Bucket
 
 MAX_CONNECTIONS: Final = "max-connections"
 MAX_QUEUES: Final = "max-queues"
 MAX_CHANNELS: Final = "max-channels"
-OF_VHOSTS: Final = (MAX_CONNECTIONS, MAX_QUEUES)
-OF_USERS: Final = (MAX_CONNECTIONS, MAX_CHANNELS)
+MAX_PUBLISH_RATE: Final = "max-publish-rate"
+"""Messages a second; ours, beside RabbitMQ's names."""
+OF_VHOSTS: Final = (MAX_CONNECTIONS, MAX_QUEUES, MAX_PUBLISH_RATE)
+OF_USERS: Final = (MAX_CONNECTIONS, MAX_CHANNELS, MAX_PUBLISH_RATE)
+
+NEVER_MS: Final = 3_600_000
+"""Rest of a publisher whose rate is 0; the limit is looked at again when it changes, or after
+that."""
 
 Limits = dict[str, dict[str, int]]
 """Limits by virtual host or user, then by name; a negative number means no limit."""
@@ -24,14 +31,45 @@ Limits = dict[str, dict[str, int]]
 class Quotas:
     """The quotas of one broker."""
 
-    __slots__ = ("_of_user", "_of_vhost", "_sessions", "users", "vhosts")
+    __slots__ = (
+        "_buckets_of_users", "_buckets_of_vhosts", "_of_user", "_of_vhost", "_sessions",
+        "has_rates", "users", "vhosts",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.vhosts: Limits = {}
         self.users: Limits = {}
+        self.has_rates = False
+        """True while any user or virtual host has a publish rate: publishes are to be counted."""
+        self._buckets_of_vhosts: dict[str, Bucket] = {}
+        self._buckets_of_users: dict[str, Bucket] = {}
         self._of_vhost: dict[str, int] = {}
         self._of_user: dict[str, int] = {}
         self._sessions: dict[str, int] = {}
+
+    def limit(self, vhosts: Limits, users: Limits) -> None:
+        """Replace all limits."""
+        self.vhosts = vhosts
+        self.users = users
+        for limits, buckets in (
+            (vhosts, self._buckets_of_vhosts), (users, self._buckets_of_users),
+        ):  # fmt: skip
+            for name in list(buckets):
+                if _limit(limits, name, MAX_PUBLISH_RATE) < 0:
+                    del buckets[name]
+        self.has_rates = any(
+            found.get(MAX_PUBLISH_RATE, -1) >= 0
+            for limits in (vhosts, users)
+            for found in limits.values()
+        )
+
+    def spend(self, vhost: str, user: str, count: int, now_ms: int) -> int:
+        """Count messages that a user published in a virtual host. Return the engine time from which
+        the publisher may go on: now, or later."""
+        return max(
+            _spend(self.vhosts, self._buckets_of_vhosts, vhost, count, now_ms),
+            _spend(self.users, self._buckets_of_users, user, count, now_ms),
+        )
 
     def enter(self, vhost: str, user: str) -> None:
         """Count a connection. Raises NotAllowed above a limit."""
@@ -92,6 +130,19 @@ class Quotas:
 def _limit(limits: Limits, of: str, name: str) -> int:
     found = limits.get(of)
     return -1 if found is None else found.get(name, -1)
+
+
+def _spend(limits: Limits, buckets: dict[str, Bucket], of: str, count: int, now_ms: int) -> int:
+    rate = _limit(limits, of, MAX_PUBLISH_RATE)
+    if rate < 0:
+        return now_ms
+    bucket = buckets.get(of)
+    if bucket is None:
+        bucket = buckets[of] = Bucket(rate, now_ms)
+    if not rate:
+        return now_ms + NEVER_MS
+    bucket.spend(rate, count, now_ms)
+    return bucket.due(rate, now_ms)
 
 
 def _less(counts: dict[str, int], of: str) -> None:

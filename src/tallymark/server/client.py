@@ -62,6 +62,8 @@ class Client(asyncio.Protocol):
         self.log = log_of(self.category)
         self.resting = False
         """True while the node pauses reading from it."""
+        self.is_paced = False
+        """Whether nothing is read from it because it published more than its rate allows."""
         self.yielding = False
         """True while it is not read because others go first: it sent much in one read."""
         self.is_reading = True
@@ -189,7 +191,11 @@ class Client(asyncio.Protocol):
     def read_or_not(self) -> None:
         """Have the transport read, or not, as it should be now."""
         wanted = self.is_over or not (
-            self.resting or self.yielding or not self.bridge.wants_data or self.is_clogged()
+            self.resting
+            or self.is_paced
+            or self.yielding
+            or not self.bridge.wants_data
+            or self.is_clogged()
         )
         if wanted == self.is_reading or self.transport.is_closing():
             return
@@ -215,13 +221,14 @@ class Client(asyncio.Protocol):
             self.bridge.is_behind
             and not self.is_full
             and not self.yielding
+            and not self.is_paced
             and not self.is_over
             and not self.transport.is_closing()
         ):
             self._node.loop.call_soon(self._catch_up)
 
     def _catch_up(self) -> None:
-        if self.bridge.is_behind and not self.is_full and not self.is_over:
+        if self.bridge.is_behind and not (self.is_full or self.is_paced or self.is_over):
             try:
                 self._node.received(self, b"")
             except Exception as error:  # as in data_received

@@ -204,10 +204,12 @@ class HttpServer:
         bound: Sequence[socket.socket],
         tls_bound: Sequence[socket.socket] = (),
         tls: Tls | None = None,
-    ) -> None:
-        """Listen on sockets that are bound; on `tls_bound` inside TLS."""
+    ) -> list[tuple[str, int]]:
+        """Listen on sockets that are bound, and on `tls_bound` inside TLS; return the addresses of
+        the former."""
         self.addresses = await self._listener.start(bound)
         self.tls_addresses = await self._listener.start(tls_bound, tls)
+        return self.addresses
 
     async def stop(self) -> None:
         """Let requests under way finish, for at most STOP_S, and close."""

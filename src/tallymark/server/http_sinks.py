@@ -114,10 +114,15 @@ class Sinks(Routes):
                 f"batch is {wanted.batch} and forget_ms {wanted.forget_ms}, expected 0 or more, "
                 f"and at most {LONGEST_MS} for the latter",
             )  # fmt: skip
+        user = user_of(request).name
+        await self.node.pacer.turn(vhost, user)
         self._check_access(request, wanted.staging)
+        published = self.node.broker.published
         done = self.node.broker.commit_sink(
             vhost, sink, wanted.identity, wanted.batch, wanted.staging, wanted.forget_ms
         )
+        count = self.node.broker.published - published
+        self.node.pacer.published_over_http(vhost, user, count)
         await self.node.durable()
         return answer(
             {

@@ -33,7 +33,7 @@ def load_limits(folder: Path, quotas: Quotas) -> None:
         return
     except (OSError, msgspec.MsgspecError) as error:
         raise LimitsError(f"{file}: {error}") from error
-    quotas.vhosts, quotas.users = found.vhosts, found.users
+    quotas.limit(found.vhosts, found.users)
 
 
 def save_limits(folder: Path, stored: Stored) -> None:
@@ -51,4 +51,4 @@ def forget_limits(
     )
     if (kept.vhosts, kept.users) != (quotas.vhosts, quotas.users):
         save_limits(folder, kept)
-        quotas.vhosts, quotas.users = kept.vhosts, kept.users
+        quotas.limit(kept.vhosts, kept.users)

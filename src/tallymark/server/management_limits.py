@@ -96,5 +96,6 @@ class LimitRoutes(Routes):
             is_vhosts = limits is quotas.vhosts
             stored = Stored(new if is_vhosts else quotas.vhosts, quotas.users if is_vhosts else new)
             await asyncio.to_thread(save_limits, self.node.config.data_dir, stored)
-            quotas.vhosts, quotas.users = stored.vhosts, stored.users
+            quotas.limit(stored.vhosts, stored.users)
+            self.node.pacer.look_again()
         return web.Response(status=204)

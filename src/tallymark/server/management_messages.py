@@ -64,6 +64,7 @@ class Messages(Routes):
         publish = BasicPublish(exchange_name(request), fields.text("routing_key"), mandatory=True)
         section, body = _section(fields), _payload(fields)
         self.check_alarms()
+        await self.turn(request)
         async with self.channel(request) as channel:
             await channel.call(ConfirmSelect(), ConfirmSelectOk)
             routed = await _published(channel, publish, section, body)

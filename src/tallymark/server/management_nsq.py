@@ -22,7 +22,9 @@ NUMBER: Final = 0
 def _state_of(client: NsqClient) -> str:
     if client.blocked_reason is not None:
         return "blocked"
-    return "closing" if client.bridge.wire.state is State.CLOSING else "running"
+    if client.bridge.wire.state is State.CLOSING:
+        return "closing"
+    return "flow" if client.is_paced else "running"
 
 
 def nsq_connection_row(client: NsqClient) -> dict[str, Any]:

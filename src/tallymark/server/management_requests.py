@@ -186,6 +186,11 @@ class Routes:
         if alarms:
             raise Refused(503, "blocked", f"publishers wait: alarms for {', '.join(alarms)}")
 
+    async def turn(self, request: web.Request) -> None:
+        """Wait until the user may publish in the virtual host that the path names. Raises HeldBack
+        where the limits of its rate ask for too long a wait, NotFound, and Refused 401."""
+        await self.node.pacer.turn(self.vhost(request).name, user_of(request).name)
+
     def channel(self, request: web.Request) -> Channel:
         """An AMQP channel in the user's name in the virtual host that the path names.
 

@@ -24,6 +24,7 @@ from tallymark.engine.session import UNLIMITED, Consumer
 from tallymark.engine.streams import offset_of
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.amqp import AmqpClient
+from tallymark.server.client import Client
 from tallymark.server.http_state import plain, stream_row
 from tallymark.server.local import LocalClient
 from tallymark.server.node import Node, node_name
@@ -231,7 +232,7 @@ def connection_row(client: AmqpClient) -> dict[str, Any]:
         "node": node_name(),
         "type": "direct" if isinstance(client, LocalClient) else "network",
         "protocol": about["protocol"],
-        "state": "blocked" if client.blocked_reason is not None else about["state"],
+        "state": _state(client, about["state"]),
         "user": about["user"],
         "vhost": about["vhost"],
         "channels": len(channels),
@@ -278,3 +279,10 @@ def channel_rows(client: AmqpClient) -> list[dict[str, Any]]:
         }
         for one in channels
     ]
+
+
+def _state(client: Client, state: object) -> object:
+    """Return a connection's state: that of its protocol, unless its publishes are held back."""
+    if client.blocked_reason is not None:
+        return "blocked"
+    return "flow" if client.is_paced else state

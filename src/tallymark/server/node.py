@@ -59,6 +59,7 @@ from tallymark.server.doors import Doors
 from tallymark.server.features import Features
 from tallymark.server.housekeeping import Housekeeping
 from tallymark.server.logs import log_of
+from tallymark.server.pacer import Pacer
 from tallymark.server.reload import Reloading
 from tallymark.server.rights import Rights
 from tallymark.server.schedule import Schedule
@@ -153,6 +154,7 @@ class Node:
         self._at_commit: list[tuple[Callable[[int], None], asyncio.Future[int]]] = []
         self._ready_waiters: list[tuple[Queue, asyncio.Future[None]]] = []
         self.appends = Appends(loop)
+        self.pacer = Pacer(self)
 
     # -- time
 
@@ -219,6 +221,8 @@ class Node:
         bridge.receive(data, monotonic_ms, self._clock.now_ms)
         if broker.published != published:
             client.publishing = True
+            if broker.quotas.has_rates:
+                self.pacer.published(client, broker.published - published)
             if self.housekeeping.is_holding:
                 self.housekeeping.hold(client, len(data))
         self._is_told = True
@@ -242,6 +246,7 @@ class Node:
             return
         self.deadlines.disarm(client)
         self.buffers.forget(client)
+        self.pacer.forget(client)
         reason = client.bridge.reason
         event = "connection.closed" if reason and not client.told else "connection.lost"
         reason = reason or "peer vanished" + (f": {error}" if error else "")

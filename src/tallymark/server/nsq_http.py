@@ -25,7 +25,13 @@ from aiohttp.typedefs import Handler
 from tallymark import __version__
 from tallymark.bridge.nsq_topics import Topic, Topics
 from tallymark.bridge.permissions import Access
-from tallymark.engine.errors import AccessRefused, BrokerError, NotFound, ResourceExhausted
+from tallymark.engine.errors import (
+    AccessRefused,
+    BrokerError,
+    HeldBack,
+    NotFound,
+    ResourceExhausted,
+)
 from tallymark.server import audit, logs
 from tallymark.server.config import LOCALHOST
 from tallymark.server.http_guard import CHALLENGE, FORBIDDEN, Turned, basic_credentials, guard_of
@@ -221,7 +227,7 @@ class NsqHttp:
             return self._refuse(request, error.status, f"{word}: {error}")
         except NotFound:  # it went between our look and our step
             return self._refuse(request, 404, "TOPIC_NOT_FOUND")
-        except ResourceExhausted as error:
+        except (HeldBack, ResourceExhausted) as error:
             log.info("publish.refused", path=request.path, error=str(error))
             return self._refuse(request, 503, "BLOCKED")
         except BrokerError as error:
@@ -431,16 +437,22 @@ class NsqHttp:
     ) -> web.Response:
         """OK when the disk has it. Raises Refused: publishers are held back, or this one may
         not."""
+        allowed = self._access(request)
+        user = "" if allowed is None else allowed[0].user
+        await self._node.pacer.turn(self._topics.vhost, user)
         self._allow(request, lambda access: self._topics.check_publish(access, topic))
         if self._node.housekeeping.alarms:
             alarms = ", ".join(sorted(self._node.housekeeping.alarms))
             log.info("publish.refused", topic=topic, alarms=alarms)
             raise Refused(503, "BLOCKED")
         now = self._now()
+        published = self._node.broker.published
         if len(cuts) == 1:
             self._topics.topic(topic)  # as nsqd: no message is one use of a topic more
         else:
             self._topics.publish(topic, raw, cuts, CELL_HEAD, now, delay_ms)
+        count = self._node.broker.published - published
+        self._node.pacer.published_over_http(self._topics.vhost, user, count)
         await self._node.durable()
         return answer("OK")
 

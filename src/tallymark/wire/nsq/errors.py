@@ -106,6 +106,12 @@ def auth_failed() -> WireError:
     return WireError(E_AUTH_FAILED, "AUTH failed")
 
 
+def refused(verb: str, reason: str) -> WireError:
+    """Refusal of a client that may not come in; the first command that says which user it is."""
+    code = {"AUTH": E_AUTH_FAILED, "IDENTIFY": E_IDENTIFY_FAILED}.get(verb, f"E_{verb}_FAILED")
+    return WireError(code, f"{verb} failed {reason}")
+
+
 def no_authorizations() -> WireError:
     return WireError(E_UNAUTHORIZED, "AUTH no authorizations found")
 

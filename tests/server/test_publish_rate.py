@@ -1,0 +1,162 @@
+"""Publish rates per user and virtual host: every protocol rests, and refuses nothing.
+
+No test asks how fast anything is: a rate of 0 holds a publisher until the limit changes, and a rate
+of n gives a shortest time, which a busy machine only makes longer.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from tests.server.faces import CREDENTIALS, FACES, USER, provide
+from tests.server.management import FULL, call, connect, done, get
+from tests.server.test_sinks_http import frames
+from tests.support.patience import PATIENCE_S, until
+from tests.support.process import BrokerProcess
+
+Publish = Callable[[], bool]
+OPERATIONS = {
+    "AMQP 0-9-1": "publish", "AMQP 1.0": "publish", "HTTP": "publish", "NSQ": "PUB",
+    "NSQ over HTTP": "/pub",
+}  # fmt: skip
+PUBLISHERS = [*OPERATIONS, "a transaction", "a sink"]
+LIMITS = ("user-limits/ann", "vhost-limits/%2F")
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("rate") / "data") as running:
+        done(running, "PUT", f"users/{USER}", {"password": USER, "tags": "management"})
+        done(running, "PUT", f"permissions/%2F/{USER}", FULL)
+        done(running, "PUT", "users/bob", {"password": "bob", "tags": ""})
+        done(running, "PUT", "permissions/%2F/bob", FULL)
+        provide(running)
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _without_limits(broker: BrokerProcess) -> Iterator[None]:
+    yield
+    for of in LIMITS:
+        done(broker, "DELETE", f"{of}/max-publish-rate")
+
+
+@pytest.fixture(params=PUBLISHERS)
+def publish(request: pytest.FixtureRequest, broker: BrokerProcess) -> Iterator[Publish]:
+    """Publish one message as ann, and wait until it is confirmed."""
+    name = request.param
+    if name == "a sink":
+        yield a_sink(broker)
+        return
+    face = FACES["AMQP 0-9-1" if name == "a transaction" else name](broker)
+    operation = OPERATIONS.get(name, "publish in a transaction")
+    yield lambda: face.do(operation, "mine")
+    face.close()
+
+
+def a_sink(broker: BrokerProcess) -> Publish:
+    path = "/api/tallymark/sinks/%2F/rate"
+    batches = iter(range(time.monotonic_ns(), 1 << 63))
+
+    def publish() -> bool:
+        status, answer = broker.http_bytes(
+            "POST", f"{path}/stage?count=1", frames("mine.q", b"m"), CREDENTIALS
+        )
+        assert status == 200, answer
+        body = {
+            "identity": "me",
+            "batch": next(batches),
+            "staging": [json.loads(answer)["staging"]],
+        }
+        status, answer = broker.http_bytes("POST", f"{path}/commit", body, CREDENTIALS)
+        assert status in (200, 503), answer
+        return status == 200
+
+    return publish
+
+
+def limit(broker: BrokerProcess, of: str, rate: int) -> None:
+    done(broker, "PUT", f"{of}/max-publish-rate", {"value": rate})
+
+
+@pytest.mark.parametrize("of", LIMITS)
+def test_no_more_than_the_rate(broker: BrokerProcess, publish: Publish, of: str) -> None:
+    assert publish()
+    limit(broker, of, 20)
+    began = time.monotonic()
+    for _ in range(42):
+        assert publish(), "nothing is refused"
+    assert time.monotonic() - began >= 1, "20 at once, and 20 a second"
+
+
+@pytest.mark.parametrize("of", LIMITS)
+def test_who_rests_goes_on_when_the_limit_goes(
+    broker: BrokerProcess, publish: Publish, of: str
+) -> None:
+    assert publish()
+    limit(broker, of, 1)
+    with ThreadPoolExecutor(1) as pool:
+        assert publish()
+        many = 30  # half a minute's worth
+        resting: Future[list[bool]] = pool.submit(lambda: [publish() for _ in range(many)])
+        if of == LIMITS[0]:
+            with connect(broker, "bob") as other:
+                channel = other.channel()
+                channel.confirm_delivery()
+                for _ in range(3 * many):
+                    channel.basic_publish("", "other.q", b"x")
+            assert not resting.done(), "another user is not held"
+        done(broker, "DELETE", f"{of}/max-publish-rate")
+        resting.result(PATIENCE_S)
+
+
+def test_a_resting_connection_is_shown_and_heartbeats_go_on(broker: BrokerProcess) -> None:
+    limit(broker, LIMITS[0], 0)
+    with connect(broker, USER, heartbeat=1) as connection:
+        channel = connection.channel()
+        channel.basic_publish("", "mine.q", b"x")
+        until(lambda: [row["state"] for row in get(broker, "connections")] == ["flow"])
+        begun = time.monotonic()
+        while time.monotonic() < begun + 3:
+            connection.process_data_events(0.1)  # raises when the broker is silent
+        done(broker, "DELETE", f"{LIMITS[0]}/max-publish-rate")
+        assert channel.queue_declare("mine.q", passive=True).method.queue == "mine.q"
+        until(lambda: [row["state"] for row in get(broker, "connections")] == ["running"])
+
+
+def test_a_request_that_would_wait_for_long_is_told_to_come_again(broker: BrokerProcess) -> None:
+    limit(broker, LIMITS[0], 0)
+    message = {
+        "properties": {},
+        "routing_key": "mine.q",
+        "payload": "m",
+        "payload_encoding": "string",
+    }
+    path = "exchanges/%2F/amq.default/publish"
+    status, _, found = call(broker, "POST", path, message, user=CREDENTIALS)
+    assert (status, found["error"]) == (503, "blocked")
+    assert "publish rate of user 'ann' or virtual host '/'" in found["reason"]
+    assert call(broker, "POST", path, message)[0] == 200, "guest has no such limit"
+
+
+def test_connections_of_one_user_share_its_rate(broker: BrokerProcess) -> None:
+    limit(broker, LIMITS[0], 20)
+    faces = [FACES[name](broker) for name in ("AMQP 0-9-1", "AMQP 1.0", "NSQ")]
+    began = time.monotonic()
+    threads = [
+        threading.Thread(target=lambda f=face, o=op: [f.do(o, "mine") for _ in range(17)])
+        for face, op in zip(faces, ("publish", "publish", "PUB"), strict=True)
+    ]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert time.monotonic() - began >= 1, "51 of them: 20 at once, three may be read meanwhile"
+    for face in faces:
+        face.close()
