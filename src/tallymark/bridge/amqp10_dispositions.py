@@ -136,8 +136,8 @@ def _forget(session: Session, first: int, last: int) -> None:
 
 
 def withdraw(session: Session, first: int, last: int) -> None:
-    """Return deliveries that had not left when the client took back its credit to their queue.
-    Those that are settled by being sent are no longer in flight."""
+    """Requeue deliveries that had not left when the client took back its credit. Those that are
+    settled by being sent are no longer in flight."""
     engine = session.engine
     for low, high in outstanding(engine, session.tag_of(first), session.tag_of(last)):
         session.client.broker.settle(engine, low, high, RETURNED)

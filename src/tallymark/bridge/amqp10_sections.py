@@ -150,7 +150,8 @@ def _decodes(raw: bytes) -> bool:
 
 
 def _walk(raw: bytes, pos: int, end: int, lowest: int) -> bool:
-    """Check sections for their order, none below `lowest`; data and sequence may repeat."""
+    """Return whether the sections are in their order, none below `lowest`; data and sequence may
+    repeat."""
     has_body = is_any = False
     while pos < end:
         code = section_code(raw, pos, end)

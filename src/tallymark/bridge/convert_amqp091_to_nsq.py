@@ -8,7 +8,7 @@ from tallymark.bridge.convert_cells import body_in
 
 
 def bodies(raw: bytes, cuts: array[int], lo: int, hi: int) -> list[bytes]:
-    """The bodies of messages lo..hi-1."""
+    """Return the bodies of messages lo..hi-1."""
     found: list[bytes] = []
     for i in range(lo, hi):
         at = cuts[i]

@@ -8,9 +8,8 @@ from tallymark.wire.nsq.kernel import body_of
 
 
 def as_amqp091(piece: Slice) -> Slice:
-    """A slice whose bytes are in memory as an AMQP 0-9-1 publisher would have sent it, to the
-    topic's exchange with the topic's name as routing key: over a payload of its own, for one
-    reader."""
+    """Convert a slice whose bytes are in memory to AMQP 0-9-1 frames, published to the topic's
+    exchange with the topic's name as routing key, over a payload of its own, for one reader."""
     payload = piece.payload
     raw, cuts = payload.raw, payload.cuts
     assert raw is not None, payload.position

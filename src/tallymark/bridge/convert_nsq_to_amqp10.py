@@ -11,7 +11,7 @@ from tallymark.wire.nsq.kernel import body_of
 
 
 def cells(piece: Slice) -> Cells:
-    """A slice whose bytes are in memory."""
+    """Convert a slice whose bytes are in memory."""
     payload = piece.payload
     raw, cuts = payload.raw, payload.cuts
     assert raw is not None, payload.position

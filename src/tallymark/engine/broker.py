@@ -423,7 +423,7 @@ class Broker:
 
     def _bury(self, queue: Queue) -> int:
         """End everything that depends on a queue, after it was removed from its virtual host's
-        tables."""
+        tables. Returns the count of messages that were ready or pending."""
         self._flush_settled(queue)
         reason = records.DROPPED_QUEUE_DELETED
         count = self._drop_ready(queue, reason)

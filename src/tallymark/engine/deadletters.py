@@ -313,7 +313,8 @@ class DeadLetters:
         return route
 
     def _deliver(self, queue: Queue, address: Address, letter: Letter) -> list[Letter]:
-        """Route letters of one address; letters routed by their headers are routed one by one."""
+        """Route letters of one address; letters routed by their headers are routed one by one.
+        Returns the letters that stay pending."""
         vhost = self.vhosts[queue.vhost]
         piece = letter.piece
         if not vhost.needs_headers(address.exchange.name):
@@ -470,7 +471,7 @@ class DeadLetters:
 
     def _continues(self, left: Record) -> bool:
         """Extend the previous rows if this letter continues them, as letters to one queue do that
-        leave one by one when a consumer rejects them."""
+        leave one by one when a consumer rejects them. Returns whether it did."""
         out = self.records
         if len(out) < 3:
             return False

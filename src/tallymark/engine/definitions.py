@@ -84,7 +84,7 @@ def to_json(value: object) -> object:
 
 
 def from_json(value: object) -> object:
-    """The inverse of to_json. Raises ValueError for a tag it does not know."""
+    """Decode a value from JSON; the inverse of to_json. Raises ValueError for an unknown tag."""
     if isinstance(value, list):
         return [from_json(item) for item in value]
     if not isinstance(value, dict):
@@ -123,7 +123,7 @@ def encode(definition: dict[str, object]) -> bytes:
 
 
 def decode(blob: bytes) -> dict[str, object]:
-    """The definition in a blob. Raises ValueError when it is none."""
+    """Decode the definition in a blob. Raises ValueError if it is malformed."""
     found: object = json.loads(blob)
     if not isinstance(found, dict) or "op" not in found or "vhost" not in found:
         raise ValueError(f"{blob[:80]!r} is no definition: expected an object with op and vhost")
@@ -131,7 +131,7 @@ def decode(blob: bytes) -> dict[str, object]:
 
 
 def text_of(definition: dict[str, object], field: str) -> str:
-    """A field that must be text. Raises ValueError."""
+    """Return a field that must be text. Raises ValueError."""
     value = definition.get(field)
     if not isinstance(value, str):
         raise ValueError(f"definition field {field!r} is {value!r}, expected text")
@@ -139,12 +139,12 @@ def text_of(definition: dict[str, object], field: str) -> str:
 
 
 def id_of(definition: dict[str, object]) -> int:
-    """The queue id. Raises ValueError."""
+    """Return the queue id. Raises ValueError."""
     return number_of(definition, "id")
 
 
 def number_of(definition: dict[str, object], field: str) -> int:
-    """A field that must be a whole number. Raises ValueError."""
+    """Return a field that must be a whole number. Raises ValueError."""
     value = definition.get(field)
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"definition field {field!r} is {value!r}, expected a number")
@@ -160,7 +160,7 @@ def arguments_of(definition: dict[str, object]) -> dict[str, object]:
 
 
 def table_of(definition: dict[str, object], field: str) -> dict[str, object]:
-    """A field that must be a table; empty when it is missing. Raises ValueError."""
+    """Return a field that must be a table; empty when it is missing. Raises ValueError."""
     value = from_json(definition.get(field, {}))
     if not isinstance(value, dict):
         raise ValueError(f"definition field {field!r} is {value!r}, expected a table")
@@ -231,7 +231,7 @@ def of_pause(vhost: str, queue: Queue) -> dict[str, object]:
 
 
 def of_binding(op: str, vhost: str, binding: Binding) -> dict[str, object]:
-    """op: BINDING or UNBIND."""
+    """Return the definition of a binding or unbinding. op: BINDING or UNBIND."""
     return {
         "op": op,
         "vhost": vhost,

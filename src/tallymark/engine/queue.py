@@ -620,8 +620,8 @@ class Queue(Timed):
         self.quarantined -= len(entry.piece)
 
     def give_back(self, pieces: list[Slice], failed: bool, to_tail: bool = False) -> None:
-        """Return acquired messages to ready, at their old positions [TX-9] or at the tail [NQ-12].
-        Their delivery count rises by one and, where `failed`, their failure count too."""
+        """Requeue acquired messages at their old positions [TX-9] or at the tail [NQ-12]. Their
+        delivery count rises by one and, where `failed`, their failure count too."""
         for piece in pieces:
             size = piece.size()
             count = piece.hi - piece.lo

@@ -85,7 +85,7 @@ class Settlement:
         return entry.queue, piece
 
     def return_of(self, session: Session, consumer: Consumer, reason: int) -> None:
-        """Return all messages that the session holds through one consumer to their old
+        """Requeue all messages that the session holds through one consumer at their old
         positions."""
         kept: deque[InFlight] = deque()
         pieces: list[Slice] = []

@@ -116,7 +116,7 @@ class Store:
 
     def lent(self, payload: Payload) -> bool:
         """Load payload.raw, as tried does, for a view on bytes that belong to another payload. They
-        are not counted, and are released with the view."""
+        are not counted, and are released with the view. False: they cannot be read."""
         if payload.raw is None:
             try:
                 payload.raw = self._fetch(payload)

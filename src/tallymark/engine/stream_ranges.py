@@ -54,7 +54,7 @@ class Pin:
 
 
 def pin(queue: Queue, low: int, high: int) -> Pin:
-    """Keep the range readable until `unpin`. O(1).
+    """Pin the range: it stays readable until `unpin`. O(1).
 
     Raises: as check_range.
     """

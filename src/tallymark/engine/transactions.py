@@ -521,7 +521,7 @@ class Transactions:
                 entry.queue.unstage(entry.part(low, high))
 
     def _give_back(self, session: Session, entry: InFlight, lost: bool) -> None:
-        """Return an entry that is in no session to its queue."""
+        """Requeue an entry that is in no session."""
         queue = entry.queue
         reason = records.RETURNED_BY_CLIENT
         if _is_gone(session, entry):
@@ -540,8 +540,7 @@ class Transactions:
             self._settlement.give_back(queue, pieces, session.id, reason, lost)
 
     def _release(self, transaction: Transaction, session: Session, first: int, last: int) -> None:
-        """Return those tags to their queue that were delivered under the transaction and are
-        unsettled."""
+        """Requeue those tags that were delivered under the transaction and are unsettled."""
         at = 0
         inflight = session.inflight
         while at < len(inflight) and inflight[at].first <= last:

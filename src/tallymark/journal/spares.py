@@ -74,7 +74,8 @@ class Spares:
         self.full = False
 
     def give_up_one(self, keep: int = 1) -> bool:
-        """Delete one of the spares so that its space can be used, but keep at least `keep`."""
+        """Delete one of the spares so that its space can be used, but keep at least `keep`. Returns
+        whether one was deleted."""
         with self._guard:
             if len(self._names) <= keep:
                 return False

@@ -154,7 +154,7 @@ class Outbox:
         return count
 
     def cancel(self, link: SenderLink, number: int) -> bool:
-        """Withdraw a delivery, for SenderLink.cancel."""
+        """Withdraw a delivery, for SenderLink.cancel. False: it has left."""
         waiting = self.waiting
         for i in range(len(waiting)):
             run = waiting[i]

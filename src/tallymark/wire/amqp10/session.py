@@ -485,7 +485,8 @@ class Session:
 
     def is_next_delivery(self, delivery_id: int) -> bool:
         """Note the beginning of a delivery. Ids must increase, over all links of the session
-        [FC-A12]; gaps are accepted, since some brokers leave them."""
+        [FC-A12]; gaps are accepted, since some brokers leave them. False: the id is invalid, and
+        the session has failed."""
         last = self._last_received
         if last < 0:
             self._first_received = delivery_id
