@@ -20,6 +20,10 @@ ALLOWED: Final = {
     ("support/patience.py", "until"): "the pause between two looks, in one place",
     ("support/patience.py", "until_on_loop"): "the same on a loop",
     ("support/virtual_loop.py", "quiet"): "only on a loop whose time is its own",
+    (
+        "server/test_nsq_listener.py",
+        "test_nq_7_a_subscriber_that_takes_a_little_at_a_time_is_not_dropped",
+    ): "it takes no more than so much a second; slower is as good",
     ("server/test_stop.py", "close"): (
         "it waits for a timer: those of a loop go off in their order, and all that were set before"
         " are due before it"
@@ -90,7 +94,8 @@ class Reader(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         module, name = _called(node)
-        if (module, name) == ("time", "sleep"):
+        waits_for = [ast.unparse(one) for one in node.args[:3]]
+        if (module, name) == ("time", "sleep") or (name == "select" and waits_for == ["[]"] * 3):
             self._report(node)
         elif (module, name) == ("asyncio", "sleep"):
             is_turn = isinstance(node.args[0], ast.Constant) and node.args[0].value == 0
@@ -221,6 +226,7 @@ REAL = "async def main():\n    {}\nasyncio.run(main())\n"
     "text",
     [
         "time.sleep(0.1)",
+        "select.select([], [], [], 0.1)",
         "async def f():\n    await asyncio.sleep(0.1)",
         REAL.format("await asyncio.sleep(pause)"),
         "from tests.support.virtual_loop import virtual\n" + REAL.format("await asyncio.sleep(1)"),

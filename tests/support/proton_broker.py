@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import os
 import platform
-import select
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
 from types import TracebackType
 
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S, until
 from tests.support.ports import reserved
+from tests.support.rabbitmq import listens
 
 PACKAGES = (
     "libqpid-proton11",
@@ -36,7 +35,6 @@ LIBRARIES = (
     "libqpid-proton-core.so.10",
 )
 STEP_S = PATIENCE_S
-START_S = PATIENCE_S
 
 
 class CannotBeHad(Exception):
@@ -57,12 +55,11 @@ class ProtonBroker:
         self._process = subprocess.Popen(
             [self.binary, "-a", f"127.0.0.1:{self.port}"], stdout=subprocess.DEVNULL
         )
-        deadline = time.monotonic() + START_S
-        while not self._listens():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self._end()
-                raise CannotBeHad("the example broker does not start")
-            select.select([], [], [], 0.02)
+        process = self._process
+        until(lambda: listens(self.port) or process.poll() is not None, what=self.binary)
+        if not listens(self.port):
+            self._end()
+            raise CannotBeHad("the example broker does not start")
         return self
 
     def __exit__(
@@ -73,15 +70,11 @@ class ProtonBroker:
     ) -> None:
         self._end()
 
-    def _listens(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
     def _end(self) -> None:
         assert self._process is not None
         self._process.terminate()
         try:
-            self._process.wait(5)
+            self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S, until
 from tests.support.ports import reserved
 
 START_S = PATIENCE_S
@@ -175,16 +175,15 @@ class RabbitProcess:
 
 def wait_for_listener(port: int, process: subprocess.Popen[bytes]) -> None:
     """Until somebody answers on `port`. Raises RabbitDied when `process` ended first."""
-    deadline = time.monotonic() + START_S
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError as error:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RabbitDied(f"{process.args} does not listen on {port}") from error
-            select.select([], [], [], 0.01)
-        else:
-            return
+    until(lambda: listens(port) or process.poll() is not None, what=process.args)
+    if not listens(port):
+        raise RabbitDied(f"{process.args!r} does not listen on {port}")
+
+
+def listens(port: int) -> bool:
+    """Whether somebody does, on 127.0.0.1."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def read_some(stream: IO[bytes], seconds: float) -> bytes:
