@@ -26,7 +26,8 @@ def list_all(url: Url = URL, user: Login = LOGIN, json: Json = False) -> None:
 
 @app.command()
 def retry(queue: str, vhost: VHost = "/", url: Url = URL, user: Login = LOGIN) -> None:
-    """Read them again: those whose bytes are back return to their places in the queue."""
+    """Read quarantined messages again: those whose bytes are back return to their places in the
+    queue."""
     done = ask(url, user, "POST", api_path("quarantine", vhost, queue, "retry"), {})
     print(
         f"{_messages(done['back'])} back in queue '{queue}', {done['quarantined']} cannot be read"

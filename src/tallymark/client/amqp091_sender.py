@@ -114,7 +114,7 @@ class Amqp091Sender(SenderPort, ChannelUser):
         return False
 
     def send(self, messages: list[bytes], settled: bool, work: Work | None = None) -> Iterable[int]:
-        """One that cannot be sent is rejected, as a broker would."""
+        """Send messages; one that cannot be encoded is rejected, as a broker would reject it."""
         return [self._send(message, settled, work) for message in messages]
 
     def _send(self, message: bytes, settled: bool, work: Work | None) -> int:

@@ -71,7 +71,7 @@ class Scope(Enum):
     """Extent of an error: the object that is gone with it."""
 
     REQUEST = "request"
-    """Nothing is gone but the call itself."""
+    """The call alone: nothing else is gone."""
     MESSAGE = "message"
     LINK = "link"
     SESSION = "session"
@@ -255,9 +255,10 @@ class TransactionError(ClientError):
 
 
 class TransactionRolledBack(TransactionError):
-    """Nothing of the transaction took effect: by the broker, which would not or could not commit
-    it, or with the session; or by the application itself (`was_asked_for`), while another of its
-    tasks was still at work in it. What was received in it comes again, in its old order."""
+    """The transaction was rolled back, and nothing of it took effect: by the broker, which would
+    not or could not commit it, or with the session; or by the application itself (`was_asked_for`),
+    while another of its tasks was still at work in it. What was received in it comes again, in its
+    old order."""
 
     may_retry = True
     was_asked_for = False

@@ -92,7 +92,7 @@ class CreditDecided(Event):
 @final
 @dataclass(frozen=True, slots=True)
 class Unsettled:
-    """One message that waits to be settled."""
+    """A message that waits to be settled."""
 
     delivery_id: int
     delivery_tag: bytes

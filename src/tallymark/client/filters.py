@@ -41,7 +41,8 @@ def properties(**values: object) -> dict[str, object]:
 
 
 def application_properties(values: Mapping[str, object]) -> dict[str, object]:
-    """The same for application properties."""
+    """Return the filter for messages with these application properties; text is matched as by the
+    properties' filter."""
     fields: dict[object, object] = {}
     for name, value in values.items():
         fields[name] = value

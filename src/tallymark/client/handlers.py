@@ -26,7 +26,7 @@ ON_ERROR: Final = ("release", "reject", "modify", "ignore", "raise")
 
 
 def composed(handler: Handler, middleware: Sequence[Middleware]) -> Handler:
-    """One handler: the first middleware is the outermost."""
+    """Wrap a handler in middleware, the first outermost."""
     for layer in reversed(middleware):
         handler = _around(layer, handler)
     return handler
@@ -41,7 +41,7 @@ def _around(layer: Middleware, inner: Handler) -> Handler:
 
 @final
 class Runner:
-    """One call of `Receiver.run`."""
+    """A call of `Receiver.run`."""
 
     def __init__(
         self, consumer: Consumer, handler: Handler, on_success: OnSuccess, on_error: OnError

@@ -78,7 +78,8 @@ class ReceivedMessage(Message):
         is_second: bool,
         arrived_ms: int,
     ) -> None:
-        """For the adapter. arrived_ms: wall clock, ms since 1970."""
+        """Make a message; called by the adapter. arrived_ms: wall clock, milliseconds since
+        1970."""
         self._raw = raw
         self._content = None
         self.consumer = consumer

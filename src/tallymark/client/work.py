@@ -62,7 +62,7 @@ class Work:
         self.returned = 0
         """Messages that the commit found no queue for."""
         self.is_committing = False
-        """In stage ENDING: True for a commit, False for a rollback."""
+        """True for a commit, False for a rollback, in stage ENDING."""
         self.error: TransactionError | None = None
         """Reason why it failed, can only be rolled back, or was rolled back instead of
         committed."""
