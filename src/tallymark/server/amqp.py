@@ -38,7 +38,7 @@ class Settings:
 
 
 class AmqpClient(Client):
-    """One client connection."""
+    """A client connection of AMQP."""
 
     bridge: AmqpBridge
     category = "amqp"

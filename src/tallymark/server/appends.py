@@ -8,7 +8,7 @@ from tallymark.engine.queue import Queue
 
 
 class Appends:
-    """One node's."""
+    """The long polls of one node."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -20,7 +20,7 @@ AT_ONCE: Final = 500
 
 
 class ConsumerLedger:
-    """One node's."""
+    """The task of one node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

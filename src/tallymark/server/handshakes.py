@@ -51,7 +51,7 @@ async def listen_for(
 
 
 class TlsListener:
-    """One socket's; open at once."""
+    """The TLS listener of one socket; open at once."""
 
     def __init__(
         self,

@@ -369,7 +369,8 @@ class Housekeeping:
             self._timer = self._node.loop.call_later(ALARM_CHECK_S, self._look_again)
 
     def _recover_room(self) -> None:
-        """Whatever consumers have drained can go, also where the journal grows no more."""
+        """Request a checkpoint and a cleaning, so that segments of settled messages are deleted
+        even while the journal does not grow."""
         journal = self._node.journal
         if journal.checkpoint_position >> 32 < journal.end >> 32:
             self.wants_checkpoint = True

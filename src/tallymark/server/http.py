@@ -167,7 +167,7 @@ class HttpServer:
         self.amqp: list[tuple[str, int]] = []
         """Addresses of the AMQP listeners, for lists."""
         self.amqps: list[tuple[str, int]] = []
-        """The same inside TLS."""
+        """Addresses of the AMQP listeners inside TLS, for lists."""
         self.nsq: dict[str, list[tuple[str, int]]] = {}
         """Addresses of the NSQ listeners, by protocol."""
         self.addresses: list[tuple[str, int]] = []

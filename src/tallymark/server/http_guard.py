@@ -46,7 +46,7 @@ class Turned(Exception):
 
 
 class Guard:
-    """One listener's."""
+    """The guard of one listener."""
 
     def __init__(self, names: Iterable[str], configured: tuple[str, ...] = ()) -> None:
         """names: by which it may be asked, beside addresses, names without dots and this machine's.

@@ -44,7 +44,7 @@ log = log_of("http")
 
 
 class HttpLine(web.RequestHandler):
-    """One connection."""
+    """An HTTP connection."""
 
     __slots__ = (
         "_answer_s", "_began_s", "_body_bytes", "_body_s", "_clock", "_header_s", "_heard_s",

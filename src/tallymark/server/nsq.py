@@ -32,7 +32,7 @@ SHARE_BYTES: Final = 256 * 1024
 
 
 class NsqClient(Client):
-    """One client connection."""
+    """A client connection of NSQ."""
 
     bridge: Nsq
     category = "nsq"

@@ -29,7 +29,7 @@ log = log_of("nsq")
 
 
 class NsqDoors:
-    """One node's."""
+    """Log-ins and access of NSQ clients, for one node."""
 
     def __init__(self, node: Node, authorities: Authorities | None) -> None:
         config = node.config
