@@ -42,12 +42,12 @@ class Reloaded:
 
 
 class Reloading:
-    """One node's."""
+    """The reload of one node's configuration."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self.read: Callable[[], Config] | None = None
-        """Reads the configuration again. Raises ConfigError."""
+        """Function that reads the configuration again. Raises ConfigError."""
         self.tls: Certificates | None = None
 
     def on_signal(self) -> None:

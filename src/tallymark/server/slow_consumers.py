@@ -33,7 +33,7 @@ log = log_of("engine")
 
 
 class SlowConsumerWatch:
-    """One node's."""
+    """The watch of one node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

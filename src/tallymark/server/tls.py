@@ -53,7 +53,7 @@ class Certificates:
         self.nsq = _held(nsq_context(config) if config.nsq else None)
 
     def take(self, new: Certificates) -> None:
-        """Use what was read anew, for the listeners that there are."""
+        """Replace the contexts of the listeners that there are."""
         for old, made in ((self.amqp, new.amqp), (self.http, new.http), (self.nsq, new.nsq)):
             if old is not None and made is not None:
                 old.context = made.context
@@ -64,7 +64,7 @@ def _held(context: ssl.SSLContext | None) -> Tls | None:
 
 
 def amqp_context(config: Config) -> ssl.SSLContext | None:
-    """None: there is no certificate. Raises TlsRefused."""
+    """Return the context for AMQP; None: there is no certificate. Raises TlsRefused."""
     if config.amqps_cert is None:
         return None
     return server_context(
@@ -75,7 +75,8 @@ def amqp_context(config: Config) -> ssl.SSLContext | None:
 
 
 def http_context(config: Config) -> ssl.SSLContext | None:
-    """None: there is no certificate. Raises TlsRefused."""
+    """Return the context for the management interface; None: there is no certificate. Raises
+    TlsRefused."""
     if config.https_cert is None:
         return None
     return server_context(
@@ -86,7 +87,8 @@ def http_context(config: Config) -> ssl.SSLContext | None:
 
 
 def nsq_context(config: Config) -> ssl.SSLContext | None:
-    """None: there is no certificate. Raises TlsRefused."""
+    """Return the context for NSQ and its HTTP interface; None: there is no certificate. Raises
+    TlsRefused."""
     if config.nsq_tls_cert is None:
         if tls_required(config) != "false":
             name = "nsq_tls_client_auth_policy" if config.nsq_tls_client_auth_policy else ""

@@ -55,7 +55,7 @@ class Web:
         self.amqp: list[Address] = []
         """Addresses of the AMQP listeners, for lists."""
         self.amqps: list[Address] = []
-        """The same inside TLS."""
+        """Addresses of the AMQP listeners inside TLS, for lists."""
         self.failed: asyncio.Future[None] = node.loop.create_future()
         """Future that gets the exception with which the servers could not be made."""
 

@@ -46,7 +46,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One queue's side of the story and the other."""
+    """The account of one queue: the ledger's counts and the broker's claim."""
 
     queue: str
     vhost: str

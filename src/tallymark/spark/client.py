@@ -275,10 +275,9 @@ class Client:
 
 
 class _BulkSocket(socket.socket):
-    """Whoever asks for much sleeps until a good part of it is there: BULK bytes, or all that is
-    asked for. Only who knows that so much will come may ask for it, as http.client does of a body
-    whose length was said; it asks for no more than a few KiB otherwise.
-    """
+    """A socket whose large reads sleep until a good part is there: BULK bytes, or all that is asked
+    for. Only who knows that so much will come may ask for it, as http.client does of a body whose
+    length was said; it asks for no more than a few KiB otherwise."""
 
     _least = 1
 

@@ -191,7 +191,8 @@ class QueueStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset(int(answer["end"]))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Also the first call of a query that restarts in mid batch."""
+        """Return the partitions of a batch; also the first call of a query that restarts in mid
+        batch."""
         self._attach()
         spans = self._options.spans(self._begin(start), self._sequence(end))
         return [Span(first, last, str(self._epoch)) for first, last in spans]

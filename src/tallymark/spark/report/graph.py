@@ -53,7 +53,7 @@ def _after(edges: Iterable[Edge]) -> dict[str, list[str]]:
 def _near(
     column: list[str], columns: list[list[str]], i: int, after: Mapping[str, list[str]]
 ) -> list[str]:
-    """Beside what leads to them, so that few lines cross."""
+    """Order a column of queues by the positions of their predecessors, so that few lines cross."""
     if i == 0:
         return column
     before = columns[i - 1]

@@ -1,4 +1,5 @@
-"""From entering a queue to the end there, as ranges: what latencies and rates are worked out from.
+"""Journeys of messages, from entering a queue to the end there, as ranges: latencies and rates are
+computed from them.
 
 Both ends of a message's stay are rows that speak of ranges. Where a range that entered and one that
 ended overlap, each message has the same entry and the same end: no row is made per message.
