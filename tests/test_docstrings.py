@@ -18,7 +18,9 @@ import pytest
 
 SOURCES: Final = Path(__file__).resolve().parents[1] / "src"
 WORDS: Final = re.compile(
-    r"(What|Who|Whether|Those|Which|Of|As|How|Where|When|It|Up to where|For whom)\b"
+    r"(What|Who|Whose|Whoever|Whether|Those|Which|Of|As|How|Where|When|Why|It|They|The same|Nobody"
+    r"|Nothing|Everybody|Somebody|Up to where|For|By|At|Since|Until|Also|None:|Told|Has|Is|Was)"
+    r"(?!\w)"
 )
 
 
@@ -52,6 +54,8 @@ def test_no_docstring_begins_with_one_of_these_words() -> None:
         'def start(queue):\n    queue.at = 0\n    """Where it begins."""',
         'LIMIT = 3\n"""\n    How many there may be.\n"""',
         'LIMIT = 3\n"""Up to where it reaches."""',
+        'def context():\n    """None: there is no certificate."""',
+        'LIMIT_S = 3\n"""The same in seconds."""',
     ],
 )
 def test_the_check_finds_each_kind(source: str) -> None:

@@ -170,7 +170,8 @@ class StreamTail(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._newest is None else self._offset(self._newest)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Also the first call of a query that restarts in mid batch."""
+        """Return the partitions of a batch; also the first call of a query that restarts in mid
+        batch."""
         low, high = self._place_of(start), self._place_of(end)
         if low >= high:
             return []

@@ -93,7 +93,7 @@ class ConnectionOpenOk(Method):
 @final
 @dataclass(frozen=True)
 class ConnectionClose(Method):
-    """Why the connection ends; class_id and method_id name the method at fault, or are 0."""
+    """Reason why the connection ends; class_id and method_id name the method at fault, or are 0."""
 
     reply_code: int = 0
     reply_text: str = ""
@@ -167,7 +167,7 @@ class ChannelFlowOk(Method):
 @final
 @dataclass(frozen=True)
 class ChannelClose(Method):
-    """Why the channel ends; class_id and method_id name the method at fault, or are 0."""
+    """Reason why the channel ends; class_id and method_id name the method at fault, or are 0."""
 
     reply_code: int = 0
     reply_text: str = ""
@@ -490,7 +490,7 @@ class BasicGetEmpty(Method):
 @final
 @dataclass(frozen=True)
 class BasicAck(Method):
-    """From a consumer: settled. From the broker: a publisher confirm."""
+    """Acknowledgement. From a consumer: settled. From the broker: a publisher confirm."""
 
     delivery_tag: int = 0
     multiple: bool = False
@@ -530,7 +530,8 @@ class BasicRecoverOk(Method):
 @final
 @dataclass(frozen=True)
 class BasicNack(Method):
-    """From a consumer: not settled. From the broker: a negative confirm [rabbitmq basic.nack]."""
+    """Negative acknowledgement. From a consumer: not settled. From the broker: a negative confirm
+    [rabbitmq basic.nack]."""
 
     delivery_tag: int = 0
     multiple: bool = False
