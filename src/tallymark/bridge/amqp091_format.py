@@ -5,8 +5,8 @@ frames as published.
               start          h              h+19
               | head  | ...  | head  | body size | flags, properties | xCE |
 
-Only what was asked for is decoded: flags are walked for a priority or a message id; a table is
-decoded where a search for its key's bytes says that it may be there.
+Only requested fields are decoded. Flags are walked for a priority or a message id; a table is
+decoded only if a search finds the bytes of the requested key.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Annotated messages: fronts as AMQP 1.0 readers see them, with the broker's header and message
 annotations.
 
-Whatever the broker knows is said here, in the part of a message that it may change; the bare
-message stays as its sender encoded it [amqp-1.0 §3.2].
+The broker adds its facts in the part of a message that it may change; the bare message stays as its
+sender encoded it [amqp-1.0 §3.2].
 
     header               durable, priority, ttl (until it dies [DL-11]), first-acquirer (false once
                          it was handed out or has died), delivery-count: failed deliveries [LC-1]

@@ -4,9 +4,9 @@
     header | delivery annotations | message annotations | properties | ... | body | footer
              (dropped at publish)
 
-The *front* is the part that a broker may change [amqp-1.0 §3.2]. It says itself where it ends, so
-messages that begin with the same bytes, up to and with the descriptor of the first section behind
-it, have the same one: it is read once, and then a message costs one comparison.
+The *front* is the part that a broker may change [amqp-1.0 §3.2]. It contains its own length. So
+messages that begin with the same bytes, up to and including the descriptor of the first section
+behind it, have the same front: it is decoded once, and each further message costs one comparison.
 """
 
 from __future__ import annotations

@@ -2,11 +2,10 @@
 
     header | message annotations | properties | application properties | body | footer
 
-All are optional, in this order [amqp-1.0 §3.2]; a body is data or sequences, one or more, or one
-value. The standard has a body in every message and behind its properties, but some clients leave an
-empty one out, and clients made of qpid-proton may put the value null in front of all other
-sections: it is passed over. Nothing is decoded here that nobody asks for;
-`tallymark.wire.amqp10.sections` gives the values of all.
+All are optional, in this order [amqp-1.0 §3.2]; a body is one or more data sections or sequences,
+or one value. The standard requires a body behind the properties, but some clients leave an empty
+one out, and clients made of qpid-proton may put the value null before all other sections, which is
+ignored. Values are decoded only on request; `tallymark.wire.amqp10.sections` decodes all of them.
 """
 
 from __future__ import annotations

@@ -8,9 +8,8 @@
     number       any integer         at that offset, or the first behind it that is kept
     time         timestamp           with what arrived then or later
 
-RabbitMQ takes a value that has no such meaning for `next`; here the link is refused, so that nobody
-reads from elsewhere than they meant to. On a queue that is no stream the filter is not offered: the
-answer leaves it out.
+RabbitMQ treats any other value as `next`; here the link is refused, so that no reader starts at an
+unintended place. On a queue that is no stream the filter is not offered: the answer leaves it out.
 """
 
 from __future__ import annotations

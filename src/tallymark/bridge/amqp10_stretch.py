@@ -1,8 +1,9 @@
 """A stretch of deliveries on its way into queues, published as one payload.
 
-All have the same header and annotations, so they are one payload, which is not copied. Where the
-link's address decides, they go to one set of queues; where each says it in its property `to`, or is
-routed by its headers, they are parts of that payload, in the order they came.
+All deliveries have the same header and annotations, so that they are one payload, which is not
+copied. If the link has an address, they go to one set of queues. If each names its own in the
+property `to`, or is routed by its headers, they are parts of that payload, in the order they
+arrived.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Transactions of AMQP 1.0: the coordinator, and settling under a transaction [TX-11 to TX-16].
 
-A client attaches to a coordinator, declares transactions there, names them in what it publishes and
-settles and in the credit it gives, and discharges them. A connection may have several at a time; a
-session may work under several, and a transaction in several sessions. All end with the link they
-were declared on, by a rollback unless they were discharged.
+A client attaches to a coordinator and declares transactions there. It names them in its publishes,
+its settlements and its credit, and discharges them. A connection may have several at a time; a
+session may use several, and a transaction several sessions. A transaction that was not discharged
+is rolled back with the link it was declared on.
 
-The answer to a discharge says that all of it is on disk [TX-D1].
+The answer to a discharge means that all of the transaction is on disk [TX-D1].
 """
 
 from __future__ import annotations

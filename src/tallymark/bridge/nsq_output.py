@@ -1,8 +1,8 @@
 """Output buffer for messages to one NSQ client, as its IDENTIFY requests [nsq output_buffer_size].
 
-nsqd writes them when the client can take no more, when its buffer is full or its time is up, and
-with every answer [NQ-11]. A turn of ours gathers already, so that messages leave with it; they are
-held over several turns only for a client that asked for another time than the usual one.
+nsqd writes messages when the client can take no more, when its buffer is full or its time-out is
+over, and with every answer [NQ-11]. Here the messages of a turn leave together. They wait for
+several turns only if the client asked for another time-out than the default.
 """
 
 from __future__ import annotations

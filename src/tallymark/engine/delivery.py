@@ -1,13 +1,13 @@
 """Delivery: the assignment of ready messages to consumers, and its limits, in one turn.
 
-Bounds, each checked per slice:
+Limits, each checked per slice:
 - the consumer's credit, and its session's where that is shared [LC-3];
-- its turn, where others of its session share that and wait in line: see `share_out`;
-- time to live: what is at the head and had its time expires, at each new head [DL-4];
+- its turn, where other consumers of its session share a limit and wait in line: see `share_out`;
+- time to live: expired messages leave from the head before each delivery [DL-4];
 - its connection's room for this turn: TURN_BYTES, and none while its socket is full [SC-D6];
 - a quota where several consumers share a queue, so that ten messages do not all go to one of two;
-- the queue's durable mark: nothing leaves before the disk says that it may have left, so that after
-  a crash every message that a consumer may have seen is redelivered with the flag.
+- the queue's high-water mark on disk: nothing leaves before the disk has a mark above it, so that
+  after a crash every message that a consumer may have seen has the redelivered flag.
 """
 
 from __future__ import annotations

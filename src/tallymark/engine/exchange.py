@@ -1,8 +1,8 @@
 """Exchanges: selection of a message's destinations, by kind of exchange
 [amqp-0.9.1 exchange types].
 
-An exchange knows its bindings and picks those a message matches; following bindings to further
-exchanges, and the alternate exchange, is the virtual host's part.
+An exchange selects those of its bindings that a message matches. The virtual host follows bindings
+to further exchanges, and the alternate exchange.
 
     direct              binding key equals a routing key
     fanout              every binding
@@ -14,9 +14,9 @@ exchanges, and the alternate exchange, is the virtual host's part.
     "" (default)        every queue under its own name, without stored bindings
 
 x-consistent-hash hashes the first routing key. With argument `hash-header` it hashes that header,
-with `hash-property` one of message_id, correlation_id, timestamp: whoever routes puts the
-properties a message has into the headers mapping under `property_key(name)`. Messages without the
-header or property all go the same way.
+with `hash-property` one of message_id, correlation_id, timestamp: the caller of route() puts the
+message's properties into the headers mapping under `property_key(name)`. Messages without the
+header or property all go to the same binding.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ class Extents:
         """Add a slice, or the part of it that there is room for, at least one message to an empty
         answer. Its bytes are in the journal. Returns the part that was added.
 
-        Whoever is sent the bytes checks them: each payload of the answer has its checksum, or one
-        for each message. Of a part of a payload it is worked out here. Raises as `read`.
+        The receiver of the bytes checks them: each payload of the answer has a checksum, or one for
+        each message. For a part of a payload it is computed here. Raises as `read`.
         """
         payload, lo = piece.payload, piece.lo
         cuts = payload.cuts

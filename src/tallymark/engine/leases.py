@@ -183,7 +183,7 @@ class Leases:
     def load(self, subscription: Subscription, piece: Slice) -> None:
         """Load the bytes of leased messages into memory.
 
-        Raises Unreadable, which says of which messages they are not to be had.
+        Raises Unreadable, with the messages whose bytes cannot be read.
         """
         if not self.store.tried(piece.payload):
             raise self.settlement.letters.entrance.quarantine.refuse_leased(subscription, piece)

@@ -1,7 +1,8 @@
 """Quotas: maximum numbers of connections, sessions and queues, per virtual host and per user
 [rabbitmq limits], and rates at which they may publish. A lowered limit closes nothing that is open.
 
-Counted is what a user opened: the broker's own connections, and NSQ's of nobody, have no user.
+Connections and sessions of a user are counted. The broker's own connections have no user, nor do
+NSQ's without authentication.
 """
 
 from __future__ import annotations

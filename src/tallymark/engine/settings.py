@@ -1,8 +1,8 @@
 """Settings of a queue: the values in effect, derived from its arguments and from policies.
 
-A policy's definition has the keys of queue arguments without `x-`. Where both speak [DL-2]:
-the argument wins for the dead-letter keys and what is said of the queue's nature; the smaller value
-wins for times, lengths and limits (a negative limit is none, and then the larger wins); for the
+A policy's definition has the keys of queue arguments without `x-`. Where both give a value [DL-2]:
+the argument wins for the dead-letter keys and for properties of the queue's type; the smaller value
+wins for times, lengths and limits (a negative limit means none, and then the larger wins); for the
 overflow behaviour the argument wins on classic queues and the policy on those declared as quorum;
 for the kind of delayed retry the policy wins.
 """

@@ -1,8 +1,8 @@
 """Rules for slow consumers: limits on a subscription's backlog, and the action on one that exceeds
 them [SC-2, SC-5].
 
-A *rule* says as much as its writer wanted: a limit it does not name is left to the rule before it.
-For one subscription the rules that apply are, each overriding what those before it say:
+A *rule* need not set all limits: one that it does not set is inherited from the rule before it. For
+one subscription these rules apply, each overriding those before it:
 
     the general rule
     the topic rule whose key pattern matches a binding key most closely (`stocks.us.*`)

@@ -280,8 +280,8 @@ class VirtualHost:
     ) -> Queue:
         """Declare a queue, or find it with the same properties; passive only checks that it exists.
 
-        owner: id of the asking connection (above 0), whose own an exclusive queue becomes. An
-        exclusive queue is never durable. An empty name asks for one nobody has.
+        owner: id of the declaring connection (above 0), which owns the queue if it is exclusive. An
+        exclusive queue is never durable. An empty name asks for a free one.
         Raises: AccessRefused (reserved name), InvalidCommand (bad name), NotFound (passive),
         ResourceLocked (another connection's, or declared with another `exclusive`),
         PreconditionFailed (other properties, bad arguments).

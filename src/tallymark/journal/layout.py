@@ -71,15 +71,15 @@ read. In a READ answer the segment is 0 and the offset counts from the start of 
 Why rows of one width and not an array per column: the hot path packs a record with one call, and
 a structured dtype (or a stride) still reads any column of a block without a loop.
 
-An APART block is the beginning of an answer whose raw was not packed with it: it is sent from where
-it lies in the journal, and its bytes are not in the checksum.
+An APART block is the beginning of an answer without its raw: that is sent from its place in the
+journal, and is not in the checksum.
 
 Version 1 has one checksum over columns and bodies, and rows without CHECKED. It is read as it was,
 and written into READ answers, where bodies travel with their block, and where the feature flag
 payload_checksums is off [DL-20].
 
-A STRIPPED block keeps rows, bounds, routes and text as they were; only raw is gone. A LOST block
-fills the place of blocks that were found corrupt, so that offsets behind it stay true.
+A STRIPPED block has the rows, bounds, routes and text of the original; only raw is removed. A LOST
+block replaces corrupt blocks, so that later offsets are unchanged.
 """
 
 from __future__ import annotations

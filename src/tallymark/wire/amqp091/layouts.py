@@ -338,8 +338,8 @@ def layout_of(method: Method) -> Layout:
 def decode_method(payload: bytes) -> Method:
     """Decode the method in a method frame's payload.
 
-    Raises WireError: 540 for ids nobody knows, 502 for fields that do not fit; both name the
-    method in class_id and method_id.
+    Raises WireError: 540 for unknown ids, 502 for fields that do not fit; both name the method in
+    class_id and method_id.
     """
     if len(payload) < 4:
         raise WireError(SYNTAX_ERROR, f"method frame of {len(payload)} bytes, at least 4 expected")

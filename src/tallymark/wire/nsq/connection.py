@@ -8,12 +8,12 @@ Any bytes result in events, or in one fatal `ProtocolFailure` with nsqd's text, 
 exception. The memory used is bounded by the size of one command (Limits.max_body_size,
 max_msg_size), or by EARLY_MAX bytes sent ahead while the client waits for our answer.
 
-Where nsqd's answer depends on more than the bytes, or reads past what a command says it has, ours
-is the stricter:
-- An MPUB is its body. nsqd reads on behind a body that is too short for its messages, and takes
-  what follows the last message for a command.
+Where nsqd's answer depends on more than the bytes, or where it reads beyond the size in a command,
+this connection is stricter:
+- An MPUB ends with its body. nsqd reads on behind a body that is too short for its messages, and
+  takes the bytes behind the last message for a command.
 - A number of more than 64 bits is too big; nsqd lets it wrap.
-- A second IDENTIFY after a layer was added is refused; nsqd puts one more on top.
+- A second IDENTIFY after a layer was added is refused; nsqd adds one more layer.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     "  V1", then commands: IDENTIFY with a JSON body, REGISTER, UNREGISTER, PING
     answers: size (4, big-endian), data; in the order of the commands
 
-nsqlookupd closes after every error but says it first; who is disconnected begins anew, with
-IDENTIFY and with all that is registered.
+nsqlookupd sends every error and then closes. After a disconnect the owner begins anew, with
+IDENTIFY and all registrations.
 """
 
 from __future__ import annotations
