@@ -63,7 +63,7 @@ class Client(asyncio.Protocol):
         self.resting = False
         """True while the node pauses reading from it."""
         self.is_paced = False
-        """Whether nothing is read from it because it published more than its rate allows."""
+        """True while it is not read because it published more than its rate allows."""
         self.yielding = False
         """True while it is not read because others go first: it sent much in one read."""
         self.is_reading = True
