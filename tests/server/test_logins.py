@@ -32,10 +32,13 @@ class Desk:
         self.ended: dict[str, bool] = {}
         self.tasks: list[asyncio.Task[None]] = []
 
-    async def ask(self, user: str, peer: str = "a", password: str = "x", times: int = 1) -> None:
+    async def ask(self, user: str, peer: str = "a", password: str = "", times: int = 1) -> None:
+        """password: of all of them, or each has another."""
         for number in range(times):
             word = f"{user}@{peer}" if times == 1 else f"{user}@{peer}/{number}"
-            self.tasks.append(asyncio.create_task(self._ask(user, peer, password, word)))
+            self.tasks.append(
+                asyncio.create_task(self._ask(user, peer, password or f"x{number}", word))
+            )
         await self.settle()
 
     async def _ask(self, user: str, peer: str, password: str, word: str) -> None:
@@ -118,6 +121,65 @@ def test_who_goes_while_another_check_ends_is_not_served() -> None:
         assert desk.ended == {"ann@a/0": True}
         assert list(desk.running) == ["ann@a/2"]
         await desk.end("ann@a/2", True)
+        await desk.close()
+
+    asyncio.run(play())
+
+
+def test_who_waits_with_the_same_password_gets_the_same_answer() -> None:
+    """As all clients of a machine do after a restart: beyond 64 they were refused unchecked, and
+    the others were checked one by one."""
+
+    async def play() -> None:
+        desk = Desk()
+        await desk.ask("ann", password="right", times=300)
+        await desk.ask("ann", "b", password="right", times=3)
+        assert list(desk.running) == ["ann@a/0", "ann@b/0"]
+        await desk.end("ann@a/0", True)
+        assert desk.running == {"ann@b/0": desk.running["ann@b/0"]}
+        assert len(desk.ended) == 302
+        assert all(desk.ended.values())
+        await desk.end("ann@b/0", True)
+        await desk.close()
+
+    asyncio.run(play())
+
+
+def test_a_wrong_password_is_checked_once_for_all_who_wait_with_it() -> None:
+    """Of one address: elsewhere it is checked and counted by itself. Another password is another
+    check."""
+
+    async def play() -> None:
+        desk = Desk()
+        await desk.ask("ann", password="wrong", times=10)
+        await desk.ask("ann", "b", password="wrong")
+        await desk.ask("ann", password="right")
+        await desk.end("ann@a/0", False)
+        assert len(desk.ended) == 10
+        assert not any(desk.ended.values())
+        assert list(desk.running) == ["ann@b"]
+        await desk.end("ann@b", False)
+        await desk.later(logins.FIRST_DELAY_MS)
+        assert list(desk.running) == ["ann@a"]
+        await desk.end("ann@a", True)
+        assert desk.ended["ann@a"]
+        await desk.close()
+
+    asyncio.run(play())
+
+
+def test_who_goes_while_others_wait_with_the_same_password_leaves_them_waiting() -> None:
+    async def play() -> None:
+        desk = Desk()
+        await desk.ask("ann", password="right", times=4)
+        desk.tasks[0].cancel()
+        desk.tasks[2].cancel()
+        await desk.settle()
+        assert list(desk.running) == ["ann@a/1"]
+        desk.running["ann@a/1"].set_result(True)
+        desk.tasks[3].cancel()
+        await desk.settle()
+        assert desk.ended == {"ann@a/1": True}
         await desk.close()
 
     asyncio.run(play())

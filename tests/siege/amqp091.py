@@ -189,7 +189,7 @@ async def passwords(worker: Worker) -> None:
     line = await worker.line("amqp")
     await line.send(HEADER_091)
     await line.until(b"\xce")
-    await line.send(worker.start_ok("wrong"))
+    await line.send(worker.start_ok(os.urandom(4).hex()))
     worker.step()
     await line.refused()
 

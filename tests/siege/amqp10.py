@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import Final
 
@@ -45,8 +46,10 @@ def said(performative: Performative, channel: int = 0, payload: bytes = b"") -> 
     return frame(channel, performative.encode(), payload)
 
 
-def sasl(worker: Worker, password: str = "") -> bytes:
-    response = plain_response(worker.target.user, password or worker.target.password)
+def sasl(worker: Worker, wrong: str = "") -> bytes:
+    target = worker.target
+    user, given = (target.other, wrong) if wrong else (target.user, target.password)
+    response = plain_response(user, given)
     return sasl_frame(SaslInit("PLAIN", response).encode())
 
 
@@ -156,7 +159,7 @@ async def passwords_10(worker: Worker) -> None:
     line = await worker.line("amqp")
     await line.send(SASL_HEADER)
     await line.until(b"PLAIN")
-    await line.send(sasl(worker, "wrong"))
+    await line.send(sasl(worker, os.urandom(4).hex()))
     worker.step()
     await line.refused()
 
@@ -171,13 +174,13 @@ async def churn_10(worker: Worker) -> None:
 
 
 def _bomb(name: str, title: str, properties: bytes) -> None:
-    """An open whose properties are this."""
+    """A begin whose properties are this."""
 
     async def act(worker: Worker) -> None:
-        line = await entered(worker)
-        fields = b"\xa1\x01s" + b"\x40" * 8 + properties  # container-id, then absent ones
-        body = b"\0\x53\x10\xd0" + (len(fields) + 4).to_bytes(4, "big") + b"\0\0\0\x0a" + fields
-        await line.send(AMQP_HEADER + frame(0, body))
+        line = await begun(worker)
+        fields = b"\x40\x43\x43\x43" + b"\x40" * 3 + properties
+        body = b"\0\x53\x11\xd0" + (len(fields) + 4).to_bytes(4, "big") + b"\0\0\0\x08" + fields
+        await line.send(frame(1, body))
         worker.step()
         await line.refused()
 
@@ -206,7 +209,7 @@ def _array(count: int) -> bytes:
     return b"\xd1" + (len(raw) + 7).to_bytes(4, "big") + b"\0\0\0\x02\xa3\x01a" + raw
 
 
-_bomb("maps_10", "1.0: maps in maps, 900 deep", _nested_maps(900))
+_bomb("maps_10", "1.0: maps in maps, 5,000 deep", _nested_maps(5000))
 _bomb("lists_10", "1.0: lists in lists, 5,000 deep", _nested_lists(5000))
 _bomb("array_10", "1.0: an array of 4,294,967,295 nulls in 20 bytes", _array(UINT))
 _bomb("descriptors_10", "1.0: descriptors of descriptors", b"\0" * 50_000 + b"\x40")
@@ -404,6 +407,10 @@ async def _filter(worker: Worker, wanted: dict[str, object]) -> None:
 _filtered(
     "like", "1.0: SQL filters whose LIKE backtracks",
     lambda: sql("p.subject LIKE '" + "%a" * 25 + "%b'"),
+)  # fmt: skip
+_filtered(
+    "many_likes", "1.0: SQL filters of 40 conditions that backtrack",
+    lambda: sql(" OR ".join(["p.subject LIKE '%a%a%a%a%a%a%a%b'"] * 40)),
 )  # fmt: skip
 _filtered(
     "deep_sql", "1.0: SQL filters of 2,000 parentheses", lambda: sql("(" * 2000 + "1" + ")" * 2000)

@@ -40,6 +40,8 @@ class Target:
     """By names: amqp, amqps, http, nsq, nsq_http, nsq_https."""
     user: str = "mallory"
     password: str = "mallory"
+    other: str = "eve"
+    """User of whom wrong passwords are tried; the attacker's own would wait behind them."""
     vhost: str = "siege"
     """Of AMQP and HTTP; NSQ has the broker's."""
     administrator: str = "guest:guest"
@@ -145,9 +147,11 @@ class Worker:
                 seen += (await line.read()).count(CHANNEL_OPEN_OK)
         return line
 
-    def start_ok(self, password: str | None = None) -> bytes:
-        given = self.target.password if password is None else password
-        response = f"\0{self.target.user}\0{given}".encode()
+    def start_ok(self, wrong: str = "") -> bytes:
+        """wrong: a password of another user, and not the right one."""
+        target = self.target
+        user, given = (target.other, wrong) if wrong else (target.user, target.password)
+        response = f"\0{user}\0{given}".encode()
         return method(
             0, (10, 11),
             bytes(4) + short("PLAIN") + len(response).to_bytes(4, "big") + response

@@ -64,6 +64,7 @@ def set_up(target: Target) -> None:
     for user, secret, tags in (
         (name, password, "administrator"),
         (target.user, target.password, "monitoring,policymaker"),
+        (target.other, target.password, ""),
     ):
         call(port, "PUT", f"/api/users/{user}", {"password": secret, "tags": tags})
         call(port, "PUT", f"/api/permissions/%2F/{user}", everything)

@@ -118,7 +118,7 @@ async def secrets(worker: Worker) -> None:
     line = await worker.line("nsq")
     await line.send(MAGIC + about())
     await line.until(b"}")
-    await line.send(auth(f"{worker.target.user}:wrong".encode()))
+    await line.send(auth(f"{worker.target.other}:{os.urandom(4).hex()}".encode()))
     worker.step()
     await line.drain()
 

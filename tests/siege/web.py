@@ -250,7 +250,7 @@ async def _paths(worker: Worker, port: str) -> None:
 
 async def _logins(worker: Worker, port: str) -> None:
     line = await worker.line(port)
-    wrong = authorization(f"{worker.target.user}:{os.urandom(4).hex()}")
+    wrong = authorization(f"{worker.target.other}:{os.urandom(4).hex()}")
     data = f"GET {a_path(port)} HTTP/1.1\r\nHost: localhost\r\n".encode() + wrong + END
     while True:
         await answered(line, data)

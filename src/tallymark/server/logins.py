@@ -9,6 +9,9 @@ Checks that wait are run in this order:
 One check runs at a time for each address and user. After a failure the next one is delayed, longer
 each time. A log-in is refused unchecked when too many checks wait.
 
+Clients who wait with the same password for the same user get the answer of the first of them: as
+many as come back after a restart are let in by one check.
+
 A password that was right is remembered for VERIFIED_MS, as a keyed hash in memory: it is accepted
 without a check, however many wrong ones wait.
 """
@@ -43,6 +46,8 @@ REMEMBERED: Final = 10_000
 """Entries of each table."""
 
 K = TypeVar("K")
+Entry = tuple[str, bytes, bytes]
+"""A user, the user's salt and a password's keyed hash: the answer is the same each time."""
 Key = tuple[str, str]
 """An address and a user's name."""
 
@@ -50,12 +55,17 @@ Key = tuple[str, str]
 class Waiting:
     """A check that has not begun."""
 
-    __slots__ = ("key", "number", "turn")
+    __slots__ = ("entry", "key", "number", "turn")
 
-    def __init__(self, key: Key, number: int, turn: asyncio.Future[None]) -> None:
+    def __init__(
+        self, key: Key, entry: Entry | None, number: int, turn: asyncio.Future[bool | None]
+    ) -> None:
         self.key = key
+        self.entry = entry
+        """None: it is like no other."""
         self.number = number
         self.turn = turn
+        """None: it may run now. True or False: another one with the same entry was answered so."""
 
 
 class Failures:
@@ -74,7 +84,7 @@ class Logins:
     def __init__(self, clock: Callable[[], int] = now_ms) -> None:
         self._clock = clock
         self._key = secrets.token_bytes(32)
-        self._verified: dict[tuple[str, bytes, bytes], int] = {}
+        self._verified: dict[Entry, int] = {}
         """Times until which a verified password is accepted, by user, salt and keyed hash."""
         self._known: dict[Key, int] = {}
         """Times until which an address and user go first."""
@@ -104,17 +114,25 @@ class Logins:
         if self._verified.get(entry, 0) > self._clock():
             self._remember(self._known, key, KNOWN_MS)
             return True
-        accepted = await self.attempt(name, peer, accepts)
+        accepted = await self.attempt(name, peer, accepts, entry)
         if accepted:
             self._remember(self._verified, entry, VERIFIED_MS)
         return accepted
 
-    async def attempt(self, name: str, peer: str, accepts: Callable[[], Awaitable[bool]]) -> bool:
+    async def attempt(
+        self,
+        name: str,
+        peer: str,
+        accepts: Callable[[], Awaitable[bool]],
+        entry: Entry | None = None,
+    ) -> bool:
         """Return what `accepts` says, in turn and after the delay that earlier failures made. For
-        whatever proves who somebody is: guesses cost the same by every mechanism."""
+        whatever proves who somebody is: guesses cost the same by every mechanism. entry: of a
+        password, whose answer is that of others with the same entry."""
         key = (peer, name)
-        if not await self._turn(key):
-            return False
+        answer = await self._turn(key, entry)
+        if answer is not None:
+            return answer
         accepted = False
         try:
             accepted = await accepts()
@@ -123,31 +141,42 @@ class Logins:
                 self._failures.pop(key, None)
             else:
                 self._failed(key)
+            if entry is not None:
+                self._answer(key, entry, accepted)
         finally:
             del self._running[key]
             self._serve()
         return accepted
 
-    async def _turn(self, key: Key) -> bool:
-        """Wait until it is this one's turn; then it runs. False: too many wait."""
-        of_one = sum(one.key == key for one in self._waiting)
-        if len(self._waiting) >= WAITING or of_one >= WAITING_OF_ONE:
+    def _answer(self, key: Key, entry: Entry, accepted: bool) -> None:
+        """Give those who wait with the same entry the same answer. A failure is that of one address
+        and user."""
+        for one in list(self._waiting):
+            if one.entry == entry and (accepted or one.key == key) and not one.turn.done():
+                self._waiting.remove(one)
+                one.turn.set_result(accepted)
+
+    async def _turn(self, key: Key, entry: Entry | None) -> bool | None:
+        """Wait until it is this one's turn, and return None: then it runs. Else the answer: too
+        many wait, or another one had the same entry."""
+        own = [one.entry for one in self._waiting if one.key == key]
+        others = own.count(None) + len({*own} - {None, entry})
+        if len(self._waiting) >= WAITING or others >= WAITING_OF_ONE:
             return False
         self._numbers += 1
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = Waiting(key, self._numbers, turn)
+        turn: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
+        waiting = Waiting(key, entry, self._numbers, turn)
         self._waiting.append(waiting)
         self._serve()
         try:
-            await turn
+            return await turn
         except asyncio.CancelledError:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
-            else:
+            elif turn.result() is None:
                 del self._running[key]
                 self._serve()
             raise
-        return True
 
     def _serve(self) -> None:
         """Start the checks whose turn has come; set a timer for the next delayed one."""
