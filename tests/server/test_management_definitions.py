@@ -19,9 +19,7 @@ EXPORT = Path(__file__).parent / "fixtures" / "rabbitmq-3.10.8-definitions.json"
 
 NOT_OFFERED = [
     "user 'emil': password hash of kind 'rabbit_password_hashing_md5'",
-    "user 'bob': limits {'max-connections': 10}",
     "topic permission of user 'bob' on exchange 'amq.topic' in vhost 'shop'",
-    "parameter 'limits' of vhost-limits in vhost 'shop'",
     "global parameter 'own_param'",
     "global parameter 'internal_cluster_id'",
     "policy 'mirrors' in vhost 'shop': key 'ha-mode' is kept, without effect",
@@ -101,9 +99,8 @@ def test_an_export_keeps_everything_that_was_imported(broker: BrokerProcess) -> 
 
     for section in ("vhosts", "permissions", "policies", "exchanges"):
         assert rows(section, found) == rows(section, value), section
-    value["parameters"] = [row for row in value["parameters"] if row["name"] == "op"]
+    value["parameters"] = [row for row in value["parameters"] if row["name"] in ("op", "limits")]
     for row in value["users"]:
-        row["limits"] = {}
         if row["name"] == "emil":
             row.update(password_hash="", hashing_algorithm="rabbit_password_hashing_sha256")
     for section in ("users", "queues", "bindings", "parameters"):
@@ -132,6 +129,8 @@ def test_our_own_export_makes_the_same_broker_elsewhere(
 ) -> None:
     imported(broker, json.loads(EXPORT.read_text()))
     done(broker, "PUT", "users/new", {"password": "scrypt", "tags": "monitoring"})
+    done(broker, "PUT", "user-limits/new/max-publish-rate", {"value": 500})
+    done(broker, "PUT", "vhost-limits/shop/max-publish-rate", {"value": 2000})
     table = {"deep": {"list": [1, 2.5, True, None]}, "text": "ü"}
     done(broker, "PUT", "queues/%2F/odd", {"durable": True, "arguments": table})
     first = exported(broker)
@@ -141,6 +140,34 @@ def test_our_own_export_makes_the_same_broker_elsewhere(
         ]
         assert exported(other) == first
         assert get(other, "whoami", "new:scrypt")["name"] == "new"
+        for path in ("user-limits", "vhost-limits"):
+            assert get(other, path) == get(broker, path) != []
+        assert get(other, "user-limits/new")[0]["value"] == {"max-publish-rate": 500}
+        shop = {"max-queues": 100, "max-publish-rate": 2000}
+        assert get(other, "vhost-limits/shop")[0]["value"] == shop
+
+
+def test_limits_in_a_file_replace_those_of_their_user_and_no_others(broker: BrokerProcess) -> None:
+    for name in ("ann", "bob", "eve"):
+        done(broker, "PUT", f"users/{name}", {"password": name, "tags": ""})
+        done(broker, "PUT", f"user-limits/{name}/max-channels", {"value": 5})
+    users = [
+        {"name": "ann", "password": "ann", "tags": [], "limits": {"max-connections": 3}},
+        {"name": "bob", "password": "bob", "tags": [], "limits": {}},
+    ]
+    more = {"max-channels": 7, "max-flying": 1}
+    eve = {"name": "eve", "password": "eve", "tags": [], "limits": more}
+    assert imported(broker, {"users": [*users, eve]})["unsupported"] == [
+        "user 'eve': limit 'max-flying'"
+    ]
+    assert get(broker, "user-limits") == [
+        {"user": "ann", "value": {"max-connections": 3}},
+        {"user": "eve", "value": {"max-channels": 7}},
+    ]
+    wrong = {"name": "ann", "password": "ann", "tags": [], "limits": {"max-channels": "many"}}
+    status, _, reason = refused(broker, "POST", "definitions", {"users": [wrong]})
+    assert status == 400
+    assert "limit max-channels is 'many', expected a whole number" in reason
 
 
 # -- one virtual host

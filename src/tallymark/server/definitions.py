@@ -16,9 +16,18 @@ import msgspec
 
 from tallymark.bridge.identity import BROKER, PRODUCT, VERSION
 from tallymark.engine.errors import BrokerError
+from tallymark.engine.quotas import Quotas
 from tallymark.engine.vhost import VirtualHost
-from tallymark.server.definitions_plan import OPERATOR_POLICY, OWN, Plan, plan_of
+from tallymark.server.definitions_plan import (
+    LIMITS,
+    OPERATOR_POLICY,
+    OWN,
+    VHOST_LIMITS,
+    Plan,
+    plan_of,
+)
 from tallymark.server.http_state import plain
+from tallymark.server.limits import Stored, save_limits
 from tallymark.server.logs import log_of
 from tallymark.server.management_rows import binding_row
 from tallymark.server.management_users import permission_rows, user_row
@@ -53,9 +62,12 @@ def export_all(node: Node, users: Mapping[str, User]) -> dict[str, Any]:
     """Everything, as RabbitMQ's GET /api/definitions."""
     vhosts = list(node.broker.vhosts.values())
     names = [vhost.name for vhost in vhosts]
+    limits = node.broker.quotas
     whole: dict[str, Any] = {
         **_about(),
-        "users": [user_row(user) for user in users.values()],
+        "users": [
+            {**user_row(user), "limits": limits.users.get(user.name, {})} for user in users.values()
+        ],
         "vhosts": [_vhost(vhost) for vhost in vhosts],
         "permissions": [row for user in users.values() for row in permission_rows(user, names)],
         "topic_permissions": [],
@@ -64,14 +76,14 @@ def export_all(node: Node, users: Mapping[str, User]) -> dict[str, Any]:
     for section in ("parameters", "policies", "queues", "exchanges", "bindings"):
         whole[section] = []
     for vhost in vhosts:
-        for section, rows in _sections(vhost).items():
+        for section, rows in _sections(vhost, limits).items():
             whole[section] += [{**row, "vhost": vhost.name} for row in rows]
     return whole
 
 
-def export_vhost(vhost: VirtualHost) -> dict[str, Any]:
+def export_vhost(vhost: VirtualHost, limits: Quotas) -> dict[str, Any]:
     """Return the definitions of one virtual host; its entries do not name it."""
-    return {**_about(), **_sections(vhost)}
+    return {**_about(), **_sections(vhost, limits)}
 
 
 def _vhost(vhost: VirtualHost) -> dict[str, Any]:
@@ -92,11 +104,15 @@ def _about() -> dict[str, Any]:
     }
 
 
-def _sections(vhost: VirtualHost) -> dict[str, list[dict[str, Any]]]:
+def _sections(vhost: VirtualHost, limits: Quotas) -> dict[str, list[dict[str, Any]]]:
+    limited = limits.vhosts.get(vhost.name)
     return {
         "parameters": [
-            {"component": OPERATOR_POLICY, "name": policy.name, "value": policy.value()}
-            for policy in vhost.operator_policies.values()
+            *([{"component": VHOST_LIMITS, "name": LIMITS, "value": limited}] if limited else []),
+            *(
+                {"component": OPERATOR_POLICY, "name": policy.name, "value": policy.value()}
+                for policy in vhost.operator_policies.values()
+            ),
         ],
         "policies": [{"name": policy.name, **policy.value()} for policy in vhost.policies.values()],
         "queues": [
@@ -159,6 +175,8 @@ async def import_definitions(
         await node.users.change(lambda known: _set_users(known, plan), by, keep_guest=not at_start)
     imported = Imported(plan.counts(), plan.unsupported)
     imported.failed += _apply(node, plan)
+    if plan.user_limits or plan.vhost_limits:
+        imported.failed += await _limit(node, plan)
     for text in imported.unsupported:
         log.warning("definitions.unsupported", what=text)
     for text in imported.failed:
@@ -199,6 +217,25 @@ def _set_users(known: dict[str, User], plan: Plan) -> None:
         if given is None:
             raise UsersError(f"user {name!r} was deleted meanwhile")
         known[name] = msgspec.structs.replace(given, vhosts={**given.vhosts, vhost: permission})
+
+
+async def _limit(node: Node, plan: Plan) -> list[str]:
+    """Set the limits of a plan; those of other users and virtual hosts stay. Return what failed."""
+    quotas = node.broker.quotas
+    async with node.limits_changing:
+        vhosts = {**quotas.vhosts, **plan.vhost_limits}
+        users = {**quotas.users, **plan.user_limits}
+        stored = Stored(
+            {name: found for name, found in vhosts.items() if found},
+            {name: found for name, found in users.items() if found},
+        )
+        try:
+            await asyncio.to_thread(save_limits, node.config.data_dir, stored)
+        except OSError as error:
+            return [f"limits: {error}"]
+        quotas.limit(stored.vhosts, stored.users)
+    node.pacer.look_again()
+    return []
 
 
 def _apply(node: Node, plan: Plan) -> list[str]:

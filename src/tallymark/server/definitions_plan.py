@@ -37,6 +37,7 @@ from tallymark.engine.exchange import (
     make_exchange,
 )
 from tallymark.engine.policies import Policy, policy_fields, policy_from, without_effect
+from tallymark.engine.quotas import OF_USERS, OF_VHOSTS
 from tallymark.engine.vhost import PREDECLARED, VirtualHost
 from tallymark.server.users import (
     ADMINISTRATOR,
@@ -52,6 +53,9 @@ from tallymark.wire.amqp091.fields import decode_table, encode_table
 
 SHA256: Final = "rabbit_password_hashing_sha256"
 OPERATOR_POLICY: Final = "operator_policy"
+VHOST_LIMITS: Final = "vhost-limits"
+LIMITS: Final = "limits"
+"""Name of the one parameter that holds a virtual host's limits."""
 ABOUT: Final = (
     "rabbit_version", "rabbitmq_version", "product_name", "product_version", *BROKER,
     "rabbitmq_definition_format", "original_cluster_name", "original_vhost_name", "explanation",
@@ -106,6 +110,8 @@ class Plan:
     """Passwords by user, of users that come with a password instead of its hash."""
     permissions: list[tuple[str, str, Permission]] = field(default_factory=list)
     """Permissions as (user, virtual host, permission)."""
+    user_limits: dict[str, dict[str, int]] = field(default_factory=dict)
+    vhost_limits: dict[str, dict[str, int]] = field(default_factory=dict)
     policies: list[tuple[str, Policy, bool]] = field(default_factory=list)
     """Virtual host, policy, whether it is an operator's."""
     queues: dict[Name, NewQueue] = field(default_factory=dict)
@@ -217,8 +223,9 @@ class _Reader:
     def _read_user(self, entry: Entry) -> None:
         name = _get(entry, "name", str)
         check_name(name)
-        if entry.get("limits"):
-            self._pass_over(f"user '{name}': limits {entry['limits']!r}")
+        if entry.get("limits") is not None:
+            given = _get(entry, "limits", dict)
+            self.plan.user_limits[name] = self._limits(f"user '{name}'", given, OF_USERS)
         user = self._credentials(name, entry)
         tags = entry.get("tags", [])
         if isinstance(tags, str):
@@ -270,8 +277,23 @@ class _Reader:
         if component == OPERATOR_POLICY:
             value = _get(entry, "value", dict)
             self._plan_policy(vhost, name, value, True)
+        elif component == VHOST_LIMITS and name == LIMITS:
+            given = _get(entry, "value", dict)
+            self.plan.vhost_limits[vhost] = self._limits(f"vhost '{vhost}'", given, OF_VHOSTS)
         else:
             self._pass_over(f"parameter '{name}' of {component} in vhost '{vhost}'")
+
+    def _limits(self, of: str, given: Entry, known: tuple[str, ...]) -> dict[str, int]:
+        """Raises Wrong."""
+        found: dict[str, int] = {}
+        for name, value in given.items():
+            if name not in known:
+                self._pass_over(f"{of}: limit '{name}'")
+            elif isinstance(value, bool) or not isinstance(value, int):
+                raise Wrong(f"limit {name} is {value!r}, expected a whole number")
+            else:
+                found[name] = value
+        return found
 
     def _read_global_parameter(self, entry: Entry) -> None:
         self._pass_over(f"global parameter '{entry.get('name')}'")

@@ -37,7 +37,7 @@ class Definitions(Routes):
     async def _export(self, request: web.Request) -> web.Response:
         require_administrator(request)
         if "vhost" in request.match_info:
-            found = export_vhost(self.vhost(request))
+            found = export_vhost(self.vhost(request), self.node.broker.quotas)
         else:
             try:
                 found = export_all(self.node, self.node.users.current())

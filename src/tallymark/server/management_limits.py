@@ -8,7 +8,7 @@ from aiohttp import web
 
 from tallymark.engine.errors import NotFound
 from tallymark.engine.quotas import OF_USERS, OF_VHOSTS, Limits
-from tallymark.server.http import HttpServer, Refused, require_administrator, user_of
+from tallymark.server.http import Refused, require_administrator, user_of
 from tallymark.server.limits import Stored, save_limits
 from tallymark.server.management_requests import Routes, fields_of, listed
 from tallymark.server.users import GUEST_USER, UsersError, sees
@@ -16,10 +16,6 @@ from tallymark.server.users import GUEST_USER, UsersError, sees
 
 class LimitRoutes(Routes):
     """/api/vhost-limits and /api/user-limits."""
-
-    def __init__(self, http: HttpServer) -> None:
-        super().__init__(http)
-        self._changing = asyncio.Lock()
 
     def add_to(self, app: web.Application) -> None:
         router = app.router
@@ -85,7 +81,7 @@ class LimitRoutes(Routes):
         value: int | None = None
         if request.method == "PUT":
             value = (await fields_of(request)).number("value")
-        async with self._changing:
+        async with self.node.limits_changing:
             quotas = self.node.broker.quotas
             new = {key: dict(found) for key, found in limits.items()}
             if value is None:

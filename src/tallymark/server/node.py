@@ -155,6 +155,8 @@ class Node:
         self._ready_waiters: list[tuple[Queue, asyncio.Future[None]]] = []
         self.appends = Appends(loop)
         self.pacer = Pacer(self)
+        self.limits_changing = asyncio.Lock()
+        """Held while limits.json is written."""
 
     # -- time
 
