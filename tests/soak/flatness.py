@@ -6,8 +6,8 @@ the arena, and one descriptor of ten is a tenth.
 
 Figures are compared like with like. A broker that is killed every minute begins anew every minute,
 so each *life* (from its ready line to its kill) is one row: its memory at a fixed age and the most
-of it, its most threads, and the medians of its descriptors and its disk, which go up and down with
-every checkpoint. Of the rows in the first quarter, at least two, and of those in the last the
+of it, and the medians of its descriptors, threads and disk, which go up and down with load and
+checkpoints. Of the rows in the first quarter, at least two, and of those in the last the
 medians are compared: one life in which the machine was busy with something else decides nothing.
 The first life fills what all later ones find full (streams up to their retention, spare files,
 ledgers), and counts in neither.

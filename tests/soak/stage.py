@@ -23,13 +23,13 @@ SETTINGS = {
     "nsq_host": "127.0.0.1",
     "segment_size": "1MiB",
     "checkpoint_every": "4MiB",
-    "ledger_retention": "30s",
+    "ledger_retention": "1m",
     "max_memory": "32MiB",
     "auto_create_queues": "^churn$",
     "log_level": "warning",
 }
 """With these the disk can be flat: small segments, a checkpoint every few seconds, and ledgers that
-are kept for half a life. The traffic of a life is several times each of them."""
+are kept for about a life. `reconcile` accounts for that time; the broker's own account, for all."""
 
 
 class HungUp(Exception):

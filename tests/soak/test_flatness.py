@@ -115,7 +115,7 @@ def test_lives_that_are_alike_are_flat() -> None:
     [
         ("memory", MIB / 2, ["memory at half a life", "most memory"]),
         ("descriptors", 1, ["descriptors"]),
-        ("threads", 1 / 20, ["most threads"]),
+        ("threads", 1 / 10, ["threads"]),
         ("disk", MIB, ["disk"]),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,26 @@ def test_executors_find_the_files_of_a_folder_that_was_named_from_here(
     parts = ledger.plan(Path("before_dead_letters"))
     monkeypatch.chdir(tmp_path)  # as on a cluster
     assert sum(batch.num_rows for part in parts for batch in ledger.read_file(part)) > 0
+
+
+def test_a_file_that_is_gone_when_it_is_read_was_let_go_of(tmp_path: Path) -> None:
+    folder = shutil.copytree(FORMATS / "before_dead_letters", tmp_path / "data")
+    parts = [part for part in ledger.plan(folder) if part.source == ledger.JOURNAL]
+    parts[0].file.path.unlink()
+    with pytest.raises(ledger.LedgerLetGo, match="ledger_retention is over"):
+        list(ledger.read_file(parts[0]))
+    assert parts[0].file not in [part.file for part in ledger.plan(folder)]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [([], []), ([4], [4]), ([1, 2, 3], [1, 2, 3]), ([1, 4, 7, 8, 9], [7, 8, 9]), ([1, 3], [3])],
+)
+def test_an_account_begins_behind_the_last_gap(
+    numbers: list[int], expected: list[int], tmp_path: Path
+) -> None:
+    files = [ledger.LedgerFile(tmp_path / str(number), number, 0) for number in numbers]
+    assert [file.number for file in ledger.since_the_last_gap(files)] == expected
 
 
 def test_dl_20_the_ledger_of_an_earlier_version_is_read() -> None:

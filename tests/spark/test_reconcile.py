@@ -6,15 +6,20 @@ One ledger with a queue for every case is reconciled once; each test looks at it
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from tallymark.spark import ledger
-from tallymark.spark.account import Account, Claim, Reconciliation
-from tallymark.spark.reconcile import reconcile
+from tallymark.spark.account import STILL_THERE, Account, Claim, Reconciliation, Returned
+from tallymark.spark.reconcile import kept, read_ledger, reconcile
+from tallymark.spark.reconcile_table import show
+from tests.journal.test_formats import FORMATS
 
 pytestmark = pytest.mark.spark
 
@@ -347,3 +352,51 @@ def test_deliveries_that_came_back_are_counted_each_time_and_end_nothing(
 def test_one_fault_unbalances_all(outcome: Reconciliation) -> None:
     assert not outcome.balanced
     assert Reconciliation(64, [account(outcome, "balanced")]).balanced
+
+
+def test_a_queue_of_which_nothing_entered_in_the_ledger_balances(spark: SparkSession) -> None:
+    """What entered last may be older than the ledger, while traces of earlier messages are not."""
+    names = [row("live", 1, 3, 3), row("settled", 1, 1, 2)]
+    claims = [Claim(1, "/", "idle", {"entered": 10, "ready": 1, "settled": 9})]
+    outcome = reconcile(spark.createDataFrame(names, ledger.DDL), 1, claims)
+    assert (outcome.balanced, outcome.accounts[0].before_ledger) == (True, 10)
+    claims = [Claim(1, "/", "idle", {"entered": 2, "ready": 1, "settled": 1})]
+    outcome = reconcile(spark.createDataFrame(names, ledger.DDL), 1, claims)
+    assert [fault.fault for fault in outcome.faults] == ["entered: 2 by the broker, 3 here"]
+
+
+def test_a_ledger_that_is_let_go_of_while_it_is_read_is_read_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(FORMATS / "before_dead_letters", tmp_path / "data")
+    listed: list[int] = []
+
+    def attempt() -> int:
+        parts = ledger.plan(folder)
+        listed.append(len(parts))
+        rows = read_ledger(spark, folder)
+        if len(listed) == 1:  # as a broker may, between the list and the reading
+            next(part for part in parts if part.source == ledger.JOURNAL).file.path.unlink()
+        return rows.count()
+
+    assert kept(attempt) > 0
+    assert listed == [listed[0], listed[0] - 1]
+
+
+def test_what_is_wrong_otherwise_is_not_tried_again(spark: SparkSession) -> None:
+    tried: list[int] = []
+
+    def attempt() -> None:
+        tried.append(1)
+        spark.sql("select raise_error('no')").collect()
+
+    with pytest.raises(PySparkException, match="no"):
+        kept(attempt)
+    assert tried == [1]
+
+
+def test_a_name_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """NSQ's channel `two` of the topic `a` is the queue `a:two`, and a colon follows."""
+    account = Account("a:two", "/", 0, dict.fromkeys(STILL_THERE, 0), 0, 0, {}, 0, before_ledger=7)
+    show(Reconciliation(1, [account], returned=[Returned("a:two", "loss", 1)]), False)
+    assert capsys.readouterr().out.count("a:two:") == 2

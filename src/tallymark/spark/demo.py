@@ -80,7 +80,7 @@ def main(
     """
     from rich.console import Console
 
-    console = Console(no_color=plain, force_terminal=False if plain else None)
+    console = Console(no_color=plain, force_terminal=False if plain else None, emoji=False)
     if input is not None and input.stat().st_size == 0:
         raise ValueError(f"--input {str(input)!r} is empty, expected a file of lines")
     folder = _new_folder(out)

@@ -95,7 +95,7 @@ class Stage:
         width = shown.width if shown.is_terminal else None
         kept = Console(
             file=StringIO(), force_terminal=False, color_system=system, width=width,
-            no_color=shown.no_color,
+            no_color=shown.no_color, emoji=False,
         )  # fmt: skip
         return replace(self, console=kept, skipped=0)
 

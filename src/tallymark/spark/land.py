@@ -216,7 +216,7 @@ class Terminal:
         from rich.markup import escape
 
         self._escape = escape
-        self._console = Console()
+        self._console = Console(emoji=False)
         self._status = self._console.status(f"{escape(what)}: waiting for messages")
         self._what = what
         if self._console.is_terminal:

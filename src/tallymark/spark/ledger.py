@@ -115,6 +115,11 @@ class LedgerIncomplete(RuntimeError):
     """The files lack rows up to the position asked for."""
 
 
+class LedgerLetGo(LedgerIncomplete):
+    """A file that was listed is gone: the broker keeps ledgers for `ledger_retention`. Files listed
+    anew are whole again."""
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerFile:
     """One file with rows."""
@@ -178,18 +183,31 @@ class LedgerReader(DataSourceReader):
         return read_file(partition)
 
 
-def plan(folder: Path, upto: int | None = None) -> list[FilePartition]:
+def plan(
+    folder: Path, upto: int | None = None, *, is_unbroken: bool = False
+) -> list[FilePartition]:
     """Return the partitions of the ledger up to the checkpoint at `upto` (None: the newest): that
-    checkpoint, and every file with rows below it. Raises LedgerIncomplete."""
+    checkpoint, and every file with rows below it. Raises LedgerIncomplete.
+
+    is_unbroken: leave out what lies before a gap. The broker deletes a ledger once its retention
+    is over, and keeps older segments for as long as somebody needs a body in them."""
     folder = folder.absolute()  # executors of a cluster stand in folders of their own
     state = find_checkpoint(folder, upto)
+    files = ledger_files(folder, state.number)
+    if is_unbroken:
+        files = since_the_last_gap(files)
     return [
         FilePartition(state, CHECKPOINT, state.number),
-        *(
-            FilePartition(file, JOURNAL, state.number)
-            for file in ledger_files(folder, state.number)
-        ),
+        *(FilePartition(file, JOURNAL, state.number) for file in files),
     ]
+
+
+def since_the_last_gap(files: list[LedgerFile]) -> list[LedgerFile]:
+    """Return the last of the files, by number, whose numbers follow one another."""
+    begin = len(files) - 1
+    while begin > 0 and files[begin - 1].number == files[begin].number - 1:
+        begin -= 1
+    return files[max(begin, 0) :]
 
 
 def read_file(partition: FilePartition) -> Iterator[pa.RecordBatch]:
@@ -283,7 +301,13 @@ def _read(file: LedgerFile) -> bytes:
     except FileNotFoundError:
         # The cleaner may have made a .ledger of the .segment since the files were listed.
         stripped = file.path.with_suffix(".ledger")
-        return stripped.read_bytes()
+        try:
+            return stripped.read_bytes()
+        except FileNotFoundError:
+            raise LedgerLetGo(
+                f"{stripped}: the broker let go of it while the ledger was read, its "
+                "ledger_retention is over"
+            ) from None
 
 
 def _batches(

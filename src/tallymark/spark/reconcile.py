@@ -16,11 +16,11 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from tallymark.spark import ledger
 from tallymark.spark.account import (
@@ -41,13 +41,14 @@ from tallymark.spark.client import (
     api_path,
 )
 from tallymark.spark.hours import by_hour, with_ids
-from tallymark.spark.ledger import LedgerIncomplete, checkpoints
+from tallymark.spark.ledger import LedgerIncomplete, LedgerLetGo, checkpoints
 from tallymark.spark.sweep import drops, intervals, moves, returns, sweep, totals, with_faults
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+T = TypeVar("T")
 FAULTS_SHOWN: Final = 100
 MOST_TASKS: Final = 64
 ASK_AGAIN: Final = 5
@@ -60,11 +61,19 @@ WRITTEN_S: Final = 5.0
 
 
 def read_ledger(
-    spark: SparkSession, folder: Path, upto: int | None = None, url: str | None = None
+    spark: SparkSession,
+    folder: Path,
+    upto: int | None = None,
+    url: str | None = None,
+    *,
+    is_unbroken: bool = False,
 ) -> DataFrame:
     """Read all rows of the ledger in a data folder up to a checkpoint, as `ledger.DDL` says: the
     one at position `upto`, by default the newest; or, with `url`, one that the broker there writes
     now.
+
+    is_unbroken: only what lies behind the last gap that `ledger_retention` made, as an account
+    needs it: a message that entered before the gap may have ended in it.
 
     The same as format("tallymark") with the option `ledger`, but planned here: a Python source
     costs several processes before its first row. Raises LedgerIncomplete; with `url` BrokerRefused,
@@ -72,7 +81,7 @@ def read_ledger(
     """
     if url is not None:
         upto = asked(Endpoint.from_url(url, retry_ms=RETRY_MS), folder)
-    files = ledger.plan(folder, upto)
+    files = ledger.plan(folder, upto, is_unbroken=is_unbroken)
 
     def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
@@ -133,13 +142,21 @@ def _miscounted(sums: Mapping[int, Mapping[str, int]], claims: Mapping[int, Clai
     found = []
     for queue_id, sum_of in sums.items():
         claim = claims.get(queue_id)
-        counted = sum_of["before_ledger"] + sum_of["entered"]
+        counted = _before(sum_of, claim) + sum_of["entered"]
         if claim is not None and claim.count("entered") != counted:
             said = claim.count("entered")
             low, high = sorted((said, counted))
             what = f"entered: {said} by the broker, {counted} here"
             found.append(Fault(claim.name, low + 1, high, what, claim.vhost))
     return found
+
+
+def _before(sum_of: Mapping[str, int], claim: Claim | None) -> int:
+    """The number of messages that entered a queue before the ledger: up to the first that entered
+    in it. Where none did, all that the broker counted, or as many as there are traces of."""
+    if sum_of["entered"] or claim is None:
+        return sum_of["before_ledger"]
+    return max(sum_of["before_ledger"], claim.count("entered"))
 
 
 def queue_names(rows: DataFrame, claims: Sequence[Claim]) -> dict[int, tuple[str, str]]:
@@ -182,7 +199,7 @@ def _account(
     difference = sums["entered"] - (sum(there.values()) - sums["live_before"]) - ended
     return Account(
         name, vhost, sums["entered"], there, sums["settled"], dead_lettered, dropped, difference,
-        before_ledger=sums["before_ledger"],
+        before_ledger=_before(sums, claim),
     )  # fmt: skip
 
 
@@ -232,10 +249,33 @@ def run(
 ) -> Reconciliation:
     """Reconcile a data folder: against the running broker when an endpoint is given, else against
     its newest checkpoint. Raises LedgerIncomplete, FileNotFoundError, BrokerRefused."""
+    return kept(lambda: _run(spark, data_dir, endpoint, hourly))
+
+
+def kept(attempt: Callable[[], T]) -> T:
+    """Make an attempt over the ledger, and another where a running broker let go of a file before
+    it was read: the files that are left are a whole ledger, of a shorter time. Raises as the last
+    attempt does."""
+    from pyspark.errors import PySparkException
+
+    for _ in range(ASK_AGAIN - 1):
+        try:
+            return attempt()
+        except LedgerLetGo:
+            continue
+        except PySparkException as error:  # of the process that read it there is only the text
+            if LedgerLetGo.__name__ not in str(error):
+                raise
+    return attempt()
+
+
+def _run(
+    spark: SparkSession, data_dir: Path, endpoint: Endpoint | None, hourly: bool
+) -> Reconciliation:
     asked = None if endpoint is None else _ask_until_written(endpoint, data_dir)
     state = ledger.find_checkpoint(data_dir, asked[0] if asked else None)
     as_of = ledger.time_of(state)
-    rows = read_ledger(spark, data_dir, state.number).cache()
+    rows = read_ledger(spark, data_dir, state.number, is_unbroken=True).cache()
     try:
         claims = asked[1] if asked else claims_of_checkpoint(rows)[1]
         outcome = reconcile(rows, state.number, claims, hourly)

@@ -32,11 +32,11 @@ def show(
     if as_json:
         print(json.dumps({**asdict(outcome), "balanced": outcome.balanced}))
         return
-    from rich import get_console
+    from rich.console import Console
     from rich.markup import escape
     from rich.measure import Measurement
 
-    console = console or get_console()
+    console = console or Console(emoji=False)  # a queue may be called topic:two
     console.print(escape(_title(outcome)), highlight=False, soft_wrap=True)
     table = _account_table(outcome.accounts)
     # A line longer than the terminal is less bad than a difference nobody sees.
@@ -70,11 +70,11 @@ def show(
     for account in outcome.accounts:
         if account.before_ledger:
             console.print(
-                f"{account.queue}: sequences 1 to {account.before_ledger:,} are older than the "
-                "ledger that is kept and were left out"
+                f"{escape(account.queue)}: sequences 1 to {account.before_ledger:,} are older than "
+                "the ledger that is kept and were left out"
             )
         if not account.from_ledger:
-            console.print(f"{account.queue}: not durable, the account is the broker's own")
+            console.print(f"{escape(account.queue)}: not durable, the account is the broker's own")
     for fault in outcome.faults:
         console.print(
             f"[bold red]{escape(fault.queue)}: sequences {fault.first} to {fault.last}"

@@ -308,11 +308,12 @@ class Display:
         if self._as_json:
             print(json.dumps({"done": True, **asdict(redriven)}), flush=True)
             return
-        from rich import box, get_console
+        from rich import box
+        from rich.console import Console
         from rich.markup import escape
         from rich.table import Table
 
-        console = get_console()
+        console = Console(emoji=False)
         moved = redriven.results.get(MOVED, 0)
         would = "would move" if redriven.dry_run else "moved"
         console.print(

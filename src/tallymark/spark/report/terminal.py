@@ -15,9 +15,9 @@ MOST: Final = 10
 
 def show(data: dict[str, Any], console: Console | None = None) -> None:
     """Print the first rows of each chapter that has any."""
-    from rich import get_console
+    from rich.console import Console
 
-    out = console or get_console()
+    out = console or Console(emoji=False)
     took = words.duration
     _table(
         out, "End-to-end latency", ("queue", "messages", "p50", "p95", "p99", "longest"),
