@@ -184,7 +184,7 @@ def drop_subscription(
     url: Url = URL,
     user: Login = LOGIN,
 ) -> None:
-    """Delete a subscription: what it holds goes back to its old place in the queue."""
+    """Delete a subscription: its leased messages return to their old places in the queue."""
     ask(url, user, "DELETE", api_path("subscriptions", vhost, queue, name))
     print(f"subscription '{name}' of queue '{queue}' dropped")
 

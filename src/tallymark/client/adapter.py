@@ -187,9 +187,9 @@ class SessionPort(ABC):
         raise NotImplementedError
 
     def give_back(self, ranges: list[tuple[int, int]]) -> None:
-        """Everything delivered that is not settled goes back to its place, ascending [TX-8, TX-19a]
-        but what is settled in an open transaction. `ranges`: what that is as far as the client
-        knows, ascending; it includes no message that was ignored. Dispatcher.given_back follows."""
+        """Give all unsettled deliveries back to the broker, to their old places, ascending [TX-8,
+        TX-19a], but not those settled in an open transaction. `ranges`: those deliveries as far
+        as the client knows, ascending, without ignored ones. Dispatcher.given_back follows."""
         raise NotImplementedError
 
 

@@ -129,7 +129,7 @@ class Consumer:
         self.settled_total = 0
         self.was_attached = False
         self.peer_drains = True
-        """False once the peer has left a drain unanswered."""
+        """False once the peer did not answer a drain."""
         self.on_state_changed: StateCallback | None = None
         self.leaks = LeakWatch(self)
         self._is_touched = False

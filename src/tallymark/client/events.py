@@ -42,7 +42,7 @@ class Decision(Enum):
     TOP_UP = "top-up"
     """More credit before it ran out."""
     PAUSE = "pause"
-    """No credit is left, and no slot is free: nothing comes until something is settled."""
+    """No credit is outstanding and no slot is free: nothing comes until a message is settled."""
     ISSUE = "issue"
     """Credit was issued by hand, with `issue_credit`."""
     DRAIN = "drain"
@@ -191,8 +191,8 @@ class HandlerFailed(Event):
 @final
 @dataclass(frozen=True, slots=True)
 class SettlementFailed(Event):
-    """The settlement of a message did not take effect, and no call was waiting to be told: its
-    handler was cancelled, or the link went while the handler worked."""
+    """The settlement of a message did not take effect, and no call was waiting for it: its handler
+    was cancelled, or the link was lost while the handler worked."""
 
     name = "settlement.failed"
     log = HANDLER_LOG

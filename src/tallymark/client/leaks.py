@@ -1,4 +1,4 @@
-"""Messages that nobody settles: found, named, and if asked for given back [FC-D2].
+"""Messages that the application never settles: found, reported, and if asked for released [FC-D2].
 
 Three ways to find one: the application has no reference to it any more (at once); it is older than
 `max_unsettled_age` (a warning at 80 %, then it is released); every slot of the window is taken and
