@@ -27,8 +27,8 @@ DESCRIPTION_MAX: Final = 1_000
 
 
 def check_outcome(outcome: Outcome) -> None:
-    """Raise TypeError or ValueError for what is no outcome, or cannot be said on the wire: here,
-    where it is given, and not at the end of the turn, where nobody would hear of it."""
+    """Raise TypeError or ValueError for a value that is no outcome, or cannot be encoded: at the
+    call, and not at the end of the turn, where no caller would get the error."""
     if outcome is ACCEPTED or outcome is RELEASED or outcome is REJECTED:
         return
     if not isinstance(outcome, Accepted | Rejected | Released | Modified):

@@ -161,8 +161,8 @@ class Producer:
         self.may_send()
 
     def taken_back(self, low: int, high: int) -> None:
-        """The receiver took credit back for messages low..high (numbers), which had not left: they
-        wait for new credit."""
+        """Queue messages low..high (numbers) again: the receiver took its credit back before they
+        had left."""
         sent = self.dispatcher.sent
         for number in range(high, low - 1, -1):
             pending = sent.pop(number, None)
@@ -189,8 +189,8 @@ class Producer:
         return sum(pending.number == WAITING for pending in self.queue)
 
     def post(self, messages: Sequence[bytes], settled: bool, work: Work | None) -> list[Pending]:
-        """Put messages behind those that wait; their group's waiter hears when all have left or
-        have their outcomes. Raises TransactionRolledBack where their transaction has been."""
+        """Add messages to the queue; their group's waiter is done when all have left or have their
+        outcomes. Raises TransactionRolledBack where their transaction was rolled back."""
         if work is not None:
             work.check()
         waiter: Waiter = self.dispatcher.loop.create_future()

@@ -205,9 +205,9 @@ class ReceivedMessage(Message):
         return await self._result()
 
     def ignore(self) -> None:
-        """Give its slot back and say nothing to the broker, which goes on holding it for us until
-        the link is closed or its own lock expires: it is not settled, cannot be settled any more,
-        and is counted (`receiver.ignored_total`) [FC-25]. No-op on one that is settled."""
+        """Free its slot without settling it: the broker holds it until the link is closed or its
+        own lock expires. It cannot be settled any more, and is counted (`receiver.ignored_total`)
+        [FC-25]. No-op on one that is settled."""
         self.consumer.dispatcher.ignore(self)
 
     async def settlement(self) -> Outcome | None:

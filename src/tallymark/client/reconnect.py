@@ -62,8 +62,8 @@ class Reconnector:
         attempt: Callable[[], Awaitable[None]],
         waiting: Callable[[int, int, ClientError], None],
     ) -> None:
-        """`attempt` raises Closed where it fails; `waiting(number, delay_ms, error)` is told before
-        each."""
+        """`attempt` raises Closed where it fails; `waiting(number, delay_ms, error)` is called
+        before each."""
         self._backoff = backoff
         self._attempt = attempt
         self._waiting = waiting

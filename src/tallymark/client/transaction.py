@@ -106,8 +106,8 @@ class Transaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Raises as commit, or RollbackUncertain; what else keeps a rollback from being said is
-        noted on the error that left the block."""
+        """Raises as commit, or RollbackUncertain; any other failure of a rollback is noted on the
+        error that left the block."""
         if error is None:
             try:
                 await self.dispatcher.commit(self, True)

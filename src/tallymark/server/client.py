@@ -312,7 +312,7 @@ class Client(asyncio.Protocol):
         self.transport.abort()
 
     def too_much(self, reason: str) -> None:
-        """See buffers.py: it is told, and nothing more is taken from it."""
+        """Send the reason and close; see buffers.py. Later input is discarded."""
         self.bridge.shutdown(reason)
         output = self.bridge.take_output()
         if output:

@@ -81,7 +81,7 @@ class TlsListener:
         return (self._bound,)
 
     def close(self) -> None:
-        """Accept nobody more, and end the handshakes that are under way."""
+        """Accept no more connections, and end the handshakes under way."""
         self._loop.remove_reader(self._bound)
         if self._later is not None:
             self._later.cancel()

@@ -9,7 +9,7 @@ out, whoever the browser's user is:
 - `Origin`, where there is one, is that same place: a form or script of another page sends a POST
   without asking first. `Sec-Fetch-Site: cross-site` says the same; only following a link is fine.
 
-Also here: what a server says of itself. Versions help who looks for one with a hole.
+Also here: the header `Server`, without versions, which would help to find vulnerable brokers.
 """
 
 from __future__ import annotations

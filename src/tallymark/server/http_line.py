@@ -203,8 +203,8 @@ class HttpLine(web.RequestHandler):
         self._node.buffers.weigh(self)
 
     def log_exception(self, *args: Any, **given: Any) -> None:
-        """Tell of a request that ended in an exception. A client may cause as many as it likes of
-        those that are its own: they take one line each."""
+        """Log a request that ended in an exception. Exceptions caused by clients, who can
+        cause any number of them, take one line each."""
         error = given.get("exc_info")
         if not isinstance(error, BaseException):
             error = sys.exception()

@@ -1,4 +1,4 @@
-"""Limits of users and virtual hosts: kept in the data folder's limits.json, held to by
+"""Limits of users and virtual hosts: stored in the data folder's limits.json, applied by
 engine/quotas.py, set over HTTP (management_limits.py)."""
 
 from __future__ import annotations
