@@ -32,7 +32,7 @@ OF_ONE_ADDRESS: Final = 3
 """Checks running for one address, so that one is left for others."""
 WAITING: Final = 1000
 WAITING_OF_ONE: Final = 64
-"""Checks that wait, of everybody and of one address and user; more are refused."""
+"""Checks that may wait, of all clients and of one address and user; more are refused."""
 VERIFIED_MS: Final = 300_000
 """Milliseconds that a verified password is accepted without a check."""
 KNOWN_MS: Final = 3_600_000

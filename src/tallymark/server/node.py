@@ -161,8 +161,8 @@ class Node:
     # -- time
 
     def tell_time(self) -> int:
-        """Tell the engine what time it is, as everybody does before a command; returns monotonic
-        milliseconds. A jump of the wall clock is told in the log."""
+        """Tell the engine the time, before a command; return monotonic milliseconds. A jump of the
+        wall clock is logged."""
         # wall_ms() and now_ms(), but for two calls per read and turn.
         wall, monotonic_ms = time_ns() // MS_NS, (monotonic_ns() + ALIGNMENT_NS) // MS_NS
         apart = wall - monotonic_ms

@@ -83,8 +83,8 @@ OUR_FILES: Final = (
 )  # fmt: skip
 """Files of a data folder, as patterns."""
 OTHER_FILES: Final = 1024
-"""Open files beside connections: journal, listeners, connections to others; and those that come in
-at once, before the first of them is told that there is no room."""
+"""Open files besides connections: journal, listeners, outgoing connections; and connections
+accepted at once before the first of them is refused."""
 OTHER_SHARE: Final = 4
 """Fraction of the allowed open files that is reserved for other uses, where the system allows
 few."""

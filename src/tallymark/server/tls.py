@@ -108,8 +108,8 @@ def nsq_context(config: Config) -> ssl.SSLContext | None:
 
 
 def tls_required(config: Config) -> str:
-    """nsq_tls_required in effect: a policy for clients' certificates demands TLS of everybody, as
-    in nsqd, or those who show none would come in without it."""
+    """Return nsq_tls_required as it takes effect: a policy for client certificates makes TLS
+    mandatory, as in nsqd, or clients without a certificate would come in without TLS."""
     if config.nsq_tls_client_auth_policy and config.nsq_tls_required == "false":
         return "true"
     return config.nsq_tls_required

@@ -290,7 +290,7 @@ class Users:
         return self._users
 
     def offers_scram(self) -> bool:
-        """Return whether everybody who has a password can log in by SCRAM: clients that choose the
+        """Return whether every user with a password can log in by SCRAM: clients that choose the
         strongest mechanism offered would keep the others out."""
         try:
             self.current()

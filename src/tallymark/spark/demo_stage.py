@@ -120,8 +120,8 @@ def _quiet_session(log: Path) -> SparkSession:
 
 @contextmanager
 def _stderr_to(log: Path) -> Iterator[None]:
-    """Give what is started meanwhile this file for its stderr: Java warns there of things that are
-    not for whoever watches a play, and no option of its own stops it."""
+    """Send stderr of the processes started meanwhile to this file: Java's warnings do not concern
+    the audience, and no option of its own stops them."""
     sys.stderr.flush()
     kept = os.dup(2)
     try:

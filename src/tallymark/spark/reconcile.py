@@ -8,7 +8,7 @@ The left side and what has ended come from the ledger; what is still there is th
 claim, taken at one journal position: asked of a running broker, or read from the newest checkpoint.
 So the two sides have different sources, and a difference of 0 means something.
 
-Beyond the count every single sequence is looked at, and what breaks the account is named: sweep.py.
+Besides the counts, every single sequence is checked, and faults are named: sweep.py.
 """
 
 from __future__ import annotations

@@ -48,9 +48,9 @@ _KNOWN_MASTER: Final = re.compile(
 )
 
 DEEP_STACK: Final = "-Xss32m"
-"""A query that is stopped in the middle of foreachBatch has its error looked through by a regular
-expression that goes a step deeper with each letter: with a MiB it ended in a StackOverflowError,
-printed at length. Pages that are not used cost nothing."""
+"""Stack size of Java's threads: when a query is stopped in the middle of foreachBatch, a regular
+expression searches its error, one step deeper for each letter; with a MiB it ended in a
+StackOverflowError, printed at length. Unused pages cost nothing."""
 FAST_COMPILER: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 LOGGING: Final = """\

@@ -59,8 +59,9 @@ def deliveries(rows: DataFrame) -> DataFrame:
 
 
 def paths(rows: DataFrame) -> DataFrame:
-    """(source, target, cause, count): messages that went from queue to queue, with the cause of
-    their death, or `transfer` or `redrive`; null where the row of their end is not kept."""
+    """Return (source, target, cause, count) of messages that moved from queue to queue, with the
+    cause of their death, or `transfer` or `redrive`; null where the row of their end is not stored
+    any more."""
     from pyspark.sql import functions as f
 
     journal = rows.where("source = 'journal'")

@@ -94,8 +94,8 @@ def _arrow(
     ways: Mapping[tuple[str, str], Any],
     nth: int,
 ) -> tuple[str, Point]:
-    """The line of an arrow, and where its label goes: near its source, which has others before it
-    (nth)."""
+    """Return the line of an arrow, and the position of its label: near its source, which has others
+    before it (nth)."""
     source, target = pair
     if source == target:
         x, y = a[0] + wide / 2, a[1]
