@@ -5,10 +5,10 @@
                                               .otherwise("accepted"))
         send_verdicts(checked, "orders", "warehouse")
 
-The broker keeps them with the lease and heeds them when it settles the batch, which is when Spark
-has committed it: a rejected message then goes through the queue's dead-letter topology, a released
-or modified one is ready again. Until then each can be said anew, and a batch that is run again
-after a crash says it again: what was said last counts. So a message is never in two places.
+The broker stores them with the lease and applies them when it settles the batch, which is when
+Spark has committed it: a rejected message is then dead-lettered, a released or modified one is
+ready again. Until then an outcome can be set again, and a batch that is run again after a crash
+does so; the last one counts. So a message is never in two places.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def send_verdicts(
     password: str | None = None,
     vhost: str | None = None,
 ) -> dict[str, int]:
-    """Tell the broker the outcome of each of these messages (columns `lease_sequence` and
-    `outcome`); it is on the broker's disk when this returns. How many of each outcome.
+    """Send the broker the outcome of each of these messages (columns `lease_sequence` and
+    `outcome`); they are on the broker's disk when this returns. Return the number of each outcome.
 
-    The messages must be of a batch that is not committed yet; of whom nothing is said is accepted.
-    The two columns are gathered on the driver: 12 bytes a message, about.
+    The messages must be of a batch that is not committed yet; those without an outcome are
+    accepted. The two columns are gathered on the driver: 12 bytes a message, about.
 
     Raises:
         ValueError: a column is missing or of another type, a row has no outcome or none of
