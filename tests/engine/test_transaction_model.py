@@ -1,5 +1,7 @@
 """The engine's transactions against the naive model of transaction_model.py.
 
+Time passes, and the wall clock is set meanwhile, which nothing depends on [NQ-D8].
+
 The same history is played in several ways that must not show: publishes in runs or one by one, with
 memory or without, with packed backlogs; commands come one in a turn or many. And the process may
 have ended after any block: then every transaction is there whole or not at all [TX-D1].
@@ -17,13 +19,16 @@ from tallymark.engine.packing import Packing
 from tallymark.engine.session import ACCEPTED, DISCARDED, FAILED, REJECTED, RETURNED, Session
 from tallymark.engine.staging import Transaction
 from tests.engine import transaction_model as model
-from tests.support.engine_rig import Rig
+from tests.support.engine_rig import START_MS, Rig
+from tests.support.engine_steps import manual
 from tests.support.long import longer, sized
 
 OUTCOMES = {
     "ack": ACCEPTED, "reject": REJECTED, "nack": DISCARDED, "return": RETURNED, "fail": FAILED,
 }  # fmt: skip
 FAR = 1 << 40
+CLOCK_STEPS_MS = (-86_400_000, -3_600_000, -2_500, -500, 500, 2_500, 3_600_000, 86_400_000)
+"""By how much somebody sets the wall clock: jumps, and steps that are slewed away."""
 
 who = st.integers(0, 1)
 name = st.sampled_from(model.NAMES)
@@ -51,6 +56,8 @@ KINDS: dict[str, tuple[int, st.SearchStrategy[tuple]]] = {
     "close": (1, st.tuples(who, st.booleans())),
     "flow": (1, st.tuples(who, st.booleans())),
     "purge": (1, st.tuples(name)),
+    "pass": (3, st.tuples(st.sampled_from([1, 499, 500, 999, 1000, 2500]))),
+    "clock": (2, st.tuples(st.sampled_from(CLOCK_STEPS_MS))),
     "pump": (8, st.tuples()),
 }
 """Commands: how often, and with what."""
@@ -75,8 +82,10 @@ class Player:
     split: bool = False
     budget: int = 1 << 40
     packs: bool = False
-    rig: Rig = field(default_factory=Rig)
-    model: model.Model = field(default_factory=model.Model)
+    is_timed: bool = False
+    """Whether messages and transactions have a time to end."""
+    rig: Rig = field(default_factory=manual)
+    model: model.Model = field(init=False)
     sessions: list[Session] = field(default_factory=list)
     transactions: list[Transaction | None] = field(default_factory=lambda: [None, None])
     next_number: int = 1
@@ -89,6 +98,7 @@ class Player:
 
     def __post_init__(self) -> None:
         rig = self.rig
+        self.model = model.Model(self.is_timed)
         if self.packs:
             rig.broker.backlogs.packing = Packing(after=2, group=3, fresh=1)
         for name in model.NAMES:
@@ -97,6 +107,8 @@ class Player:
                 arguments = {"dead-letter-exchange": "", "dead-letter-routing-key": "d"}
             if name == "r":
                 arguments = {"max-length": model.ROOM, "overflow": "reject-publish"}
+            if name == "c" and self.is_timed:
+                arguments = {"message-ttl": model.TTL_MS}
             queue = rig.declare(name, arguments)
             queue.mark = queue.mark_durable = FAR
         rig.exchange("x", "fanout", ("a", ""), ("b", ""))
@@ -106,7 +118,9 @@ class Player:
     def settle_down(self) -> None:
         seen: list[list[tuple[int, int, bool]]] = [[], []]
         blocks = len(self.rig.log.blocks)
+        self.model.now_ms = self.rig.tell_time() - START_MS
         found = self.rig.settle_down(self.budget)
+        self.time_out()
         ids = [session.id for session in self.sessions]
         for d in found:
             if d.session not in self.gone:
@@ -122,8 +136,23 @@ class Player:
         if len(self.rig.log.blocks) > blocks:
             self.cuts.append((blocks + 1, self.model.content()))
 
+    def time_out(self) -> None:
+        """Transactions that took too long were rolled back, and others begin."""
+        late = self.model.time_out()
+        expected = [self.transactions[who] for who in late]
+        assert sorted(self.rig.expired) == sorted(one.id for one in expected if one is not None)
+        self.rig.expired.clear()
+        for who in late:
+            self.begin(who)
+
+    def begin(self, who: int) -> None:
+        self.model.begin(self.model.sessions[who])
+        longest = model.LONGEST_MS if self.is_timed else 0
+        self.transactions[who] = self.rig.broker.transactions.begin(self.sessions[who], longest)
+
     def compare(self) -> None:
         for name, expected in self.model.queues.items():
+            self.model.expire(expected)
             queue = self.rig.vhost.queues[name]
             assert [(h.number, h.acquired, h.failed) for h in self.rig.holds(name)] == [
                 (m.number, m.acquired, m.failed) for m in expected.line()
@@ -137,6 +166,15 @@ class Player:
 
     def do_pump(self) -> None:
         self.settle_down()
+
+    def do_pass(self, ms: int) -> None:
+        self.rig.now_ms += ms
+        self.model.now_ms = self.rig.tell_time() - START_MS
+
+    def do_clock(self, ms: int) -> None:
+        before = self.rig.tell_time()
+        self.rig.set_wall_clock(ms)
+        assert self.rig.tell_time() == before, "engine time stands still meanwhile"
 
     def do_publish(self, who: int, where: tuple[str, str], n: int) -> None:
         exchange, key = where
@@ -204,8 +242,7 @@ class Player:
 
     def do_select(self, who: int) -> None:
         if self.transactions[who] is None:
-            self.model.sessions[who].in_transaction = True
-            self.transactions[who] = self.rig.broker.transactions.begin(self.sessions[who])
+            self.begin(who)
 
     def do_commit(self, who: int) -> None:
         transaction = self.transactions[who]
@@ -217,14 +254,14 @@ class Player:
         except RolledBack:
             is_committed = False
         assert is_committed == self.model.commit(self.model.sessions[who])
-        self.transactions[who] = self.rig.broker.transactions.begin(self.sessions[who])
+        self.begin(who)
 
     def do_rollback(self, who: int) -> None:
         transaction = self.transactions[who]
         if transaction is not None:
             self.rig.broker.transactions.rollback(transaction)
             self.model.rollback(self.model.sessions[who])
-            self.transactions[who] = self.rig.broker.transactions.begin(self.sessions[who])
+            self.begin(who)
 
     def do_recover(self, who: int) -> None:
         self.rig.broker.recover(self.sessions[who])
@@ -251,6 +288,7 @@ class Player:
         """The queue was looked at: what its consumer could have before that is the consumer's. It
         was sent, up to the first message that a commit published and the disk does not have."""
         session = queue.consumer
+        self.model.expire(queue)
         expected = [] if session is None else self.model.serve(session, queue)
         sent = [(d.number, d.tag, d.redelivered) for d in self.rig.said]
         assert sent == expected[: len(sent)]
@@ -302,6 +340,24 @@ def play(player: Player, history: list[tuple]) -> Player:
           ("commit", 0), ("pump",)])  # fmt: skip
 def test_what_is_seen_is_what_the_rules_say_whatever_the_batching(history: list[tuple]) -> None:
     for player in (Player(), Player(split=True), Player(budget=0), Player(split=True, packs=True)):
+        play(player, history).check_released()
+
+
+@longer
+@settings(
+    max_examples=sized(100, 1000, 5000),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(histories)
+@example([("select", 0), ("publish", 0, ("", "c"), 1), ("pass", 1000), ("clock", 86_400_000),
+          ("commit", 0), ("clock", -86_400_000), ("pass", 999), ("pump",), ("pass", 1),
+          ("get", 1, "c"), ("pass", 1500), ("pump",)])  # fmt: skip
+def test_nq_d8_transactions_and_their_messages_end_in_time_however_the_clock_is_set(
+    history: list[tuple],
+) -> None:
+    """A time to live begins with the commit; a transaction that takes too long is rolled back."""
+    for player in (Player(is_timed=True), Player(split=True, packs=True, is_timed=True)):
         play(player, history).check_released()
 
 

@@ -2,7 +2,8 @@
 
 Queues a, b and c; a's rejected messages go to d; r refuses what it has no room for. Exchange x is
 a fanout to a and b. At most one consumer per session and per queue: so the order of everything that
-is seen follows from the rules alone.
+is seen follows from the rules alone. In a timed play messages of queue c have a time to live, and
+transactions a time to end; how the wall clock is set meanwhile is nothing to the model.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from dataclasses import dataclass, field, replace
 NAMES = ("a", "b", "c", "d", "r")
 ROOM = 4
 """Of queue r."""
+TTL_MS = 1000
+"""Of messages in queue c, in a timed play."""
+LONGEST_MS = 2500
+"""Time that a transaction may take, in a timed play."""
 
 
 @dataclass
@@ -20,6 +25,7 @@ class Message:
     position: int = 0
     acquired: int = 0
     failed: int = 0
+    entered_ms: int = 0
 
 
 @dataclass
@@ -79,6 +85,8 @@ class Session:
     """What its consumer consumes from."""
     prefetch: int = 0
     flow: bool = True
+    due_ms: int = 0
+    """When its transaction is rolled back; 0: never."""
 
     def wants(self) -> int:
         if not self.flow:
@@ -90,7 +98,9 @@ class Session:
 class Model:
     """All of it. What was published before a queue was deleted and made anew is not in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_timed: bool = False) -> None:
+        self.is_timed = is_timed
+        self.now_ms = 0
         self.queues = {name: Queue(name) for name in NAMES}
         self.sessions = [Session(), Session()]
         self.refused: list[int] = []
@@ -113,7 +123,9 @@ class Model:
 
     def enter(self, queue: Queue, message: Message) -> None:
         queue.entered += 1
-        queue.ready.append(replace(message, position=queue.entered, acquired=0, failed=0))
+        queue.ready.append(
+            replace(message, position=queue.entered, acquired=0, failed=0, entered_ms=self.now_ms)
+        )
 
     # -- consuming
 
@@ -136,11 +148,20 @@ class Model:
     def serve(self, session: Session, queue: Queue) -> list[tuple[int, int, bool]]:
         """What a queue's consumer is sent: with the next turn, or as soon as somebody looks at the
         queue."""
+        self.expire(queue)
         seen = []
         while queue.ready and session.wants() > 0:
             session.of_consumer.add(session.next_tag)
             seen.append(self.take(session, queue))
         return seen
+
+    def expire(self, queue: Queue) -> None:
+        """Drop what had its time. It lies in front: all have the same time to live."""
+        if self.is_timed and queue.name == "c":
+            over = [m for m in queue.ready if m.entered_ms + TTL_MS <= self.now_ms]
+            for message in over:
+                queue.ready.remove(message)
+            queue.drop("expired", len(over))
 
     # -- settling
 
@@ -178,6 +199,17 @@ class Model:
         session.unacked.clear()
 
     # -- transactions
+
+    def begin(self, session: Session) -> None:
+        session.in_transaction = True
+        session.due_ms = self.now_ms + LONGEST_MS if self.is_timed else 0
+
+    def time_out(self) -> list[int]:
+        """Which sessions' transactions took too long and are rolled back."""
+        late = [at for at, one in enumerate(self.sessions) if 0 < one.due_ms <= self.now_ms]
+        for at in late:
+            self.rollback(self.sessions[at])
+        return late
 
     def commit(self, session: Session) -> bool:
         """False: queue r has no room for all of it; the transaction is rolled back."""
@@ -224,6 +256,7 @@ class Model:
 
     def purge(self, name: str) -> int:
         queue = self.queues[name]
+        self.expire(queue)
         count = len(queue.ready)
         queue.drop("purged", count)
         queue.ready.clear()
