@@ -8,7 +8,9 @@ import sys
 import threading
 from collections.abc import Iterator
 
+import pika
 import pytest
+from pika.exceptions import ChannelClosedByBroker
 
 from tests.server.faces import (
     FACES,
@@ -24,6 +26,7 @@ from tests.server.faces import (
     put_message,
 )
 from tests.server.management import FULL, call, done
+from tests.server.test_sinks_http import frames
 from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
@@ -192,9 +195,56 @@ def test_a_new_password_ends_no_connection(
         user.close()
 
 
-@pytest.mark.parametrize("face", [Amqp091, Amqp10])
+class OverHttp:
+    """The management interface, and what Spark's sinks stage: the same rule, by the same code."""
+
+    PATH = "/api/exchanges/%2F/{name}.x/publish"
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        self._broker = broker
+
+    def body(self, user_id: str) -> object:
+        return {
+            "properties": {"user_id": user_id}, "routing_key": "k", "payload": "m",
+            "payload_encoding": "string",
+        }  # fmt: skip
+
+    def publish_as(self, user_id: str, name: str) -> bool:
+        path = self.PATH.format(name=name)
+        body = self.body(user_id)
+        status, answer = self._broker.http("POST", path, body, f"{USER}:{PASSWORD}")
+        if status == 200:
+            return True
+        assert status == 400, answer
+        assert f"user_id property set to '{user_id}' but authenticated" in answer["reason"]
+        return False
+
+    def close(self) -> None:
+        """Each request is a connection of its own."""
+
+
+class OfASink(OverHttp):
+    PATH = "/api/tallymark/sinks/%2F/{name}/stage?count=1"
+
+    def body(self, user_id: str) -> object:
+        return frames("mine.q", b"m", user_id=user_id)
+
+
+class InATransaction(Amqp091):
+    def publish_as(self, user_id: str, name: str) -> bool:
+        channel = self._connection.channel()
+        channel.tx_select()
+        channel.basic_publish(f"{name}.x", "k", b"m", pika.BasicProperties(user_id=user_id))
+        try:
+            channel.tx_commit()
+        except ChannelClosedByBroker as error:
+            return error.reply_code != 406
+        return True
+
+
+@pytest.mark.parametrize("face", [Amqp091, Amqp10, OverHttp, OfASink, InATransaction])
 def test_only_an_impersonator_names_another_user_in_messages(
-    broker: BrokerProcess, face: type[Amqp091] | type[Amqp10]
+    broker: BrokerProcess, face: type[Amqp091] | type[Amqp10] | type[OverHttp]
 ) -> None:
     """An administrator does not, as with RabbitMQ; the tag counts for who is connected."""
     permit(broker)
