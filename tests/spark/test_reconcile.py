@@ -15,10 +15,14 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from tallymark.engine import records
+from tallymark.engine.records import Record
 from tallymark.spark import ledger
 from tallymark.spark.account import STILL_THERE, Account, Claim, Reconciliation, Returned
-from tallymark.spark.reconcile import kept, read_ledger, reconcile
+from tallymark.spark.reconcile import kept, read_ledger, reconcile, run
 from tallymark.spark.reconcile_table import show
+from tests.journal.builders import TIME as LONG_AGO
+from tests.journal.builders import Disk, entering
 from tests.journal.test_formats import FORMATS
 
 pytestmark = pytest.mark.spark
@@ -363,6 +367,44 @@ def test_a_queue_of_which_nothing_entered_in_the_ledger_balances(spark: SparkSes
     claims = [Claim(1, "/", "idle", {"entered": 2, "ready": 1, "settled": 1})]
     outcome = reconcile(spark.createDataFrame(names, ledger.DDL), 1, claims)
     assert [fault.fault for fault in outcome.faults] == ["entered: 2 by the broker, 3 here"]
+
+
+def test_a_hole_that_retention_made_unbalances_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """A message that stays keeps its segment, and ledgers behind it go before it: messages 1 and 2
+    entered in what is there, and ended in what is gone."""
+    disk = Disk(tmp_path)
+    disk.start()
+
+    def commit(*rows: Record) -> int:
+        """The number of the segment; what comes next is in another."""
+        disk.journal.commit([*rows], LONG_AGO)
+        number = disk.journal.end >> 32
+        while disk.journal.end >> 32 == number:
+            filler = Record(records.SEEN, 6, 0, 0, LONG_AGO, blob=b"[]" + b" " * 500)
+            disk.journal.commit([filler], LONG_AGO)
+            disk.wait()
+        return number
+
+    turn = entering(1, 3)
+    kept_payload = turn[1].payload
+    commit(*turn)
+    hole = commit(Record(records.SETTLED, 5, 1, 2, LONG_AGO))
+    commit(Record(records.SEEN, 6, 0, 0, LONG_AGO, blob=b"[]"))
+    counters = {"entered": 3, "ready": 1, "settled": 2}
+    queue = {"op": "queue", "id": 5, "vhost": "/", "name": "q"}
+    rows = [
+        Record(records.DEFINITION, 5, 0, 0, LONG_AGO, blob=json.dumps(queue).encode()),
+        Record(records.COUNTERS, 5, 0, 0, LONG_AGO, blob=json.dumps(counters).encode()),
+        Record(records.LIVE, 5, 3, 1, LONG_AGO, kept_payload, 2),
+    ]
+    disk.journal.checkpoint(rows, LONG_AGO)
+    disk.finish_cleaning()
+    disk.journal.close()
+    (gone,) = tmp_path.glob(f"{hole:010}-*")
+    gone.unlink()
+    outcome = run(spark, tmp_path, None)
+    assert (outcome.faults, outcome.balanced) == ([], True)
+    assert [(one.queue, one.before_ledger) for one in outcome.accounts] == [("q", 3)]
 
 
 def test_a_ledger_that_is_let_go_of_while_it_is_read_is_read_again(
