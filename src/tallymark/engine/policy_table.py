@@ -82,7 +82,7 @@ class PolicyTable:
         return policy is not None and policy.definition.get(AUTO_CREATE) is True
 
     def settle_queue(self, queue: Queue) -> bool:
-        """Recompute a queue's settings; False if they do not change."""
+        """Recompute a queue's settings and apply them; False if they do not change."""
         given = merged(self.of_queue(queue, False), self.of_queue(queue, True))
         settings = Settings(queue.arguments, given)
         if settings.same(queue.settings):

@@ -470,7 +470,7 @@ class Connection(Lifecycle):
         session.request(begin, channel)
 
     def count_unfinished(self, change: int) -> None:
-        """Change the count of bytes of incomplete deliveries."""
+        """Change the byte count of incomplete deliveries. Raises DecodeError above the limit."""
         self._unfinished += change
         most = self.limits.unfinished_bytes()
         if change > 0 and 0 < most < self._unfinished:

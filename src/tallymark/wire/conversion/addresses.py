@@ -48,7 +48,7 @@ class Target:
         self.is_queue = is_queue
         """True if the address names a queue, `key`, which must exist."""
         self.is_reply = is_queue and key.startswith(DIRECT_REPLY)
-        """True if a client waits for direct replies under this address."""
+        """True if the address is one for direct replies."""
 
 
 def target_of(address: str) -> Target:
