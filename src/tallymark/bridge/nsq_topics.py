@@ -140,7 +140,7 @@ class Topics:
         self._find_all()
         broker.observers.append(self._observe)
 
-    # -- what there is
+    # -- topics and channels
 
     def find(self, name: str) -> Topic | None:
         return self._topics.get(name)
@@ -189,7 +189,7 @@ class Topics:
         ephemeral = is_ephemeral(channel)
         return self._queue(topic, channel, ephemeral or made.ephemeral, ephemeral)
 
-    # -- who may
+    # -- permissions
 
     def check_publish(self, access: Access, name: str) -> None:
         """Check the permission to publish: to write to the exchange, and to configure it if it does

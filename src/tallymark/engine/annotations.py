@@ -241,7 +241,7 @@ class Annotations:
         return made
 
 
-# -- what happens to them
+# -- changes
 
 
 def after_death(

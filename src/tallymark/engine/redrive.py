@@ -277,7 +277,7 @@ class Redrives:
             )  # fmt: skip
         entrance.store.finish(payload, n)
 
-    # -- where they are
+    # -- finding messages
 
     def _find(self, queue: Queue, one: Found, place: int) -> Slice | None:
         """Return the message as a slice of its own if it is ready; its lane and place are noted in
@@ -307,7 +307,7 @@ class Redrives:
             held.add(piece.first, piece.first + len(piece))
         return held
 
-    # -- where they go
+    # -- routing
 
     def _way(
         self,

@@ -414,7 +414,7 @@ class Sinks:
             self.deadlines.arm(sink, sink.due_ms)
         self.records.append(_definition(self.definition(sink), self.clock.now_ms))
 
-    # -- the end of what nobody needs
+    # -- expiry
 
     def forget(self, vhost: str, name: str) -> int:
         """Forget a sink and its stagings for an operator, so that another checkpoint may begin on
@@ -470,7 +470,7 @@ class Sinks:
             else:
                 self.deadlines.arm(sink, sink.due_ms)
 
-    # -- what others need to know
+    # -- queries
 
     def payloads(self) -> list[Payload]:
         """Return the payloads of all stagings."""

@@ -140,7 +140,7 @@ class Transactions:
             self.deadlines.arm(transaction, transaction.due_ms)
         return transaction
 
-    # -- what is held
+    # -- staging
 
     def publish(
         self,
@@ -575,7 +575,7 @@ class Transactions:
             self.rollback(transaction)
             self.effects.append(TransactionExpired(transaction))
 
-    # -- what others need to know
+    # -- queries
 
     def of(self, session: Session) -> list[Transaction]:
         """Return the transactions of a session, in the order they began."""

@@ -227,7 +227,7 @@ class Link:
         """Drop input of the link, on which nothing is received any more."""
         raise NotImplementedError
 
-    # What else the peer says
+    # Other input
 
     def receive_flow(self, flow: Flow) -> None:
         raise NotImplementedError

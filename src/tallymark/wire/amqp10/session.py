@@ -322,7 +322,7 @@ class Session:
             errors.UNATTACHED_HANDLE, f"{what} with handle {handle}, which no link is attached to"
         )
 
-    # What the peer says
+    # Input
 
     def receive(self, performative: Performative, payload: bytes) -> None:
         """Handle a performative on the session's channel, except the begin that made it."""
