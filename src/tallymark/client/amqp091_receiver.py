@@ -90,7 +90,7 @@ class Amqp091Receiver(ReceiverPort):
         self._name = options.name.encode()[:NAME_MAX].decode("utf-8", "ignore")
         self._stage = Stage.IDLE
         self._wanted = 0  # credit for the consumer that comes next
-        self._is_known = True  # credit is what the client was told; not after inflow was stopped
+        self._is_known = True  # the client knows the credit; not after deliveries were stopped
         self._drains = False
         self._ends_drain = False  # it is cancelled for that
         self._waits_to_cancel = False

@@ -220,7 +220,7 @@ class Amqp10Management(ManagementPort):
                 self._answer(RequestRefused(text, condition=DECODE_ERROR))
             return
         if self._conversation is None or id != self._id:
-            return  # of a request that nobody waits for any more
+            return  # of a request whose caller has stopped waiting
         if reply.status >= REFUSED:
             self._answer(refusal(self._waiting[0][0], reply))
         else:

@@ -230,7 +230,7 @@ class Consumer:
             result = await answer_to(waiter, timeout)
         except BaseException:
             if waiter.done() and not waiter.cancelled():
-                self.wake(1)  # it was woken and cannot look: somebody else shall
+                self.wake(1)  # it was woken and cannot take: wake another
             self._forget(waiter)
             raise
         finally:

@@ -552,7 +552,7 @@ class Dispatcher(Deliveries):
             if producer.queue:
                 producer.may_send()
 
-    # Coming and going, told by the adapter or the connection
+    # Opened and closed: called by the adapter or the connection
 
     def opened(self, port: SessionPort) -> None:
         self.port = port

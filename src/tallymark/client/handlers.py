@@ -83,7 +83,7 @@ class Runner:
                 return
             if message is None:
                 await consumer.readable(None)
-            elif message.state != LOST:  # one that nobody can settle will come again
+            elif message.state != LOST:  # a lost one cannot be settled and comes again
                 await self._handle(message, task)
             del message  # who keeps it now, is the application
 

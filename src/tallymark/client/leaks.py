@@ -245,7 +245,7 @@ class LeakWatch:
             return self._age_ms(message), limit, limit
         try:
             until_ms = message.locked_until_ms()
-        except ClientError:  # undecodable: whoever reads it will see
+        except ClientError:  # undecodable: reading it raises the error
             until_ms = None
         if until_ms is None:
             return 0, -1, -1

@@ -272,7 +272,7 @@ class Housekeeping:
             if self.wants_checkpoint:  # another was asked for while this one was being written
                 self._node.schedule()
         for problem in journal.problems:
-            if problem != self._last_problem or not self.alarms:  # a full disk says it each time
+            if problem != self._last_problem or not self.alarms:  # a full disk repeats it each time
                 log.warning("journal.problem", problem=problem)
             self._last_problem = problem
         journal.problems.clear()

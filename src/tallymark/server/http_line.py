@@ -61,7 +61,7 @@ class HttpLine(web.RequestHandler):
         no_log: Any = None
         super().__init__(
             manager, loop=node.loop, access_log=no_log, keepalive_timeout=self._idle_s,
-            auto_decompress=False,  # 64 kB may stand for 64 MiB, counted by nobody
+            auto_decompress=False,  # 64 kB may expand to 64 MiB, which no limit counts
         )  # fmt: skip
         self._node = node
         self._clock = node.loop.time

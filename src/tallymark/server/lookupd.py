@@ -211,8 +211,8 @@ class Link(asyncio.Protocol):
                 self._client.register(topic.name)
             for channel in topic.channels:
                 self._client.register(topic.name, channel)
-        # What is still to be told was registered just now: to register twice does no harm, and
-        # to unregister what is not registered neither.
+        # Pending changes are sent later all the same: registering twice is harmless, and so is
+        # unregistering a name that is not registered.
         self._write()
         self._next_ping = self._lookupd.loop.call_later(self._lookupd.pace.ping_s, self._ping)
 

@@ -177,8 +177,8 @@ class Node:
             log.warning(
                 "clock.jumped", seconds=clock.jumped_ms / 1000, ahead_seconds=clock.ahead_ms / 1000
             )
-            # The times in the journal are told from the clock as it was: a checkpoint tells them
-            # anew, so that a crash from now on is like a clean stop.
+            # The times in the journal are from the clock before its jump. A checkpoint has them
+            # from the present one, so that a crash from now on is like a clean stop.
             self.housekeeping.wants_checkpoint = True
             self.schedule()
         return monotonic_ms
@@ -254,7 +254,7 @@ class Node:
         reason = reason or "peer vanished" + (f": {error}" if error else "")
         try:
             client.bridge.eof()
-        except Exception as broken:  # a bug of ours: told like any other, and the client is gone
+        except Exception as broken:  # a bug of ours: reported like any other, as the client is gone
             client.broken(broken)
         news = client.has_entered and not client.told and not self.failed.done()
         tell = client.log.info if news else client.log.debug
@@ -406,7 +406,7 @@ class Node:
             self._alarm.cancel()
             self._alarm = None
         if due_ms < NEVER:
-            # Not for ever: engine time is slewed, and a jump of the wall clock is to be told.
+            # For a limited time: engine time is slewed, and jumps of the wall clock are logged.
             self.tell_time()
             wait_ms = min(max(0, due_ms - self.broker.clock.now_ms), LONGEST_SLEEP_MS)
             self._alarm = self.loop.call_later(wait_ms / 1000, self._alarmed)
