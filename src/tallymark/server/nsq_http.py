@@ -240,7 +240,7 @@ class NsqHttp:
             return await self._turn(request, error)
         except (ConnectionError, asyncio.CancelledError):
             raise  # the client went away
-        except Exception as error:  # a bug of ours: logged, and told in nsqd's form
+        except Exception as error:  # a bug of ours: logged, and answered in nsqd's form
             trace = "".join(traceback.format_exception(error))
             log.error("request.failed", method=request.method, path=request.path, trace=trace)
             return self._refuse(request, 500, "INTERNAL_ERROR")

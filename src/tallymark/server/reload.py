@@ -52,7 +52,7 @@ class Reloading:
 
     def on_signal(self) -> None:
         """SIGHUP."""
-        with contextlib.suppress(ReloadRefused):  # told where it was refused
+        with contextlib.suppress(ReloadRefused):  # logged where it was refused
             self.reload()
 
     def reload(self) -> Reloaded:

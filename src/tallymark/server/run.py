@@ -299,7 +299,7 @@ def _no_port(config: Config, port: int, host: str, flag: str, error: OSError) ->
     except FolderInUse as used:
         return used
     except OSError:
-        pass  # the port is what is told
+        pass  # the error is about the port
     return CannotServe(f"port {port} on {host} is in use: choose another with {flag}")
 
 
@@ -574,7 +574,7 @@ async def _close(node: Node) -> int:
     """Say goodbye, checkpoint, close the journal."""
     await node.tasks.stop()
     if not node.failed.done():
-        with contextlib.suppress(JournalFailed):  # told below
+        with contextlib.suppress(JournalFailed):  # raised below
             await node.goodbye()
     node.housekeeping.close()
     node.end()

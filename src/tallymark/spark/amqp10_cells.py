@@ -103,7 +103,7 @@ def decode_amqp10_cells(
 
 def _find_bodies(data: NDArray[np.uint8], starts: Ints, ends: Ints) -> _Bodies:
     # A broken size throws the positions after it far off: gathers are clipped to the data, and
-    # `quick` says which rows to believe.
+    # `quick` marks the rows that are valid.
     at = starts.copy()
     last = np.zeros(len(at), np.int64)
     sizes = {0x45: 4, 0xC0: 5, 0xC1: 5, 0xD0: 8, 0xD1: 8}

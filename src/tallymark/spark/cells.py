@@ -115,7 +115,7 @@ def decode_cells(
 
 def _find_frames(data: NDArray[np.uint8], starts: Ints, ends: Ints) -> _Frames:
     # A broken length throws the positions after it far off: gathers are clipped to the data, and
-    # `framed` says which rows to believe.
+    # `framed` marks the rows that are valid.
     size = extents.u32(data, starts + 3)
     header = starts + FRAME_FRAME + size
     framed = ends - starts >= 2 * FRAME_FRAME + HEADER_FIXED

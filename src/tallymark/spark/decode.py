@@ -324,7 +324,7 @@ def _of_format(
         return decode_amqp10_cells(raw, starts, ends, wanted)
     columns = decode_nsq_cells(raw, starts, ends, wanted)
     if format != FORMAT_NSQ:
-        # A format that this version of the connector does not know: said, not guessed at.
+        # A format unknown to this version of the connector: marked malformed, not guessed.
         columns = {name: pa.nulls(len(starts), column.type) for name, column in columns.items()}
         columns["malformed"] = pa.array(np.ones(len(starts), np.bool_))
     return columns

@@ -439,7 +439,7 @@ def main(
         stop_session,
     )
 
-    # All that can be told is told before Spark takes its seconds to start.
+    # Report wrong arguments before Spark takes its seconds to start.
     _check_arguments(to, trigger, max_rows, partitions)
     if format not in FORMATS:
         raise ValueError(f"--format {format!r}: expected {' or '.join(FORMATS)}")

@@ -269,7 +269,7 @@ def user_of(folder: Path) -> int | None:
                 text = lock.read(32).strip()
                 return int(text) if text.isdigit() else 0
     except OSError:
-        pass  # no lock file: no broker was ever here; one that we may not read: not to be told
+        pass  # no lock file: no broker was ever here; an unreadable one: unknown
     return None
 
 

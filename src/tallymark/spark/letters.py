@@ -111,7 +111,7 @@ def _read(blob: bytes) -> Annotations | None:
     try:
         return Annotations.from_bytes(blob)
     except ValueError:
-        return None  # a form of a later version: said by `malformed`, never guessed at [DL-20]
+        return None  # a later version's form: marked `malformed`, never guessed [DL-20]
 
 
 def _deaths(known: Annotations | None) -> list[dict[str, Any]] | None:
