@@ -351,7 +351,7 @@ def main(
     if url is not None:
         endpoint = Endpoint.from_url(url, user=user, password=password, retry_ms=RETRY_MS)
     try:
-        # All that can be told is told before Spark takes its seconds to start.
+        # Report wrong arguments before Spark takes its seconds to start.
         ledger.journal_folder(data_dir)
         check_master(master)
         present = ""

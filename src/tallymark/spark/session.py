@@ -115,7 +115,7 @@ def hush(spark: SparkSession | None = None) -> None:
     from py4j.protocol import Py4JError
     from pyspark.sql import SparkSession
 
-    # What a JVM or a session that is gone already raises: it says nothing more anyway.
+    # A JVM or a session that is already gone raises these: its log is silent anyway.
     with suppress(Py4JError, OSError, AttributeError):
         if spark is None:
             spark = SparkSession.getActiveSession()
@@ -169,7 +169,7 @@ def build_session(
     if brief:
         java_options += f" {FAST_COMPILER}"
     builder = builder.config("spark.driver.extraJavaOptions", java_options)
-    # Where nobody listens, logging prints py4j's tracebacks of a start that fails on stderr.
+    # Without a handler, logging prints py4j's tracebacks of a failed start on stderr.
     logging.getLogger(None if silent else "py4j").addHandler(logging.NullHandler())
     try:
         spark = builder.getOrCreate()

@@ -106,8 +106,8 @@ class Batches:
             client.close()
 
     def _drop(self, client: Client, ids: list[int]) -> None:
-        # What cannot be dropped now ends with the sink's next commit, or in time: the failure that
-        # led here is the one to be told of.
+        # Stagings that cannot be dropped now end with the sink's next commit, or expire. The
+        # failure that led here is the one to raise.
         if ids:
             with suppress(BrokerRefused, BrokerUnreachable):
                 client.call("POST", self._path("abort"), {"staging": ids})

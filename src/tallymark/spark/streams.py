@@ -218,7 +218,7 @@ class StreamTail(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 first = int(self._planner.stat()["first"])
                 if self._options.fail_on_data_loss:
                     lose(self._options, begin, first, failure)
-                begin = max(begin, first)  # said when the batch is planned
+                begin = max(begin, first)  # reported when the batch is planned
 
     def _offset(self, offset: int) -> dict[str, Any]:
         return {"stream": self._options.stream, "id": self._id, "offset": offset}

@@ -316,7 +316,7 @@ def main(
         stop_session,
     )
 
-    # All that can be told is told before Spark takes its seconds to start.
+    # Report wrong arguments before Spark takes its seconds to start.
     if rows < 1:
         raise ValueError(f"--rows {rows}: expected at least 1")
     given = {"url": url, "user": user, "password": password, "vhost": vhost, "stream": stream}

@@ -237,7 +237,7 @@ def main(
         stop_session,
     )
 
-    # All that can be told is told before Spark takes its seconds to start.
+    # Report wrong arguments before Spark takes its seconds to start.
     if rate is not None and not rate > 0:
         raise ValueError(f"--rate {rate}: expected more than 0 messages a second")
     if to is not None:

@@ -53,7 +53,7 @@ def lines(points: Sequence[Mapping[str, Any]], names: Mapping[str, str], bucket_
         path.append(f"V{y(0):.1f}")
         area = " area" if number == 0 else ""
         out.append(f'<path class="line {SERIES[number]}{area}" d="{"".join(path)}"/>')
-    for point in points:  # what the mouse is told
+    for point in points:  # tooltips
         said = ", ".join(f"{names[key].lower()} {words.count(point[key])}" for key in shown)
         out.append(
             f'<rect class="hover" x="{x(point["at_ms"]):.1f}" y="{top}" height="{height}" '
