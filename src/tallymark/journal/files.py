@@ -20,6 +20,8 @@ IOV_MAX: Final = 1024
 
 OUT_OF_FILES: Final = (errno.EMFILE, errno.ENFILE)
 """Errors that mean that the process, or the machine, has reached its limit of open files."""
+FOR_READING: Final = 4
+"""Number of descriptors reserved for reads of the event loop's thread."""
 AGAIN_S: Final = 0.02
 """Delay between two attempts to open a file while no descriptor is available, seconds."""
 
@@ -34,8 +36,8 @@ class Files:
     """The calls, one per attribute, with the signatures they have in `os`."""
 
     __slots__ = (
-        "_guard", "_open", "_set_aside", "_wanted", "fallocate", "fdatasync", "free_bytes", "fsync",
-        "ftruncate", "pread", "pwritev", "rename", "unlink",
+        "_for_reading", "_guard", "_open", "_set_aside", "_wanted", "fallocate",
+        "fdatasync", "free_bytes", "fsync", "ftruncate", "pread", "pwritev", "rename", "unlink",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +67,8 @@ class Files:
         self._set_aside: list[int] = []
         """Reserved descriptors. One is closed when a file must be opened and no other is
         available."""
+        self._for_reading: list[int] = []
+        """Reserved descriptors that only `open_for_reading` takes: its caller must not wait."""
         self._wanted = 0
 
     def set_aside(self, count: int) -> None:
@@ -75,7 +79,11 @@ class Files:
     def restore(self) -> bool:
         """Reserve the descriptors again that were closed. False: the process still has none
         available."""
-        while len(self._set_aside) < self._wanted:
+        reading = FOR_READING if self._wanted else 0
+        return self._fill(self._for_reading, reading) and self._fill(self._set_aside, self._wanted)
+
+    def _fill(self, reserve: list[int], wanted: int) -> bool:
+        while len(reserve) < wanted:
             try:
                 spare = self._open("/dev/null", os.O_RDONLY | os.O_CLOEXEC, 0)
             except OSError as error:
@@ -83,38 +91,68 @@ class Files:
                     raise
                 return False
             with self._guard:
-                self._set_aside.append(spare)
+                reserve.append(spare)
         return True
 
     @property
     def is_short(self) -> bool:
         """Return whether reserved descriptors had to be closed."""
-        return len(self._set_aside) < self._wanted
+        if not self._wanted:
+            return False
+        return len(self._set_aside) < self._wanted or len(self._for_reading) < FOR_READING
 
     def give_back(self) -> None:
         """Close the reserved descriptors; no more files are opened."""
         self._wanted = 0
         with self._guard:
-            spares = self._set_aside
-            self._set_aside = []
+            spares = self._set_aside + self._for_reading
+            self._set_aside.clear()
+            self._for_reading.clear()
         for spare in spares:
             os.close(spare)
 
     def open(self, path: str, flags: int, mode: int = 0o600) -> int:
         """Open a file. If the process has no descriptor left, a reserved one is used; if the
         machine has none, wait. Raises any other OSError."""
+        try:
+            return self._open(path, flags | os.O_CLOEXEC, mode)
+        except OSError as error:
+            if error.errno not in OUT_OF_FILES or not self._wanted:
+                raise
         while True:
-            try:
-                return self._open(path, flags | os.O_CLOEXEC, mode)
-            except OSError as error:
-                if error.errno not in OUT_OF_FILES or not self._wanted:
-                    raise
             with self._guard:
-                spare = self._set_aside.pop() if self._set_aside else -1
-            if spare >= 0:
-                os.close(spare)
-            else:
+                if self._set_aside:
+                    os.close(self._set_aside.pop())
+                try:
+                    return self._open(path, flags | os.O_CLOEXEC, mode)
+                except OSError as error:
+                    if error.errno not in OUT_OF_FILES or not self._wanted:
+                        raise
+                is_out = not self._set_aside
+            if is_out:
                 sleep(AGAIN_S)
+
+    def open_for_reading(self, path: str) -> int:
+        """Open a file as `open` does, on a thread that must not wait: that of the event loop. It
+        has a reserve of its own, whatever the journal's threads used up. It waits only where the
+        machine has no descriptors and others take each that is given up here.
+
+        Between closing a reserved descriptor and opening the file no other retry is made."""
+        while True:
+            with self._guard:
+                while True:
+                    try:
+                        return self._open(path, os.O_RDONLY | os.O_CLOEXEC, 0)
+                    except OSError as error:
+                        if error.errno not in OUT_OF_FILES or not self._wanted:
+                            raise
+                    if self._for_reading:
+                        os.close(self._for_reading.pop())
+                    elif self._set_aside:
+                        os.close(self._set_aside.pop())
+                    else:
+                        break
+            sleep(AGAIN_S)
 
     def read_all(self, path: str) -> bytes:
         """Return the content of a file. Raises OSError."""

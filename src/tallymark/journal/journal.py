@@ -537,7 +537,7 @@ class Journal:
             return -1
         while len(self._open_files) >= (1 if self._files.is_short else _FILES_OPEN):
             self._forget_file(next(iter(self._open_files)))
-        fd = self._files.open(str(self._folder / name), os.O_RDONLY)
+        fd = self._files.open_for_reading(str(self._folder / name))
         self._open_files[number] = fd
         return fd
 
