@@ -62,10 +62,11 @@ class Waiting:
     ) -> None:
         self.key = key
         self.entry = entry
-        """None: it is like no other."""
+        """Entry of the password that is checked; None: equal checks are not joined."""
         self.number = number
         self.turn = turn
-        """None: it may run now. True or False: another one with the same entry was answered so."""
+        """Future of its turn. None: it may run now. True or False: result of another check with the
+        same entry."""
 
 
 class Failures:
