@@ -77,7 +77,8 @@ class Field:
     def _load_and_kill(self) -> None:
         clients = [self._client(index) for index in range(len(self.roles))]
         began = time.monotonic()
-        run(clients, self._by_load(clients) if self.topic.life % 2 == 0 else self._by_age())
+        is_brief = self.topic.life % 2 == 0
+        run(clients, self._by_load(clients) if is_brief else self._by_age(clients))
         self.broker.kill()
         self.loaded_s += time.monotonic() - began
         for client in clients:
@@ -92,12 +93,21 @@ class Field:
         kill_at = self.chance.randint(0, MOST_OK)
         return lambda: sum(client.ok_messages for client in clients) >= kill_at
 
-    def _by_age(self) -> Callable[[], bool]:
-        """Whether enough messages timed out and came again."""
+    def _by_age(self, clients: list[Client]) -> Callable[[], bool]:
+        """Whether enough messages timed out and came again. Not more is published meanwhile than
+        by load: on a slow machine they would come behind all that."""
         channels = (self.one, self.two)
+        enough = self.chance.randint(0, MOST_OK)
         more = self.chance.randint(1, MOST_TIMED_OUT)
         kill_at = sum(channel.timed_out for channel in channels) + more
-        return lambda: sum(channel.timed_out for channel in channels) >= kill_at
+
+        def is_time() -> bool:
+            if sum(client.ok_messages for client in clients) >= enough:
+                for client in clients:
+                    client.publishes = False
+            return sum(channel.timed_out for channel in channels) >= kill_at
+
+        return is_time
 
     def drain(self, *, certain: bool) -> None:
         """Receive and finish everything there is."""
