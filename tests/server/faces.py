@@ -19,7 +19,7 @@ from urllib.parse import quote
 import pika
 from pika.exceptions import ChannelClosedByBroker
 
-from tallymark.wire.amqp10.events import DispositionReceived, LinkDetached, TransfersReceived
+from tallymark.wire.amqp10.events import DispositionReceived, Event, LinkDetached, TransfersReceived
 from tallymark.wire.amqp10.outcomes import Accepted, Rejected
 from tallymark.wire.amqp10.performatives import Attach, Source, Target
 from tallymark.wire.amqp10.receiver_link import ReceiverLink
@@ -47,6 +47,10 @@ _numbers = itertools.count()
 class Face(Protocol):
     def do(self, operation: str, name: str) -> bool:
         """Whether it was allowed."""
+        ...
+
+    def renew(self, token: str) -> None:
+        """Have this token take the place of the one that it came in with (PASSWORD)."""
         ...
 
     def last_words(self) -> str:
@@ -191,6 +195,9 @@ class Amqp091:
             return False
         return True
 
+    def renew(self, token: str) -> None:
+        self._connection.update_secret(token, "renewed")
+
     def last_words(self) -> str:
         from pika.exceptions import ConnectionClosedByBroker
 
@@ -231,6 +238,7 @@ class Amqp10:
         self._session = self._client.session()
         self._senders: dict[str | None, SenderLink] = {}
         self._receivers: dict[str, ReceiverLink] = {}
+        self._detached: dict[object, LinkDetached] = {}
         self._pair: tuple[SenderLink, ReceiverLink] | None = None
 
     def do(self, operation: str, name: str) -> bool:
@@ -251,6 +259,11 @@ class Amqp10:
             name = f"to {address} {next(_numbers)}"
             link = self._client.sender(self._session, address, name=name)
             self._senders[address] = link
+        gone = self._detached.pop(link, None)
+        if gone is not None:
+            del self._senders[address]
+            self._refused(gone)
+            return False
         number = link.send(message)
         while True:
             event = self._client.exchange()
@@ -277,6 +290,11 @@ class Amqp10:
         if link is None:
             link = self._client.receiver(self._session, f"/queues/{name}.q", 1)
             self._receivers[name] = link
+        gone = self._detached.pop(link, None)
+        if gone is not None:
+            del self._receivers[name]
+            self._refused(gone)
+            return False
         link.flow(10)
         put_message(self._broker, name)
         while True:
@@ -335,13 +353,25 @@ class Amqp10:
             message_id=f"id-{next(_numbers)}", to=path, subject=method, reply_to="$me"
         )
         sender.send(encode_message(properties=properties, body=Value(body)), settled=True)
+        others: list[Event] = []
         while True:
-            event = self._client.next_of(TransfersReceived)
-            if event.link is receiver:
+            event = self._client.next_of(Event)
+            if not isinstance(event, TransfersReceived) or event.link is not receiver:
+                others.append(event)
+            else:
+                self._client.events[:0] = others
                 answered = Sections(event.data, 0, len(event.data)).properties
                 assert answered is not None
                 assert answered.subject is not None
                 return answered.subject
+
+    def renew(self, token: str) -> None:
+        """Links that it detaches are read of before the answer: `do` is told of them."""
+        assert self._request("PUT", "/auth/tokens", token.encode()) == "204"
+        for event in self._client.events:
+            if isinstance(event, LinkDetached):
+                self._detached[event.link] = event
+        self._client.events = [one for one in self._client.events if type(one) is not LinkDetached]
 
     def publish_as(self, user_id: str, name: str) -> bool:
         """Publish with this user-id."""
@@ -469,6 +499,9 @@ class Http:
         plan = quote(self._plans[name], safe="")
         return self.ask("GET", f"/api/tallymark/browse/plans/{plan}/read?from=0&to=0")
 
+    def renew(self, token: str) -> None:
+        """Each request has the token of its time."""
+
     def last_words(self) -> str:
         status, found = self.ask("GET", "/api/whoami")
         return f"{status} {found['reason']}"
@@ -561,6 +594,16 @@ class Nsq:
         client.send(commands.fin(int(decode_message(data)[2], 16)))
         return True
 
+    def renew(self, token: str) -> None:
+        """On all of its connections. What is said instead of the answer is for `do`."""
+        for client in self._clients.values():
+            client.send(commands.auth(token.encode()))
+            frame = client.next()
+            if frame[0] == ERROR:
+                client.put_back(frame)
+            else:
+                assert json.loads(frame[1])["identity"] == USER, frame
+
     def last_words(self) -> str:
         while True:
             try:
@@ -644,6 +687,9 @@ class NsqHttp:
     def _provide(self, path: str, topic: str) -> None:
         for one in (f"/topic/create?topic={topic}", path):
             assert nsq_http(self._broker, "POST", one, b"", "guest:guest")[0] == 200
+
+    def renew(self, token: str) -> None:
+        """As over HTTP."""
 
     def last_words(self) -> str:
         status, raw = nsq_http(self._broker, "GET", "/stats", None, CREDENTIALS)

@@ -98,6 +98,10 @@ class Client:
             if frame != (RESPONSE, b"_heartbeat_"):
                 return frame
 
+    def put_back(self, frame: tuple[int, bytes]) -> None:
+        """Have `next` return it again."""
+        self._frames.insert(0, frame)
+
     def ok(self, command: bytes) -> None:
         """A command that is answered with OK."""
         self.send(command)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pika
 import pytest
@@ -27,6 +28,7 @@ from tests.server.faces import (
 )
 from tests.server.management import FULL, call, done
 from tests.server.test_sinks_http import frames
+from tests.support.issuer import EVERYTHING, Issuer
 from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
 
@@ -49,6 +51,15 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 def permit(broker: BrokerProcess, **changed: str) -> None:
     done(broker, "PUT", f"permissions/%2F/{USER}", {**FULL, **changed})
+
+
+def add_guest(folder: Path) -> None:
+    """Make guest/guest a user of a data folder, an administrator."""
+    command = [sys.executable, "-m", "tallymark", "user", "add", "guest", "--password", "-"]
+    subprocess.run(
+        [*command, "--administrator", "--data-dir", str(folder)], check=True, timeout=PATIENCE_S,
+        input="guest\n", text=True,
+    )  # fmt: skip
 
 
 def empty(broker: BrokerProcess) -> None:
@@ -124,6 +135,76 @@ def test_who_is_deleted_is_gone(
                 [*command, "--data-dir", str(broker.data_dir)], check=True, timeout=PATIENCE_S
             )
         assert user.last_words() == LAST_WORDS[face]
+    finally:
+        user.close()
+
+
+# -- tokens, whose scopes another token of the same user narrows
+
+
+@pytest.fixture(scope="module")
+def issuer() -> Iterator[Issuer]:
+    with Issuer() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def trusting(tmp_path_factory: pytest.TempPathFactory, issuer: Issuer) -> Iterator[BrokerProcess]:
+    """A broker that takes tokens, and has guest for whatever else a test does."""
+    folder = tmp_path_factory.mktemp("tokens") / "data"
+    add_guest(folder)
+    with BrokerProcess(folder, **issuer.flags()) as running:
+        provide(running)
+        yield running
+
+
+@pytest.mark.parametrize(("face", "operation"), sorted({cell[:2] for cell in CELLS}))
+def test_a_token_with_narrower_scopes_takes_rights_away_at_once(
+    trusting: BrokerProcess,
+    issuer: Issuer,
+    face: str,
+    operation: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def carry(token: str) -> str:
+        monkeypatch.setattr("tests.server.faces.PASSWORD", token)
+        monkeypatch.setattr("tests.server.faces.CREDENTIALS", f"{USER}:{token}")
+        return token
+
+    empty(trusting)
+    carry(issuer.token(*EVERYTHING))
+    user = FACES[face](trusting)
+    try:
+        for right in RIGHTS:
+            assert user.do(operation, "mine")
+            others = [scope for scope in EVERYTHING if not scope.startswith(right)]
+            user.renew(carry(issuer.token(f"{right}:%2F/other*", *others)))
+            is_needed = right in NEEDS[face][operation]
+            assert user.do(operation, "mine") is not is_needed, right
+            assert user.do(operation, "other")
+            user.renew(carry(issuer.token(*EVERYTHING)))
+    finally:
+        user.close()
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_users_that_change_are_nothing_to_whoever_has_a_token(
+    trusting: BrokerProcess, issuer: Issuer, face: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it has the name of one of them: its rights are the token's, before and after."""
+    token = issuer.token("read:*/*", "write:*/mine*")
+    monkeypatch.setattr("tests.server.faces.PASSWORD", token)
+    monkeypatch.setattr("tests.server.faces.CREDENTIALS", f"{USER}:{token}")
+    words = {"NSQ": "PUB", "NSQ over HTTP": "/pub", "AMQP 1.0": "publish without a target"}
+    allowed = words.get(face, "publish")
+    user = FACES[face](trusting)
+    try:
+        assert user.do(allowed, "mine")
+        done(trusting, "PUT", f"users/{USER}", {"password": "x", "tags": "administrator"})
+        done(trusting, "PUT", f"permissions/%2F/{USER}", FULL)
+        assert not user.do(allowed, "other")
+        done(trusting, "DELETE", f"users/{USER}")
+        assert user.do(allowed, "mine")
     finally:
         user.close()
 

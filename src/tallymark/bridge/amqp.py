@@ -39,10 +39,22 @@ def protocol_of(start: bytes) -> int:
     return AMQP_091
 
 
+class Renewal:
+    """A secret that takes the place of an earlier one, and whoever is told what became of it."""
+
+    __slots__ = ("secret",)
+
+    def __init__(self, secret: bytes) -> None:
+        self.secret = secret
+
+    def done(self, is_accepted: bool) -> None:
+        raise NotImplementedError
+
+
 class AmqpBridge(Bridge):
     """The bridge of one AMQP client."""
 
-    __slots__ = ("peer", "pending_login", "pending_sasl")
+    __slots__ = ("peer", "pending_login", "pending_sasl", "pending_secret")
 
     def __init__(self, peer: str) -> None:
         super().__init__()
@@ -54,6 +66,10 @@ class AmqpBridge(Bridge):
         and with ANONYMOUS from the configuration; they have no password."""
         self.pending_sasl: bytes | None = None
         """Step of SCRAM-SHA-256 to be answered by `sasl_challenge` or as a login."""
+
+        self.pending_secret: bytes | None = None
+        """A secret in place of the one that the client logged in with, to be checked and answered
+        with `secret_accepted` or `secret_refused`."""
 
     @property
     def entered(self) -> Connection | None:
@@ -71,6 +87,18 @@ class AmqpBridge(Bridge):
 
     def login_failed(self) -> None:
         """Refuse the pending login or step."""
+        raise NotImplementedError
+
+    def secret_accepted(self, permissions: Permissions) -> None:
+        """The pending secret is the same user's: this is what may be done from now on."""
+        raise NotImplementedError
+
+    def secret_refused(self) -> None:
+        """The pending secret is worth nothing, or another user's."""
+        raise NotImplementedError
+
+    def renew(self, renewal: Renewal) -> None:
+        """Ask about the secret of a request to `/management`, after those that wait."""
         raise NotImplementedError
 
     def describe(self) -> dict[str, object]:

@@ -12,6 +12,7 @@ side ends at once, whatever the peer answers and when.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, final
 
@@ -185,6 +186,7 @@ class Amqp091(AmqpBridge):
         "_offered",
         "_over",
         "_permissions",
+        "_secrets",
         "broker",
         "client",
         "client_properties",
@@ -211,6 +213,8 @@ class Amqp091(AmqpBridge):
         self._login_mechanism = ""
         self._offered: tuple[str, ...] = ()
         self._permissions: Permissions | None = None
+        self._secrets: deque[bytes] = deque()
+        """Secrets behind the pending one, from the same read."""
         self._capabilities: frozenset[str] = frozenset()
         self._gate = OutputGate(self)
         self._now_ms = 0
@@ -327,6 +331,26 @@ class Amqp091(AmqpBridge):
                 except AccessRefused as error:
                     self._refuse(channel.number, error, 60, 20)
                     break
+
+    @property
+    def wants_data(self) -> bool:
+        return not self.is_behind and self.pending_secret is None
+
+    def secret_accepted(self, permissions: Permissions) -> None:
+        if self.pending_secret is None:
+            return
+        self.pending_secret = self._secrets.popleft() if self._secrets else None
+        self.rights_changed(permissions)
+        self.wire.send_method(0, ConnectionUpdateSecretOk())
+        self._handle_events()
+
+    def secret_refused(self) -> None:
+        """530, as RabbitMQ says it."""
+        if self.pending_secret is None:
+            return
+        self.pending_secret = None
+        self._secrets.clear()
+        self._fail_connection(WireError(NOT_ALLOWED, "the new secret was refused"))
 
     def login_failed(self) -> None:
         """Refuse the pending login. Only a client that understands it gets the reason."""
@@ -582,7 +606,7 @@ class Amqp091(AmqpBridge):
             self._leave(False)
             self.wire.send_method(0, ConnectionCloseOk())
         elif isinstance(method, ConnectionUpdateSecret):
-            self.wire.send_method(0, ConnectionUpdateSecretOk())
+            self._update_secret(method.new_secret)
         elif isinstance(method, ConnectionSecureOk):
             if self._permissions is not None:
                 self.wire.send_tune()
@@ -590,6 +614,17 @@ class Amqp091(AmqpBridge):
                 self.pending_sasl = method.response
         else:
             assert isinstance(method, (ConnectionTuneOk, ConnectionCloseOk)), method
+
+    def _update_secret(self, secret: bytes) -> None:
+        """A token is checked; a password was, and the new one counts for the next connection
+        [rabbitmq]."""
+        permissions = self._permissions
+        if permissions is None or permissions.scopes is None:
+            self.wire.send_method(0, ConnectionUpdateSecretOk())
+        elif self.pending_secret is None:
+            self.pending_secret = secret
+        else:
+            self._secrets.append(secret)
 
     def _start(self, method: ConnectionStartOk) -> None:
         self.client_properties = method.client_properties
@@ -636,6 +671,7 @@ class Amqp091(AmqpBridge):
             UNCOUNTED_RECOVER not in self._capabilities,
             self,
         )
+        self.client.access.follow(permissions)
         self.client.connection.handle = self
         self.client.connection.holds_output = True
         self.wire.send_method(0, ConnectionOpenOk())

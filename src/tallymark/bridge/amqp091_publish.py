@@ -16,7 +16,7 @@ from tallymark.bridge.amqp091_channel import Channel, Client
 from tallymark.bridge.amqp091_content import return_messages
 from tallymark.bridge.amqp091_special import Special, examine, headers_of, with_section
 from tallymark.bridge.direct_reply import PREFIX
-from tallymark.bridge.permissions import EXCHANGE, WRITE
+from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Part
 from tallymark.engine.errors import BrokerError
@@ -114,6 +114,7 @@ def _read(client: Client, method: bytes) -> Publish:
     route = Route(method[14:key_at].decode(), method[key_at + 1 : bits_at].decode())
     client.access.check(EXCHANGE, route.exchange, WRITE)
     vhost = client.vhost
+    check_keys(client.access, vhost.exchanges.get(route.exchange), (route.key,), WRITE)
     targets: Targets | None = None
     if not vhost.needs_headers(route.exchange):
         targets = vhost.route(route.exchange, [route.key], None)
@@ -292,6 +293,9 @@ def _route_special(
                 continue
             route = known.route
             keys = [route.key, *special.more_keys]
+            check_keys(
+                client.access, client.vhost.exchanges.get(route.exchange), special.more_keys, WRITE
+            )
             singly = client.vhost.routes_singly(route.exchange)
             for upto in range(starts[k] + 1, end + 1) if singly else (end,):
                 to = client.vhost.route(route.exchange, keys, special.headers)

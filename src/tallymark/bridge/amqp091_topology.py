@@ -10,7 +10,7 @@ from __future__ import annotations
 from tallymark.bridge.amqp091_channel import Channel, Client
 from tallymark.bridge.declarations import check_new_queue
 from tallymark.bridge.direct_reply import PREFIX, PSEUDO_QUEUE
-from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE
+from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE, check_keys
 from tallymark.engine.arguments import named
 from tallymark.engine.errors import AccessRefused, NotFound
 from tallymark.engine.exchange import check_type
@@ -91,7 +91,9 @@ def delete_exchange(channel: Channel, method: ExchangeDelete) -> None:
 
 def bind_exchange(channel: Channel, method: ExchangeBind) -> None:
     client = channel.client
-    source, destination = _bound_exchanges(client, method.source, method.destination)
+    source, destination = _bound_exchanges(
+        client, method.source, method.destination, method.routing_key
+    )
     client.vhost.bind_exchange(destination, source, method.routing_key, method.arguments)
     if not method.no_wait:
         if _both_durable(client, source, destination):
@@ -101,7 +103,9 @@ def bind_exchange(channel: Channel, method: ExchangeBind) -> None:
 
 def unbind_exchange(channel: Channel, method: ExchangeUnbind) -> None:
     client = channel.client
-    source, destination = _bound_exchanges(client, method.source, method.destination)
+    source, destination = _bound_exchanges(
+        client, method.source, method.destination, method.routing_key
+    )
     durable = _both_durable(client, source, destination)
     client.vhost.unbind_exchange(destination, source, method.routing_key, method.arguments)
     if not method.no_wait:
@@ -110,13 +114,14 @@ def unbind_exchange(channel: Channel, method: ExchangeUnbind) -> None:
         channel.send(ExchangeUnbindOk())
 
 
-def _bound_exchanges(client: Client, source: str, destination: str) -> tuple[str, str]:
+def _bound_exchanges(client: Client, source: str, destination: str, key: str) -> tuple[str, str]:
     """Return the names as stored, after a check that both ends may be bound."""
     source = without_breaks(source)
     destination = without_breaks(destination)
     client.access.check(EXCHANGE, destination, WRITE)
     refuse_default(destination, source)
     client.access.check(EXCHANGE, source, READ)
+    check_keys(client.access, client.vhost.exchanges.get(source), (key,), READ)
     return source, destination
 
 
@@ -182,7 +187,7 @@ def _declare_pseudo_queue(channel: Channel, method: QueueDeclare, name: str) -> 
 def bind_queue(channel: Channel, method: QueueBind) -> None:
     client = channel.client
     key = _binding_key(channel, method.queue, method.routing_key)
-    name, source = _bound_queue(channel, method.queue, method.exchange)
+    name, source = _bound_queue(channel, method.queue, method.exchange, key)
     client.vhost.bind_queue(name, source, key, method.arguments, client.connection.id)
     if not method.no_wait:
         if _binding_stored(client, name, source):
@@ -193,7 +198,7 @@ def bind_queue(channel: Channel, method: QueueBind) -> None:
 def unbind_queue(channel: Channel, method: QueueUnbind) -> None:
     client = channel.client
     key = _binding_key(channel, method.queue, method.routing_key)
-    name, source = _bound_queue(channel, method.queue, method.exchange)
+    name, source = _bound_queue(channel, method.queue, method.exchange, key)
     durable = _binding_stored(client, name, source)
     client.vhost.unbind_queue(name, source, key, method.arguments, client.connection.id)
     if durable:
@@ -207,7 +212,7 @@ def _binding_key(channel: Channel, queue: str, key: str) -> str:
     return key if queue or key else channel.queue_name("")
 
 
-def _bound_queue(channel: Channel, queue: str, exchange: str) -> tuple[str, str]:
+def _bound_queue(channel: Channel, queue: str, exchange: str, key: str) -> tuple[str, str]:
     """Return the names of queue and exchange as stored, after a check that both ends may be
     bound."""
     access = channel.client.access
@@ -216,6 +221,7 @@ def _bound_queue(channel: Channel, queue: str, exchange: str) -> tuple[str, str]
     access.check(QUEUE, name, WRITE)
     refuse_default(source)
     access.check(EXCHANGE, source, READ)
+    check_keys(access, channel.client.vhost.exchanges.get(source), (key,), READ)
     return name, source
 
 

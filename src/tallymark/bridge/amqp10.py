@@ -13,10 +13,11 @@ leaves return to their old place. They count as failed deliveries only if the co
 
 from __future__ import annotations
 
+from collections import deque
 from typing import final
 
 from tallymark.bridge import amqp10_attach as attaching
-from tallymark.bridge.amqp import SCRAM, AmqpBridge
+from tallymark.bridge.amqp import SCRAM, AmqpBridge, Renewal
 from tallymark.bridge.amqp10_client import Client, Delayed, LinkEnd, Session, Settings
 from tallymark.bridge.amqp10_consume import OutgoingLink
 from tallymark.bridge.amqp10_dispositions import is_final, settle, withdraw
@@ -92,6 +93,7 @@ class Amqp10(AmqpBridge):
         "_open",
         "_over",
         "_permissions",
+        "_renewals",
         "broker",
         "client",
         "external_user",
@@ -119,6 +121,8 @@ class Amqp10(AmqpBridge):
         self._gate = OutputGate(self)
         self._mechanism = ""
         self._permissions: Permissions | None = None
+        self._renewals: deque[Renewal] = deque()
+        """Secrets to be checked, the pending one first."""
         self._open: Open | None = None
         """The client's open while it waits for the login."""
         self._now_ms = 0
@@ -174,6 +178,7 @@ class Amqp10(AmqpBridge):
     def let_go(self) -> None:
         self.client = None
         self._gate.let_go()
+        self._renewals.clear()
 
     def tick(self, now_ms: int) -> None:
         """Handle heartbeats and time-outs. Called at `next_deadline`."""
@@ -242,6 +247,35 @@ class Amqp10(AmqpBridge):
             return
         self.pending_login = self.pending_sasl = None
         self._refuse_login("login refused")
+        self._handle_events()
+
+    def renew(self, renewal: Renewal) -> None:
+        self._renewals.append(renewal)
+        self.pending_secret = self._renewals[0].secret
+
+    def secret_accepted(self, permissions: Permissions) -> None:
+        self._renewed(permissions)
+
+    def secret_refused(self) -> None:
+        """The request is refused; the earlier token is good as long as it was."""
+        self._renewed(None)
+
+    def _renewed(self, permissions: Permissions | None) -> None:
+        if not self._renewals:
+            return
+        renewal = self._renewals.popleft()
+        self.pending_secret = self._renewals[0].secret if self._renewals else None
+        client = self.client
+        if client is None or client.closed:
+            return
+        if permissions is not None:
+            self.rights_changed(permissions)
+        renewal.done(permissions is not None)
+        self._handle_events()
+
+    def credential_expired(self) -> None:
+        """amqp:unauthorized-access, as RabbitMQ says it."""
+        self._close(Error(errors.UNAUTHORIZED_ACCESS, "credential expired"))
         self._handle_events()
 
     def shutdown(self, reason: str = "shutdown") -> None:
@@ -561,6 +595,7 @@ class Amqp10(AmqpBridge):
             permissions.user, vhost, patterns, permissions.impersonates, self.settings.on_denied,
             self.peer,
         )  # fmt: skip
+        access.follow(permissions)
         self.client = Client(self.broker, self.settings, connection, access, self)
         self.client.wall_ms = self.broker.clock.now_ms
 

@@ -22,7 +22,7 @@ from tallymark.bridge.amqp10_streams import start_of_source
 from tallymark.bridge.amqp10_tx import attach as attach_coordinator
 from tallymark.bridge.direct_reply import PSEUDO_QUEUE
 from tallymark.bridge.filters import FilterError, filters_of
-from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE
+from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE, check_keys
 from tallymark.engine.arguments import check_consumer_arguments, consumer_priority, named
 from tallymark.engine.errors import (
     AccessRefused,
@@ -167,6 +167,8 @@ def _find_target(session: Session, where: Target) -> Queue | None:
     Raises BrokerError, MustWait."""
     client = session.client
     client.access.check(EXCHANGE, where.exchange, WRITE)
+    found_exchange = client.vhost.exchanges.get(where.exchange)
+    check_keys(client.access, found_exchange, (where.key,), WRITE)
     if where.is_reply:
         if client.settings.replies.find(where.key) is None:
             raise NotFound(f"no {named(QUEUE, where.key, client.vhost.name)}")

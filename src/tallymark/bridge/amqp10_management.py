@@ -75,15 +75,21 @@ class NotAnswerable(Exception):
 class Answer:
     """A response to a request."""
 
-    __slots__ = ("data", "status", "stored")
+    __slots__ = ("data", "id", "status", "stored", "token")
 
-    def __init__(self, data: bytes, status: int, stored: bool) -> None:
+    def __init__(
+        self, data: bytes, status: int, stored: bool, id: MessageId, token: bytes | None
+    ) -> None:
         self.data = data
         """Message of the response: its sections."""
         self.status = status
         self.stored = stored
         """True if the response reports a change that survives a restart, so that it waits for the
         disk."""
+        self.id = id
+        """The request's."""
+        self.token = token
+        """A new token: the answer is `answer_to_token`, once that is checked."""
 
 
 @final
@@ -101,7 +107,8 @@ class Management:
         id, request = _request(message)
         outcome = self._outcome(request)
         status = outcome.status
-        return Answer(_response(id, status, outcome.body), status, outcome.stored)
+        data = _response(id, status, outcome.body)
+        return Answer(data, status, outcome.stored, id, outcome.token)
 
     def _outcome(self, request: Request) -> Outcome:
         try:
@@ -138,6 +145,13 @@ def status_of(error: BrokerError) -> int:
     if isinstance(error, (AccessRefused, NotAllowed, ResourceExhausted)):
         return 403
     return 400
+
+
+def answer_to_token(id: MessageId, is_accepted: bool) -> bytes:
+    """The response to a request that brought a new token."""
+    if is_accepted:
+        return _response(id, 204, None)
+    return _response(id, 400, "the new token was refused")
 
 
 Handler = Callable[[Topology, Request], Outcome]

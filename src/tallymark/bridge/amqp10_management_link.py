@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, final
 
+from tallymark.bridge.amqp import Renewal
 from tallymark.bridge.amqp10_client import Delayed, LinkEnd, Session
-from tallymark.bridge.amqp10_management import Management, NotAnswerable
+from tallymark.bridge.amqp10_management import Management, NotAnswerable, answer_to_token
 from tallymark.wire.amqp10.events import CreditReceived, TransfersReceived
 from tallymark.wire.amqp10.link import ReceiverLink, SenderLink
 from tallymark.wire.amqp10.outcomes import Accepted, Error
+from tallymark.wire.amqp10.sections import MessageId
 from tallymark.wire.amqp10.serial import add
 
 CREDIT: Final = 8
@@ -39,6 +41,22 @@ class Response(Delayed):
         self.is_ready = True
         self.pair.flush()
         self.pair.session.client.answered()
+
+
+@final
+class TokenRenewal(Renewal):
+    """A request that brought a new token, and its response."""
+
+    __slots__ = ("_id", "_response")
+
+    def __init__(self, secret: bytes, id: MessageId, response: Response) -> None:
+        super().__init__(secret)
+        self._id = id
+        self._response = response
+
+    def done(self, is_accepted: bool) -> None:
+        self._response.data = answer_to_token(self._id, is_accepted)
+        self._response.say()
 
 
 @final
@@ -67,12 +85,15 @@ class LinkPair:
         except NotAnswerable:
             client.answered()
             raise
-        response = Response(self, answer.data, not answer.stored)
+        is_ready = not answer.stored and answer.token is None
+        response = Response(self, answer.data, is_ready)
         self.responses.append(response)
         if answer.stored:
             client.broker.await_durable(response)
+        if answer.token is not None:
+            client.owner.renew(TokenRenewal(answer.token, answer.id, response))
         self._send()
-        if not answer.stored:
+        if is_ready:
             client.answered()
 
     def flush(self) -> None:

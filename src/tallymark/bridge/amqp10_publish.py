@@ -20,7 +20,7 @@ from tallymark.bridge.amqp10_errors import error_of
 from tallymark.bridge.amqp10_front import Arrival, Arrivals
 from tallymark.bridge.amqp10_stretch import RELEASED, Destination, Stretch
 from tallymark.bridge.amqp10_work import Work, find, unknown
-from tallymark.bridge.permissions import EXCHANGE, WRITE
+from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
 from tallymark.engine.errors import AccessRefused, BrokerError, PreconditionFailed
 from tallymark.engine.message import Route
 from tallymark.engine.queue import Queue
@@ -169,7 +169,10 @@ class IncomingLink(LinkEnd):
         if target is None:
             return
         try:
-            self.session.client.access.check(EXCHANGE, target.exchange, WRITE)
+            client = self.session.client
+            client.access.check(EXCHANGE, target.exchange, WRITE)
+            exchange = client.vhost.exchanges.get(target.exchange)
+            check_keys(client.access, exchange, (target.key,), WRITE)
         except AccessRefused as error:
             self.close(error_of(error))
 
@@ -288,6 +291,8 @@ class IncomingLink(LinkEnd):
                     raise PreconditionFailed("anonymous terminus requires 'to' address to be set")
                 target = target_of(address)
                 client.access.check(EXCHANGE, target.exchange, WRITE)
+                exchange = client.vhost.exchanges.get(target.exchange)
+                check_keys(client.access, exchange, (target.key,), WRITE)
             route = Route(target.exchange, target.key)
             targets: Targets | None = None
             if not client.vhost.needs_headers(target.exchange):

@@ -22,10 +22,11 @@ from tallymark.bridge.amqp10_front import (
     without_delivery_annotations,
 )
 from tallymark.bridge.amqp10_work import Work
+from tallymark.bridge.permissions import WRITE, check_keys
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.arguments import LONGEST_MS
 from tallymark.engine.broker import Part
-from tallymark.engine.errors import ResourceExhausted
+from tallymark.engine.errors import AccessRefused, ResourceExhausted
 from tallymark.engine.message import Payload, Route
 from tallymark.engine.routing import Targets
 from tallymark.engine.staging import AS_DUE, MUST_ARRIVE, StagedRun
@@ -204,6 +205,11 @@ class Stretch:
         vhost = client.vhost
         exchange = destination.route.exchange
         keys = [destination.route.key, *self._front.cc]
+        try:
+            check_keys(client.access, vhost.exchanges.get(exchange), self._front.cc, WRITE)
+        except AccessRefused as error:
+            self._refuse(lo, hi, error_of(error))
+            return
         if not vhost.needs_headers(exchange):
             self._to(payload, vhost.route(exchange, keys, None), lo, hi)
             return

@@ -16,7 +16,15 @@ from tallymark.bridge.amqp10_management_paths import (
     binding_location,
 )
 from tallymark.bridge.declarations import check_new_queue
-from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE, Access
+from tallymark.bridge.permissions import (
+    CONFIGURE,
+    EXCHANGE,
+    QUEUE,
+    READ,
+    WRITE,
+    Access,
+    check_keys,
+)
 from tallymark.engine.arguments import is_routing_key, named
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import NotFound
@@ -39,13 +47,17 @@ STRINGS: Final = 0xA1
 class Outcome:
     """The result of a request."""
 
-    __slots__ = ("body", "status", "stored")
+    __slots__ = ("body", "status", "stored", "token")
 
-    def __init__(self, status: int, body: object = None, stored: bool = False) -> None:
+    def __init__(
+        self, status: int, body: object = None, stored: bool = False, token: bytes | None = None
+    ) -> None:
         self.status = status
         self.body = body
         self.stored = stored
         """True if the answer waits for the disk."""
+        self.token = token
+        """A new token, which the answer waits for the check of."""
 
 
 @final
@@ -184,7 +196,7 @@ class Topology:
         key = fields.text("binding_key")
         arguments = fields.arguments()
         fields.end()
-        self._check_ends(source, is_queue, destination)
+        self._check_ends(source, is_queue, destination, key)
         if not is_routing_key(key):
             raise Refusal(400, f"binding key {key!r:.60}, expected at most 255 bytes")
         vhost = self._vhost
@@ -196,7 +208,7 @@ class Topology:
 
     def unbind(self, request: Request) -> Outcome:
         path = BindingPath(request.segments[1])
-        self._check_ends(path.source, path.is_queue, path.destination)
+        self._check_ends(path.source, path.is_queue, path.destination, path.key)
         found = self._bindings(path.source, path.is_queue, path.destination, path.key)
         for binding in found:
             if arguments_hash(binding.arguments) == path.arguments:
@@ -247,7 +259,7 @@ class Topology:
             and binding.destination() == destination
         ]
 
-    def _check_ends(self, source: str, is_queue: bool, destination: str) -> None:
+    def _check_ends(self, source: str, is_queue: bool, destination: str, key: str) -> None:
         _refuse_default(source)
         if not is_queue:
             _refuse_default(destination)
@@ -255,6 +267,7 @@ class Topology:
         _refuse_breaks(destination)
         self._access.check(QUEUE if is_queue else EXCHANGE, destination, WRITE)
         self._access.check(EXCHANGE, source, READ)
+        check_keys(self._access, self._vhost.exchanges.get(source), (key,), READ)
 
     def _lasts(self, source: str, is_queue: bool, destination: str) -> bool:
         """Return whether a binding between the two survives a restart."""
@@ -268,11 +281,17 @@ class Topology:
     # -- others
 
     def renew_token(self, request: Request) -> Outcome:
-        raise Refusal(
-            400,
-            f"user '{self._connection.user}' logged in by another way than a token, there is "
-            "nothing to renew",
-        )
+        """The token is the body, as bytes [rabbitmq]."""
+        if not self._access.is_renewable:
+            raise Refusal(
+                400,
+                f"user '{self._connection.user}' logged in by another way than a token, there is "
+                "nothing to renew",
+            )
+        token = request.body
+        if not isinstance(token, bytes):
+            raise Refusal(400, f"the body is {type(token).__name__}, expected a token as binary")
+        return Outcome(204, token=token)
 
     def _refuse_reserved(self, kind: str, name: str) -> None:
         if name.startswith(RESERVED):

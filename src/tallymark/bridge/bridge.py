@@ -123,6 +123,10 @@ class Bridge:
         """End the connection on request of the operator or the broker."""
         raise NotImplementedError
 
+    def credential_expired(self) -> None:
+        """End the connection, since what its client logged in with holds no longer."""
+        self.shutdown("credential expired")
+
     def block(self, reason: str) -> None:
         """Announce, where the protocol can, that no input of the client is read for now."""
 

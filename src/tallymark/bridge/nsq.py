@@ -113,6 +113,7 @@ class Nsq(Bridge):
         "_gate",
         "_held",
         "_in_flight",
+        "_is_asked",
         "_is_stopping",
         "_messages",
         "_now_ms",
@@ -173,6 +174,8 @@ class Nsq(Bridge):
         self._messages = MessageBuffer()
         self._answers = Answers(broker, self.wire, self)
         self._gate = OutputGate(self)
+        self._is_asked = False
+        """Whether the client waits for an answer to AUTH."""
         self._is_stopping = False
         self._now_ms = 0
         self._wall_ms = 0
@@ -322,15 +325,19 @@ class Nsq(Bridge):
         password the secret is."""
         if self.pending_auth is None:
             return
-        if permissions is not None:
-            self.act_as(permissions)
         self.pending_auth = None
-        is_first = self._auth is None
+        if permissions is not None:
+            self.wire.is_renewable = permissions.scopes is not None
+            if self.access is None:
+                self.act_as(permissions)
+            else:
+                self.rights_changed(permissions)
         self._auth = state
-        if is_first and not self._enter("AUTH"):
+        if self._is_asked and not self._enter("AUTH"):
             self._handle_events()
             return
-        if is_first:
+        if self._is_asked:
+            self._is_asked = False
             if not state.permission_count:
                 self.wire.refuse()
             answer = Answer(AUTHORIZED)
@@ -489,6 +496,7 @@ class Nsq(Bridge):
             self.upgrade = event
         elif isinstance(event, AuthReceived):
             self._secret = event.secret
+            self._is_asked = True
             self.pending_auth = event.secret
         elif isinstance(event, ClsReceived):
             self._is_stopping = True

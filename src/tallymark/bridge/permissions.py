@@ -13,10 +13,12 @@ is refused (engine/patterns.py) matches nothing. The default exchange is known h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, final
 
+from tallymark.bridge.scopes import Scopes
 from tallymark.engine.errors import AccessRefused
+from tallymark.engine.exchange import Exchange
 from tallymark.engine.patterns import EMPTY, Pattern, PatternRefused, compile_pattern
 
 CONFIGURE: Final = 0
@@ -26,6 +28,8 @@ READ: Final = 2
 EXCHANGE: Final = "exchange"
 QUEUE: Final = "queue"
 ANY_VHOST: Final = "*"
+TOPIC: Final = "topic"
+"""Type of the exchanges whose routing keys may be limited."""
 ENTER: Final = 3
 """Operation on a virtual host: to enter it."""
 VHOST: Final = "vhost"
@@ -38,10 +42,14 @@ REMEMBERED: Final = 4096
 class Permissions:
     """A user and, per virtual host, the patterns (configure, write, read). Immutable."""
 
-    __slots__ = ("impersonates", "user", "vhosts")
+    __slots__ = ("impersonates", "scopes", "user", "vhosts")
 
     def __init__(
-        self, user: str, vhosts: dict[str, tuple[str, str, str]], impersonates: bool = False
+        self,
+        user: str,
+        vhosts: dict[str, tuple[str, str, str]],
+        impersonates: bool = False,
+        scopes: Scopes | None = None,
     ) -> None:
         self.user = user
         self.vhosts = vhosts
@@ -49,6 +57,9 @@ class Permissions:
         self.impersonates = impersonates
         """True if the user may publish messages with another user's user-id
         [rabbitmq impersonator]."""
+        self.scopes = scopes
+        """The rights of a token, in place of `vhosts`; None: the user did not come by a token.
+        These can be renewed by another token while the connection is open."""
 
     @staticmethod
     def all(user: str) -> Permissions:
@@ -57,6 +68,8 @@ class Permissions:
 
     def patterns(self, vhost: str) -> tuple[str, str, str] | None:
         """Return the patterns for a virtual host; None: no access to it."""
+        if self.scopes is not None:
+            return self.scopes.patterns(vhost)
         found = self.vhosts.get(vhost)
         return self.vhosts.get(ANY_VHOST) if found is None else found
 
@@ -65,7 +78,17 @@ class Permissions:
 class Access:
     """One user's permissions in one virtual host, with cached decisions."""
 
-    __slots__ = ("_known", "_patterns", "impersonates", "on_denied", "peer", "user", "vhost")
+    __slots__ = (
+        "_keys",
+        "_known",
+        "_patterns",
+        "_scopes",
+        "impersonates",
+        "on_denied",
+        "peer",
+        "user",
+        "vhost",
+    )
 
     def __init__(
         self,
@@ -85,6 +108,9 @@ class Access:
         """Peer of the connection, for the callback."""
         self._patterns = [_compiled(pattern) for pattern in patterns]
         self._known: dict[tuple[int, str], bool] = {}
+        self._scopes: Scopes | None = None
+        self._keys: dict[tuple[int, str], Pattern | None] = {}
+        """Patterns of routing keys, by operation and exchange."""
 
     def follow(self, permissions: Permissions) -> None:
         """Apply changed permissions of the user. Without patterns for the virtual host nothing is
@@ -92,7 +118,14 @@ class Access:
         patterns = permissions.patterns(self.vhost)
         self.impersonates = permissions.impersonates
         self._patterns = [_compiled(pattern) for pattern in patterns or ()]
+        self._scopes = permissions.scopes
         self._known.clear()
+        self._keys.clear()
+
+    @property
+    def is_renewable(self) -> bool:
+        """Whether the rights come from a token, which another one can take the place of."""
+        return self._scopes is not None
 
     def allows(self, kind: str, name: str, operation: int) -> bool:
         """Return whether `check` would pass."""
@@ -128,6 +161,36 @@ class Access:
             raise AccessRefused(
                 f"access to {kind} '{shown}' in vhost '{self.vhost}' refused for user '{self.user}'"
             )
+
+    def check_key(self, exchange: str, key: str, operation: int) -> None:
+        """Raises AccessRefused unless the user may do that to a topic exchange with this routing
+        key. Only tokens limit routing keys [rabbitmq topic authorisation]."""
+        scopes = self._scopes
+        if scopes is None:
+            return
+        place = (operation, exchange)
+        if place not in self._keys:
+            if len(self._keys) >= REMEMBERED:
+                self._keys.clear()
+            self._keys[place] = _compiled(scopes.keys(self.vhost, exchange, operation))
+        pattern = self._keys[place]
+        if pattern is None or not pattern.matches(key):
+            if self.on_denied is not None:
+                self.on_denied(self, EXCHANGE, f"{exchange} with routing key {key}", operation)
+            raise AccessRefused(
+                f"access to topic '{key}' in exchange '{exchange}' in vhost '{self.vhost}' refused "
+                f"for user '{self.user}'"
+            )
+
+
+def check_keys(
+    access: Access, exchange: Exchange | None, keys: Iterable[str], operation: int
+) -> None:
+    """Raises AccessRefused unless the user may do that to the exchange with all of these routing
+    keys: they count for topic exchanges only."""
+    if access.is_renewable and exchange is not None and exchange.routes_as == TOPIC:
+        for key in keys:
+            access.check_key(exchange.name, key, operation)
 
 
 def refuse_entry(

@@ -99,6 +99,8 @@ class AmqpClient(Client):
             self.begin(self._check_login)
         if bridge.pending_sasl is not None and not self.is_asking:
             self.begin(self._check_step)
+        if bridge.pending_secret is not None and not self.is_asking:
+            self.begin(self._check_secret)
         if not self.is_reading or self.is_full or not bridge.wants_data:
             self.read_or_not()
 
@@ -141,6 +143,7 @@ class AmqpClient(Client):
         if user is None or last_words is None:
             self._refuse_scram("wrong password, or no keys for it")
         else:
+            self._node.rights.came_in(self, user)
             self.bridge.login_succeeded(permissions_of(user), last_words)
 
     def _refuse_scram(self, reason: str) -> None:
@@ -159,11 +162,24 @@ class AmqpClient(Client):
             else:
                 user = await self._node.users.check(name, password, self.peer_host)
                 if user is not None:  # it took a while: who is it now?
-                    user = self._node.users.named(name)
+                    user = self._node.users.as_now(user)
         except UsersError as error:
             log.error("login.impossible", error=str(error))
         if user is None:
             audit.login_refused(self.protocol, self.peer, name, mechanism)
             self.bridge.login_failed()
         else:
+            self._node.rights.came_in(self, user)
             self.bridge.login_succeeded(permissions_of(user))
+
+    async def _check_secret(self) -> None:
+        """Check a secret that takes the place of an earlier one."""
+        secret = self.bridge.pending_secret
+        assert secret is not None
+        text = secret.decode("utf-8", "replace")
+        user = await self._node.users.renew(self.subject, text, self.peer_host)
+        if user is None:
+            self.bridge.secret_refused()
+        else:
+            self._node.rights.came_in(self, user)
+            self.bridge.secret_accepted(permissions_of(user))

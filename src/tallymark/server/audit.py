@@ -4,6 +4,7 @@ A category of its own, `audit`, in the same stream as the other logs. It has no 
 switches it off, neither the configuration nor anybody over HTTP. Its events:
 
     login.refused      a name that was tried, never the password
+    token.refused      why a token of OAuth 2 is worth nothing, and nothing of the token
     login.throttled    the same, where it was not even looked at
     access.refused     a user, and the exchange, queue or virtual host it was kept from
     request.refused    the same over HTTP
@@ -39,9 +40,18 @@ LONGEST: Final = 200
 
 def login_refused(protocol: str, peer: str, user: str, mechanism: str, reason: str = "") -> None:
     log.warning(
-        "login.refused", protocol=protocol, peer=peer, user=user[:LONGEST],
+        "login.refused", protocol=protocol, peer=peer, user=_name(user),
         mechanism=mechanism[:LONGEST], reason=reason or "user and password do not match",
     )  # fmt: skip
+
+
+def _name(user: str) -> str:
+    """Return a name that was tried as the log shows it: some clients send a token as the name."""
+    return "(a token)" if user.startswith("ey") and user.count(".") >= 2 else user[:LONGEST]
+
+
+def token_refused(peer: str, reason: str) -> None:
+    log.warning("token.refused", peer=peer, reason=reason)
 
 
 def access_refused(access: Access, kind: str, name: str, operation: int) -> None:

@@ -29,6 +29,7 @@ from tallymark.server.logs import log_of
 if TYPE_CHECKING:
     from tallymark.server.deadlines import Entry
     from tallymark.server.node import Node
+    from tallymark.server.users import User
 
 LAST_WORDS_S: Final = 3.0
 """Seconds that a client has to read the remaining output and close, once its connection is over."""
@@ -71,6 +72,8 @@ class Client(asyncio.Protocol):
         """True while the socket's send buffer is full."""
         self.is_over = False
         """True once all output was written: further input is read and discarded."""
+        self.subject: User | None = None
+        """The user that it has proven to be; None: not yet, or nobody asked."""
         self.id = 0
         self.since_ms = wall_ms()
         """Time of connection; milliseconds since 1970."""

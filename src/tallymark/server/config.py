@@ -27,6 +27,13 @@ GIB: Final = 1024 * MIB
 DAY_MS: Final = 86_400_000
 ENV_PREFIX: Final = "TALLYMARK_"
 MECHANISMS: Final = ("EXTERNAL", "SCRAM-SHA-256", "PLAIN", "AMQPLAIN")
+TOKEN_ALGORITHMS: Final = (
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
+    "Ed25519", "HS256", "HS384", "HS512",
+)  # fmt: skip
+"""Of tokens [RFC 7518 §3.1, RFC 8037, RFC 9864]."""
+OAUTH_TABLE: Final = "auth_oauth2"
+"""Table of the file whose keys may also be said so: auth_oauth2.issuer [rabbitmq]."""
 NSQ_PORTS: Final = ("nsq_port", "nsq_http_port", "nsq_https_port")
 """Settings that enable NSQ when one of them is given."""
 
@@ -251,6 +258,58 @@ class Config:
         "",
         kinds.TEXT,
         "User as whom AMQP 1.0 clients act that log in by SASL ANONYMOUS; empty: they are refused.",
+    )
+    auth_oauth2_resource_server_id: str = setting(
+        "",
+        kinds.TEXT,
+        "Name of this broker among the issuer's, which tokens of OAuth 2 have in their audience "
+        "(aud); empty: tokens are not taken. See docs/oauth.md.",
+    )
+    auth_oauth2_issuer: str = setting(
+        "",
+        kinds.TEXT,
+        "Issuer of tokens, as they name it (iss), and where its keys are found when nothing else "
+        "is said: a URL; empty: any that has a key of the set.",
+    )
+    auth_oauth2_jwks_url: str = setting(
+        "",
+        kinds.TEXT,
+        "URL of the key set that tokens are checked with, where it is not the issuer's.",
+    )
+    auth_oauth2_jwks_file: Path | None = setting(
+        None,
+        kinds.OPTIONAL_PATH,
+        "File with the key set, before any URL; read again when it changes. Symmetric keys come "
+        "from here only.",
+    )
+    auth_oauth2_jwks_refresh: int = setting(
+        300_000, duration(10_000, DAY_MS), "Time after which a key set is fetched again."
+    )
+    auth_oauth2_ca_file: Path | None = setting(
+        None,
+        kinds.OPTIONAL_PATH,
+        "Certificates of those that may sign the issuer's; empty: the system's.",
+    )
+    auth_oauth2_algorithms: tuple[str, ...] = setting(
+        ("RS256", "ES256", "EdDSA", "Ed25519"),
+        words(*TOKEN_ALGORITHMS),
+        "Signatures that are taken. HS256, HS384 and HS512 need auth_oauth2_jwks_file.",
+    )
+    auth_oauth2_verify_aud: bool = setting(
+        True, kinds.FLAG, "Whether the audience of tokens must name this broker."
+    )
+    auth_oauth2_scope_prefix: str = setting(
+        "{resource_server_id}.",
+        kinds.TEXT,
+        "How scopes begin that are rights here; empty: all of them are.",
+    )
+    auth_oauth2_additional_scopes_key: tuple[str, ...] = setting(
+        (),
+        kinds.NO_OR_NAMES,
+        "Claims with scopes beside scope; with dots a path into objects.",
+    )
+    auth_oauth2_preferred_username_claims: tuple[str, ...] = setting(
+        (), kinds.NO_OR_NAMES, "Claims that name the user, before sub and client_id."
     )
     auto_create_queues: str = setting(
         "",
@@ -560,6 +619,11 @@ def _from_file(file: Path) -> dict[str, object]:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"configuration file {file}: {error}") from error
+    oauth = table.pop(OAUTH_TABLE, None)
+    if isinstance(oauth, dict):
+        table |= {f"{OAUTH_TABLE}_{key}": value for key, value in oauth.items()}
+    elif oauth is not None:
+        raise ConfigError(f"{file}: {OAUTH_TABLE} is {oauth!r}, expected a table")
     values = {}
     for key, value in table.items():
         if key not in DECLARED:

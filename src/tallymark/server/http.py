@@ -33,7 +33,7 @@ from tallymark.server.http_guard import (
     CHALLENGE,
     FORBIDDEN,
     Turned,
-    basic_credentials,
+    credentials,
     guard_of,
 )
 from tallymark.server.http_line import HttpListener
@@ -41,7 +41,7 @@ from tallymark.server.http_paths import allowed_methods, answer_with_slash
 from tallymark.server.logs import log_of
 from tallymark.server.node import JournalFailed, Node
 from tallymark.server.tls import Tls
-from tallymark.server.users import User, UsersError, permission_in
+from tallymark.server.users import TokenUser, User, UsersError, permissions_of
 
 STATUS: Final[dict[type[BrokerError], tuple[int, str]]] = {
     NotFound: (404, "not_found"),
@@ -108,11 +108,13 @@ def user_of(request: web.Request) -> User:
     """
     name = request[USER].name
     try:
-        user = request.app[NODE].users.named(name)
+        user = request.app[NODE].users.as_now(request[USER])
     except UsersError as error:
         log.error("login.impossible", error=str(error))
         user = None
     if user is None:
+        if isinstance(request[USER], TokenUser):
+            raise Refused(401, "not_authorized", f"the token of user '{name}' has expired")
         raise Refused(401, "not_authorized", f"user '{name}' is deleted")
     return user
 
@@ -233,10 +235,10 @@ class HttpServer:
     def access(self, request: web.Request, vhost: str) -> Access:
         """Return the user's permissions in a virtual host. Raises AccessRefused: there are none."""
         user = user_of(request)
-        permission = permission_in(user, vhost)
-        if permission is None:
-            raise AccessRefused(f"access to vhost '{vhost}' refused for user '{user.name}'")
-        return Access(user.name, vhost, (permission.configure, permission.write, permission.read))
+        access = Access(user.name, vhost, ("", "", ""))
+        access.follow(permissions_of(user))
+        access.check_entered()
+        return access
 
     async def _health(self, request: web.Request) -> web.Response:
         alarms = self.node.housekeeping.told_alarms
@@ -296,16 +298,17 @@ class HttpServer:
     async def _authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path == "/healthz":
             return await handler(request)
-        given = basic_credentials(request.headers.get("Authorization", ""))
-        if given is None:
+        given = credentials(request.headers.get("Authorization", ""))
+        if given is None or (given[0] == "Bearer" and self.node.users.tokens is None):
             raise Refused(401, "not_authorized", "expected Basic authentication (user:password)")
+        scheme, name, secret = given
         try:
-            user = await self.node.users.check(*given, request.remote or "")
+            user = await self.node.users.check(name, secret, request.remote or "")
         except UsersError as error:
             log.error("login.impossible", error=str(error))
             user = None
         if user is None:
-            audit.login_refused("HTTP", request.remote or "", given[0], "Basic")
+            audit.login_refused("HTTP", request.remote or "", name, scheme)
             raise Refused(401, "not_authorized", "user name and password do not match")
         request[USER] = user
         log.debug("request", method=request.method, path=request.path, user=user.name)

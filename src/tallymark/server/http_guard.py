@@ -119,6 +119,16 @@ def urlsplit_netloc(origin: str) -> str:
         return ""
 
 
+def credentials(header: str) -> tuple[str, str, str] | None:
+    """Return the scheme, user and secret of an Authorization header: Basic, or Bearer, whose token
+    names the user itself [RFC 6750 §2.1]. None: it is neither."""
+    scheme, _, token = header.partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return "Bearer", "", token.strip()
+    given = basic_credentials(header)
+    return None if given is None else ("Basic", *given)
+
+
 def basic_credentials(header: str) -> tuple[str, str] | None:
     """Return user and password of an Authorization header; None: it is not Basic authentication."""
     scheme, _, encoded = header.partition(" ")

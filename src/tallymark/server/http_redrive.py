@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
-from tallymark.bridge.permissions import EXCHANGE, WRITE
+from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
 from tallymark.bridge.redriven import Stamp
 from tallymark.engine.arguments import is_routing_key
 from tallymark.engine.errors import AccessRefused
@@ -90,6 +90,7 @@ class Redriving:
                 continue
             try:
                 access.check(EXCHANGE, way.exchange, WRITE)
+                check_keys(access, way.source, way.keys, WRITE)
             except AccessRefused:
                 one.status = FORBIDDEN
             if way.source is not None and way.source.internal:

@@ -29,7 +29,7 @@ import msgspec
 from aiohttp import web
 
 from tallymark.bridge.amqp091_sink import Intake
-from tallymark.bridge.permissions import EXCHANGE, WRITE
+from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
 from tallymark.engine.clock import Clock
 from tallymark.engine.sinks import Staging
 from tallymark.server.http import (
@@ -173,7 +173,8 @@ class Sinks(Routes):
 
     def _check_access(self, request: web.Request, ids: list[int]) -> None:
         """Raises NotFound (virtual host), AccessRefused unless the user may publish all of it."""
-        vhost = self.node.broker.vhost(request.match_info["vhost"]).name
+        found = self.node.broker.vhost(request.match_info["vhost"])
+        vhost = found.name
         access = self.http.access(request, vhost)
         stagings = self.node.broker.sinks.stagings
         for id in ids:
@@ -183,6 +184,8 @@ class Sinks(Routes):
                     payload = part.payload
                     for route in payload.routes or [payload.route]:
                         access.check(EXCHANGE, route.exchange, WRITE)
+                        exchange = found.exchanges.get(route.exchange)
+                        check_keys(access, exchange, (route.key,), WRITE)
 
 
 def _names(request: web.Request) -> tuple[str, str]:

@@ -209,6 +209,7 @@ class LocalChannel:
         monotonic_ms = self._node.tell_time()
         time_ms = self._node.broker.clock.now_ms
         client.bridge.receive(PROTOCOL_HEADER + _method(0, start), monotonic_ms, time_ms)
+        client.subject = self._user
         client.bridge.login_succeeded(permissions_of(self._user))
         self._send(_method(0, ConnectionTuneOk(CHANNEL, FRAME_MAX, 0)))
         self._send(_method(0, ConnectionOpen(self._vhost)) + _method(CHANNEL, ChannelOpen()))

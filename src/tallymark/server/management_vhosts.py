@@ -20,7 +20,7 @@ from tallymark.server.limits import forget_limits
 from tallymark.server.management_requests import Routes, fields_of, listed, shown
 from tallymark.server.management_rows import counted, queue_counts
 from tallymark.server.node import Node, node_name
-from tallymark.server.users import Permission, User, UsersError, permission_in
+from tallymark.server.users import Permission, TokenUser, User, UsersError, permission_in
 
 DEFAULT_TYPE: Final = ("default_queue_type", "defaultqueuetype")
 """Field names under which clients send the type of queues whose declaration names none."""
@@ -116,7 +116,8 @@ class VirtualHosts(Routes):
             make_vhost(self.node, name)
         if type is not None:
             broker.set_default_queue_type(broker.vhost(name), type)
-        if is_new and permission_in(user, name) is None:
+        in_file = not isinstance(user, TokenUser)  # a token's rights are its own
+        if is_new and in_file and permission_in(user, name) is None:
             await self._permit(user, name)
         await self.node.durable()
         return web.Response(status=201 if is_new else 204)

@@ -21,7 +21,7 @@ import platform
 import traceback
 from collections.abc import Callable
 from time import monotonic_ns, time_ns
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tallymark.bridge.amqp10_watch import Watch
 from tallymark.bridge.bridge import Bridge, Waiter
@@ -82,6 +82,9 @@ LONGEST_SLEEP_MS: Final = 60_000
 GOODBYE_S: Final = 2.0
 """Seconds that clients have at a stop to answer connection.close."""
 
+if TYPE_CHECKING:
+    from tallymark.server.oauth import Tokens
+
 log = log_of("server")
 engine_log = log_of("engine")
 
@@ -111,7 +114,7 @@ class Node:
         self.broker = broker
         self.journal = journal
         self.loop = loop
-        self.users = Users(config.data_dir)
+        self.users = Users(config.data_dir, tokens_of(config))
         self.rights = Rights(self)
         self.clients: dict[Bridge, Client] = {}
         self.replies = DirectReplies()
@@ -247,6 +250,7 @@ class Node:
         if self.clients.pop(client.bridge, None) is None:
             return
         self.deadlines.disarm(client)
+        self.rights.left(client)
         self.buffers.forget(client)
         self.pacer.forget(client)
         reason = client.bridge.reason
@@ -625,6 +629,19 @@ class Node:
             self._last_gone = self.loop.create_future()
             both: set[asyncio.Future[Any]] = {self._last_gone, self.failed}
             await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+
+def tokens_of(config: Config) -> Tokens | None:
+    """Return the checker of tokens; None: the configuration says nothing of tokens.
+
+    Raises:
+        KeysUnavailable: it does, and there can be no keys, or the library is not installed.
+    """
+    if not config.auth_oauth2_resource_server_id:
+        return None
+    from tallymark.server.oauth import make_tokens
+
+    return make_tokens(config)
 
 
 def _told_by(effect: Effect) -> Bridge | None:

@@ -18,6 +18,7 @@ from tallymark.server.listening import host_of
 from tallymark.server.nsq_auth import AuthUnavailable
 from tallymark.server.nsq_doors import NsqDoors
 from tallymark.server.tls import Tls
+from tallymark.server.users import permissions_of
 from tallymark.wire.nsq.events import UpgradeDue
 from tallymark.wire.nsq.limits import Limits
 from tallymark.wire.nsq.upgrades import TLS
@@ -292,11 +293,15 @@ class NsqClient(Client):
         tls = self.tls
         name = "" if tls is None else tls.common_name()
         try:
-            state, user = await self._doors.check(secret, self.peer_host, tls is not None, name)
+            state, user = await self._doors.check(
+                secret, self.peer_host, tls is not None, name, self.subject
+            )
         except AuthUnavailable as error:
             self.log.error("auth.impossible", peer=self.peer, error=str(error))
             self.bridge.auth_failed()
         else:
             if not state.permission_count:
                 audit.login_refused("NSQ", self.peer, self._doors.name_in(secret), "AUTH")
-            self.bridge.auth_succeeded(state, user)
+            if user is not None:
+                self._node.rights.came_in(self, user)
+            self.bridge.auth_succeeded(state, None if user is None else permissions_of(user))

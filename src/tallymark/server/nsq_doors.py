@@ -2,8 +2,8 @@
 
     auth_http_address   AUTH, and what the auth server says of the secret
     nsq_user            everybody is this user, whose permissions hold; with an auth server both
-    users, neither      AUTH with the secret NAME:PASSWORD, over HTTP Basic authentication; the
-                        user's permissions hold
+    users, neither      AUTH with the secret NAME:PASSWORD or a token of OAuth 2, over HTTP Basic or
+                        Bearer authentication; the user's permissions hold
     no users, neither   whoever can connect, as with nsqd
 
 So users, once there are some, have no way round them here. The permissions are those on the
@@ -44,7 +44,7 @@ class NsqDoors:
         """Return whether users are configured; True as well where they cannot be read: then every
         log-in fails."""
         try:
-            return bool(self._users.current())
+            return self._users.asks_everybody
         except UsersError as error:
             log.error("login.impossible", error=str(error))
             return True
@@ -74,14 +74,14 @@ class NsqDoors:
         user = self.user(self._acting)
         return Permissions(self._acting, {}) if user is None else permissions_of(user)
 
-    def access_of(self, name: str) -> tuple[Access, bool] | None:
-        """Return the present access of a user who logged in, or (empty name) of the configured one,
-        and whether it is an administrator. None: there is no access control. Raises KeyError: there
-        is no such user."""
-        name = name or self._acting
+    def access_of(self, logged_in: User | None) -> tuple[Access, bool] | None:
+        """Return the present access of a user who logged in, or (None) of the configured one, and
+        whether it is an administrator. None: there is no access control. Raises KeyError: there is
+        no such user."""
+        name = self._acting if logged_in is None else logged_in.name
         if not name:
             return None
-        user = self.user(name)
+        user = self.user(name) if logged_in is None else self._as_now(logged_in)
         if user is None:
             raise KeyError(name)
         access = Access(name, self._vhost, ("", "", ""))
@@ -96,21 +96,40 @@ class NsqDoors:
         return name if colon else ""
 
     async def check(
-        self, secret: bytes, peer_host: str, tls: bool, common_name: str
-    ) -> tuple[AuthState, Permissions | None]:
-        """Return what a secret authorises, and the user's permissions if it is a user's password.
+        self,
+        secret: bytes,
+        peer_host: str,
+        tls: bool,
+        common_name: str,
+        before: User | None = None,
+    ) -> tuple[AuthState, User | None]:
+        """Return what a secret authorises, and the user if it is one's password or token. before:
+        the user of the token whose place it takes.
 
         Raises AuthUnavailable.
         """
         if self._authorities is not None:
             return await self._authorities.query(peer_host, tls, common_name, secret), None
-        name, _, password = secret.decode("utf-8", "replace").partition(":")
+        text = secret.decode("utf-8", "replace")
+        name, colon, password = text.partition(":")
+        if not colon:
+            name, password = "", text
         try:
-            user = await self._users.check(name, password, peer_host)
+            if before is None:
+                user = await self._users.check(name, password, peer_host)
+            else:
+                user = await self._users.renew(before, password, peer_host)
         except UsersError as error:
             raise AuthUnavailable(str(error)) from error
         if user is not None:
-            user = self.user(name)  # it took a while: who is it now?
+            user = self._as_now(user)  # it took a while: who is it now?
         if user is None:
             return NOTHING, None
-        return any_topic(name), permissions_of(user)
+        return any_topic(user.name), user
+
+    def _as_now(self, user: User) -> User | None:
+        try:
+            return self._users.as_now(user)
+        except UsersError as error:
+            log.error("login.impossible", error=str(error))
+            return None

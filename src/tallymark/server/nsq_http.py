@@ -34,7 +34,7 @@ from tallymark.engine.errors import (
 )
 from tallymark.server import audit, logs
 from tallymark.server.config import LOCALHOST
-from tallymark.server.http_guard import CHALLENGE, FORBIDDEN, Turned, basic_credentials, guard_of
+from tallymark.server.http_guard import CHALLENGE, FORBIDDEN, Turned, credentials, guard_of
 from tallymark.server.http_line import HttpListener
 from tallymark.server.http_paths import NO_SUCH_PATH, allowed_methods, known_without_slash
 from tallymark.server.listening import shown
@@ -52,7 +52,7 @@ from tallymark.server.nsq_stats import (
     topic_text,
 )
 from tallymark.server.tls import Tls
-from tallymark.server.users import UsersError
+from tallymark.server.users import User, UsersError
 from tallymark.wire.nsq.errors import WireError
 from tallymark.wire.nsq.kernel import make_cells
 from tallymark.wire.nsq.limits import Limits
@@ -68,7 +68,7 @@ VERSION_HEADER: Final = {"X-NSQ-Content-Type": "nsq; version=1.0"}
 HTTP_WORDS: Final = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_BIG"}
 LOOKUPD_OPTION: Final = "nsqlookupd_tcp_addresses"
 LOG_OPTION: Final = "log_level"
-USER: Final = web.RequestKey("user", str)
+USER: Final = web.RequestKey("user", User)
 """Name of the user that logged in."""
 
 _half_escape: Final = re.compile(r"%(?![0-9A-Fa-f]{2})").search
@@ -249,25 +249,25 @@ class NsqHttp:
     async def _authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Check a request's credentials; `/ping` needs none."""
         if request.path != "/ping" and self._doors.needs_login:
-            given = basic_credentials(request.headers.get("Authorization", ""))
+            given = credentials(request.headers.get("Authorization", ""))
             try:
                 user = None
                 if given is not None:
-                    user = await self._node.users.check(*given, request.remote or LOCALHOST)
+                    user = await self._node.users.check(*given[1:], request.remote or LOCALHOST)
             except UsersError as error:
                 log.error("login.impossible", error=str(error))
             if user is None:
-                name = "" if given is None else given[0]
-                audit.login_refused("NSQ over HTTP", request.remote or "", name, "Basic")
+                scheme, name, _ = given or ("Basic", "", "")
+                audit.login_refused("NSQ over HTTP", request.remote or "", name, scheme)
                 raise Refused(401, "UNAUTHORIZED")
-            request[USER] = user.name
+            request[USER] = user
         return await handler(request)
 
     def _access(self, request: web.Request) -> tuple[Access, bool] | None:
         """Return the request's access, and whether an administrator sent it; None: there is no
         access control. Raises Refused."""
         try:
-            return self._doors.access_of(request.get(USER, ""))
+            return self._doors.access_of(request.get(USER))
         except KeyError:
             raise Refused(401, "UNAUTHORIZED") from None
 

@@ -50,7 +50,7 @@ from tallymark.server.features import Features, FeaturesError
 from tallymark.server.handshakes import Listener, listen_for
 from tallymark.server.limits import LimitsError, load_limits
 from tallymark.server.listening import address_of, bind_path, is_path
-from tallymark.server.node import JournalFailed, Node, node_name
+from tallymark.server.node import JournalFailed, Node, node_name, tokens_of
 from tallymark.server.nsq_service import NsqService, limits_of
 from tallymark.server.reload import set_policies
 from tallymark.server.schedule import Make, add_tasks
@@ -140,6 +140,7 @@ def _check(config: Config) -> None:
     if config.data_dir.exists() and not config.data_dir.is_dir():
         raise CannotServe(f"data folder {config.data_dir} is not a folder")
     _check_ports(config)
+    tokens_of(config)
     if config.definitions is None:
         _check_hosts(config)
 
@@ -177,6 +178,8 @@ def _certificates(config: Config) -> Certificates:
 def _check_hosts(config: Config) -> None:
     """Refuse to listen beyond this machine while guest/guest is accepted. Raises StartRefused."""
     open_hosts = [host for host in config.host if not is_loopback(host)]
+    if config.auth_oauth2_resource_server_id:
+        return
     if open_hosts and not users.load(config.data_dir):
         raise StartRefused(
             f"host is {', '.join(open_hosts)}, expected a loopback address while no users are "
@@ -381,6 +384,10 @@ async def _run(node: Node, stop: asyncio.Future[int], bound: Bound, tls: Certifi
         if service is not None:
             await service.start(bound.nsq, bound.nsq_http, bound.nsq_https)
         web.listen()
+        if node.users.tokens is not None:
+            from tallymark.server.oauth_keys import KeyRefresh
+
+            node.tasks.add("oauth-keys", KeyRefresh(node))
         add_tasks(node.tasks, node, TASKS)
         node.tasks.start()
         _announce(listeners, encrypted, web, service)

@@ -22,19 +22,23 @@ import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from tallymark.bridge.permissions import Permissions
+from tallymark.bridge.scopes import Scopes
 from tallymark.engine.patterns import problem_of
 from tallymark.journal.files import OUT_OF_FILES
 from tallymark.server import scram
-from tallymark.server.audit import BY_FILE, users_changed
+from tallymark.server.audit import BY_FILE, token_refused, users_changed
 from tallymark.server.config import is_loopback
 from tallymark.server.logins import Logins
 from tallymark.server.logs import log_of
 from tallymark.server.scram import ScramKeys, make_keys
+
+if TYPE_CHECKING:
+    from tallymark.server.oauth import Tokens
 
 log = log_of("server")
 
@@ -115,6 +119,14 @@ class User(msgspec.Struct, frozen=True):
         if self.algorithm == SCRYPT:
             return text, f"{SCRYPT}:{self.cost}:{self.block}:{self.parallel}"
         return text, self.algorithm
+
+
+class TokenUser(User, frozen=True):
+    """A token's user: known for as long as the token holds, and in no file."""
+
+    scopes: Scopes | None = None
+    expires_ms: int = 0
+    """Milliseconds since 1970."""
 
 
 GUEST_USER: Final = User(GUEST, b"", b"", administrator=True, vhosts={"*": Permission()})
@@ -245,8 +257,10 @@ def replace_file(folder: Path, name: str, data: bytes) -> None:
 class Users:
     """Users that may log in to a running broker."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tokens: Tokens | None = None) -> None:
+        """tokens: checks those of OAuth 2; None: only passwords are taken."""
         self._folder = folder
+        self.tokens = tokens
         self._stamp: tuple[int, int, int] | None = None
         self._users: dict[str, User] = {}
         self._all_scram = True
@@ -289,9 +303,17 @@ class Users:
         self._has_looked = True
         return self._users
 
+    @property
+    def asks_everybody(self) -> bool:
+        """Whether everybody has to log in: not while guest is the only user and there are no
+        tokens. Raises UsersError."""
+        return self.tokens is not None or bool(self.current())
+
     def offers_scram(self) -> bool:
         """Return whether every user with a password can log in by SCRAM: clients that choose the
-        strongest mechanism offered would keep the others out."""
+        strongest mechanism offered would keep the others out. Tokens come as passwords."""
+        if self.tokens is not None:
+            return False
         try:
             self.current()
         except UsersError:
@@ -306,7 +328,7 @@ class Users:
         if not is_loopback(peer) and (not users or name == GUEST):
             found = None
         elif not users:
-            found = guest_keys() if name == GUEST else None
+            found = guest_keys() if name == GUEST and self.tokens is None else None
         else:
             user = users.get(name)
             found = None if user is None else user.scram
@@ -322,9 +344,19 @@ class Users:
         Raises UsersError.
         """
         users = self.current()
-        if not users:
+        if not users and self.tokens is None:
             return GUEST_USER if name == GUEST else None
         return users.get(name)
+
+    def as_now(self, user: User) -> User | None:
+        """Return a user who has logged in, with the rights of now; None: deleted, or the token has
+        expired.
+
+        Raises UsersError.
+        """
+        if not isinstance(user, TokenUser):
+            return self.named(user.name)
+        return None if self.tokens is None or self.tokens.has_expired(user) else user
 
     async def check(self, name: str, password: str, peer: str) -> User | None:
         """The user when name and password match, else None. peer: the client's address.
@@ -332,8 +364,10 @@ class Users:
         One that matched is remembered for a while (logins.py): an HTTP client sends its password
         with each request.
         """
+        if self.tokens is not None and is_token(password):
+            return await self._check_token(self.tokens, password, peer)
         users = self.current()
-        if not users:
+        if not users and self.tokens is None:
             guest = name == GUEST and password == GUEST and is_loopback(peer)
             return GUEST_USER if guest else None
         if name == GUEST and password == GUEST and not is_loopback(peer):
@@ -345,6 +379,29 @@ class Users:
 
         accepted = await self._logins.check(name, user.salt, password, peer, accepts)
         return user if accepted else None
+
+    async def _check_token(self, tokens: Tokens, token: str, peer: str) -> User | None:
+        """Return a token's user. Its signature is checked at once: nobody guesses one, so that
+        nobody needs to wait."""
+        from tallymark.server.oauth import TokenRefused
+
+        try:
+            return await tokens.check(token)
+        except TokenRefused as error:
+            token_refused(peer, str(error))
+            return None
+
+    async def renew(self, before: User | None, secret: str, peer: str) -> User | None:
+        """Return the user of a token that takes the place of an earlier one; None: it is worth
+        nothing, or another user's [rabbitmq]."""
+        tokens = self.tokens
+        if tokens is None or not isinstance(before, TokenUser):
+            return None
+        user = await self._check_token(tokens, secret, peer)
+        if user is not None and user.name != before.name:
+            token_refused(peer, f"it is of user '{user.name}', expected '{before.name}'")
+            return None
+        return user
 
     async def check_proof(self, name: str, peer: str, verify: Callable[[], bool]) -> User | None:
         """Return the user if its proof is right, else None; after the same delays as a password.
@@ -370,7 +427,7 @@ class Users:
         """
         async with self._changing:
             users = dict(self.current())
-            if not users and keep_guest:
+            if not users and keep_guest and self.tokens is None:
                 users[GUEST] = await asyncio.to_thread(
                     make_user, GUEST, GUEST, True, {"*": Permission()}
                 )
@@ -397,6 +454,9 @@ def _tell_problems(users: dict[str, User]) -> None:
 
 def permission_in(user: User, vhost: str) -> Permission | None:
     """Return the user's permissions in a virtual host; None: may not enter it."""
+    if isinstance(user, TokenUser):
+        patterns = permissions_of(user).patterns(vhost)
+        return None if patterns is None else Permission(*patterns)
     return user.vhosts.get(vhost) or user.vhosts.get("*")
 
 
@@ -415,7 +475,14 @@ def permissions_of(user: User) -> Permissions:
         user.name,
         {name: (p.configure, p.write, p.read) for name, p in user.vhosts.items()},
         IMPERSONATOR in user.tags,
+        user.scopes if isinstance(user, TokenUser) else None,
     )
+
+
+def is_token(text: str) -> bool:
+    """Return whether a password has a token's form: base64 of a JSON object, and dots [RFC 7515
+    §3.1]. One that is encrypted (four dots) has it, too, and is refused."""
+    return text.startswith("ey") and text.count(".") in (2, 4)
 
 
 def _scrypt(password: str, salt: bytes, cost: int, block: int, parallel: int) -> bytes:

@@ -100,6 +100,7 @@ class Connection:
     """A server's connection. Not thread-safe; one owner. Times are monotonic milliseconds."""
 
     __slots__ = (
+        "_before_auth",
         "_deadline_ms",
         "_eof",
         "_events",
@@ -114,6 +115,7 @@ class Connection:
         "_state",
         "_steps",
         "identify",
+        "is_renewable",
         "layers",
         "limits",
         "out",
@@ -136,6 +138,9 @@ class Connection:
         self._inbox = Inbox(len(MAGIC))
         self._eof = False
         self._is_authorized = not limits.auth_required
+        self._before_auth = State.INIT
+        self.is_renewable = False
+        """Whether another AUTH may come, with a secret in place of the first one: not in nsqd."""
         self._is_free = not limits.tls_required  # commands other than IDENTIFY may come
         self._now_ms = -1
         self._deadline_ms = -1  # of the first bytes or of an upgrade, -1: none
@@ -395,6 +400,8 @@ class Connection:
 
     def _identify_or_auth(self, line_size: int, params: list[bytes], after: State) -> None:
         verb = as_text(params[0])
+        if self._state in SETTLING and not self.is_renewable:
+            raise WireError(E_INVALID, f"cannot {verb} in current state")
         if verb == "AUTH" and len(params) != 1:
             raise WireError(E_INVALID, "AUTH invalid number of parameters")
         if verb == "IDENTIFY" and self.layers:
@@ -414,9 +421,10 @@ class Connection:
             self._events.append(IdentifyReceived(self.identify))
         elif not self.limits.auth_required:
             raise WireError(E_AUTH_DISABLED, "AUTH disabled")
-        elif self._is_authorized:
+        elif self._is_authorized and not self.is_renewable:
             raise WireError(E_INVALID, "AUTH already set")
         else:
+            self._before_auth = self._state
             self._events.append(AuthReceived(body))
         self._enter(after)
 
@@ -595,7 +603,7 @@ class Connection:
         }
         self._send(frame(RESPONSE, encode_json(answer)))
         self._is_authorized = True
-        self._enter(State.INIT)
+        self._enter(self._before_auth)
 
     def _send(self, frames: bytes) -> None:
         if self._state is not State.CLOSED:

@@ -4,6 +4,7 @@
     INIT --IDENTIFY--> IDENTIFYING --(our answer)--> INIT, or
                        UPGRADING --(upgraded, as often as layers are due)--> INIT
     INIT --AUTH--> AUTHENTICATING --(our answer)--> INIT
+    SUBSCRIBED or CLOSING, the secret is renewable --AUTH--> AUTHENTICATING --(our answer)--> there
     any --(fatal error)--> FAILED --(error sent)--> CLOSED
     any --(end of input)--> ENDED; what is answered still leaves
 
@@ -45,11 +46,13 @@ COMMANDS: Final[dict[tuple[State, bytes], State]] = {
     (State.INIT, b"IDENTIFY"): State.IDENTIFYING,
     (State.INIT, b"AUTH"): State.AUTHENTICATING,
     (State.INIT, b"SUB"): State.SUBSCRIBED,
+    (State.SUBSCRIBED, b"AUTH"): State.AUTHENTICATING,
     (State.SUBSCRIBED, b"RDY"): State.SUBSCRIBED,
     (State.SUBSCRIBED, b"FIN"): State.SUBSCRIBED,
     (State.SUBSCRIBED, b"REQ"): State.SUBSCRIBED,
     (State.SUBSCRIBED, b"TOUCH"): State.SUBSCRIBED,
     (State.SUBSCRIBED, b"CLS"): State.CLOSING,
+    (State.CLOSING, b"AUTH"): State.AUTHENTICATING,
     (State.CLOSING, b"RDY"): State.CLOSING,
     (State.CLOSING, b"FIN"): State.CLOSING,
     (State.CLOSING, b"REQ"): State.CLOSING,

@@ -1,0 +1,196 @@
+"""Scopes of tokens as rights on names: RabbitMQ's notation, decided by the rights engine."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tallymark.bridge.permissions import (
+    CONFIGURE,
+    EXCHANGE,
+    QUEUE,
+    READ,
+    WRITE,
+    Access,
+    Permissions,
+    check_keys,
+)
+from tallymark.bridge.scopes import Scopes, matches, parse, wildcard
+from tallymark.engine.errors import AccessRefused
+from tallymark.engine.exchange import make_exchange
+
+LETTERS = "ab./%+*é\n$^|("
+
+
+def access_of(vhost: str, *scopes: str) -> Access:
+    access = Access("ann", vhost, ("", "", ""))
+    access.follow(Permissions("ann", {}, scopes=Scopes(scopes)))
+    return access
+
+
+def enters(vhost: str, *scopes: str) -> bool:
+    return Permissions("ann", {}, scopes=Scopes(scopes)).patterns(vhost) is not None
+
+
+@pytest.mark.parametrize(
+    ("scope", "vhost", "name", "operation", "allowed"),
+    [
+        ("read:*/*", "/", "q", READ, True),
+        ("read:*/*", "/", "q", WRITE, False),
+        ("read:*/*", "/", "q", CONFIGURE, False),
+        ("write:*/*", "v", "", WRITE, True),
+        ("read:%2F/q", "/", "q", READ, True),
+        ("read:%2F/q", "/", "qq", READ, False),
+        ("read:%2F/q", "/", "Q", READ, False),
+        ("read:%2F/q*", "/", "qq", READ, True),
+        ("read:%2F/*.in", "/", "orders.in", READ, True),
+        ("read:%2F/*.in", "/", "ordersXin", READ, False),
+        ("read:%2F/a*b*c", "/", "a.b.b.c", READ, True),
+        ("read:%2F/a*b*c", "/", "a.c.b", READ, False),
+        ("configure:v/%2A", "v", "*", CONFIGURE, True),
+        ("configure:v/%2A", "v", "x", CONFIGURE, False),
+        ("read:v/a+b", "v", "a b", READ, True),
+        ("read:v/a%2Bb", "v", "a+b", READ, True),
+        ("read:v/%C3%A9", "v", "é", READ, True),
+        ("read:v/q/only.this", "v", "q", READ, True),
+        ("read:v/", "v", "", READ, True),
+        ("read:v/", "v", "q", READ, False),
+    ],
+)
+def test_a_scope_gives_one_right_on_the_names_that_match(
+    scope: str, vhost: str, name: str, operation: int, allowed: bool
+) -> None:
+    assert access_of(vhost, scope).allows(QUEUE, name, operation) is allowed
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        "", "read", "read:", "read:v", "read:v/q/k/more", "Read:v/q", "delete:v/q", "read:v/%",
+        "read:v/%zz", "read:%E9/q", "read:v/q/%2", " read:v/q", "tag:", "tag:x",
+    ],
+)  # fmt: skip
+def test_what_is_no_right_gives_none(scope: str) -> None:
+    assert parse(scope) is None
+    assert not enters("v", scope)
+
+
+def test_a_virtual_host_is_entered_with_any_right_in_it() -> None:
+    assert enters("prod-1", "write:prod-*/x")
+    assert not enters("test", "write:prod-*/x")
+    access = access_of("test", "write:prod-*/x")
+    with pytest.raises(AccessRefused, match="access to vhost 'test' refused for user 'ann'"):
+        access.check_entered()
+
+
+def test_an_operation_without_a_scope_is_refused_for_every_name() -> None:
+    """As well for the empty name, which an empty pattern of a user allows."""
+    access = access_of("v", "read:v/q")
+    for name in ("", "q", "x", "$x"):
+        assert not access.allows(QUEUE, name, CONFIGURE)
+        assert not access.allows(EXCHANGE, name, WRITE)
+
+
+def test_scopes_add_up_each_within_its_virtual_host() -> None:
+    scopes = ("read:a/x", "read:a/y*", "read:b/z", "write:*/all")
+    assert access_of("a", *scopes).allows(QUEUE, "x", READ)
+    assert access_of("a", *scopes).allows(QUEUE, "yes", READ)
+    assert not access_of("a", *scopes).allows(QUEUE, "z", READ)
+    assert access_of("b", *scopes).allows(QUEUE, "z", READ)
+    assert access_of("b", *scopes).allows(EXCHANGE, "all", WRITE)
+
+
+def test_tags_are_scopes_of_their_own() -> None:
+    scopes = Scopes(["tag:administrator", "tag:monitoring", "tag:administrator", "read:v/q"])
+    assert scopes.tags == ("administrator", "monitoring")
+
+
+@pytest.mark.parametrize(
+    ("scopes", "key", "allowed"),
+    [
+        (("write:v/logs/app.*",), "app.web", True),
+        (("write:v/logs/app.*",), "db", False),
+        (("write:v/logs",), "db", True),
+        (("write:v/logs/app.*", "write:v/logs/db"), "db", True),
+        (("write:v/l*/app", "write:v/other/db"), "db", False),
+        (("write:v/logs/app.*", "read:v/logs/*"), "db", False),
+    ],
+)
+def test_routing_keys_are_limited_on_topic_exchanges(
+    scopes: tuple[str, ...], key: str, allowed: bool
+) -> None:
+    access = access_of("v", *scopes)
+    for type, limited in (("topic", True), ("direct", False), ("fanout", False)):
+        exchange = make_exchange("logs", type, True, False, False, {})
+        try:
+            check_keys(access, exchange, (key,), WRITE)
+        except AccessRefused as error:
+            assert (limited, allowed) == (True, False)
+            assert str(error) == (
+                f"access to topic '{key}' in exchange 'logs' in vhost 'v' refused for user 'ann'"
+            )
+        else:
+            assert allowed or not limited
+
+
+def test_a_user_with_a_password_has_no_limits_of_routing_keys() -> None:
+    access = Access("ann", "v", (".*", ".*", ".*"))
+    access.follow(Permissions("ann", {"v": (".*", ".*", ".*")}))
+    exchange = make_exchange("logs", "topic", True, False, False, {})
+    check_keys(access, exchange, ("any",), WRITE)
+    assert not access.is_renewable
+
+
+# -- wildcards
+
+
+def naive(pieces: list[str], name: str) -> bool:
+    """Whether name is pieces[0] + anything + pieces[1] + ... , by all ways to cut it."""
+    reached = {0} if name.startswith(pieces[0]) else set()
+    reached = {at + len(pieces[0]) for at in reached}
+    for piece in pieces[1:]:
+        reached = {
+            at + len(piece)
+            for start in reached
+            for at in range(start, len(name) + 1)
+            if name.startswith(piece, at)
+        }
+    return len(name) in reached
+
+
+@given(
+    st.lists(st.text(LETTERS, max_size=3), min_size=1, max_size=5),
+    st.lists(st.text(LETTERS, max_size=2), min_size=4, max_size=4),
+    st.text(LETTERS, max_size=6),
+)
+def test_a_wildcard_matches_as_cutting_the_name_in_all_ways_does(
+    pieces: list[str], between: list[str], other: str
+) -> None:
+    pattern = wildcard("*".join(quote(piece, safe="") for piece in pieces))
+    assert pattern is not None
+    name = pieces[0]
+    for piece, text in zip(pieces[1:], between, strict=False):
+        name += text + piece
+    assert matches(pattern, name)
+    assert matches(pattern, other) == naive(pieces, other)
+    assert matches(pattern, name + other) == naive(pieces, name + other)
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_scope_or_none_and_never_an_error(text: str) -> None:
+    for scope in (text, f"read:{text}", f"read:v/{text}", f"write:{text}/{text}/{text}"):
+        access = access_of("v", scope)
+        access.allows(QUEUE, "q", READ)
+        Scopes([scope]).keys("v", "x", WRITE)
+
+
+def test_wildcards_cost_linear_time() -> None:
+    """An engine that backtracks would need longer than this test's limit for the first of them."""
+    hostile = "*a" * 3000 + "b"
+    access = access_of("v", f"read:v/{hostile}")
+    assert not access.allows(QUEUE, "a" * 255, READ)
+    hostile = "*a*a*a*a*a*a*a*a*a*a*b"
+    assert not matches(str(wildcard(hostile)), "a" * 100_000)
