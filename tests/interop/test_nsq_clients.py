@@ -23,6 +23,7 @@ from tests.interop.nsq_clients import (
 )
 from tests.server.nsqd import channel as channel_row
 from tests.support.certificates import Authority
+from tests.support.issuer import EVERYTHING, Issuer
 from tests.support.nsq_auth_server import AuthServer
 from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
@@ -279,6 +280,44 @@ def test_gnsq_with_auth(guarded: tuple[BrokerProcess, AuthServer]) -> None:
         got.count(1)
     assert got.all == [b"m"]
     assert server.asked[-1]["secret"] == ["open"]
+
+
+# -- with tokens of OAuth 2
+
+
+@pytest.fixture(scope="module")
+def trusting(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[BrokerProcess, str]]:
+    """A broker that takes tokens, and one of them."""
+    with Issuer() as issuer:
+        folder = tmp_path_factory.mktemp("tokens") / "data"
+        with BrokerProcess(folder, **issuer.flags()) as broker:
+            yield broker, issuer.token(*EVERYTHING)
+
+
+def test_pynsq_with_a_token(trusting: tuple[BrokerProcess, str]) -> None:
+    broker, token = trusting
+
+    async def test(clients: Pynsq) -> None:
+        got = Seen()
+        writer = await clients.writer(auth_secret=token)
+        assert await said(writer.pub, "token-pynsq", b"m") == b"OK"
+        clients.reader("token-pynsq", lambda m: got.add(m.body), auth_secret=token)
+        await got.count(1)
+        assert got.all == [b"m"]
+
+    with_pynsq(test, f"127.0.0.1:{broker.nsq_port}")
+
+
+def test_gnsq_with_a_token(trusting: tuple[BrokerProcess, str]) -> None:
+    broker, token = trusting
+    clients = Gnsq(f"127.0.0.1:{broker.nsq_port}", auth_secret=token.encode())
+    clients.produce("token-gnsq", b"m")
+    got = Heard()
+    with clients.consume("token-gnsq", lambda _, message: got.add(message.body)):
+        got.count(1)
+    assert got.all == [b"m"]
 
 
 # -- with AMQP

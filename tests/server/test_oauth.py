@@ -144,11 +144,7 @@ def test_a_good_token_says_who_and_what(tokens: Tokens, key: RSAKey) -> None:
         ),
         (
             {"auth_oauth2_additional_scopes_key": ("authorization.permissions.scopes",)},
-            {
-                "authorization": {
-                    "permissions": [{"scopes": ["tallymark.read:v/a"]}, {"x": 1}, 5]
-                }
-            },
+            {"authorization": {"permissions": [{"scopes": ["tallymark.read:v/a"]}, {"x": 1}, 5]}},
             "a",
         ),
         (
@@ -519,7 +515,7 @@ def test_known_keys_go_on_while_the_issuer_is_away(issuer: Issuer) -> None:
         keys = FetchedKeys(f"{issuer.url}/keys", "", None, clock)
         tokens = checker(keys)
         issuer.is_away = True
-        with pytest.raises(TokenRefused, match="no key for it: http.*: status 503, expected 200"):
+        with pytest.raises(TokenRefused, match=r"no key for it: http.*: status 503, expected 200"):
             await tokens.check(issuer.token())
         issuer.is_away = False
         clock.ms += FETCH_GAP_MS

@@ -1,9 +1,9 @@
 """An issuer of OAuth 2 tokens on 127.0.0.1: key sets, discovery, tokens that are good or not.
 
-    with Issuer() as issuer:
-        flags = issuer.flags()                       # for a broker that trusts it
-        token = issuer.token("read:%2F/orders")
-        issuer.rotate()                              # tokens are signed with another key from now on
+with Issuer() as issuer:
+    flags = issuer.flags()                       # for a broker that trusts it
+    token = issuer.token("read:%2F/orders")
+    issuer.rotate()                              # tokens are signed with another key from now on
 """
 
 from __future__ import annotations

@@ -129,6 +129,21 @@ def test_auth_is_answered_and_is_not_repeated() -> None:
     assert server.sent() == [(1, b"E_INVALID AUTH already set")]
 
 
+def test_a_secret_that_can_be_renewed_is_also_while_subscribed() -> None:
+    server = connected(Limits(auth_required=True))
+    server.feed(auth(b"secret"))
+    server.sent()
+    server.connection.is_renewable = True
+    answer = b'{"identity":"someone","identity_url":"http://where","permission_count":1}'
+    for raw, says in ((b"", []), (b"SUB t c\n", [(0, b"OK")]), (b"CLS\n", [(0, b"CLOSE_WAIT")])):
+        server.feed(raw)
+        assert server.sent() == says
+        state = server.connection.state
+        assert flatten(server.feed(auth(b"again"))) == [("AUTH", b"again")]
+        assert server.sent() == [(0, answer)]
+        assert server.connection.state is state
+
+
 def test_nothing_is_read_while_the_authority_is_asked() -> None:
     server = connected(Limits(auth_required=True))
     connection = server.connection

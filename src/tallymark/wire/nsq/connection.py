@@ -80,7 +80,16 @@ from tallymark.wire.nsq.parsing import (
     req_delay,
     topic_name,
 )
-from tallymark.wire.nsq.states import COMMANDS, OUR_TURN, OVER, READING, SETTLING, VERBS, State
+from tallymark.wire.nsq.states import (
+    COMMANDS,
+    OUR_TURN,
+    OVER,
+    READING,
+    RENEWALS,
+    SETTLING,
+    VERBS,
+    State,
+)
 from tallymark.wire.nsq.upgrades import TLS, due_layers
 
 __all__ = ["Connection", "Limits"]
@@ -300,6 +309,8 @@ class Connection:
         if verb not in VERBS:
             raise WireError(E_INVALID, f"invalid command {as_text(verb)}")
         after = COMMANDS.get((self._state, verb))
+        if after is None and self.is_renewable:
+            after = RENEWALS.get((self._state, verb))
         if after is None:
             raise WireError(E_INVALID, f"cannot {as_text(verb)} in current state")
         if verb == b"PUB" or verb == b"DPUB":
@@ -400,8 +411,6 @@ class Connection:
 
     def _identify_or_auth(self, line_size: int, params: list[bytes], after: State) -> None:
         verb = as_text(params[0])
-        if self._state in SETTLING and not self.is_renewable:
-            raise WireError(E_INVALID, f"cannot {verb} in current state")
         if verb == "AUTH" and len(params) != 1:
             raise WireError(E_INVALID, "AUTH invalid number of parameters")
         if verb == "IDENTIFY" and self.layers:

@@ -46,13 +46,11 @@ COMMANDS: Final[dict[tuple[State, bytes], State]] = {
     (State.INIT, b"IDENTIFY"): State.IDENTIFYING,
     (State.INIT, b"AUTH"): State.AUTHENTICATING,
     (State.INIT, b"SUB"): State.SUBSCRIBED,
-    (State.SUBSCRIBED, b"AUTH"): State.AUTHENTICATING,
     (State.SUBSCRIBED, b"RDY"): State.SUBSCRIBED,
     (State.SUBSCRIBED, b"FIN"): State.SUBSCRIBED,
     (State.SUBSCRIBED, b"REQ"): State.SUBSCRIBED,
     (State.SUBSCRIBED, b"TOUCH"): State.SUBSCRIBED,
     (State.SUBSCRIBED, b"CLS"): State.CLOSING,
-    (State.CLOSING, b"AUTH"): State.AUTHENTICATING,
     (State.CLOSING, b"RDY"): State.CLOSING,
     (State.CLOSING, b"FIN"): State.CLOSING,
     (State.CLOSING, b"REQ"): State.CLOSING,
@@ -70,5 +68,11 @@ COMMANDS: Final[dict[tuple[State, bytes], State]] = {
     (State.CLOSING, b"DPUB"): State.CLOSING,
     (State.CLOSING, b"NOP"): State.CLOSING,
 }
+
+RENEWALS: Final[dict[tuple[State, bytes], State]] = {
+    (State.SUBSCRIBED, b"AUTH"): State.AUTHENTICATING,
+    (State.CLOSING, b"AUTH"): State.AUTHENTICATING,
+}
+"""Further commands of a client whose secret can be renewed: not in nsqd."""
 
 VERBS: Final = frozenset(verb for _, verb in COMMANDS)
