@@ -229,8 +229,9 @@ class Transactions(Actor):
 
     def _channel(self) -> BlockingChannel:
         parameters = pika.ConnectionParameters(
-            "127.0.0.1", self.stage.broker.amqp_port, heartbeat=0
-        )
+            "127.0.0.1", self.stage.broker.amqp_port, heartbeat=0,
+            socket_timeout=PATIENCE_S, stack_timeout=PATIENCE_S,
+        )  # fmt: skip
         return pika.BlockingConnection(parameters).channel()
 
 

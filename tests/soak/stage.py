@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
 
 from pika.exceptions import AMQPError
@@ -15,7 +16,7 @@ from bench.lean import ClosedByBroker
 from tests.support.ports import reserved
 from tests.support.process import BrokerProcess
 
-LOST = (OSError, ClosedByBroker, AMQPError)
+LOST = (OSError, HTTPException, ClosedByBroker, AMQPError)
 LOOK_S = 0.05
 NAMES = ("amqp_port", "http_port", "nsq_port", "nsq_http_port")
 SETTINGS = {
@@ -27,6 +28,7 @@ SETTINGS = {
     "max_memory": "32MiB",
     "auto_create_queues": "^churn$",
     "log_level": "warning",
+    "handshake_timeout_ms": "120000",
 }
 """With these the disk can be flat: small segments, a checkpoint every few seconds, and ledgers that
 are kept for about a life. `reconcile` accounts for that time; the broker's own account, for all."""

@@ -23,6 +23,7 @@ from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.outcomes import Accepted, Rejected, Released, TransactionalState
 from tallymark.wire.amqp10.sections import Properties, Sections, encode_message
 from tests.support.amqp10_socket import Client
+from tests.support.patience import PATIENCE_S
 
 SOURCES = tuple(f"tx.source.{n}" for n in range(5))
 TARGETS = tuple(f"tx.target.{n}" for n in range(5))
@@ -115,7 +116,9 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         try:
-            parameters = pika.ConnectionParameters("127.0.0.1", self.port)
+            parameters = pika.ConnectionParameters(
+                "127.0.0.1", self.port, socket_timeout=PATIENCE_S, stack_timeout=PATIENCE_S
+            )
             connection = pika.BlockingConnection(parameters)
             channel = connection.channel()
             channel.tx_select()
