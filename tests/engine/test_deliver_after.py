@@ -6,10 +6,11 @@ import pytest
 
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.policies import Policy
-from tallymark.engine.session import ACCEPTED, REJECTED
+from tallymark.engine.session import ACCEPTED, REJECTED, RETURNED
 from tallymark.engine.sinks import StagedPart
 from tests.support.engine_rig import Rig
-from tests.support.engine_steps import manual
+from tests.support.engine_steps import finish, manual
+from tests.support.nsq_client import Client
 
 
 def held() -> Rig:
@@ -209,3 +210,70 @@ def test_what_is_held_is_its_consumer_s_when_somebody_looks() -> None:
     rig.publish(rig.session(), "q", [1])
     assert rig.get(rig.session(), queue) is None
     assert numbers(rig) == [1]
+
+
+@pytest.mark.parametrize("delay_ms", [0, 1])
+@pytest.mark.parametrize("value", ["written", "synced"])
+def test_nq_d9_no_number_of_attempts_is_seen_twice_where_deliveries_wait_for_the_disk(
+    value: str, delay_ms: int
+) -> None:
+    """A REQ right before a crash: what it was redelivered as is not told again of another
+    delivery, unless the queue delivers before the disk has what was done."""
+    rig = manual()
+    rig.declare("q", {"deliver-after": value})
+    client = Client(rig, "q", rdy=2)
+    rig.send("q", 1, 2)
+    finish(rig)
+    seen = {1: [1], 2: [1]}
+    hang(rig)
+    on_disk = len(rig.log.blocks)
+    client.req(1, delay_ms)
+    rig.now_ms += delay_ms
+    rig.settle_down()
+    rig.given.clear()
+    for _ in range(3):
+        rig.settle_down()
+    again = rig.vhost.queues["q"].acquired == 2
+    assert again == (value == "written")
+    if again:
+        seen[1].append(2)
+    after = rig.reopened(rig.log.upto(on_disk))
+    finish(after)
+    Client(after, "q", rdy=2)
+    finish(after)
+    for one in after.given:
+        seen[one.number].append(one.acquired + 1)
+    assert sorted(len(attempts) - len(set(attempts)) for attempts in seen.values()) == [
+        0, 1 if value == "written" else 0,
+    ]  # fmt: skip
+
+
+def test_what_was_given_back_comes_again_when_the_disk_knows_and_nothing_starves() -> None:
+    """One given back in each turn: each waits for its own sync, not for all the others'."""
+    rig = manual()
+    rig.declare("q", {"deliver-after": "synced"})
+    client = Client(rig, "q", rdy=1)
+    rig.send("q", 1)
+    finish(rig)
+    for attempt in range(2, 50):
+        client.req(attempt - 1)
+        rig.given.clear()
+        finish(rig)
+        assert [(one.number, one.acquired + 1) for one in rig.given] == [(1, attempt)]
+    rig.broker.check()
+    assert not rig.vhost.queues["q"].returning
+
+
+def test_a_get_of_what_was_given_back_is_answered_when_the_disk_knows() -> None:
+    rig = manual()
+    queue = rig.declare("q", {"deliver-after": "synced"})
+    session = rig.session()
+    rig.send("q", 1)
+    finish(rig)
+    taken = rig.get(session, queue)
+    assert taken is not None
+    finish(rig)
+    hang(rig)
+    rig.broker.settle(session, taken[1], taken[1], RETURNED)
+    assert rig.get(session, queue) == (1, taken[1] + 1)
+    assert rig.broker.get_must_wait

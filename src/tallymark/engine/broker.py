@@ -940,7 +940,7 @@ class Broker:
         if head is None or queue.rests:
             return None
         self.get_must_wait = queue.stored and not self.dispatcher.marks.cover(queue, head.first + 1)
-        if head.first >= queue.shown:
+        if head.first >= queue.shown or head.first in queue.returning:
             self.get_must_wait = True
         piece = queue.take(1)
         if queue.watched:

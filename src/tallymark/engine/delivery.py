@@ -50,6 +50,17 @@ LARGEST_QUOTA: Final = 32
 
 
 @final
+class Returns:
+    """Messages of a queue that were given back in one turn, and that the disk does not know of."""
+
+    __slots__ = ("queue", "sequences")
+
+    def __init__(self, queue: Queue, sequences: list[int]) -> None:
+        self.queue = queue
+        self.sequences = sequences
+
+
+@final
 class Dispatcher:
     """Serves queues. Owns the connections' room in this turn and the list of queues to serve."""
 
@@ -70,6 +81,7 @@ class Dispatcher:
         "offers",
         "quarantine",
         "records",
+        "returns",
         "seeking",
         "spent",
         "store",
@@ -119,6 +131,8 @@ class Dispatcher:
         self.held: list[Queue] = []
         """Queues that received messages in this turn which are delivered only once they are on
         disk."""
+        self.returns: list[Returns] = []
+        """Messages given back in this turn that are delivered again only once that is on disk."""
         self.commits = False
         """True while entering messages belong to an atomic commit: of a transaction or of a sink's
         batch."""
@@ -148,9 +162,21 @@ class Dispatcher:
 
         kept: the journal keeps them. is_moved: they come from another queue.
         """
-        after = queue.settings.after_sync
-        if self.commits or is_moved or (kept and (after > 0 or (after < 0 and self.syncs_first))):
+        if self.commits or is_moved or (kept and self._syncs_first(queue)):
             self.hold(queue, first)
+
+    def given_back(self, queue: Queue, pieces: list[Slice]) -> None:
+        """Hold messages back that were just given back to a stored queue, where its deliveries wait
+        for the disk: after a crash their attempts go on from what was delivered."""
+        if self._syncs_first(queue):
+            sequences = [at for one in pieces for at in range(one.first, one.first + len(one))]
+            queue.returning.update(sequences)
+            self.returns.append(Returns(queue, sequences))
+
+    def _syncs_first(self, queue: Queue) -> bool:
+        """Whether the queue delivers persistent messages only once they are on disk."""
+        after = queue.settings.after_sync
+        return after > 0 or (after < 0 and self.syncs_first)
 
     def hold(self, queue: Queue, first: int) -> None:
         """Deliver sequences from `first` on only when the records of this turn are on disk."""
@@ -453,6 +479,13 @@ class Dispatcher:
             else:
                 n = queue.shown - head.first
                 if n <= 0:
+                    return 0
+        if queue.returning and head.acquired:
+            if self._looked_at and connection.holds_output:
+                waits = True
+            else:
+                n = queue.before_returns(head.first, n)
+                if not n:
                     return 0
         piece = queue.take(n)
         self.spend(connection, piece.size())

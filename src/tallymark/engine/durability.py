@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, final
 
-from tallymark.engine.delivery import Dispatcher
+from tallymark.engine.delivery import Dispatcher, Returns
 from tallymark.engine.effects import Confirm, Durable, Effect
 from tallymark.engine.marks import MarkWait
 from tallymark.engine.queue import Queue
@@ -72,7 +72,7 @@ class Durability:
     def is_awaited(self) -> bool:
         """Return whether anything waits for the records that are not committed yet."""
         dispatcher = self._dispatcher
-        if self._confirming or self._asked or dispatcher.marks.waits:
+        if self._confirming or self._asked or dispatcher.marks.waits or dispatcher.returns:
             return True
         return any(queue.consumers for queue in [*dispatcher.appended, *dispatcher.held])
 
@@ -97,6 +97,9 @@ class Durability:
             queue.is_held = False
             waits.append(Wait(position, None, queue, queue.entered + 1, HELD))
         held.clear()
+        for returns in self._dispatcher.returns:
+            waits.append(Wait(position, None, returns.queue, 0, returns))
+        self._dispatcher.returns.clear()
         for waiter in self._asked:
             waits.append(Wait(position, None, None, 0, waiter))
         self._asked.clear()
@@ -124,7 +127,9 @@ class Durability:
                 if queue.ready and queue.consumers:
                     self._dispatcher.mark(queue)
             elif queue is not None:
-                if isinstance(wait.waiter, MarkWait):
+                if isinstance(wait.waiter, Returns):
+                    queue.returning.difference_update(wait.waiter.sequences)
+                elif isinstance(wait.waiter, MarkWait):
                     self._dispatcher.marks.covered(wait.waiter)
                 else:
                     queue.mark_durable = max(queue.mark_durable, wait.number)

@@ -143,6 +143,7 @@ class Queue(Timed):
         "retry_began_ms",
         "retry_ms",
         "retry_wait_ms",
+        "returning",
         "returns",
         "seen",
         "seekers",
@@ -313,6 +314,9 @@ class Queue(Timed):
         self.shown = UNLIMITED
         """First sequence that is not delivered before it is on disk; UNLIMITED: no sequence
         waits."""
+        self.returning: set[int] = set()
+        """Sequences of messages that were given back, and are not delivered before that is on
+        disk."""
         self.holds = 0
         """Count of the turns whose messages wait for the disk in this way, including the present
         turn."""
@@ -572,7 +576,14 @@ class Queue(Timed):
         of a high-water mark, or of messages that are not delivered before they are on disk."""
         if self.deleted or not self.stored:
             return False
-        return self.mark_durable < self.mark or self.holds > 0
+        return self.mark_durable < self.mark or self.holds > 0 or bool(self.returning)
+
+    def before_returns(self, first: int, n: int) -> int:
+        """Return how many of the n sequences from `first` on come before one that is returning."""
+        for at in range(n):
+            if first + at in self.returning:
+                return at
+        return n
 
     def demand(self) -> int:
         """Return how many more messages the queue's consumers want now. A short wait (for the disk,

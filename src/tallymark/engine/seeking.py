@@ -139,6 +139,10 @@ class Seeking:
                 n = min(n, queue.mark_durable - found.first)
                 if n <= 0:
                     return 0
+            if queue.returning and found.acquired:
+                n = queue.before_returns(found.first, n)
+                if not n:
+                    return 0
             piece = queue.pick(queue.lanes[number], found.first + found.shift, n)
             dispatcher.effects.append(Deliver(consumer, piece, session.next_tag))
             dispatcher.acquire(session, queue, piece, consumer, consumer.no_ack)

@@ -189,6 +189,7 @@ class Settlement:
                         blob=_noted(piece),
                     )
                 )  # fmt: skip
+            self.dispatcher.given_back(queue, pieces)
         if queue.body_bytes >= 0:  # delivered before the queue had a limit on bytes
             pieces = [piece for piece in pieces if self._is_weighed(queue, piece, failed)]
         queue.give_back(pieces, failed, to_tail)
@@ -286,6 +287,8 @@ class Settlement:
             self.records.append(
                 deferred_record(queue, piece, now_ms, owner, due_ms, failed, to_tail, reason)
             )
+            if piece.acquired:
+                self.dispatcher.given_back(queue, [piece])
         self.dispatcher.mark(queue)
 
     def _bury_worn(self, queue: Queue, pieces: list[Slice], failed: bool) -> list[Slice]:
