@@ -21,9 +21,11 @@ from tallymark.wire.nsq import commands
 from tests.server.faces import nsq_http
 from tests.server.management import FULL, call, done
 from tests.server.nsqd import Client as NsqClient
+from tests.server.nsqd import call as nsqd_call
 from tests.server.test_scram import ScramClient, over_091, over_10
 from tests.server.test_what_is_seen import PATHS
 from tests.support.amqp10_socket import Client
+from tests.support.issuer import EVERYTHING, Issuer
 from tests.support.nsq_auth_server import AuthServer
 from tests.support.patience import PATIENCE_S
 from tests.support.process import BrokerProcess
@@ -128,6 +130,46 @@ def test_no_process_shows_a_secret(broker: BrokerProcess) -> None:
             continue
         if b"tallymark" in line:
             assert found_in(line) == [], path
+
+
+def test_no_token_is_shown_whether_it_is_good_or_not(tmp_path: Path) -> None:
+    """In no log, file, answer or list of processes; the claims that are wrong with it may be."""
+    with Issuer() as issuer:
+        good, later = issuer.token(*EVERYTHING), issuer.token(*EVERYTHING)
+        bad = [issuer.token(aud="other"), issuer.token(expires_s=-5), good[:-8] + "AAAAAAAA"]
+        with BrokerProcess(tmp_path / "data", log_level="debug", **issuer.flags()) as broker:
+            for token in (good, *bad):
+                is_good = token is good
+                credentials = pika.PlainCredentials("any", token)
+                parameters = pika.ConnectionParameters(
+                    port=broker.amqp_port, credentials=credentials
+                )
+                with suppress(AMQPError), pika.BlockingConnection(parameters) as connection:
+                    assert is_good
+                    connection.update_secret(later, "renewed")
+                    bearer = f"Bearer {good}"
+                    answers = [
+                        nsqd_call(broker.url, "GET", path, Authorization=bearer)
+                        for path in ("/api/connections", *PATHS)
+                    ]
+                    assert answers[0][0] == 200
+                    seen = [raw for _, _, raw in answers]
+                    connection.update_secret(bad[0], "refused")
+                status = call(broker, "GET", "whoami", Authorization=f"Bearer {token}")[0]
+                assert (status == 200) is is_good
+                assert call(broker, "GET", "whoami", user=f"{token}:x")[0] == 401
+                with NsqClient(broker.nsq_port) as client:
+                    client.send(commands.auth(token.encode()))
+                    client.next()
+            log = broker.log()
+            assert "token.refused" in log
+            places = [log.encode(), *seen]
+            places += [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")
+                       if path.parent.name == str(broker.pid)]  # fmt: skip
+        places += [path.read_bytes() for path in broker.data_dir.rglob("*") if path.is_file()]
+        for token in (good, later, *bad):
+            for part in token.split(".")[1:]:
+                assert [place for place in places if part.encode() in place] == []
 
 
 def test_an_auth_server_that_fails_is_told_of_without_the_secret(tmp_path: Path) -> None:

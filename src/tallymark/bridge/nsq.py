@@ -175,7 +175,7 @@ class Nsq(Bridge):
         self._answers = Answers(broker, self.wire, self)
         self._gate = OutputGate(self)
         self._is_asked = False
-        """Whether the client waits for an answer to AUTH."""
+        """True while the client waits for an answer to AUTH."""
         self._is_stopping = False
         self._now_ms = 0
         self._wall_ms = 0

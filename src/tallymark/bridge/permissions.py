@@ -124,7 +124,7 @@ class Access:
 
     @property
     def is_renewable(self) -> bool:
-        """Whether the rights come from a token, which another one can take the place of."""
+        """True if the rights come from a token, which another one can take the place of."""
         return self._scopes is not None
 
     def allows(self, kind: str, name: str, operation: int) -> bool:

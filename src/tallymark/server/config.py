@@ -31,7 +31,7 @@ TOKEN_ALGORITHMS: Final = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
     "Ed25519", "HS256", "HS384", "HS512",
 )  # fmt: skip
-"""Of tokens [RFC 7518 §3.1, RFC 8037, RFC 9864]."""
+"""Signatures of tokens [RFC 7518 §3.1, RFC 8037, RFC 9864]."""
 OAUTH_TABLE: Final = "auth_oauth2"
 """Table of the file whose keys may also be said so: auth_oauth2.issuer [rabbitmq]."""
 NSQ_PORTS: Final = ("nsq_port", "nsq_http_port", "nsq_https_port")

@@ -51,7 +51,7 @@ class TokenRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a token has to say."""
+    """Requirements on tokens, from the configuration."""
 
     resource_server_id: str
     issuer: str
@@ -218,7 +218,7 @@ def _scopes(claims: dict[str, Any], rules: Rules) -> list[str]:
 
 
 def _step(place: object, word: str) -> list[object]:
-    """What a word leads to, from an object or each object of a list."""
+    """Return the values that a word leads to, from an object or each object of a list."""
     places = place if isinstance(place, list) else [place]
     return [one[word] for one in places if isinstance(one, dict) and word in one]
 

@@ -201,7 +201,7 @@ class FetchedKeys(Keys):
             self._fetching = None
 
     async def _discovered(self) -> str:
-        """Where the issuer says that its keys are [OpenID Connect Discovery §4]."""
+        """Return the URL of the keys that the issuer names [OpenID Connect Discovery §4]."""
         document = _json(await self._get(self._issuer.rstrip("/") + DISCOVERY))
         if document.get("issuer") != self._issuer:
             raise KeysUnavailable(

@@ -41,7 +41,7 @@ class Rights:
         node.users.observers.append(self.apply)
 
     def period_s(self) -> float:
-        """As long as until the next token expires, at most EVERY_S."""
+        """Return the time until the next token expires, at most EVERY_S."""
         wait_s = (self._next_ms - wall_ms()) / 1000
         return EVERY_S if wait_s > EVERY_S else max(wait_s, SHORTEST_S)
 

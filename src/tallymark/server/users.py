@@ -305,7 +305,7 @@ class Users:
 
     @property
     def asks_everybody(self) -> bool:
-        """Whether everybody has to log in: not while guest is the only user and there are no
+        """True if everybody has to log in: not while guest is the only user and there are no
         tokens. Raises UsersError."""
         return self.tokens is not None or bool(self.current())
 

@@ -149,7 +149,7 @@ class Connection:
         self._is_authorized = not limits.auth_required
         self._before_auth = State.INIT
         self.is_renewable = False
-        """Whether another AUTH may come, with a secret in place of the first one: not in nsqd."""
+        """True if another AUTH may come, with a secret in place of the first one: not in nsqd."""
         self._is_free = not limits.tls_required  # commands other than IDENTIFY may come
         self._now_ms = -1
         self._deadline_ms = -1  # of the first bytes or of an upgrade, -1: none
