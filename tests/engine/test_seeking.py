@@ -128,6 +128,26 @@ def test_one_turn_looks_at_so_many_and_the_next_goes_on() -> None:
     assert given(rig) == [2 * LOOKS + 1]
 
 
+@pytest.mark.parametrize("count", [2, 10, 100])
+def test_many_filters_of_a_queue_share_a_turn(count: int) -> None:
+    """A turn is no longer for as many consumers as somebody likes to attach; each has its part, and
+    in the end sees all."""
+    rig = manual()
+    rig.declare("q")
+    rig.send("q", *range(1, 2 * LOOKS + 2))
+    wanted = [Multiple(2 * LOOKS + 2) for _ in range(count)]
+    for number, one in enumerate(wanted):
+        browser(rig, "q", one, f"b{number}")
+    browser(rig, "q", Multiple(1), "without credit", 0)
+    rig.turn()
+    looked = [one.looked for one in wanted]
+    assert LOOKS - count < sum(looked) <= LOOKS
+    assert min(looked) == max(looked)
+    for _ in range(3 * count):
+        rig.turn()
+    assert {one.looked for one in wanted} == {2 * LOOKS + 1}
+
+
 def test_one_turn_looks_at_fewer_messages_where_they_are_large() -> None:
     rig = manual()
     rig.declare("q")

@@ -5,8 +5,9 @@ Each of these consumers goes through the ready messages once, lane by lane. Its 
 the places it has examined in each lane from those it has not. A browser is sent copies and removes
 nothing. A consumer with a filter takes messages that match and have not expired; a message that
 returns to a place before its cursor moves the cursor back. A queue has few of these consumers. One
-turn examines LOOKS messages for each filter, and fewer large ones, so that a deep queue without
-matches delays no other queue.
+turn examines LOOKS messages of a queue, and fewer large ones, shared by the filters that have any
+left to examine, so that a deep queue without matches delays no other queue, however many filters
+it has.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tallymark.engine.ready import Ready
 from tallymark.engine.session import Consumer, InFlight
 
 LOOKS: Final = 2048
-"""Number of messages that are examined for one filter in one turn."""
+"""Number of messages of a queue that are examined in one turn, for all its filters together."""
 LOOK_BYTES: Final = 4096
 """Number of bytes that count as one more examined message: they may have to be read from disk."""
 _NOTHING: Final = Payload(0, b"", array("I", (0,)), Route("", ""), None, 0, 0, False, 0)
@@ -40,8 +41,9 @@ class Seeking:
 
     def serve(self, queue: Queue) -> None:
         """Give the queue's seeking consumers all messages available to them."""
+        share = self._share(queue)
         for consumer in queue.seekers:
-            looks = LOOKS
+            looks = share
             for number in range(len(queue.lanes) - 1, -1, -1):
                 looks = self._serve_lane(queue, consumer, number, looks)
                 if consumer.room() <= 0 or looks <= 0:
@@ -49,6 +51,16 @@ class Seeking:
             connection = consumer.session.connection
             if looks <= 0 or (connection.room <= 0 and not (connection.paused or connection.gated)):
                 self._dispatcher.again.append(queue)
+
+    def _share(self, queue: Queue) -> int:
+        """Return how many messages each filter may examine in this turn."""
+        if len(queue.seekers) < 2:
+            return LOOKS
+        count = 0
+        for consumer in queue.seekers:
+            if consumer.filter is not None and consumer.room() > 0:
+                count += not self.has_seen(queue, consumer)
+        return max(1, LOOKS // count) if count else LOOKS
 
     def has_seen(self, queue: Queue, consumer: Consumer) -> bool:
         """Return whether the consumer has examined all messages of the queue."""
