@@ -174,7 +174,7 @@ class Dispatcher:
             self.returns.append(Returns(queue, sequences))
 
     def _syncs_first(self, queue: Queue) -> bool:
-        """Whether the queue delivers persistent messages only once they are on disk."""
+        """Return whether the queue delivers persistent messages only once they are on disk."""
         after = queue.settings.after_sync
         return after > 0 or (after < 0 and self.syncs_first)
 
