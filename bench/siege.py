@@ -13,7 +13,7 @@ was due. For each behaviour it is measured in quiet, then under attack. A row fa
 The attackers are a process of their own with a lower priority. The broker is a new one every SHARED
 behaviours, and after one that failed. The table goes into docs/siege.md.
 
-    siege.py [--seconds 2] [--only REGEX] [--rabbitmq | --both] [--out docs/siege.md]
+    siege.py [--seconds 1.8] [--only REGEX] [--rabbitmq | --both] [--out docs/siege.md]
 
 Rows of RabbitMQ, where it is installed, are of its AMQP 0-9-1, AMQP 1.0 and management plugins.
 """
@@ -63,7 +63,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RATE = 200
 """Messages a second."""
 QUEUE = "siege.victim"
-QUIET_S = 1.0
+QUIET_S = 0.8
 DRAIN_S = 15.0
 """Longest wait for what is unconfirmed when an attack ends."""
 CALM_S = 10.0
@@ -413,7 +413,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each attack")
+    parser.add_argument("--seconds", type=float, default=1.8, help="of each attack")
     parser.add_argument("--only", default="", help="names or titles that match this")
     parser.add_argument("--rabbitmq", action="store_true", help="RabbitMQ in place of ours")
     parser.add_argument("--both", action="store_true", help="RabbitMQ after ours")
