@@ -67,7 +67,9 @@ QUIET_S = 0.8
 DRAIN_S = 15.0
 """Longest wait for what is unconfirmed when an attack ends."""
 CALM_S = 10.0
-"""Longest wait for the attackers' connections to go."""
+"""Longest wait for the attackers' connections and what they made to go."""
+ANSWER_S = 5.0
+"""Longest wait for an answer over HTTP."""
 RATIO, LEAST_MS = 3.0, 50.0
 GROWTH_MIB = 2 * MAX_MEMORY // MIB
 SHARED = 12
@@ -183,7 +185,9 @@ class Ours(Fort):
         self._old_faults = 0
 
     def alarms(self) -> str:
-        found = json.loads(call(self.target.ports["http"], "GET", "/api/tallymark/status"))
+        found = json.loads(
+            call(self.target.ports["http"], "GET", "/api/tallymark/status", None, ANSWER_S)
+        )
         return ", ".join(found.get("alarms", []))
 
     def wrong(self) -> str:
@@ -209,14 +213,15 @@ class Theirs(Fort):
         self.target = Target({"amqp": rabbit.port, "http": http_port}, is_rabbitmq=True)
 
     def alarms(self) -> str:
-        (node,) = json.loads(call(self.target.ports["http"], "GET", "/api/nodes"))
+        (node,) = json.loads(call(self.target.ports["http"], "GET", "/api/nodes", None, ANSWER_S))
         return ", ".join(name for name in ("mem", "disk_free") if node.get(f"{name}_alarm"))
 
     def wrong(self) -> str:
         return "" if self.rabbit.is_running else "ended"
 
     def is_calm(self) -> bool:
-        return len(json.loads(call(self.target.ports["http"], "GET", "/api/connections"))) <= 1
+        port = self.target.ports["http"]
+        return len(json.loads(call(port, "GET", "/api/connections", None, ANSWER_S))) <= 1
 
 
 @contextmanager
@@ -301,7 +306,7 @@ def measure(fort: Fort, chosen: Behaviour, seconds: float, base_mib: float) -> R
         row.quiet_ms = p99(victim.measure(QUIET_S))
         forget_peak(fort.pid)
         fork = multiprocessing.get_context("fork")
-        counters = fork.Array("q", 2)
+        counters = fork.RawArray("q", 2)  # without a lock: its holder may be ended
         attackers = fork.Process(target=besiege, args=(chosen, fort.target, counters))
         attackers.start()
         told: list[str] = []
@@ -347,7 +352,7 @@ def aftermath(fort: Fort, victim: Victim) -> str:
     fresh = Victim(fort.target.ports["amqp"])
     fresh.measure(0.02)
     fresh.close()
-    renew(fort.target)
+    renew(fort.target, CALM_S)
     return fort.wrong()
 
 

@@ -44,14 +44,16 @@ def target_of(broker: BrokerProcess) -> Target:
     return Target({name: int(broker.ready[name][1]) for name in names})
 
 
-def call(port: int, method: str, path: str, body: object = None) -> bytes:
-    """One request by the administrator. Raises HTTPError."""
+def call(
+    port: int, method: str, path: str, body: object = None, seconds: float = PATIENCE_S
+) -> bytes:
+    """One request by the administrator. Raises HTTPError, OSError: no answer for so long."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
     request.add_header("Authorization", "Basic " + base64.b64encode(GUEST.encode()).decode())
     if body is not None:
         request.data = json.dumps(body).encode()
         request.add_header("Content-Type", "application/json")
-    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+    with urllib.request.urlopen(request, timeout=seconds) as response:
         found: bytes = response.read()
     return found
 
@@ -71,17 +73,17 @@ def set_up(target: Target) -> None:
     renew(target)
 
 
-def renew(target: Target) -> None:
+def renew(target: Target, seconds: float = PATIENCE_S) -> None:
     """Whatever an attack left in its virtual host is gone."""
     port, everything = target.ports["http"], dict.fromkeys(("configure", "write", "read"), ".*")
     try:
-        call(port, "DELETE", f"/api/vhosts/{target.vhost}")
+        call(port, "DELETE", f"/api/vhosts/{target.vhost}", seconds=seconds)
     except urllib.error.HTTPError as error:
         if error.code != 404:
             raise
-    call(port, "PUT", f"/api/vhosts/{target.vhost}", {})
+    call(port, "PUT", f"/api/vhosts/{target.vhost}", {}, seconds)
     for user in (target.user, target.administrator.split(":")[0]):
-        call(port, "PUT", f"/api/permissions/{target.vhost}/{user}", everything)
+        call(port, "PUT", f"/api/permissions/{target.vhost}/{user}", everything, seconds)
 
 
 def unbalanced(broker: BrokerProcess) -> list[str]:
