@@ -21,6 +21,15 @@ from tallymark.bridge.permissions import (
 from tallymark.bridge.scopes import Scopes, matches, parse, wildcard
 from tallymark.engine.errors import AccessRefused
 from tallymark.engine.exchange import make_exchange
+from tallymark.wire.amqp091.methods import (
+    BasicConsume,
+    ChannelClose,
+    ConnectionClose,
+    ConnectionUpdateSecret,
+    ConnectionUpdateSecretOk,
+    QueueDeclare,
+)
+from tests.bridge.rig import Peer, Rig
 
 LETTERS = "ab./%+*é\n$^|("
 
@@ -193,3 +202,57 @@ def test_wildcards_cost_linear_time() -> None:
     assert not access.allows(QUEUE, "a" * 255, READ)
     hostile = "*a*a*a*a*a*a*a*a*a*a*b"
     assert not matches(str(wildcard(hostile)), "a" * 100_000)
+
+
+# -- renewal, as the bridge of AMQP 0-9-1 does it
+
+
+def renewing() -> Peer:
+    """A client that came in by a token and consumes from q."""
+    rig = Rig()
+    rig.users["guest"] = Permissions("guest", {}, scopes=Scopes(["read:*/*", "configure:*/*"]))
+    peer = Peer(rig)
+    peer.login()
+    peer.open()
+    peer.ask((1, QueueDeclare("q")))
+    peer.ask((1, BasicConsume("q", "c")))
+    return peer
+
+
+def test_secrets_in_one_read_are_checked_one_after_the_other() -> None:
+    peer = renewing()
+    sent = [(0, ConnectionUpdateSecret(secret, "")) for secret in (b"one", b"two", b"three")]
+    assert peer.ask(*sent) == [], "the owner is asked first"
+    for secret in (b"one", b"two", b"three"):
+        assert peer.bridge.pending_secret == secret
+        assert not peer.bridge.wants_data
+        peer.bridge.secret_accepted(peer.rig.users["guest"])
+        assert peer.hear() == [(0, ConnectionUpdateSecretOk())]
+    assert peer.bridge.pending_secret is None
+    assert peer.bridge.wants_data
+
+
+def test_narrower_scopes_close_the_channel_that_consumes() -> None:
+    peer = renewing()
+    peer.send((0, ConnectionUpdateSecret(b"narrow", "")))
+    peer.bridge.secret_accepted(Permissions("guest", {}, scopes=Scopes(["read:*/other"])))
+    text = "ACCESS_REFUSED - access to queue 'q' in vhost '/' refused for user 'guest'"
+    assert peer.hear() == [(1, ChannelClose(403, text, 60, 20)), (0, ConnectionUpdateSecretOk())]
+
+
+def test_a_refused_secret_ends_the_connection_and_the_ones_behind_it() -> None:
+    peer = renewing()
+    peer.send((0, ConnectionUpdateSecret(b"bad", "")), (0, ConnectionUpdateSecret(b"good", "")))
+    peer.bridge.secret_refused()
+    text = "NOT_ALLOWED - the new secret was refused"
+    assert peer.hear() == [(0, ConnectionClose(530, text, 0, 0))]
+    assert peer.bridge.pending_secret is None
+    peer.bridge.secret_accepted(peer.rig.users["guest"])
+    assert peer.hear() == []
+
+
+def test_a_connection_whose_token_has_expired_is_closed() -> None:
+    peer = renewing()
+    peer.bridge.credential_expired()
+    text = "CONNECTION_FORCED - broker forced connection closure with reason 'credential expired'"
+    assert peer.hear() == [(0, ConnectionClose(320, text, 0, 0))]
