@@ -150,7 +150,7 @@ constraints:  ## renew constraints.txt from the newest versions that go together
 	$(VENV)-renew/bin/python .ci/lock.py $(VENV)-renew/bin/uv $(if $(KEEP),--keep)
 	rm -rf $(VENV)-renew
 
-audit:  ## whether weaknesses of the packages in constraints.txt are known (exit code 3: cannot be told)
+audit:  ## whether weaknesses of the packages in constraints.txt are known ("Error 3": it cannot be told)
 	@test -x $(VENV)-audit/bin/pip-audit || { $(PYTHON) -m venv $(VENV)-audit && \
 	$(VENV)-audit/bin/python -m pip install -q pip-audit; }
 	@$(VENV)-audit/bin/python .ci/audit.py $(VENV)-audit/bin/pip-audit
