@@ -313,6 +313,14 @@ def configuration(page: Page) -> None:
     check_config(page, file)
 
 
+def oauth(page: Page) -> None:
+    settings = page.take("auth_oauth2.resource_server_id", language="toml")
+    file = page.folder / "tallymark.toml"
+    file.write_text(settings.text)
+    assert tomllib.loads(file.read_text())["auth_oauth2"]["resource_server_id"] == "tallymark"
+    check_config(page, file)
+
+
 def slow_consumers(page: Page) -> None:
     settings = page.take("[slow_consumers]", language="toml")
     file = page.folder / "tallymark.toml"
@@ -374,6 +382,7 @@ PAGES: Final[dict[str, Callable[[Page], None]]] = {
     "docs/contributing.md": contributing,
     "docs/filters.md": filters,
     "docs/nsq.md": nsq,
+    "docs/oauth.md": oauth,
     "docs/operations.md": operations,
     "docs/slow-consumers.md": slow_consumers,
     "docs/transactions.md": transactions,
