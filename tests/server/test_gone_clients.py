@@ -186,3 +186,26 @@ def process_files(broker: BrokerProcess) -> int:
         with suppress(FileNotFoundError):  # closed since
             count += os.readlink(one).startswith("socket:")
     return count
+
+
+BROKEN = {
+    "header": b"GET /ping HTTP/1.1\r\nHost: a\r\nX: " + b"a" * (256 << 10),
+    "body": b"PUT /api/queues/%%2F/q HTTP/1.1\r\nHost: a\r\nAuthorization: Basic %s\r\n"
+    b"Content-Length: 1000000\r\n\r\n%s" % (lines.GUEST, b" " * 900_000),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=list(BROKEN))
+@pytest.mark.parametrize("door", lines.HTTP_DOORS, ids=[door.name for door in lines.HTTP_DOORS])
+def test_what_was_read_of_broken_requests_is_let_go(
+    tmp_path: Path, door: lines.Door, broken: bytes
+) -> None:
+    """Exceptions and what they are about held each other until the collector came."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        before = lines.memory_mib(broker)
+        for _ in range(300):
+            with door.connect(broker) as raw, suppress(ConnectionError):
+                raw.sendall(broken)
+                raw.shutdown(socket.SHUT_WR)
+                lines.until_closed(raw)
+        assert lines.memory_mib(broker) - before < 40

@@ -22,7 +22,7 @@ from typing import Any, Final, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.web_protocol import RequestPayloadError
+from aiohttp.web_protocol import RequestPayloadError, _ErrInfo
 
 from tallymark.server.client import address_text
 from tallymark.server.handshakes import Listener, listen_for
@@ -48,8 +48,8 @@ class HttpLine(web.RequestHandler):
 
     __slots__ = (
         "_answer_s", "_began_s", "_body_bytes", "_body_s", "_clock", "_header_s", "_heard_s",
-        "_idle_s", "_is_dropped", "_is_stuck", "_line", "_node", "_timer", "_unsent",
-        "input_weight", "peer", "weight",
+        "_idle_s", "_is_dropped", "_is_stuck", "_is_unreadable", "_line", "_node", "_timer",
+        "_unsent", "input_weight", "peer", "weight",
     )  # fmt: skip
 
     def __init__(self, node: Node, manager: web.Server) -> None:
@@ -76,6 +76,8 @@ class HttpLine(web.RequestHandler):
         """Transport of the connection, also while aiohttp has released it and an answer is still
         being written."""
         self._is_dropped = False
+        self._is_unreadable = False
+        """Whether something came that is no HTTP."""
         self._is_stuck = False
         """True while the socket takes no more of the answer."""
         self._unsent = 0
@@ -121,9 +123,21 @@ class HttpLine(web.RequestHandler):
             self._node.doors.must_stay(self)
         self._heard_s = now
         self._body_bytes += len(data)
+        if self._is_unreadable:
+            return
         super().data_received(data)
+        self._forget_errors()
         if self._body_bytes > len(data):
             self._node.buffers.weigh(self)
+
+    def _forget_errors(self) -> None:
+        """Let go of what an error of the parser holds: its traceback and the read that caused it
+        hold each other, 256 KiB each time. What comes behind an error is not parsed."""
+        if self._messages:
+            last = self._messages[-1][0]
+            if isinstance(last, _ErrInfo):
+                last.exc.with_traceback(None)
+                self._is_unreadable = True
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -210,6 +224,8 @@ class HttpLine(web.RequestHandler):
             error = sys.exception()
         if isinstance(error, FAULTS_OF_CLIENTS):
             log.info("request.broken_off", peer=self.peer, error=str(error)[:MOST_OF_AN_ERROR])
+            # The body's reader keeps the exception, and the traceback what was read of the body.
+            error.with_traceback(None)
         else:
             log.error(
                 "request.failed", peer=self.peer, error=repr(error),
