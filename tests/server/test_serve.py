@@ -278,10 +278,10 @@ def test_localhost_is_the_families_that_the_machine_has(
     monkeypatch.setattr(run, "LOOPBACKS", families)
     with contextlib.ExitStack() as held:
         config = Config(data_dir=tmp_path, amqp_port=0, http_port=0)
-        bound = run.Bound(config, run.Tls(None, None), held)
+        bound = run.Bound(config, run.Certificates(config), held)
         assert [one.getsockname()[0] for one in bound.amqp] == ["127.0.0.1"]
         with pytest.raises(run.CannotServe, match=nowhere):
-            run.Bound(replace(config, host=(nowhere,)), run.Tls(None, None), held)
+            run.Bound(replace(config, host=(nowhere,)), run.Certificates(config), held)
 
 
 def test_memory_stays_within_its_budget_under_a_backlog(tmp_path: Path) -> None:

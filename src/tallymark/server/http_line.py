@@ -77,7 +77,7 @@ class HttpLine(web.RequestHandler):
         being written."""
         self._is_dropped = False
         self._is_unreadable = False
-        """Whether something came that is no HTTP."""
+        """True once something came that is no HTTP."""
         self._is_stuck = False
         """True while the socket takes no more of the answer."""
         self._unsent = 0
