@@ -172,7 +172,7 @@ async def _gzip(worker: Worker, port: str) -> None:
     line = await worker.line(port)
     worker.beside(line.drain)
     verb, path = a_post(port)
-    body = gzip.compress(b" " * (64 * MIB), 9)
+    body = gzip.compress(b" " * MIB, 9) * 64
     await line.send(request(worker, verb, path, b"Content-Encoding: gzip\r\n", body))
     worker.step()
     await line.drain()
