@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import Final
 
-import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from tallymark.bridge.permissions import QUEUE, READ, Access
 from tallymark.engine.errors import (
     AccessRefused,
     BrokerError,
@@ -27,7 +25,6 @@ from tallymark.engine.errors import (
     ResourceLocked,
     Unreadable,
 )
-from tallymark.engine.queue import Queue
 from tallymark.server import audit
 from tallymark.server.http_guard import (
     CHALLENGE,
@@ -38,10 +35,11 @@ from tallymark.server.http_guard import (
 )
 from tallymark.server.http_line import HttpListener
 from tallymark.server.http_paths import allowed_methods, answer_with_slash
+from tallymark.server.http_requests import NODE, USER, HttpContext, Refused, answer
 from tallymark.server.logs import log_of
 from tallymark.server.node import JournalFailed, Node
 from tallymark.server.tls import Tls
-from tallymark.server.users import TokenUser, User, UsersError, permissions_of
+from tallymark.server.users import UsersError
 
 STATUS: Final[dict[type[BrokerError], tuple[int, str]]] = {
     NotFound: (404, "not_found"),
@@ -58,83 +56,8 @@ OWN: Final = "/api/tallymark/"
 """Paths that RabbitMQ has not; at its own a refused access is 401, as its clients expect."""
 IDENTITY: Final = "identity"
 MAX_REQUEST: Final = 1 << 20
-USER: Final = web.RequestKey("user", User)
-"""Name of the user that sent the request. `user_of` tells what that user may do now."""
-NODE: Final = web.AppKey("node", Node)
 
-Body = TypeVar("Body")
 log = log_of("http")
-
-
-class Refused(Exception):
-    """A request that is answered with an error status. error: a word; reason: a text."""
-
-    def __init__(self, status: int, error: str, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-        self.error = error
-
-
-def answer(value: object, status: int = 200) -> web.Response:
-    """A JSON answer."""
-    body = msgspec.json.encode(value)
-    return web.Response(body=body, status=status, content_type="application/json")
-
-
-async def body_of(request: web.Request, kind: type[Body]) -> Body:
-    """The request's JSON object. Raises Refused 400 when it is not what is expected, and as
-    `check_rights_stayed`."""
-    try:
-        found = msgspec.json.decode(await request.read() or b"{}", type=kind)
-    except msgspec.MsgspecError as error:
-        raise Refused(400, "bad_request", f"request body: {error}") from error
-    check_rights_stayed(request)
-    return found
-
-
-def number_in(request: web.Request, name: str) -> int:
-    """A whole number from the query string. Raises Refused 400."""
-    text = request.query.get(name, "")
-    if not (text.isascii() and text.isdigit()):
-        raise Refused(400, "bad_request", f"{name} is {text!r}, expected a whole number")
-    return int(text)
-
-
-def user_of(request: web.Request) -> User:
-    """Return the user that sent the request, with the rights of now: reading a body or waiting for
-    an answer takes time.
-
-    Raises Refused 401: the user was deleted meanwhile.
-    """
-    name = request[USER].name
-    try:
-        user = request.app[NODE].users.as_now(request[USER])
-    except UsersError as error:
-        log.error("login.impossible", error=str(error))
-        user = None
-    if user is None:
-        if isinstance(request[USER], TokenUser):
-            raise Refused(401, "not_authorized", f"the token of user '{name}' has expired")
-        raise Refused(401, "not_authorized", f"user '{name}' is deleted")
-    return user
-
-
-def check_rights_stayed(request: web.Request) -> None:
-    """Check that the user's rights are those checked before the body came. Raises Refused 401."""
-    before, now = request[USER], user_of(request)
-    if (before.administrator, before.tags, before.vhosts) != (
-        now.administrator, now.tags, now.vhosts,
-    ):  # fmt: skip
-        raise Refused(
-            401, "not_authorized", f"the rights of user '{now.name}' changed meanwhile: ask again"
-        )
-
-
-def require_administrator(request: web.Request) -> None:
-    """Raises Refused 403."""
-    user = user_of(request)
-    if not user.administrator:
-        raise Refused(403, "access_refused", f"user '{user.name}' is not an administrator")
 
 
 def refuse_coded(request: web.Request) -> None:
@@ -166,15 +89,7 @@ class HttpServer:
 
         self.node = node
         self._guard = guard_of(node.config)
-        self.amqp: list[tuple[str, int]] = []
-        """Addresses of the AMQP listeners, for lists."""
-        self.amqps: list[tuple[str, int]] = []
-        """Addresses of the AMQP listeners inside TLS, for lists."""
-        self.nsq: dict[str, list[tuple[str, int]]] = {}
-        """Addresses of the NSQ listeners, by protocol."""
-        self.addresses: list[tuple[str, int]] = []
-        """Addresses that this server listens on without TLS."""
-        self.tls_addresses: list[tuple[str, int]] = []
+        self.context = context = HttpContext(node)
         app = web.Application(
             middlewares=[
                 self._errors,
@@ -186,19 +101,19 @@ class HttpServer:
         )
         app[NODE] = node
         app.router.add_get("/healthz", self._health)
-        State(self).add_to(app)
-        Consumers(self).add_to(app)
-        Subscriptions(self).add_to(app)
-        Sinks(self).add_to(app)
-        FeatureFlags(self).add_to(app)
-        Redriving(self).add_to(app)
-        Quarantines(self).add_to(app)
-        Archiving(self).add_to(app)
-        self._browsing = Browsing(self)
+        State(context).add_to(app)
+        Consumers(context).add_to(app)
+        Subscriptions(context).add_to(app)
+        Sinks(context).add_to(app)
+        FeatureFlags(context).add_to(app)
+        Redriving(context).add_to(app)
+        Quarantines(context).add_to(app)
+        Archiving(context).add_to(app)
+        self._browsing = Browsing(context)
         self._browsing.add_to(app)
-        self._streams = Streams(self)
+        self._streams = Streams(context)
         self._streams.add_to(app)
-        add_management(self, app)
+        add_management(context, app)
         self._listener = HttpListener(node, app)
 
     async def start(
@@ -209,36 +124,15 @@ class HttpServer:
     ) -> list[tuple[str, int]]:
         """Listen on sockets that are bound, and on `tls_bound` inside TLS; return the addresses of
         the former."""
-        self.addresses = await self._listener.start(bound)
-        self.tls_addresses = await self._listener.start(tls_bound, tls)
-        return self.addresses
+        self.context.addresses = await self._listener.start(bound)
+        self.context.tls_addresses = await self._listener.start(tls_bound, tls)
+        return self.context.addresses
 
     async def stop(self) -> None:
         """Let requests under way finish, for at most STOP_S, and close."""
         self._browsing.close()
         self._streams.close()
         await self._listener.stop()
-
-    def queue(self, request: web.Request) -> Queue:
-        """The queue that the path names. Raises NotFound, AccessRefused (needs read)."""
-        vhost, name = request.match_info["vhost"], request.match_info["queue"]
-        self.access(request, vhost).check(QUEUE, name, READ)
-        queue = self.node.broker.vhost(vhost).queues.get(name)
-        if queue is None:
-            raise NotFound(f"no queue '{name}' in vhost '{vhost}'")
-        return queue
-
-    def check_read(self, request: web.Request, queue: Queue) -> None:
-        """Raises AccessRefused unless the user may read it now, and Refused 401 as `user_of`."""
-        self.access(request, queue.vhost).check(QUEUE, queue.name, READ)
-
-    def access(self, request: web.Request, vhost: str) -> Access:
-        """Return the user's permissions in a virtual host. Raises AccessRefused: there are none."""
-        user = user_of(request)
-        access = Access(user.name, vhost, ("", "", ""))
-        access.follow(permissions_of(user))
-        access.check_entered()
-        return access
 
     async def _health(self, request: web.Request) -> web.Response:
         alarms = self.node.housekeeping.told_alarms

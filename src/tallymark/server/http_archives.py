@@ -17,7 +17,7 @@ from tallymark.engine import stream_ranges
 from tallymark.engine.archives import Archived
 from tallymark.engine.queue import Queue
 from tallymark.engine.streams import first_offset
-from tallymark.server.http import HttpServer, answer, body_of
+from tallymark.server.http_requests import HttpContext, answer, body_of
 
 Offset = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62) - 1)]
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
@@ -46,7 +46,7 @@ class Release(msgspec.Struct, forbid_unknown_fields=True, rename={"high": "to"})
 class Archiving:
     """Routes under /api/tallymark/streams/{vhost}/{queue}."""
 
-    def __init__(self, http: HttpServer) -> None:
+    def __init__(self, http: HttpContext) -> None:
         self._http = http
         self._node = http.node
 

@@ -14,7 +14,7 @@ from tallymark.engine.message import Payload, Slice
 from tallymark.engine.records import PAYLOAD, Record
 from tallymark.engine.walltime import in_wall_time
 from tallymark.journal import layout
-from tallymark.server.http import Refused
+from tallymark.server.http_requests import Refused
 from tallymark.server.logs import log_of
 
 BLOCK_BYTES: Final = 4 << 20

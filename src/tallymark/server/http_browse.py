@@ -16,8 +16,8 @@ from tallymark.engine.errors import NotFound
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import LIVE, Record
-from tallymark.server.http import HttpServer, Refused, answer, number_in, user_of
 from tallymark.server.http_blocks import Excerpts, send_blocks
+from tallymark.server.http_requests import HttpContext, Refused, answer, number_in, user_of
 
 PLAN_S: Final = 600.0
 MAX_PLANS: Final = 1000
@@ -42,7 +42,7 @@ class Plan:
 class Browsing:
     """Routes under /api/tallymark/browse."""
 
-    def __init__(self, http: HttpServer) -> None:
+    def __init__(self, http: HttpContext) -> None:
         self._http = http
         self._node = http.node
         self._plans: dict[str, Plan] = {}

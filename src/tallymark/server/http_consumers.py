@@ -9,7 +9,13 @@ from aiohttp import web
 from tallymark.engine.session import Consumer
 from tallymark.engine.slow_consumers import Watched
 from tallymark.engine.statistics import figures
-from tallymark.server.http import HttpServer, Refused, answer, require_administrator, user_of
+from tallymark.server.http_requests import (
+    HttpContext,
+    Refused,
+    answer,
+    require_administrator,
+    user_of,
+)
 from tallymark.server.reload import ReloadRefused
 from tallymark.server.slow_consumers import STATES
 from tallymark.server.users import permission_in
@@ -18,7 +24,7 @@ from tallymark.server.users import permission_in
 class Consumers:
     """Routes; lists show only virtual hosts that the user may enter."""
 
-    def __init__(self, http: HttpServer) -> None:
+    def __init__(self, http: HttpContext) -> None:
         self._node = http.node
 
     def add_to(self, app: web.Application) -> None:

@@ -8,7 +8,13 @@ import msgspec
 from aiohttp import web
 
 from tallymark.server.features import FLAGS
-from tallymark.server.http import HttpServer, Refused, answer, body_of, require_administrator
+from tallymark.server.http_requests import (
+    HttpContext,
+    Refused,
+    answer,
+    body_of,
+    require_administrator,
+)
 from tallymark.server.logs import log_of
 
 log = log_of("server")
@@ -23,7 +29,7 @@ class Wanted(msgspec.Struct, forbid_unknown_fields=True):
 class FeatureFlags:
     """Routes under /api/tallymark/features."""
 
-    def __init__(self, http: HttpServer) -> None:
+    def __init__(self, http: HttpContext) -> None:
         self._node = http.node
         self._one_at_a_time = asyncio.Lock()
 

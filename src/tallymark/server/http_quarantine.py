@@ -16,7 +16,14 @@ from aiohttp import web
 
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import DEATHS
-from tallymark.server.http import USER, HttpServer, Refused, answer, body_of, require_administrator
+from tallymark.server.http_requests import (
+    USER,
+    HttpContext,
+    Refused,
+    answer,
+    body_of,
+    require_administrator,
+)
 from tallymark.server.users import permission_in
 
 LAST: Final = (1 << 62) - 1
@@ -37,7 +44,7 @@ class Nothing(msgspec.Struct, forbid_unknown_fields=True):
 class Quarantines:
     """Routes under /api/tallymark/quarantine."""
 
-    def __init__(self, http: HttpServer) -> None:
+    def __init__(self, http: HttpContext) -> None:
         self._http = http
         self._node = http.node
 

@@ -20,7 +20,7 @@ from tallymark.engine.arguments import is_routing_key
 from tallymark.engine.errors import AccessRefused
 from tallymark.engine.queue import Queue
 from tallymark.engine.redrive import FORBIDDEN, MOVED, UNROUTABLE, Found
-from tallymark.server.http import HttpServer, Refused, answer, body_of
+from tallymark.server.http_requests import HttpContext, Refused, answer, body_of
 
 MOST: Final = 10_000
 """Messages of one request."""
@@ -44,7 +44,7 @@ class Redrive(msgspec.Struct, forbid_unknown_fields=True):
 class Redriving:
     """Routes under /api/tallymark/redrive."""
 
-    def __init__(self, http: HttpServer) -> None:
+    def __init__(self, http: HttpContext) -> None:
         self._http = http
         self._node = http.node
 

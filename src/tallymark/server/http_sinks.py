@@ -32,7 +32,7 @@ from tallymark.bridge.amqp091_sink import Intake
 from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
 from tallymark.engine.clock import Clock
 from tallymark.engine.sinks import Staging
-from tallymark.server.http import (
+from tallymark.server.http_requests import (
     Refused,
     answer,
     body_of,

@@ -15,8 +15,8 @@ from tallymark.engine.records import DROP_REASONS
 from tallymark.engine.streams import first_offset, offset_of
 from tallymark.server import logs
 from tallymark.server.config import nearest
-from tallymark.server.http import (
-    HttpServer,
+from tallymark.server.http_requests import (
+    HttpContext,
     Refused,
     answer,
     body_of,
@@ -31,7 +31,7 @@ from tallymark.server.users import permission_in, sees
 class State:
     """Routes that only look, and the few an administrator changes something with."""
 
-    def __init__(self, http: HttpServer) -> None:
+    def __init__(self, http: HttpContext) -> None:
         self._node = http.node
 
     def add_to(self, app: web.Application) -> None:

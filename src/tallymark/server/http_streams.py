@@ -31,20 +31,20 @@ from tallymark.engine.streams import TIME, Start, first_offset, start_of
 from tallymark.engine.walltime import in_wall_time
 from tallymark.journal import layout
 from tallymark.journal.journal import BytesLost
-from tallymark.server.http import (
-    HttpServer,
+from tallymark.server.http_extents import (
+    ANSWER_BYTES,
+    MOST_ANSWER_BYTES,
+    NEXT,
+    send_apart,
+)
+from tallymark.server.http_requests import (
+    HttpContext,
     Refused,
     answer,
     body_of,
     number_in,
     require_administrator,
     user_of,
-)
-from tallymark.server.http_extents import (
-    ANSWER_BYTES,
-    MOST_ANSWER_BYTES,
-    NEXT,
-    send_apart,
 )
 
 MOST: Final = (1 << 62) - 1
@@ -75,7 +75,7 @@ class Plan:
 class Streams:
     """Routes under /api/tallymark/streams."""
 
-    def __init__(self, http: HttpServer) -> None:
+    def __init__(self, http: HttpContext) -> None:
         self._http = http
         self._node = http.node
         self._plans: dict[str, Plan] = {}

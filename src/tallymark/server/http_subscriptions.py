@@ -23,21 +23,21 @@ from tallymark.engine.subscription import Subscription
 from tallymark.engine.walltime import in_wall_time
 from tallymark.journal import layout
 from tallymark.journal.journal import BytesLost
-from tallymark.server.http import (
-    HttpServer,
-    Refused,
-    answer,
-    body_of,
-    number_in,
-    require_administrator,
-    user_of,
-)
 from tallymark.server.http_blocks import Excerpts, send_blocks
 from tallymark.server.http_extents import (
     ANSWER_BYTES,
     MOST_ANSWER_BYTES,
     NEXT,
     send_apart,
+)
+from tallymark.server.http_requests import (
+    HttpContext,
+    Refused,
+    answer,
+    body_of,
+    number_in,
+    require_administrator,
+    user_of,
 )
 from tallymark.server.users import permission_in
 
@@ -87,7 +87,7 @@ class Verdicts(msgspec.Struct, forbid_unknown_fields=True):
 class Subscriptions:
     """Routes under /api/tallymark/subscriptions."""
 
-    def __init__(self, http: HttpServer) -> None:
+    def __init__(self, http: HttpContext) -> None:
         self._http = http
         self._node = http.node
 

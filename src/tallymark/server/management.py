@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from tallymark.server.http import HttpServer
+from tallymark.server.http_requests import HttpContext
 from tallymark.server.management_connections import Connections
 from tallymark.server.management_definitions import Definitions
 from tallymark.server.management_limits import LimitRoutes
@@ -29,7 +29,7 @@ from tallymark.server.management_users import UsersAndPermissions
 from tallymark.server.management_vhosts import VirtualHosts
 
 
-def add_management(http: HttpServer, app: web.Application) -> None:
+def add_management(http: HttpContext, app: web.Application) -> None:
     Overview(http).add_to(app)
     VirtualHosts(http).add_to(app)
     UsersAndPermissions(http).add_to(app)

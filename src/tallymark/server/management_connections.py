@@ -10,7 +10,7 @@ from aiohttp import web
 from tallymark.engine.errors import AccessRefused, NotFound
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.client import Client
-from tallymark.server.http import user_of
+from tallymark.server.http_requests import user_of
 from tallymark.server.logs import log_of
 from tallymark.server.management_nsq import nsq_channel_rows, nsq_connection_row
 from tallymark.server.management_requests import Routes, listed, shown

@@ -16,7 +16,13 @@ from tallymark.server.definitions import (
     export_vhost,
     import_definitions,
 )
-from tallymark.server.http import HttpServer, Refused, answer, require_administrator, user_of
+from tallymark.server.http_requests import (
+    HttpContext,
+    Refused,
+    answer,
+    require_administrator,
+    user_of,
+)
 from tallymark.server.management_requests import Routes, uploaded_fields
 from tallymark.server.users import UsersError
 
@@ -24,7 +30,7 @@ from tallymark.server.users import UsersError
 class Definitions(Routes):
     """Routes under /api/definitions."""
 
-    def __init__(self, http: HttpServer) -> None:
+    def __init__(self, http: HttpContext) -> None:
         super().__init__(http)
         self._importing = asyncio.Lock()
         """Lock of imports: each is planned against the result of the one before."""

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from tallymark.engine.errors import NotFound
 from tallymark.engine.quotas import OF_USERS, OF_VHOSTS, Limits
-from tallymark.server.http import Refused, require_administrator, user_of
+from tallymark.server.http_requests import Refused, require_administrator, user_of
 from tallymark.server.limits import Stored, save_limits
 from tallymark.server.management_requests import Routes, fields_of, listed
 from tallymark.server.users import GUEST_USER, UsersError, sees

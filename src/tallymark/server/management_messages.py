@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from tallymark.server.http import Refused, answer, user_of
+from tallymark.server.http_requests import Refused, answer, user_of
 from tallymark.server.http_state import plain
 from tallymark.server.local import Received
 from tallymark.server.management_requests import Channel, Fields, Routes, fields_of

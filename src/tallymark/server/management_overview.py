@@ -10,7 +10,7 @@ from aiohttp import web
 
 from tallymark.bridge.identity import BROKER, PRODUCT, VERSION
 from tallymark.engine.exchange import TYPES
-from tallymark.server.http import answer
+from tallymark.server.http_requests import answer
 from tallymark.server.management_requests import Routes, listed, shown
 from tallymark.server.management_rows import counted, queue_counts
 from tallymark.server.node import node_name

@@ -14,7 +14,7 @@ from aiohttp import web
 from tallymark.engine.errors import NotFound
 from tallymark.engine.policies import Policy, policy_fields, policy_from, without_effect
 from tallymark.engine.vhost import VirtualHost
-from tallymark.server.http import HttpServer, require_administrator
+from tallymark.server.http_requests import HttpContext, require_administrator
 from tallymark.server.logs import log_of
 from tallymark.server.management_requests import (
     Routes,
@@ -36,7 +36,7 @@ def policy_row(vhost: str, policy: Policy) -> dict[str, Any]:
 class Policies(Routes):
     """Routes under /api/policies, or under /api/operator-policies."""
 
-    def __init__(self, http: HttpServer, operator: bool) -> None:
+    def __init__(self, http: HttpContext, operator: bool) -> None:
         super().__init__(http)
         self._operator = operator
 

@@ -18,7 +18,13 @@ from aiohttp.http_exceptions import BadHttpMessage
 from tallymark.engine.errors import AccessRefused, NotFound
 from tallymark.engine.patterns import PatternRefused, compile_pattern
 from tallymark.engine.vhost import VirtualHost
-from tallymark.server.http import HttpServer, Refused, answer, check_rights_stayed, user_of
+from tallymark.server.http_requests import (
+    HttpContext,
+    Refused,
+    answer,
+    check_rights_stayed,
+    user_of,
+)
 from tallymark.server.local import ChannelRefused, LocalChannel, Received
 from tallymark.server.node import Node
 from tallymark.server.users import permission_in, sees
@@ -160,7 +166,7 @@ def fields_in(raw: bytes) -> Fields:
 class Routes:
     """The base of every group of routes."""
 
-    def __init__(self, http: HttpServer) -> None:
+    def __init__(self, http: HttpContext) -> None:
         self.http = http
         self.node: Node = http.node
 

@@ -16,7 +16,7 @@ from tallymark.engine.errors import NotFound
 from tallymark.engine.exchange import Binding, Exchange
 from tallymark.engine.queue import Queue
 from tallymark.engine.vhost import VirtualHost
-from tallymark.server.http import Refused
+from tallymark.server.http_requests import Refused
 from tallymark.server.management_requests import (
     DEFAULT_EXCHANGE,
     Routes,

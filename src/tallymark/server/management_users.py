@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from tallymark.engine.errors import NotFound
-from tallymark.server.http import Refused, answer, require_administrator, user_of
+from tallymark.server.http_requests import Refused, answer, require_administrator, user_of
 from tallymark.server.management_requests import Fields, Routes, fields_of, listed, shown
 from tallymark.server.users import (
     ADMINISTRATOR,

@@ -15,7 +15,7 @@ from tallymark.engine import definitions, records
 from tallymark.engine.arguments import check_default_type
 from tallymark.engine.records import Record
 from tallymark.engine.vhost import VirtualHost
-from tallymark.server.http import Refused, require_administrator, user_of
+from tallymark.server.http_requests import Refused, require_administrator, user_of
 from tallymark.server.limits import forget_limits
 from tallymark.server.management_requests import Routes, fields_of, listed, shown
 from tallymark.server.management_rows import counted, queue_counts

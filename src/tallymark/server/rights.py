@@ -5,7 +5,7 @@ user may do now, and a user that is gone takes the connections along, with 320 w
 has that word [rabbitmq]. A change that another process made (`tallymark user`) is noticed within
 EVERY_S.
 
-HTTP requests ask anew by themselves: `HttpServer.access`, `http.user_of`.
+HTTP requests ask anew by themselves: `HttpContext.access`, `user_of`.
 """
 
 from __future__ import annotations

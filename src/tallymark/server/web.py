@@ -102,10 +102,10 @@ class Web:
         from tallymark.server.http import HttpServer
 
         server = HttpServer(self._node)
-        server.amqp, server.amqps = self.amqp, self.amqps
+        server.context.amqp, server.context.amqps = self.amqp, self.amqps
         self._server = server
         if self._service is not None:
-            server.nsq = self._service.listening()
+            server.context.nsq = self._service.listening()
             await self._service.start_http(*self._nsq)
         await server.start(*self._sockets)
 
