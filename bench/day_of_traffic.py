@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tallymark.bridge.nsq_format import NsqFormat
-from tallymark.bridge.nsq_topics import Topics
+from tallymark.bridge.nsq.format import NsqFormat
+from tallymark.bridge.nsq.topics import Topics
 from tallymark.engine import records
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Deliver, Effect, TimedOut

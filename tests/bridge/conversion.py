@@ -8,8 +8,8 @@ from dataclasses import fields
 from typing import Any
 from uuid import UUID
 
-from tallymark.bridge.amqp10_delivery import Outgoing, Run
-from tallymark.bridge.convert_amqp10_to_amqp091 import as_amqp091
+from tallymark.bridge.amqp10.delivery import Outgoing, Run
+from tallymark.bridge.conversion.amqp10_to_amqp091 import as_amqp091
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.message import Payload, Route, Slice
 from tallymark.wire.amqp091.frames import body, property_section

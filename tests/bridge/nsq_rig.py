@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable
 from struct import Struct
 
-from tallymark.bridge.amqp091_format import Amqp091Format
-from tallymark.bridge.amqp091_publish import FORMAT as AMQP
+from tallymark.bridge.amqp091.format import Amqp091Format
+from tallymark.bridge.amqp091.publish import FORMAT as AMQP
 from tallymark.bridge.bridge import Bridge, Waiter
-from tallymark.bridge.nsq import Nsq, Settings
-from tallymark.bridge.nsq_format import NsqFormat
-from tallymark.bridge.nsq_in_flight import OnFinish
-from tallymark.bridge.nsq_topics import Topics
+from tallymark.bridge.nsq.connection import Nsq, Settings
+from tallymark.bridge.nsq.format import NsqFormat
+from tallymark.bridge.nsq.in_flight import OnFinish
+from tallymark.bridge.nsq.topics import Topics
 from tallymark.engine.effects import (
     Cancelled,
     Confirm,

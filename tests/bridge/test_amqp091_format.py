@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.bridge.amqp091_format import (
+from tallymark.bridge.amqp091.format import (
     LARGEST_NUMBER,
     PUBLISHER_NAME,
     PUBLISHING_ID,
     Amqp091Format,
 )
-from tallymark.bridge.amqp091_publish import FORMAT
+from tallymark.bridge.amqp091.publish import FORMAT
 from tallymark.engine.exchange import property_key
 from tallymark.engine.formats import Format
 from tallymark.engine.message import Payload, Route

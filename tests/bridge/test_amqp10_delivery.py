@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.bridge.amqp10_delivery import ROUTES_KEPT, Outgoing, reply_to_amqp10
+from tallymark.bridge.amqp10.delivery import ROUTES_KEPT, Outgoing, reply_to_amqp10
 from tallymark.engine.annotations import Annotations, Death, after_death
 from tallymark.engine.message import Payload, Route, Slice
 from tallymark.wire.amqp091.properties import Properties as BasicProperties

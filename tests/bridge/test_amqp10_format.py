@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.bridge.amqp10_format import Amqp10Format
+from tallymark.bridge.amqp10.format import Amqp10Format
 from tallymark.engine.exchange import property_key
 from tallymark.wire.amqp091 import fields
 from tallymark.wire.amqp091.fields import WireInt

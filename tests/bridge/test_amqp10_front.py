@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.bridge.amqp10_front import (
+from tallymark.bridge.amqp10.front import (
     Arrival,
     Arrivals,
     Front,
@@ -19,7 +19,7 @@ from tallymark.bridge.amqp10_front import (
     user_ids,
     without_delivery_annotations,
 )
-from tallymark.bridge.amqp10_sections import is_sound
+from tallymark.bridge.amqp10.sections import is_sound
 from tallymark.wire.amqp10.codec import encode
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.sections import (

@@ -11,7 +11,7 @@ import os
 import random
 from collections.abc import Callable
 
-from tallymark.bridge.amqp10 import Amqp10
+from tallymark.bridge.amqp10.connection import Amqp10
 from tallymark.bridge.permissions import Permissions
 from tallymark.wire.amqp091.methods import BasicConsume
 from tallymark.wire.amqp10 import types

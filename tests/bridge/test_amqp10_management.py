@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallymark.bridge.amqp10_management import Answer, Management, NotAnswerable
-from tallymark.bridge.amqp10_management_paths import binding_location
+from tallymark.bridge.amqp10.management import Answer, Management, NotAnswerable
+from tallymark.bridge.amqp10.management_paths import binding_location
 from tallymark.bridge.permissions import Access
 from tallymark.engine.broker import Broker
 from tallymark.engine.message import Payload, Route

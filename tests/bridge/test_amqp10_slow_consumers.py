@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.engine.slow_actions import SlowSubscription
-from tallymark.engine.slow_rules import Rule, Rules
+from tallymark.engine.slow.actions import SlowSubscription
+from tallymark.engine.slow.rules import Rule, Rules
 from tallymark.wire.amqp10.events import LinkDetached, SessionEnded
 from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.outcomes import Accepted, Error

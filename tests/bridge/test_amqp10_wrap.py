@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.bridge.amqp10_client import Session as BridgeSession
+from tallymark.bridge.amqp10.client import Session as BridgeSession
 from tallymark.wire.amqp10.events import DrainFinished
 from tallymark.wire.amqp10.limits import Limits
 from tallymark.wire.amqp10.outcomes import Accepted, Released

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.bridge.amqp091_annotated import Additions, additions_to
-from tallymark.bridge.amqp091_channel import Channel
-from tallymark.bridge.amqp091_content import send_got
-from tallymark.bridge.amqp091_publish import FORMAT
+from tallymark.bridge.amqp091.annotated import Additions, additions_to
+from tallymark.bridge.amqp091.channel import Channel
+from tallymark.bridge.amqp091.content import send_got
+from tallymark.bridge.amqp091.publish import FORMAT
 from tallymark.engine.annotations import Annotations, Death, after_death
 from tallymark.engine.effects import Deliver
 from tallymark.engine.message import Payload, Route, Slice

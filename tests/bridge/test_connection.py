@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.bridge.amqp091_login import credentials
+from tallymark.bridge.amqp091.login import credentials
 from tallymark.wire.amqp091.fields import encode_table
 from tallymark.wire.amqp091.frames import HEARTBEAT_FRAME, PROTOCOL_HEADER
 from tallymark.wire.amqp091.limits import Limits

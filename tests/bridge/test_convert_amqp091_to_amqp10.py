@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.bridge.amqp10_delivery import Outgoing
-from tallymark.bridge.convert_amqp091_to_amqp10 import sections_of
+from tallymark.bridge.amqp10.delivery import Outgoing
+from tallymark.bridge.conversion.amqp091_to_amqp10 import sections_of
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.message import Route, Slice
 from tallymark.wire.amqp091 import fields

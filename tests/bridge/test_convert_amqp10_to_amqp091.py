@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.bridge.amqp091_annotated import Additions
-from tallymark.bridge.convert_amqp10_to_amqp091 import Converter, as_amqp091, frames_of
+from tallymark.bridge.amqp091.annotated import Additions
+from tallymark.bridge.conversion.amqp10_to_amqp091 import Converter, as_amqp091, frames_of
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.message import Route, Slice
 from tallymark.wire.amqp091 import fields

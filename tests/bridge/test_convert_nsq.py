@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.bridge.convert_amqp091_to_nsq import bodies as from_amqp091
-from tallymark.bridge.convert_amqp10_to_nsq import bodies as from_amqp10
-from tallymark.bridge.convert_nsq_to_amqp091 import as_amqp091
-from tallymark.bridge.convert_nsq_to_amqp10 import cells
+from tallymark.bridge.conversion.amqp091_to_nsq import bodies as from_amqp091
+from tallymark.bridge.conversion.amqp10_to_nsq import bodies as from_amqp10
+from tallymark.bridge.conversion.nsq_to_amqp091 import as_amqp091
+from tallymark.bridge.conversion.nsq_to_amqp10 import cells
 from tallymark.engine.message import Payload, Route, Slice
 from tallymark.wire.amqp091.frames import body, property_section
 from tallymark.wire.amqp091.properties import Properties as BasicProperties

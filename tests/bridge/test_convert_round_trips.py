@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.bridge.amqp10_delivery import Outgoing
+from tallymark.bridge.amqp10.delivery import Outgoing
 from tallymark.wire.amqp091 import fields
 from tallymark.wire.amqp091.fields import WireInt, encode_table
 from tallymark.wire.amqp091.properties import Properties as BasicProperties

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from tallymark.bridge.amqp091_special import LONGEST_DELAY_MS, delay_of
+from tallymark.bridge.amqp091.special import LONGEST_DELAY_MS, delay_of
 from tallymark.engine.queue import Queue
 from tallymark.wire.amqp091.fields import Timestamp, WireInt
 from tallymark.wire.amqp091.methods import (

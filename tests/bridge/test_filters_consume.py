@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from tallymark.bridge.amqp091_publish import FORMAT as AMQP091
+from tallymark.bridge.amqp091.publish import FORMAT as AMQP091
 from tallymark.bridge.filters import filters_of
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Deliver

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallymark.bridge.amqp091_publish import FORMAT as AMQP091
-from tallymark.bridge.amqp10_delivery import Outgoing
+from tallymark.bridge.amqp091.publish import FORMAT as AMQP091
+from tallymark.bridge.amqp10.delivery import Outgoing
 from tallymark.bridge.filters import filters_of
 from tallymark.bridge.filters.message_filter import ANSWERS, MessageFilter
 from tallymark.engine.annotations import NEWEST_FORM, Annotations, Death

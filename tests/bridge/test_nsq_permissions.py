@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tallymark.bridge.nsq_auth import AuthState, decode_answer
+from tallymark.bridge.nsq.auth import AuthState, decode_answer
 from tallymark.wire.nsq.frames import RESPONSE
 from tallymark.wire.nsq.limits import Limits
 from tests.bridge.nsq_rig import OK, NsqPeer, NsqRig, dpub, mpub, pub

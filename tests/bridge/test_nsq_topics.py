@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.bridge.nsq_topics import Topics
+from tallymark.bridge.nsq.topics import Topics
 from tallymark.engine.errors import AccessRefused, BrokerError, NotFound, PreconditionFailed
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import REQUEUES

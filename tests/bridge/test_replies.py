@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.bridge.amqp091_errors import REPLY_CODES, wire_error
+from tallymark.bridge.amqp091.errors import REPLY_CODES, wire_error
 from tallymark.engine import errors as engine_errors
 from tallymark.engine.errors import BrokerError
 from tallymark.wire.amqp091.errors import CONNECTION, REPLIES

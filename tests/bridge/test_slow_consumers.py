@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tallymark.engine.slow_actions import SlowSubscription
-from tallymark.engine.slow_rules import Rule, Rules
+from tallymark.engine.slow.actions import SlowSubscription
+from tallymark.engine.slow.rules import Rule, Rules
 from tallymark.wire.amqp091.methods import (
     BasicAck,
     BasicConsume,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.bridge.amqp091_channel import REPLIES_HELD
+from tallymark.bridge.amqp091.channel import REPLIES_HELD
 from tallymark.wire.amqp091.methods import (
     BasicAck,
     BasicCancel,

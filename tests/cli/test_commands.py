@@ -14,7 +14,7 @@ from rich.console import Console
 
 from tallymark.cli.inspect import QUEUE_COLUMNS, spare_columns
 from tallymark.cli.output import print_table
-from tallymark.server.users import load, make_user, save
+from tallymark.server.access.users import load, make_user, save
 from tests.support import forked
 from tests.support.process import BrokerProcess
 

@@ -64,7 +64,7 @@ def test_a_command_imports_what_it_needs(
 def test_a_broker_that_nobody_asks_over_http_has_not_loaded_what_answers(tmp_path: Path) -> None:
     """Until the first connection to an HTTP port. Then it answers, and that connection is not
     refused: the ports are listened on from the start."""
-    barred = (*SPARK, *TYPER, *WEB, *SLOW, "tallymark.server.http", "prometheus_client")
+    barred = (*SPARK, *TYPER, *WEB, *SLOW, "tallymark.server.http.server", "prometheus_client")
     flags = ["--data-dir", str(tmp_path / "data"), "--amqp-port", "0", "--http-port", "0"]
     flags += ["--nsq-port", "0", "--nsq-http-port", "0"]
     program = (

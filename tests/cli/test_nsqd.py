@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tallymark.cli.nsqd import FLAGS, FlagError, configured, duration, parse
-from tallymark.server.config import DECLARED, ConfigError
+from tallymark.server.config.settings import DECLARED, ConfigError
 from tests.support import forked
 from tests.support.patience import PATIENCE_S
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.bridge.amqp10_front import loose_fronts
-from tallymark.bridge.convert_amqp10_to_amqp091 import Converter
+from tallymark.bridge.amqp10.front import loose_fronts
+from tallymark.bridge.conversion.amqp10_to_amqp091 import Converter
 from tallymark.client import BadMessage, Message
-from tallymark.client.amqp091_messages import Incoming, Outgoing
+from tallymark.client.amqp091.messages import Incoming, Outgoing
 from tallymark.wire.amqp091.methods import BasicDeliver
 from tallymark.wire.amqp091.properties import (
     Properties,

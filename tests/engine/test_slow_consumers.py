@@ -9,8 +9,8 @@ import pytest
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.filters import Filter
 from tallymark.engine.packing import Packing
-from tallymark.engine.slow_consumers import FINE, NEAR, OVER
-from tallymark.engine.slow_rules import Rule, Rules
+from tallymark.engine.slow.consumers import FINE, NEAR, OVER
+from tallymark.engine.slow.rules import Rule, Rules
 from tests.support.engine_rig import SIZE, Said
 from tests.support.slow_rig import Slow
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tallymark.engine.queue import Queue
 from tallymark.engine.settings import Settings
-from tallymark.engine.slow_rules import (
+from tallymark.engine.slow.rules import (
     Rule,
     Rules,
     SubscriptionRule,

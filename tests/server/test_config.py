@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tallymark.server.config import DECLARED, ConfigError, is_loopback, load
+from tallymark.server.config.settings import DECLARED, ConfigError, is_loopback, load
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 

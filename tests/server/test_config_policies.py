@@ -8,7 +8,7 @@ from pathlib import Path
 import pika
 import pytest
 
-from tallymark.server.config import DECLARED, Config, ConfigError, load
+from tallymark.server.config.settings import DECLARED, Config, ConfigError, load
 from tests.support.process import BrokerProcess
 
 FILE = """

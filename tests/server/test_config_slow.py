@@ -11,10 +11,10 @@ import pytest
 
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.policies import Policy
-from tallymark.server.config import DECLARED, Config, ConfigError, load
-from tallymark.server.config_slow import NO_LIMIT, SlowSettings, parse
-from tallymark.server.kinds import Wrong
-from tallymark.server.slow_policies import slow_policies
+from tallymark.server.config.kinds import Wrong
+from tallymark.server.config.settings import DECLARED, Config, ConfigError, load
+from tallymark.server.config.slow_consumers import NO_LIMIT, SlowSettings, parse
+from tallymark.server.slow.policies import slow_policies
 
 FILE = """
 [slow_consumers]

@@ -26,8 +26,8 @@ from tests.support.process import BrokerProcess
 
 FAULT = """
 from tallymark.server.node import Node
-from tallymark.server.nsq_auth import Authorities
-from tallymark.server.users import Users
+from tallymark.server.nsq.auth import Authorities
+from tallymark.server.access.users import Users
 
 check, due = Users.check, Node._due
 

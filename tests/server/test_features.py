@@ -122,7 +122,7 @@ def test_flags_over_http(tmp_path: Path) -> None:
 
 
 def test_only_an_administrator_enables_a_flag(tmp_path: Path) -> None:
-    from tallymark.server import users
+    from tallymark.server.access import users
 
     folder = tmp_path / "data"
     folder.mkdir()

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from tallymark.server import run
-from tallymark.server.config import Config
-from tallymark.server.http import HttpServer
-from tallymark.server.nsq_service import NsqService
+from tallymark.server.config.settings import Config
+from tallymark.server.http.server import HttpServer
+from tallymark.server.nsq.service import NsqService
 from tallymark.wire.amqp091.frames import PROTOCOL_HEADER
 from tallymark.wire.amqp091.methods import ConnectionStartOk
 from tallymark.wire.amqp10.frames import SASL_HEADER, sasl_frame
@@ -136,7 +136,7 @@ def test_memory_after_many_short_connections_is_what_it_was_after_some(tmp_path:
 
 NEVER_CHECKED = """
 import asyncio
-from tallymark.server.users import Users
+from tallymark.server.access.users import Users
 
 async def never(users, *rest):
     await asyncio.Event().wait()

@@ -10,8 +10,8 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from tallymark.server import users
-from tallymark.server.users import Permission, make_user
+from tallymark.server.access import users
+from tallymark.server.access.users import Permission, make_user
 from tallymark.wire.amqp10.events import LinkDetached
 from tallymark.wire.amqp10.performatives import Attach, Source, Target
 from tallymark.wire.nsq.commands import auth, pub

@@ -15,8 +15,8 @@ from typing import Any, cast
 import pytest
 
 from bench.lean import ACK, DELIVER, PERSISTENT, ClosedByBroker, publish
-from tallymark.server.config import Config
-from tallymark.server.http import HttpServer
+from tallymark.server.config.settings import Config
+from tallymark.server.http.server import HttpServer
 from tests.server.peers import (
     Bare,
     declare,

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tallymark.server import logins
-from tallymark.server.logins import Logins
+from tallymark.server.access import logins
+from tallymark.server.access.logins import Logins
 from tallymark.wire.amqp091.frames import PROTOCOL_HEADER
 from tallymark.wire.amqp091.methods import ConnectionStartOk
 from tests.server.lines import DOORS

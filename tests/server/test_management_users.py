@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pika.exceptions import AMQPError
 
-from tallymark.server.users import UsersError, hashed_user, make_user
+from tallymark.server.access.users import UsersError, hashed_user, make_user
 from tests.server.management import FULL, call, connect, done, get, names, refused
 from tests.support.process import BrokerProcess
 
@@ -226,7 +226,7 @@ def test_a_guest_with_the_password_everybody_knows_gets_in_from_loopback_only(
 ) -> None:
     import asyncio
 
-    from tallymark.server import users
+    from tallymark.server.access import users
 
     users.save(tmp_path, {"guest": make_user("guest", "guest", True, {})})
     who = users.Users(tmp_path)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tallymark.bridge.nsq_auth import AuthAnswerError, decode_answer
+from tallymark.bridge.nsq.auth import AuthAnswerError, decode_answer
 from tallymark.server import logs
-from tallymark.server.nsq_auth import ANSWER_MAX, Authorities, AuthUnavailable
+from tallymark.server.nsq.auth import ANSWER_MAX, Authorities, AuthUnavailable
 
 GOOD: dict[str, Any] = {
     "ttl": 60,

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tallymark.server.config import load
+from tallymark.server.config.settings import load
 from tallymark.wire.nsq import commands
 from tallymark.wire.nsq.frames import ERROR
 from tests.server.management import FULL, call, done, get, refused

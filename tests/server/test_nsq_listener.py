@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tallymark.server.layers import Compression, compression
+from tallymark.server.nsq.layers import Compression, compression
 from tallymark.wire.nsq.frames import ERROR, MESSAGE, RESPONSE
 from tests.support.certificates import Authority
 from tests.support.patience import PATIENCE_S, until

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tallymark.bridge.nsq_topics import Topics
+from tallymark.bridge.nsq.topics import Topics
 from tallymark.engine.broker import Broker
-from tallymark.server.lookupd import Announced, Lookupd, Pace, split_address
+from tallymark.server.nsq.lookupd import Announced, Lookupd, Pace, split_address
 from tests.support.nsqlookupd import FakeLookupd
 
 ABOUT = Announced(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tallymark.cli.nsqd import configured
-from tallymark.server.nsq_service import go_version
+from tallymark.server.nsq.service import go_version
 from tallymark.wire.nsq import commands
 from tallymark.wire.nsq.commands import MAGIC
 from tests.support.patience import PATIENCE_S

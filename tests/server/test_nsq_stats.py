@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tallymark.bridge.nsq_topics import Topics
+from tallymark.bridge.nsq.topics import Topics
 from tallymark.engine.broker import Broker
 from tallymark.engine.message import Payload
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import REQUEUES
-from tallymark.server.nsq_stats import (
+from tallymark.server.nsq.stats import (
     CHUNK,
     ClientRow,
     Latencies,

@@ -22,9 +22,7 @@ from joserfc.errors import SecurityWarning
 from joserfc.jwk import Key, RSAKey
 
 from tallymark.server import logs
-from tallymark.server.config import Config, ConfigError, load
-from tallymark.server.oauth import LONGEST, TokenRefused, Tokens, rules_of, user_of_claims
-from tallymark.server.oauth_keys import (
+from tallymark.server.access.token_keys import (
     FETCH_GAP_MS,
     LARGEST,
     FetchedKeys,
@@ -34,7 +32,9 @@ from tallymark.server.oauth_keys import (
     keys_of,
     parse_keys,
 )
-from tallymark.server.users import TokenUser, is_token
+from tallymark.server.access.tokens import LONGEST, TokenRefused, Tokens, rules_of, user_of_claims
+from tallymark.server.access.users import TokenUser, is_token
+from tallymark.server.config.settings import Config, ConfigError, load
 from tests.support.issuer import (
     RESOURCE,
     SECRET,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tallymark.server.config import load
-from tallymark.server.qpid import QpidRefused, as_toml, read_qpid
+from tallymark.server.config.qpid import QpidRefused, as_toml, read_qpid
+from tallymark.server.config.settings import load
 from tests.support import forked
 
 # As published, comments shortened.

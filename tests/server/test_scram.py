@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tallymark.server.scram import ScramError, ScramServer, make_keys, saslprep
+from tallymark.server.access.scram import ScramError, ScramServer, make_keys, saslprep
 from tallymark.wire.amqp091.frames import HEAD, PROTOCOL_HEADER, frame_length
 from tallymark.wire.amqp091.layouts import decode_method
 from tallymark.wire.amqp091.methods import (

@@ -19,9 +19,10 @@ import pika.exceptions
 import pytest
 
 from bench.lean import Link
-from tallymark.server import run, users
-from tallymark.server.config import Config
-from tallymark.server.users import Permission, make_user
+from tallymark.server import run
+from tallymark.server.access import users
+from tallymark.server.access.users import Permission, make_user
+from tallymark.server.config.settings import Config
 from tests.server.counted import read_count
 from tests.support import forked
 from tests.support.patience import PATIENCE_S, until

@@ -15,7 +15,7 @@ from tallymark.engine.session import ACCEPTED
 from tallymark.journal.journal import Journal
 from tallymark.journal.verify import verify
 from tallymark.server import housekeeping, run
-from tallymark.server.config import Config
+from tallymark.server.config.settings import Config
 from tallymark.server.node import Node
 from tests.support.patience import PATIENCE_S, until_on_loop
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tallymark.server import users
-from tallymark.server.users import Permission, Users, UsersError, make_user
+from tallymark.server.access import users
+from tallymark.server.access.users import Permission, Users, UsersError, make_user
 
 
 def add(folder: Path, name: str, password: str) -> None:

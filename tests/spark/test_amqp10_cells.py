@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallymark.bridge.amqp10_front import FORMAT
+from tallymark.bridge.amqp10.front import FORMAT
 from tallymark.engine.message import Payload
 from tallymark.journal import layout
 from tallymark.spark import schema

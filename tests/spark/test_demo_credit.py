@@ -9,9 +9,9 @@ from typing import Any
 import pika
 import pytest
 
-from tallymark.spark import demo_credit
 from tallymark.spark.account import Reconciliation, Returned
-from tallymark.spark.demo_credit import (
+from tallymark.spark.demo import credit as demo_credit
+from tallymark.spark.demo.credit import (
     HANDOVER,
     ORDERS,
     SETTLEMENT,
@@ -20,7 +20,7 @@ from tallymark.spark.demo_credit import (
     is_in_journal,
     taken_back,
 )
-from tallymark.spark.demo_stage import CheckFailed
+from tallymark.spark.demo.stage import CheckFailed
 from tests.support.process import BrokerProcess
 
 NAMES = [f"o-{number}" for number in range(ORDERS)]

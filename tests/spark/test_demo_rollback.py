@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pika
 
-from tallymark.spark import demo_rollback
 from tallymark.spark.account import Reconciliation, Returned
-from tallymark.spark.demo_rollback import (
+from tallymark.spark.demo import rollback as demo_rollback
+from tallymark.spark.demo.rollback import (
     BOOKINGS,
     FAILURES,
     IN_ONE,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tallymark.engine.message import Payload
 from tallymark.journal import layout
 from tallymark.spark import schema
-from tallymark.spark.cells import PROPERTY_NAMES
+from tallymark.spark.cells.amqp091 import PROPERTY_NAMES
 from tallymark.spark.decode import FORMAT_NSQ
 from tallymark.wire.nsq.kernel import FORMAT, make_cells
 from tests.spark.test_decode import cell, entry, leased, payload_of, rows_of

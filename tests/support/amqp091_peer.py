@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tallymark.bridge.amqp091 import Amqp091
+from tallymark.bridge.amqp091.connection import Amqp091
 from tallymark.client import Connection, Session, connect
 from tallymark.client.uri import Endpoint
 from tallymark.wire.amqp091.frames import (

@@ -13,8 +13,8 @@ import re
 from array import array
 from dataclasses import dataclass, field
 
-from tallymark.bridge.amqp091_format import HOP_LIMIT, Amqp091Format, section_at
-from tallymark.bridge.amqp091_publish import FORMAT
+from tallymark.bridge.amqp091.format import HOP_LIMIT, Amqp091Format, section_at
+from tallymark.bridge.amqp091.publish import FORMAT
 from tallymark.engine import records
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker, Part

@@ -262,7 +262,7 @@ def load(what: str) -> None:
     if what == WITH_SPARK:
         packages.append(importlib.import_module("tallymark.spark"))
     for package in packages:
-        for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not found.name.endswith("__main__"):
                 importlib.import_module(found.name)
     with contextlib.suppress(ImportError):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tallymark.engine.session import Consumer
-from tallymark.engine.slow_actions import SlowSubscription
-from tallymark.engine.slow_consumers import Reading, Watched
-from tallymark.engine.slow_rules import Rule, Rules
+from tallymark.engine.slow.actions import SlowSubscription
+from tallymark.engine.slow.consumers import Reading, Watched
+from tallymark.engine.slow.rules import Rule, Rules
 from tests.support.engine_rig import Rig
 
 

@@ -35,7 +35,7 @@ def import_qpid(
     file: Annotated[Path, typer.Argument(help="Qpid's XML with <consumer> sections.")],
 ) -> None:
     """Show Qpid's configuration of slow consumers as a [slow_consumers] section."""
-    from tallymark.server.qpid import QpidRefused, as_toml, read_qpid
+    from tallymark.server.config.qpid import QpidRefused, as_toml, read_qpid
 
     try:
         text = file.read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tallymark.server.config import DECLARED
+from tallymark.server.config.settings import DECLARED
 
 
 def plain_flags(words: list[str]) -> dict[str, Any] | None:

@@ -26,7 +26,7 @@ from tallymark import __version__
 from tallymark.cli.output import fail
 
 if TYPE_CHECKING:
-    from tallymark.server.config import Config
+    from tallymark.server.config.settings import Config
 
 USAGE: Final = 2
 PROTOCOL_VERSION: Final = "1.3.0"
@@ -331,7 +331,7 @@ def configured(arguments: list[str]) -> tuple[Config, list[str]]:
     given = parse(arguments)
     if "config" in given and given["config"][0]:
         given = {**read_file(Path(given["config"][0])), **given}
-    from tallymark.server.config import load
+    from tallymark.server.config.settings import load
 
     values, notes = settings(given)
     path = Path(values["data_dir"]).parent
@@ -360,7 +360,7 @@ def main(arguments: list[str]) -> int:
     if any(word in ("-h", "-help", "--help", "--h") for word in arguments):
         show_help()
         return 0
-    from tallymark.server.config import ConfigError
+    from tallymark.server.config.settings import ConfigError
 
     try:
         if "version" in parse(arguments):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tallymark.cli.serving import configured, serve_with
-from tallymark.server.config import DECLARED
+from tallymark.server.config.settings import DECLARED
 
 
 def _settings(command: Callable[[dict[str, Any]], None]) -> Callable[..., None]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from tallymark.server.config import Config, ConfigError, load
+from tallymark.server.config.settings import Config, ConfigError, load
 
 USAGE: Final = 2
 

@@ -10,8 +10,8 @@ import msgspec
 import typer
 
 from tallymark.cli.output import fail, show_json, show_table
-from tallymark.server import users
-from tallymark.server.users import Permission, UsersError
+from tallymark.server.access import users
+from tallymark.server.access.users import Permission, UsersError
 
 app = typer.Typer(help="Users of a broker, stored in its data folder.", no_args_is_help=True)
 Folder = Annotated[

@@ -17,8 +17,8 @@ from typing import Final, Self, TypeAlias, final
 
 import tallymark
 from tallymark.client.adapter import Adapter, Peer
-from tallymark.client.amqp091 import Amqp091
-from tallymark.client.amqp10 import Amqp10
+from tallymark.client.amqp091.adapter import Amqp091
+from tallymark.client.amqp10.adapter import Amqp10
 from tallymark.client.dispatcher import Dispatcher
 from tallymark.client.errors import (
     ClientError,

@@ -45,7 +45,7 @@ from tallymark.engine.seeking import Seeking
 from tallymark.engine.session import RETURNED, UNLIMITED, Connection, Consumer, Session
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.sinks import Committed, Sink, Sinks, Staging
-from tallymark.engine.slow_consumers import SlowConsumers
+from tallymark.engine.slow.consumers import SlowConsumers
 from tallymark.engine.staging import Transaction
 from tallymark.engine.statistics import consumer_record
 from tallymark.engine.store import Store
@@ -160,7 +160,7 @@ class Broker:
             self.clock, self.vhosts, self.connections, self.entrance, self.transactions
         )
         """Measurement of subscriptions to topics that hold too much; the actions are in
-        slow_actions.py."""
+        slow/actions.py."""
         self.held: dict[int, dict[int, Connection]] = {}
         """Publishing connections that are held back, by id of the queue that caused it and by
         connection id."""

@@ -11,7 +11,7 @@ A pattern is a regular expression that must be found anywhere in the name, as in
 
 The keys of a definition are the names of queue arguments without `x-`, `alternate-exchange` for
 exchanges, `default-queue-type` (the type of queues whose declaration names none), and those of
-slow_rules.py, which are no arguments because clients may not choose them. Keys that only RabbitMQ
+slow/rules.py, which are no arguments because clients may not choose them. Keys that only RabbitMQ
 gives a meaning are accepted, stored, and listed by `without_effect` so that the setter of the
 policy can be told. Any other key is refused. A routing key without an exchange is allowed here,
 unlike in a declaration: the exchange may come from an argument. Error texts begin with RabbitMQ's
@@ -44,7 +44,7 @@ from tallymark.engine.settings import (
     LIMIT_COUNTS,
     shorter_timeout,
 )
-from tallymark.engine.slow_rules import AGE, COUNT, DEPTH, POLICY_PREFIX, RATE
+from tallymark.engine.slow.rules import AGE, COUNT, DEPTH, POLICY_PREFIX, RATE
 
 ALL: Final = "all"
 QUEUES: Final = "queues"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final, final
 
 from tallymark.engine.arguments import STREAM, age_ms, is_routing_key
-from tallymark.engine.slow_rules import rule_of_definition
+from tallymark.engine.slow.rules import rule_of_definition
 
 DEFAULT_HOPS: Final = 32
 """Hop limit if it is switched on without a number."""

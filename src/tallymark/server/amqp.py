@@ -9,19 +9,19 @@ import secrets
 import ssl
 from typing import TYPE_CHECKING
 
-from tallymark.bridge import amqp091
 from tallymark.bridge.amqp import AMQP_10, UNDECIDED, AmqpBridge, protocol_of
-from tallymark.bridge.amqp091 import Amqp091
-from tallymark.bridge.amqp10 import Amqp10
-from tallymark.bridge.amqp10_client import Settings as Settings10
+from tallymark.bridge.amqp091 import connection as amqp091
+from tallymark.bridge.amqp091.connection import Amqp091
+from tallymark.bridge.amqp10.client import Settings as Settings10
+from tallymark.bridge.amqp10.connection import Amqp10
 from tallymark.bridge.bridge import Bridge
-from tallymark.server import audit
+from tallymark.server.access import audit
+from tallymark.server.access.scram import SCRAM, ScramError, ScramKeys, ScramServer
+from tallymark.server.access.tls import common_name
+from tallymark.server.access.users import User, UsersError, permissions_of
 from tallymark.server.client import Client, address_text
 from tallymark.server.clock import now_ms
 from tallymark.server.logs import log_of
-from tallymark.server.scram import SCRAM, ScramError, ScramKeys, ScramServer
-from tallymark.server.tls import common_name
-from tallymark.server.users import User, UsersError, permissions_of
 
 if TYPE_CHECKING:
     from tallymark.server.node import Node

@@ -6,9 +6,9 @@ import platform
 import secrets
 from typing import TYPE_CHECKING
 
-from tallymark.bridge.amqp10_client import Settings
-from tallymark.server import audit
-from tallymark.server.config import Config
+from tallymark.bridge.amqp10.client import Settings
+from tallymark.server.access import audit
+from tallymark.server.config.settings import Config
 from tallymark.wire.amqp10.limits import Limits
 from tallymark.wire.share import SHARE
 

@@ -27,9 +27,9 @@ from tallymark.server.clock import now_ms, wall_ms
 from tallymark.server.logs import log_of
 
 if TYPE_CHECKING:
+    from tallymark.server.access.users import User
     from tallymark.server.deadlines import Entry
     from tallymark.server.node import Node
-    from tallymark.server.users import User
 
 LAST_WORDS_S: Final = 3.0
 """Seconds that a client has to read the remaining output and close, once its connection is over."""

@@ -14,15 +14,15 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Union, cast
 
+from tallymark.server.access.tls import Tls
 from tallymark.server.client import address_text
 from tallymark.server.doors import Doors
 from tallymark.server.listening import BACKLOG, listen
 from tallymark.server.logs import log_of
-from tallymark.server.tls import Tls
 
 if TYPE_CHECKING:
     from tallymark.server.client import Client
-    from tallymark.server.http_line import HttpLine
+    from tallymark.server.http.line import HttpLine
 
 Listener = Union[asyncio.Server, "TlsListener"]
 AT_ONCE: Final = 64

@@ -14,7 +14,7 @@ from tallymark.engine.deadletters import AT_LEAST_ONCE, AT_MOST_ONCE, CONFIRMED,
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import DEATHS, DROP_REASONS
 from tallymark.engine.streams import first_offset, offset_of
-from tallymark.server.slow_consumers import STATES, used
+from tallymark.server.slow.consumers import STATES, used
 
 if TYPE_CHECKING:
     from tallymark.server.node import Node

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from time import monotonic_ns, time_ns
 from typing import TYPE_CHECKING, Any, Final
 
-from tallymark.bridge.amqp10_watch import Watch
+from tallymark.bridge.amqp10.watch import Watch
 from tallymark.bridge.bridge import Bridge, Waiter
 from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.engine.broker import Broker
@@ -48,24 +48,24 @@ from tallymark.engine.effects import (
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Connection, Session
 from tallymark.journal.journal import Journal
+from tallymark.server.access.rights import Rights
+from tallymark.server.access.scram import SCRAM
+from tallymark.server.access.users import Users
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.appends import Appends
 from tallymark.server.buffers import Buffers
 from tallymark.server.client import Client
 from tallymark.server.clock import ALIGNMENT_NS, MS_NS, both_ms, now_ms
-from tallymark.server.config import Config
+from tallymark.server.config.reload import Reloading
+from tallymark.server.config.settings import Config
 from tallymark.server.deadlines import Deadlines
 from tallymark.server.doors import Doors
 from tallymark.server.features import Features
 from tallymark.server.housekeeping import Housekeeping
 from tallymark.server.logs import log_of
 from tallymark.server.pacer import Pacer
-from tallymark.server.reload import Reloading
-from tallymark.server.rights import Rights
 from tallymark.server.schedule import Schedule
-from tallymark.server.scram import SCRAM
-from tallymark.server.slow_consumers import SlowConsumerWatch
-from tallymark.server.users import Users
+from tallymark.server.slow.consumers import SlowConsumerWatch
 
 LINGER_S: Final = 0.002
 """Seconds that records may stay out of the journal while no client waits for them."""
@@ -83,7 +83,7 @@ GOODBYE_S: Final = 2.0
 """Seconds that clients have at a stop to answer connection.close."""
 
 if TYPE_CHECKING:
-    from tallymark.server.oauth import Tokens
+    from tallymark.server.access.tokens import Tokens
 
 log = log_of("server")
 engine_log = log_of("engine")
@@ -639,7 +639,7 @@ def tokens_of(config: Config) -> Tokens | None:
     """
     if not config.auth_oauth2_resource_server_id:
         return None
-    from tallymark.server.oauth import make_tokens
+    from tallymark.server.access.tokens import make_tokens
 
     return make_tokens(config)
 

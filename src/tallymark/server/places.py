@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.client import Client
-from tallymark.server.nsq import NsqClient
+from tallymark.server.nsq.client import NsqClient
 from tallymark.wire.nsq.states import OVER, State
 
 

@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from tallymark import __version__, is_compiled
-from tallymark.bridge.amqp091 import Settings as Settings091
-from tallymark.bridge.amqp091_format import Amqp091Format
-from tallymark.bridge.amqp091_publish import FORMAT
-from tallymark.bridge.amqp10_format import Amqp10Format
-from tallymark.bridge.amqp10_front import FORMAT as FORMAT_10
-from tallymark.bridge.nsq_format import NsqFormat
+from tallymark.bridge.amqp091.connection import Settings as Settings091
+from tallymark.bridge.amqp091.format import Amqp091Format
+from tallymark.bridge.amqp091.publish import FORMAT
+from tallymark.bridge.amqp10.format import Amqp10Format
+from tallymark.bridge.amqp10.front import FORMAT as FORMAT_10
+from tallymark.bridge.nsq.format import NsqFormat
 from tallymark.engine.broker import Broker
 from tallymark.engine.restore import Restorer, drop_lost, put_aside, take_apart
 from tallymark.engine.snapshot import live_payloads, packed_payloads
@@ -40,24 +40,25 @@ from tallymark.engine.tail import missing_since
 from tallymark.journal.journal import Journal
 from tallymark.journal.lock import FolderInUse, FolderLock
 from tallymark.journal.recovery import JournalCorrupt
-from tallymark.server import amqp10, audit, logs, users
+from tallymark.server import amqp10, logs
+from tallymark.server.access import audit, users
+from tallymark.server.access.limits import LimitsError, load_limits
+from tallymark.server.access.tls import Certificates, Tls, TlsRefused
+from tallymark.server.access.users import UsersError
 from tallymark.server.amqp import AmqpClient, Settings
 from tallymark.server.clock import both_ms
-from tallymark.server.config import LOCALHOST, Config, is_loopback
+from tallymark.server.config.reload import set_policies
+from tallymark.server.config.settings import LOCALHOST, Config, is_loopback
 from tallymark.server.consumer_ledger import ConsumerLedger
 from tallymark.server.doors import RESERVED
 from tallymark.server.features import Features, FeaturesError
 from tallymark.server.handshakes import Listener, listen_for
-from tallymark.server.limits import LimitsError, load_limits
+from tallymark.server.http.web import Web
 from tallymark.server.listening import address_of, bind_path, is_path
 from tallymark.server.node import JournalFailed, Node, node_name, tokens_of
-from tallymark.server.nsq_service import NsqService, limits_of
-from tallymark.server.reload import set_policies
+from tallymark.server.nsq.service import NsqService, limits_of
 from tallymark.server.schedule import Make, add_tasks
-from tallymark.server.slow_policies import slow_policies
-from tallymark.server.tls import Certificates, Tls, TlsRefused
-from tallymark.server.users import UsersError
-from tallymark.server.web import Web
+from tallymark.server.slow.policies import slow_policies
 from tallymark.wire.amqp091.limits import Limits
 from tallymark.wire.nsq import kernel as nsq
 from tallymark.wire.share import SHARE
@@ -385,7 +386,7 @@ async def _run(node: Node, stop: asyncio.Future[int], bound: Bound, tls: Certifi
             await service.start(bound.nsq, bound.nsq_http, bound.nsq_https)
         web.listen()
         if node.users.tokens is not None:
-            from tallymark.server.oauth_keys import KeyRefresh
+            from tallymark.server.access.token_keys import KeyRefresh
 
             node.tasks.add("oauth-keys", KeyRefresh(node))
         add_tasks(node.tasks, node, TASKS)
@@ -538,7 +539,7 @@ async def _listen(
 
 async def _take_definitions(node: Node, file: Path) -> None:
     """Raises StartRefused."""
-    from tallymark.server.definitions import DefinitionsRefused, load_file
+    from tallymark.server.definitions.document import DefinitionsRefused, load_file
 
     try:
         await load_file(node, file)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from tallymark.server.clock import wall_ms
 from tallymark.server.installed import installed
 from tallymark.server.logs import log_of
-from tallymark.server.slow_policies import with_installed
+from tallymark.server.slow.policies import with_installed
 
 if TYPE_CHECKING:
     from tallymark.server.node import Node

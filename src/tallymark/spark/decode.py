@@ -19,11 +19,11 @@ import pyarrow as pa
 from tallymark.engine.records import DROPPED, ENTERED, LEASED, LIVE, PAYLOAD
 from tallymark.journal import layout
 from tallymark.spark import extents, letters, schema, sums
-from tallymark.spark.amqp10_cells import decode_amqp10_cells
 from tallymark.spark.blocks import Block, blocks, spread
-from tallymark.spark.cells import decode_cells
+from tallymark.spark.cells.amqp091 import decode_cells
+from tallymark.spark.cells.amqp10 import decode_amqp10_cells
+from tallymark.spark.cells.nsq import decode_nsq_cells
 from tallymark.spark.extents import Ints
-from tallymark.spark.nsq_cells import decode_nsq_cells
 from tallymark.spark.segments import Segments
 
 BATCH_ROWS: Final = 8_192

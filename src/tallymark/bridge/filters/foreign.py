@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.bridge.amqp10_front import Front
-from tallymark.bridge.convert_amqp091_to_amqp10 import sections_of
+from tallymark.bridge.amqp10.front import Front
+from tallymark.bridge.conversion.amqp091_to_amqp10 import sections_of
 from tallymark.engine.message import Payload
 
 REMEMBERED: Final = 64

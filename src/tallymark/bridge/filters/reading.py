@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.bridge.amqp10_annotated import Shown
-from tallymark.bridge.amqp10_front import FORMAT, Front, read_front
-from tallymark.bridge.amqp10_sections import begin, section_code, section_end, value_at
-from tallymark.bridge.convert_cells import AMQP091, route_of
+from tallymark.bridge.amqp10.annotated import Shown
+from tallymark.bridge.amqp10.front import FORMAT, Front, read_front
+from tallymark.bridge.amqp10.sections import begin, section_code, section_end, value_at
+from tallymark.bridge.conversion.cells import AMQP091, route_of
 from tallymark.bridge.filters.fields import HEADER_FIELDS, PROPERTY_FIELDS, Fields
 from tallymark.bridge.filters.foreign import Foreign, property_section
 from tallymark.bridge.filters.values import plain

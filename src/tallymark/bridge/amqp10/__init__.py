@@ -1,0 +1,1 @@
+"""One AMQP 1.0 client: wire events to engine commands, engine effects to frames."""

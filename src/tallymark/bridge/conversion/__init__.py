@@ -1,0 +1,1 @@
+"""Messages of one protocol for the consumers of another."""

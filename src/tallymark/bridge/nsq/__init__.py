@@ -1,0 +1,1 @@
+"""One NSQ client: wire events to engine commands, engine effects to frames."""

@@ -1,0 +1,1 @@
+"""The client's adapter for AMQP 0-9-1."""

@@ -1,0 +1,383 @@
+"""A receiver over AMQP 0-9-1: credit by means of prefetch.
+
+A consumer with a prefetch of N is sent N messages, and one more for each that is settled: the rule
+of the client's window, kept by the broker [FC-17]. Prefetch cannot be changed under way, and credit
+not be taken back. So where the client wants another credit than that, the consumer is cancelled and
+made again with a new tag; by hand also before anything is settled, as a settlement would let more
+come. The messages that it was sent are ours all the same.
+
+    IDLE --grant--> STARTING --< consume-ok--> ACTIVE --cancel--> ENDING --< cancel-ok--> IDLE
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Final, final
+
+from tallymark.client.adapter import ReceiverPort
+from tallymark.client.amqp091.channel import ChannelUser
+from tallymark.client.amqp091.errors import error_of
+from tallymark.client.errors import LinkClosed, LinkRefused, NotPossible
+from tallymark.client.options import ReceiverOptions
+from tallymark.client.outcomes import Outcome
+from tallymark.client.received import ReceivedMessage
+from tallymark.wire.amqp091.fields import encode_table
+from tallymark.wire.amqp091.methods import (
+    BasicCancel,
+    BasicConsume,
+    BasicQos,
+    ChannelClose,
+    Method,
+    QueueDeclare,
+    QueueDeclareOk,
+    QueueDelete,
+)
+from tallymark.wire.amqp10 import types
+from tallymark.wire.conversion.addresses import BadAddress, queue_address, queue_of
+from tallymark.wire.conversion.names import is_short
+from tallymark.wire.conversion.values import to_field
+
+if TYPE_CHECKING:
+    from tallymark.client.amqp091.session import Amqp091Session
+    from tallymark.client.consumer import Consumer
+    from tallymark.client.work import Work
+
+PREFETCH_MAX: Final = 65_535
+NAME_MAX: Final = 200
+"""Bytes of a link's name that go into a consumer tag."""
+STREAM_OFFSET: Final = "rabbitmq:stream-offset-spec"
+
+
+class Stage(Enum):
+    IDLE = "idle"
+    STARTING = "starting"
+    ACTIVE = "active"
+    ENDING = "ending"
+
+
+@final
+class Subscription:
+    """One basic.consume: deliveries remember which they came by."""
+
+    __slots__ = ("is_awaited", "left", "port", "tag")
+
+    def __init__(self, port: Amqp091Receiver, tag: str, left: int) -> None:
+        self.port = port
+        self.tag = tag
+        self.is_awaited = False
+        """Its cancel-ok: inflow has not stopped before."""
+        self.left = left
+        """Messages that the broker may still send by it. Below 0 where it has sent some for what a
+        commit has settled, and its commit-ok is still on its way."""
+
+
+@final
+class Amqp091Receiver(ReceiverPort):
+    def __init__(
+        self, session: Amqp091Session, consumer: Consumer, options: ReceiverOptions
+    ) -> None:
+        """Raises NotPossible for options that the protocol cannot express, LinkRefused for a bad
+        address."""
+        self.consumer = consumer
+        self.subscription: Subscription | None = None
+        self._session = session
+        self._is_manual = options.credit_mode == "manual"
+        self._dynamic = options.dynamic
+        self._queue = _queue(options)
+        self._arguments = _arguments(options)
+        self._exclusive = options.exclusive
+        self._filter = {} if options.filter is None else dict(options.filter)
+        self._name = options.name.encode()[:NAME_MAX].decode("utf-8", "ignore")
+        self._stage = Stage.IDLE
+        self._wanted = 0  # credit for the consumer that comes next
+        self._is_known = True  # the client knows the credit; not after deliveries were stopped
+        self._drains = False
+        self._ends_drain = False  # it is cancelled for that
+        self._waits_to_cancel = False
+        self._is_closed = False
+        self._count = 0
+        self.deliveries = 0
+
+    # Attaching
+
+    def attach(self) -> None:
+        """Ask for the queue, on a channel of its own: a queue that is not there costs that one."""
+        declare = QueueDeclare(self._queue, passive=True)
+        if self._dynamic:
+            declare = QueueDeclare("", exclusive=True)
+        Probe(self, self._session, declare)
+
+    def found(self, name: str) -> None:
+        """The queue is there."""
+        if self._dynamic and self._is_closed:
+            self._session.say(QueueDelete(name, no_wait=True))
+        if self._is_closed or self.consumer.error is not None:
+            return
+        self._queue = name
+        address = queue_address(name) if self._dynamic else self.consumer.address
+        self.consumer.attached(self, address, "first", self._filter)
+
+    def refused(self, close: ChannelClose) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self.consumer.detached(error_of(LinkRefused, close))
+
+    # Credit
+
+    @property
+    def credit(self) -> int:
+        if not self._is_known:
+            return 0
+        subscription = self.subscription
+        return self._wanted + (0 if subscription is None else max(0, subscription.left))
+
+    @property
+    def delivery_count(self) -> int:
+        return self.deliveries
+
+    def grant(self, credit: int) -> None:
+        if self._is_closed or (self._is_known and credit == self.credit):
+            return
+        self._is_known = True
+        subscription = self.subscription
+        if subscription is not None and credit == subscription.left:
+            self._wanted = 0
+            return
+        self._wanted = credit
+        self._drains = False
+        if subscription is not None:
+            subscription.left = 0
+            self._cancel()
+        elif self._stage is Stage.IDLE:
+            self._consume()
+
+    def drain(self) -> bool:
+        """Cancelling has the same effect, once the broker has served the consumer."""
+        if self.credit == 0 and self._stage is not Stage.ENDING:
+            return False
+        self._drains = True
+        if self._stage is Stage.IDLE:
+            self._session.adapter.later(self._drained)
+        else:
+            self._cancel()
+        return True
+
+    def revoke(self) -> None:
+        self._drains = False
+        self._wanted = 0
+        if self.subscription is not None:
+            self._cancel()
+            self.subscription.left = 0
+
+    def _consume(self) -> None:
+        """Consume with a prefetch that comes nearest to the credit."""
+        credit = min(self._wanted, PREFETCH_MAX)
+        if not credit or self._session.is_stopped or self._is_closed:
+            return
+        self._wanted -= credit
+        self._count += 1
+        tag = f"{self._name}.{self._count}"
+        self.subscription = Subscription(self, tag, credit)
+        self._stage = Stage.STARTING
+        session = self._session
+        session.subscriptions[tag] = self.subscription
+        session.say(BasicQos(prefetch_count=credit))
+        session.say(
+            BasicConsume(self._queue, tag, exclusive=self._exclusive, arguments=self._arguments)
+        )
+
+    def started(self) -> None:
+        """consume-ok."""
+        if self._stage is Stage.STARTING:
+            self._stage = Stage.ACTIVE
+            if self._waits_to_cancel:
+                self._cancel()
+
+    def _cancel(self) -> None:
+        """Cancel the consumer, not before consume-ok: RabbitMQ 3.10 crashes then, and the broker
+        has to serve the consumer once."""
+        self._waits_to_cancel = self._stage is Stage.STARTING
+        if self._stage is Stage.ACTIVE:
+            assert self.subscription is not None
+            self._stage = Stage.ENDING
+            self._ends_drain = self._drains
+            self._session.say(BasicCancel(self.subscription.tag))
+
+    def cancelled(self) -> None:
+        """cancel-ok."""
+        subscription = self.subscription
+        self.subscription = None
+        self._stage = Stage.IDLE
+        if self._is_closed:
+            self._finish()
+            return
+        self._wanted += 0 if subscription is None else max(0, subscription.left)
+        if self._drains and (self._ends_drain or not self._wanted):
+            self._drained()
+            return
+        self._consume()
+        if self._drains:  # the broker has not heard of this credit yet
+            self._cancel()
+
+    def _drained(self) -> None:
+        if self._drains:
+            self._drains = False
+            given_up = self._wanted
+            self._wanted = 0
+            self.consumer.drained(given_up)
+
+    # Deliveries
+
+    def received(self, subscription: Subscription, message: ReceivedMessage) -> None:
+        self.deliveries += 1
+        if subscription is self.subscription:
+            self.started()
+        if subscription.left > 0 or (
+            subscription is self.subscription and self._stage is Stage.ACTIVE
+        ):
+            subscription.left -= 1
+        elif self._wanted > 0:  # it was on its way when its consumer was cancelled
+            self._wanted -= 1
+        if self._is_manual and subscription.left <= 0 and subscription is self.subscription:
+            self._cancel()
+
+    def settles(self, subscription: Subscription) -> None:
+        """Something that came by it is about to be settled: by hand that must let nothing come. The
+        prefetch of a consumer counts what that one was sent, so of others anything may be."""
+        if self._is_manual and subscription is self.subscription:
+            self._cancel()
+
+    def freed(self, subscription: Subscription) -> None:
+        """The broker counts a delivery no more. That is credit again, but of a consumer that is
+        being cancelled: what is wanted in its place was said without it."""
+        is_ending = self._stage is Stage.ENDING or self._waits_to_cancel
+        if subscription is self.subscription and not self._is_manual and not is_ending:
+            subscription.left += 1
+
+    def settle(self, first: int, last: int, outcome: Outcome, work: Work | None = None) -> None:
+        raise NotPossible("AMQP 0-9-1 settles in one step")
+
+    # Inflow
+
+    def stop(self, with_flow: bool) -> bool:
+        """No more deliveries; returns whether that takes a cancel-ok. `with_flow`: the channel
+        stops them, a consumer may stay where it is not by hand."""
+        self._is_known = False
+        self._drains = False
+        self._wanted = 0
+        if with_flow and not self._is_manual:
+            return False
+        if self.subscription is not None:
+            self.subscription.left = 0
+            self._cancel()
+        return self._stage is not Stage.IDLE
+
+    def resume(self) -> None:
+        if self._stage is Stage.IDLE:
+            self._consume()
+
+    # The end
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._wanted = 0
+        if self._stage is Stage.IDLE:
+            self._session.adapter.later(self._finish)
+        else:
+            self._cancel()
+
+    def _finish(self) -> None:
+        """Return unsettled messages after the cancel, and delete a queue of our own behind them."""
+        session = self._session
+        session.give_back_of(self)
+        if self._dynamic and self._queue:
+            session.say(QueueDelete(self._queue, no_wait=True))
+        self.consumer.detached(LinkClosed("closed by the application"))
+
+    def cancelled_by_peer(self) -> None:
+        """Its queue is gone, mostly [rabbitmq consumer cancel notification]."""
+        self.subscription = None
+        self._stage = Stage.IDLE
+        was_closed = self._is_closed
+        self._is_closed = True
+        if was_closed:
+            self._finish()
+            return
+        self._session.give_back_of(self)
+        error = LinkClosed(
+            f"the broker cancelled the consumer of queue {self._queue!r}: it is deleted",
+            condition="amqp:resource-deleted",
+            is_remote=True,
+        )
+        self.consumer.detached(error)
+
+
+@final
+class Probe(ChannelUser):
+    """Asks for a queue, on a channel of its own."""
+
+    def __init__(
+        self, receiver: Amqp091Receiver, session: Amqp091Session, declare: QueueDeclare
+    ) -> None:
+        self._receiver = receiver
+        self._wire = session.adapter.wire
+        self._channel = session.adapter.open_channel(self)
+        self._wire.send_method(self._channel, declare)
+
+    def method(self, method: Method) -> None:
+        if isinstance(method, QueueDeclareOk):
+            self._wire.send_method(self._channel, ChannelClose(200, "the queue is there"))
+            self._receiver.found(method.queue)
+
+    def content(self, method: Method, section: bytes, body: bytes) -> None:
+        """Ignore content: none comes on this channel."""
+
+    def closed(self, close: ChannelClose | None) -> None:
+        if close is not None:
+            self._receiver.refused(close)
+
+
+def _queue(options: ReceiverOptions) -> str:
+    if options.dynamic:
+        return ""
+    if options.address is None:
+        raise NotPossible("a receiver without an address, expected a queue")
+    try:
+        name = queue_of(options.address)
+    except BadAddress as error:
+        raise LinkRefused(str(error), condition="amqp:invalid-field") from error
+    if not is_short(name):
+        text = f"queue name of {len(name)} characters, expected at most 255 bytes"
+        raise LinkRefused(text, condition="amqp:invalid-field")
+    return name
+
+
+def _arguments(options: ReceiverOptions) -> dict[str, object]:
+    """Return the arguments of basic.consume. Raises NotPossible for options that the protocol
+    cannot express, ValueError for arguments that cannot be encoded."""
+    _impossible(options.browse, "browse=True: AMQP 0-9-1 has no browsing")
+    _impossible(options.rcv_mode == "second", "rcv_mode='second': AMQP 0-9-1 settles in one step")
+    _impossible(
+        options.snd_mode == "settled",
+        "snd_mode='settled': over AMQP 0-9-1 nothing limits the deliveries to such a receiver",
+    )
+    _impossible(
+        options.credit_mode == "auto" and options.credit > PREFETCH_MAX,
+        f"credit={options.credit}: the prefetch of AMQP 0-9-1 is at most {PREFETCH_MAX}",
+    )
+    arguments: dict[str, object] = {}
+    for name, value in (options.properties or {}).items():
+        arguments[name] = to_field(value)
+    for name, value in (options.filter or {}).items():
+        _impossible(
+            name != STREAM_OFFSET, f"filter {name!r}: AMQP 0-9-1 has none but stream_offset"
+        )
+        offset = value.value if isinstance(value, types.Described) else value
+        arguments["x-stream-offset"] = to_field(offset)
+    encode_table(arguments)
+    return arguments
+
+
+def _impossible(is_asked: bool, text: str) -> None:
+    if is_asked:
+        raise NotPossible(text)

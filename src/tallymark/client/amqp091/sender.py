@@ -1,0 +1,238 @@
+"""A sender over AMQP 0-9-1: a channel of its own, with publisher confirms [rabbitmq confirms].
+
+Messages are mandatory: one that no queue is bound for comes back (basic.return) in front of its
+confirm, and is released. Returns say no number, but come in the order of the messages, so it is the
+first unconfirmed message that looks the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, final
+
+from tallymark.client.adapter import SenderPort
+from tallymark.client.amqp091.channel import ChannelUser
+from tallymark.client.amqp091.errors import error_of
+from tallymark.client.amqp091.messages import Outgoing
+from tallymark.client.errors import LinkClosed, LinkRefused, NotPossible
+from tallymark.client.options import SenderOptions
+from tallymark.client.outcomes import RELEASED, Error, Outcome, Rejected
+from tallymark.wire.amqp091.methods import (
+    BasicAck,
+    BasicNack,
+    BasicPublish,
+    BasicReturn,
+    ChannelClose,
+    ChannelFlow,
+    ChannelFlowOk,
+    ConfirmSelect,
+    ConfirmSelectOk,
+    ExchangeDeclare,
+    Method,
+    QueueDeclare,
+    QueueDeclareOk,
+    QueueDelete,
+)
+from tallymark.wire.conversion.addresses import BadAddress, Target, queue_address, target_of
+
+if TYPE_CHECKING:
+    from tallymark.client.amqp091.session import Amqp091Session
+    from tallymark.client.producer import Producer
+    from tallymark.client.work import Work
+
+UNCONFIRMED_MAX: Final = 1_000
+"""Messages of a sender that wait for their confirms; more wait in the client. Credit, so to say."""
+
+NACKED: Final = Rejected(
+    error=Error(condition="amqp:resource-limit-exceeded", description="basic.nack of the broker")
+)
+
+
+@final
+class Sent:
+    """A message whose confirm is awaited."""
+
+    __slots__ = ("body", "is_returned", "number", "publish")
+
+    def __init__(self, number: int, publish: BasicPublish, body: bytes) -> None:
+        self.number = number
+        self.publish = publish
+        self.body = body
+        self.is_returned = False
+
+
+@final
+class Amqp091Sender(SenderPort, ChannelUser):
+    def __init__(self, session: Amqp091Session, producer: Producer, options: SenderOptions) -> None:
+        """Begins to attach. Raises NotPossible for what the protocol has not, LinkRefused for a bad
+        address."""
+        if options.rcv_mode == "second":
+            raise NotPossible("rcv_mode='second': AMQP 0-9-1 settles in one step")
+        self.producer = producer
+        self.max_message_size = 0
+        self.is_gone = False
+        """The channel is closed."""
+        self._session = session
+        self._target = _target(options)
+        self._dynamic = options.dynamic
+        self._outgoing = Outgoing()
+        self._is_open = False
+        self._is_closing = False
+        self._may_flow = True
+        self._published = 0
+        self._unconfirmed: dict[int, Sent] = {}
+        """Messages without a confirm by delivery tag, ascending."""
+        self._wire = session.adapter.wire
+        self._channel = session.adapter.open_channel(self)
+        self._attach()
+
+    # Attaching
+
+    def _attach(self) -> None:
+        target = self._target
+        if self._dynamic:
+            self._say(QueueDeclare("", exclusive=True))
+        elif target is not None and not target.is_queue:
+            self._say(ExchangeDeclare(target.exchange, "direct", passive=True))
+        elif target is not None and not target.is_reply:
+            self._say(QueueDeclare(target.key, passive=True))
+        self._say(ConfirmSelect())
+
+    def _say(self, method: Method) -> None:
+        self._wire.send_method(self._channel, method)
+
+    # Sending
+
+    @property
+    def sendable(self) -> int:
+        if self._session.adapter.is_blocked or not (self._may_flow and self._session.may_flow):
+            return 0
+        return UNCONFIRMED_MAX - len(self._unconfirmed)
+
+    @property
+    def is_blocked(self) -> bool:
+        return False
+
+    def send(self, messages: list[bytes], settled: bool, work: Work | None = None) -> Iterable[int]:
+        """Send messages; one that cannot be encoded is rejected, as a broker would reject it."""
+        return [self._send(message, settled, work) for message in messages]
+
+    def _send(self, message: bytes, settled: bool, work: Work | None) -> int:
+        session = self._session
+        number = session.next_number()
+        try:
+            section, body, to = self._outgoing.content(message)
+            target = self._target or target_of(to or "")
+            publish = BasicPublish(target.exchange, target.key, mandatory=not settled)
+            if work is not None:
+                session.publish(publish, section, body)
+                session.decided(number, None)
+                return number
+            self._wire.send_content(self._channel, publish, section, body)
+        except (ValueError, BadAddress) as error:
+            reason = Error(condition="amqp:precondition-failed", description=str(error))
+            session.decided(number, Rejected(error=reason))
+            return number
+        self._published += 1
+        self._unconfirmed[self._published] = Sent(number, publish, body)
+        return number
+
+    def withdraw(self, number: int) -> bool:
+        return False
+
+    def idle(self) -> None:
+        """Do nothing: the protocol has no credit to return."""
+
+    # What comes on its channel
+
+    def method(self, method: Method) -> None:
+        if isinstance(method, BasicAck):
+            self._confirmed(method.delivery_tag, method.multiple, None)
+        elif isinstance(method, BasicNack):
+            self._confirmed(method.delivery_tag, method.multiple, NACKED)
+        elif isinstance(method, ConfirmSelectOk):
+            self._attached()
+        elif isinstance(method, QueueDeclareOk):
+            if self._dynamic:
+                self._target = Target("", method.queue, True)
+        elif isinstance(method, ChannelFlow):
+            self._may_flow = method.active
+            self._say(ChannelFlowOk(method.active))
+            if method.active:
+                self.producer.may_send()
+
+    def _attached(self) -> None:
+        self._is_open = True
+        if self._is_closing:
+            return
+        address = self.producer.options.address
+        if self._dynamic and self._target is not None:
+            address = queue_address(self._target.key)
+        self.producer.attached(self, address)
+
+    def _confirmed(self, tag: int, multiple: bool, outcome: Outcome | None) -> None:
+        unconfirmed = self._unconfirmed
+        if multiple:
+            tags = []
+            for known in unconfirmed:
+                if tag and known > tag:
+                    break
+                tags.append(known)
+        else:
+            tags = [tag] if tag in unconfirmed else []
+        was_full = len(unconfirmed) >= UNCONFIRMED_MAX
+        low = high = -1
+        said: Outcome | None = None
+        dispatcher = self._session.dispatcher
+        for known in tags:
+            sent = unconfirmed.pop(known)
+            found = RELEASED if sent.is_returned and outcome is None else outcome
+            if sent.number == high + 1 and found is said:
+                high += 1
+                continue
+            if low >= 0:
+                dispatcher.sent_settled(low, high, said)
+            low = high = sent.number
+            said = found
+        if low >= 0:
+            dispatcher.sent_settled(low, high, said)
+        if was_full and tags:
+            self.producer.may_send()
+
+    def content(self, method: Method, section: bytes, body: bytes) -> None:
+        if isinstance(method, BasicReturn):
+            publish = BasicPublish(method.exchange, method.routing_key, mandatory=True)
+            for sent in self._unconfirmed.values():
+                if not sent.is_returned and sent.publish == publish and sent.body == body:
+                    sent.is_returned = True
+                    return
+
+    # The end
+
+    def close(self) -> None:
+        self._is_closing = True
+        if self._dynamic and self._target is not None:
+            self._say(QueueDelete(self._target.key, no_wait=True))
+        self._say(ChannelClose(200, "closed by the application"))
+
+    def closed(self, close: ChannelClose | None) -> None:
+        self.is_gone = True
+        self._unconfirmed.clear()
+        if close is None:
+            self.producer.detached(LinkClosed("closed by the application"))
+        elif not self._is_closing:
+            self._is_closing = True
+            kind = LinkClosed if self._is_open else LinkRefused
+            self.producer.detached(error_of(kind, close))
+        else:
+            self.producer.detached(error_of(LinkClosed, close))
+
+
+def _target(options: SenderOptions) -> Target | None:
+    """Return the target in the address; None: each message names it, or the broker does."""
+    if options.address is None:
+        return None
+    try:
+        return target_of(options.address)
+    except BadAddress as error:
+        raise LinkRefused(str(error), condition="amqp:invalid-field") from error

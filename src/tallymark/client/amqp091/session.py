@@ -1,0 +1,429 @@
+"""A session over AMQP 0-9-1: one channel for its receivers, settlements and transactions.
+
+Delivery tags count from 1 on it and are the session's tags. Once transactions are wanted the
+channel is transactional for good [TX-1]: what is settled outside of one is followed by a commit of
+its own. While an answer to a commit or rollback is out, what there is to say waits [TX-5].
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, final
+
+from tallymark.client.adapter import ReceiverPort, SenderPort, SessionPort
+from tallymark.client.amqp091.channel import ChannelUser
+from tallymark.client.amqp091.errors import error_of
+from tallymark.client.amqp091.messages import Incoming
+from tallymark.client.amqp091.receiver import Amqp091Receiver, Subscription
+from tallymark.client.amqp091.sender import Amqp091Sender
+from tallymark.client.errors import SessionClosed
+from tallymark.client.options import ReceiverOptions, SenderOptions
+from tallymark.client.outcomes import RELEASED, Accepted, Modified, Outcome, Rejected
+from tallymark.client.received import ReceivedMessage
+from tallymark.wire.amqp091.methods import (
+    BasicAck,
+    BasicCancel,
+    BasicCancelOk,
+    BasicConsumeOk,
+    BasicDeliver,
+    BasicNack,
+    BasicPublish,
+    BasicRecover,
+    BasicRecoverOk,
+    BasicReject,
+    BasicReturn,
+    ChannelClose,
+    ChannelFlow,
+    ChannelFlowOk,
+    ChannelOpenOk,
+    Method,
+    TxCommit,
+    TxCommitOk,
+    TxRollback,
+    TxRollbackOk,
+    TxSelect,
+    TxSelectOk,
+)
+
+if TYPE_CHECKING:
+    from tallymark.client.amqp091.adapter import Amqp091
+    from tallymark.client.consumer import Consumer
+    from tallymark.client.dispatcher import Dispatcher
+    from tallymark.client.producer import Producer
+    from tallymark.client.work import Work
+
+
+@final
+class Amqp091Session(SessionPort, ChannelUser):
+    can_annotate = False
+
+    def __init__(self, adapter: Amqp091, dispatcher: Dispatcher) -> None:
+        self.adapter = adapter
+        self.dispatcher = dispatcher
+        self.is_stopped = False
+        """No deliveries shall come."""
+        self.may_flow = True
+        """The broker takes messages on this channel, as those in transactions."""
+        self.subscriptions: dict[str, Subscription] = {}
+        """Subscriptions by consumer tag, until cancel-ok."""
+        self._wire = adapter.wire
+        self._channel = adapter.open_channel(self)
+        self._is_closing = False
+        self._senders: list[Amqp091Sender] = []
+        self._incoming = Incoming()
+        self._open: dict[int, Subscription] = {}
+        """Deliveries that are not settled, by tag, ascending."""
+        self._recovering: list[Subscription] = []
+        """Subscription of each delivery that was unsettled when basic.recover was sent."""
+        self._arrived: list[ReceivedMessage] = []
+        self._arrived_for: Consumer | None = None
+        self._numbers = 0
+        self._outcomes: list[tuple[int, Outcome | None]] = []
+        # transactions
+        self._is_selected = False
+        self._work: Work | None = None
+        self._parked: dict[int, Subscription] = {}
+        """Deliveries that were settled in the transaction and are not committed, by tag."""
+        self._is_waiting = False
+        """True while the answer to a commit or a rollback is awaited."""
+        self._held: deque[tuple[Method, bytes | None, bytes]] = deque()
+        """Methods to send after the answer to a commit or rollback has come."""
+        self._ending: deque[tuple[Work | None, dict[int, Subscription]]] = deque()
+        """Transactions whose commit or rollback was sent, with the deliveries settled in each."""
+        self._will_commit = False
+        self._returned = 0
+        self._stopping = 0
+        """cancel-oks and flow-oks to come."""
+
+    # Saying
+
+    def say(self, method: Method) -> None:
+        self._tell(method, None, b"")
+
+    def publish(self, method: BasicPublish, section: bytes, body: bytes) -> None:
+        """Publish a message in a transaction."""
+        self._tell(method, section, body)
+
+    def _tell(self, method: Method, section: bytes | None, body: bytes) -> None:
+        if self._is_waiting:
+            self._held.append((method, section, body))
+            return
+        if section is None:
+            self._wire.send_method(self._channel, method)
+        else:
+            self._wire.send_content(self._channel, method, section, body)
+        self._is_waiting = isinstance(method, (TxCommit, TxRollback))
+
+    def _answered(self) -> None:
+        """Send the waiting methods after the answer to a commit or rollback, up to the next one."""
+        self._is_waiting = False
+        held = self._held
+        while held and not self._is_waiting:
+            method, section, body = held.popleft()
+            self._tell(method, section, body)
+        if not held:
+            self.adapter.go_on_closing()
+
+    # What comes
+
+    def method(self, method: Method) -> None:
+        if isinstance(method, BasicConsumeOk):
+            subscription = self.subscriptions.get(method.consumer_tag)
+            if subscription is not None and subscription.port.subscription is subscription:
+                subscription.port.started()
+        elif isinstance(method, BasicCancelOk):
+            self._cancelled(method.consumer_tag)
+        elif isinstance(method, BasicCancel):
+            self._cancelled_by_peer(method)
+        elif isinstance(method, ChannelOpenOk):
+            self.dispatcher.opened(self)
+        elif isinstance(method, ChannelFlow):
+            self.may_flow = method.active
+            self.say(ChannelFlowOk(method.active))
+            for producer in self.dispatcher.producers:
+                producer.may_send()
+        elif isinstance(method, ChannelFlowOk):
+            if not method.active:
+                self._has_stopped()
+        else:
+            self._of_transactions(method)
+
+    def _of_transactions(self, method: Method) -> None:
+        if isinstance(method, TxSelectOk):
+            self.dispatcher.selected(None)
+        elif isinstance(method, TxCommitOk):
+            self._committed()
+        elif isinstance(method, TxRollbackOk):
+            self._rolled_back()
+        elif isinstance(method, BasicRecoverOk):
+            self._recovered()
+
+    def content(self, method: Method, section: bytes, body: bytes) -> None:
+        if isinstance(method, BasicReturn):
+            self._returned += 1
+            return
+        assert isinstance(method, BasicDeliver), method
+        subscription = self.subscriptions.get(method.consumer_tag)
+        if subscription is None:  # of a consumer that the broker had cancelled
+            self.say(BasicNack(method.delivery_tag, requeue=True))
+            if self._is_selected and self._work is None:
+                self._commit_later()
+            return
+        tag = method.delivery_tag
+        port = subscription.port
+        consumer = port.consumer
+        raw = self._incoming.sections(method, section, body)
+        name = tag.to_bytes(8, "big")
+        message = ReceivedMessage(consumer, tag, name, raw, False, False, self.adapter.wall_ms())
+        self._open[tag] = subscription
+        port.received(subscription, message)
+        if consumer is not self._arrived_for:
+            self.hand_in()
+            self._arrived_for = consumer
+            self.adapter.arrived(self)
+        self._arrived.append(message)
+
+    def hand_in(self) -> None:
+        """Pass the deliveries that arrived for one receiver in a row to the client."""
+        consumer = self._arrived_for
+        if consumer is not None:
+            arrived = self._arrived
+            self._arrived = []
+            self._arrived_for = None
+            consumer.deliver(arrived)
+
+    # Links
+
+    def add_receiver(self, consumer: Consumer, options: ReceiverOptions) -> ReceiverPort:
+        port = Amqp091Receiver(self, consumer, options)
+        port.attach()
+        return port
+
+    def add_sender(self, producer: Producer, options: SenderOptions) -> SenderPort:
+        self._senders = [sender for sender in self._senders if not sender.is_gone]
+        port = Amqp091Sender(self, producer, options)
+        self._senders.append(port)
+        return port
+
+    def _cancelled(self, consumer_tag: str) -> None:
+        subscription = self.subscriptions.pop(consumer_tag, None)
+        if subscription is None:
+            return
+        self.hand_in()  # what came by it is handed in before what follows from its end
+        subscription.port.cancelled()
+        if self._stopping and subscription.is_awaited:
+            self._has_stopped()
+
+    def _cancelled_by_peer(self, method: BasicCancel) -> None:
+        if not method.no_wait:
+            self.say(BasicCancelOk(method.consumer_tag))
+        subscription = self.subscriptions.pop(method.consumer_tag, None)
+        if subscription is not None:
+            self.hand_in()
+            subscription.port.cancelled_by_peer()
+            if self._stopping and subscription.is_awaited:
+                self._has_stopped()
+
+    # Settling
+
+    def settle(self, first: int, last: int, outcome: Outcome, work: Work | None = None) -> None:
+        known = self._open
+        if last - first < len(known):
+            tags = [tag for tag in range(first, last + 1) if tag in known]
+        else:
+            tags = [tag for tag in known if first <= tag <= last]
+        for subscription in {known[tag] for tag in tags}:
+            subscription.port.settles(subscription)
+        self._settle(tags, outcome, work)
+
+    def give_back_of(self, port: Amqp091Receiver) -> None:
+        """Return all unsettled deliveries of a receiver to the broker, ascending."""
+        tags = [tag for tag, subscription in self._open.items() if subscription.port is port]
+        self._settle(tags, RELEASED, self._work)
+
+    def _settle(self, tags: list[int], outcome: Outcome, work: Work | None) -> None:
+        """Tags, ascending, that are not settled."""
+        known = self._open
+        if not tags:
+            return
+        is_all = len(tags) > 1 and all(map(int.__eq__, tags, known))  # all that there is up to it
+        if isinstance(outcome, Modified) and outcome.delivery_failed:
+            is_all = False
+        taken = [(tag, known.pop(tag)) for tag in tags]
+        if is_all:
+            self._say_settled(tags[-1], True, outcome)
+        else:
+            for tag in tags:
+                self._say_settled(tag, False, outcome)
+        for tag, subscription in taken:
+            if work is not None:
+                self._parked[tag] = subscription
+            else:
+                subscription.port.freed(subscription)
+        if work is None and self._is_selected:
+            self._commit_later()
+
+    def _say_settled(self, tag: int, multiple: bool, outcome: Outcome) -> None:
+        """Send a settlement. Modified becomes the nearest method there is: a reject with requeue is
+        a failed delivery to brokers that tell the two apart, as Tallymark does, a nack with requeue
+        is none."""
+        if isinstance(outcome, Accepted):
+            self.say(BasicAck(tag, multiple))
+        elif isinstance(outcome, Rejected) or (
+            isinstance(outcome, Modified) and outcome.undeliverable_here
+        ):
+            self.say(BasicNack(tag, multiple, requeue=False))
+        elif isinstance(outcome, Modified) and outcome.delivery_failed:
+            self.say(BasicReject(tag, requeue=True))
+        else:
+            self.say(BasicNack(tag, multiple, requeue=True))
+
+    # Sending
+
+    def next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def decided(self, number: int, outcome: Outcome | None) -> None:
+        """Report an outcome that is known before anything was sent, after the client's own call has
+        returned."""
+        if not self._outcomes:
+            self.adapter.later(self._say_outcomes)
+        self._outcomes.append((number, outcome))
+
+    def _say_outcomes(self) -> None:
+        outcomes = self._outcomes
+        self._outcomes = []
+        for number, outcome in outcomes:
+            self.dispatcher.sent_settled(number, number, outcome)
+
+    # Transactions [TX-17 to TX-26]
+
+    def select(self) -> None:
+        self._is_selected = True
+        self.say(TxSelect())
+
+    def begin(self, work: Work) -> None:
+        self._commit_now()  # what was settled before it is not its affair
+        self._work = work
+        work.begun()
+
+    def commit(self, work: Work) -> None:
+        self._end(work, TxCommit())
+
+    def rollback(self, work: Work) -> None:
+        self._end(work, TxRollback())
+
+    def _end(self, work: Work | None, method: Method) -> None:
+        self._work = None
+        self._will_commit = False
+        self._ending.append((work, self._parked))
+        self._parked = {}
+        self.say(method)
+
+    def _commit_later(self) -> None:
+        """Commit at the end of this turn."""
+        if not self._will_commit:
+            self._will_commit = True
+            self.adapter.at_the_end(self._commit_now)
+
+    def _commit_now(self) -> None:
+        if self._will_commit:
+            self._end(None, TxCommit())
+
+    def _committed(self) -> None:
+        work, parked = self._ending.popleft()
+        for subscription in parked.values():
+            subscription.port.freed(subscription)
+        returned = self._returned
+        self._returned = 0
+        self._answered()
+        if work is not None:
+            work.ended(None, returned)
+
+    def _rolled_back(self) -> None:
+        """Make the deliveries settled in the transaction unsettled again, with their old tags
+        [TX-6]."""
+        work, parked = self._ending.popleft()
+        self._open = dict(sorted({**self._open, **parked}.items()))
+        self._answered()
+        if work is not None:
+            work.ended(None)
+
+    def stop_inflow(self) -> None:
+        """Stop deliveries: by channel.flow(false) where the broker honours it; otherwise the
+        consumers are cancelled, to be made again after the recovery [TX-19a, TX-D3]."""
+        self.is_stopped = True
+        with_flow = self.adapter.has_flow
+        self._stopping = 1
+        for subscription in list(self.subscriptions.values()):
+            if subscription.port.stop(with_flow):
+                subscription.is_awaited = True
+                self._stopping += 1
+        if with_flow:
+            self._stopping += 1
+            self.say(ChannelFlow(False))
+        self._has_stopped()
+
+    def _has_stopped(self) -> None:
+        self._stopping -= 1
+        if not self._stopping:
+            self.hand_in()
+            self.dispatcher.inflow_stopped()
+
+    def resume_inflow(self) -> None:
+        self.is_stopped = False
+        if self.adapter.has_flow:
+            self.say(ChannelFlow(True))
+        for consumer in self.dispatcher.consumers:
+            if isinstance(consumer.port, Amqp091Receiver):
+                consumer.port.resume()
+
+    def give_back(self, ranges: list[tuple[int, int]]) -> None:
+        """Return all unsettled deliveries of the channel to the broker, ignored messages too
+        [TX-8]. What is said behind it cannot mean these any more."""
+        self._recovering = list(self._open.values())
+        self._open.clear()
+        self.say(BasicRecover(True))
+
+    def _recovered(self) -> None:
+        for subscription in self._recovering:
+            subscription.port.freed(subscription)
+        self._recovering.clear()
+        self.dispatcher.given_back()
+
+    # The end
+
+    @property
+    def has_to_say(self) -> bool:
+        """Return whether settlements made outside of transactions wait for the answer to such a
+        commit: they have to be sent before the close. The end of a transaction is waited for
+        elsewhere."""
+        return bool(self._held) and all(work is None for work, _ in self._ending)
+
+    def close(self) -> None:
+        self._is_closing = True
+        self._close_senders()
+        close = ChannelClose(200, "closed by the application")
+        if self.has_to_say:
+            self._held.append((close, None, b""))
+        else:
+            self._held.clear()
+            self._wire.send_method(self._channel, close)
+
+    def _close_senders(self) -> None:
+        for sender in self._senders:
+            sender.close()
+
+    def closed(self, close: ChannelClose | None) -> None:
+        self.hand_in()
+        self.subscriptions.clear()
+        self._open.clear()
+        self._held.clear()
+        self.adapter.go_on_closing()
+        if self._is_closing or close is None:
+            self.dispatcher.ended()
+            return
+        self._is_closing = True
+        self._close_senders()
+        self.dispatcher.closed(error_of(SessionClosed, close), True)

@@ -1,0 +1,1 @@
+"""Slow consumers: rules, measurement and actions [SC]."""

@@ -1,0 +1,1 @@
+"""Users, log-ins, rights, limits, TLS, and the audit of all of them."""

@@ -1,0 +1,115 @@
+"""Changed users and permissions, and who is connected meanwhile.
+
+A change reaches every open connection at once, whatever its protocol: what it may do is what the
+user may do now, and a user that is gone takes the connections along, with 320 where the protocol
+has that word [rabbitmq]. A change that another process made (`tallymark user`) is noticed within
+EVERY_S.
+
+HTTP requests ask anew by themselves: `HttpContext.access`, `user_of`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tallymark.engine.deadlines import NEVER
+from tallymark.server.access.limits import forget_limits
+from tallymark.server.access.users import GUEST, TokenUser, User, UsersError, permissions_of
+from tallymark.server.clock import wall_ms
+from tallymark.server.logs import log_of
+from tallymark.server.schedule import SHORTEST_S
+
+if TYPE_CHECKING:
+    from tallymark.server.client import Client
+    from tallymark.server.node import Node
+
+EVERY_S: Final = 1.0
+
+log = log_of("users")
+
+
+class Rights:
+    """Housekeeping task that applies changed users to open connections."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._problem = ""
+        """Reason why the users could not be read at the last check; "": they could."""
+        self._by_token: dict[Client, TokenUser] = {}
+        self._next_ms = NEVER
+        """No token of an open connection expires before; milliseconds since 1970."""
+        node.users.observers.append(self.apply)
+
+    def period_s(self) -> float:
+        """Return the time until the next token expires, at most EVERY_S."""
+        wait_s = (self._next_ms - wall_ms()) / 1000
+        return EVERY_S if wait_s > EVERY_S else max(wait_s, SHORTEST_S)
+
+    async def run(self) -> None:
+        """Check whether tokens have expired, and whether another process changed the users."""
+        if self._next_ms <= wall_ms():
+            self._expire()
+        try:
+            self._node.users.current()
+        except UsersError as error:
+            if str(error) != self._problem:
+                log.error("users.unreadable", error=str(error))
+            self._problem = str(error)
+        else:
+            self._problem = ""
+
+    def came_in(self, client: Client, user: User) -> None:
+        """The client has proven to be this user, or proves it anew."""
+        client.subject = user
+        self._by_token.pop(client, None)
+        if isinstance(user, TokenUser):
+            self._by_token[client] = user
+            self._next_ms = min(self._next_ms, user.expires_ms)
+            if user.expires_ms - wall_ms() < 1000 * EVERY_S:
+                self._node.tasks.replan()
+
+    def left(self, client: Client) -> None:
+        """The client is gone."""
+        self._by_token.pop(client, None)
+
+    def _expire(self) -> None:
+        """End the connections of tokens that hold no longer."""
+        self._next_ms = NEVER
+        self._node.tell_time()
+        for client, user in list(self._by_token.items()):
+            if self._node.users.as_now(user) is not None:
+                self._next_ms = min(self._next_ms, user.expires_ms)
+                continue
+            del self._by_token[client]
+            log.info("connection.token_expired", user=user.name, peer=client.peer, id=client.id)
+            try:
+                client.bridge.credential_expired()
+                self._node.touch(client)
+            except Exception as error:  # a bug of ours costs this connection, not the others
+                client.broken(error)
+
+    def apply(self) -> None:
+        """Apply the users' present rights to every connection; the limits of deleted users are
+        deleted."""
+        broker, folder = self._node.broker, self._node.config.data_dir
+        names = list(self._node.users.current()) or [GUEST]
+        forget_limits(folder, broker.quotas, broker.vhosts, names)
+        self._node.tell_time()
+        for client in list(self._node.clients.values()):
+            if client.bridge.user:
+                try:
+                    self._follow(client)
+                except Exception as error:  # a bug of ours costs this connection, not the others
+                    client.broken(error)
+
+    def _follow(self, client: Client) -> None:
+        name, users = client.bridge.user, self._node.users
+        if isinstance(client.subject, TokenUser):
+            return  # whatever the users are, its rights are in the token
+        user = users.named(name)
+        if user is None:
+            log.info("connection.user_deleted", user=name, peer=client.peer, id=client.id)
+            client.bridge.shutdown(f"user '{name}' is deleted")
+        else:
+            client.bridge.rights_changed(permissions_of(user))
+        self._node.touch(client)

@@ -1,0 +1,1 @@
+"""Settings of the broker: their kinds, files, and reading them again."""

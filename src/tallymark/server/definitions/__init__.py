@@ -1,0 +1,1 @@
+"""Definitions: what there is as one document, and a document made real."""

@@ -1,0 +1,280 @@
+"""Import and export of definitions as one document.
+
+The layout is RabbitMQ's. Users, virtual hosts, permissions, policies, queues that are nobody's own,
+exchanges and bindings; no messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from tallymark.bridge.identity import BROKER, PRODUCT, VERSION
+from tallymark.engine.errors import BrokerError
+from tallymark.engine.quotas import Quotas
+from tallymark.engine.vhost import VirtualHost
+from tallymark.server.access.limits import Stored, save_limits
+from tallymark.server.access.users import GUEST_USER, User, UsersError, make_user
+from tallymark.server.definitions.plan import (
+    LIMITS,
+    OPERATOR_POLICY,
+    OWN,
+    VHOST_LIMITS,
+    Plan,
+    plan_of,
+)
+from tallymark.server.http.state import plain
+from tallymark.server.logs import log_of
+from tallymark.server.management.rows import binding_row
+from tallymark.server.management.users import permission_rows, user_row
+from tallymark.server.management.vhosts import make_vhost
+from tallymark.server.node import Node
+
+ADMINISTRATION: Final = "definitions"
+
+log = log_of("http")
+
+
+class DefinitionsRefused(Exception):
+    """Definitions were not taken: nothing has changed. The text names everything wrong."""
+
+
+@dataclass(slots=True)
+class Imported:
+    """Result of importing definitions."""
+
+    counts: dict[str, int]
+    unsupported: list[str]
+    failed: list[str] = field(default_factory=list)
+    """Definitions that passed the check beforehand and were refused nevertheless; all others took
+    effect."""
+
+
+# -- export
+
+
+def export_all(node: Node, users: Mapping[str, User]) -> dict[str, Any]:
+    """Everything, as RabbitMQ's GET /api/definitions."""
+    vhosts = list(node.broker.vhosts.values())
+    names = [vhost.name for vhost in vhosts]
+    limits = node.broker.quotas
+    whole: dict[str, Any] = {
+        **_about(),
+        "users": [
+            {**user_row(user), "limits": limits.users.get(user.name, {})} for user in users.values()
+        ],
+        "vhosts": [_vhost(vhost) for vhost in vhosts],
+        "permissions": [row for user in users.values() for row in permission_rows(user, names)],
+        "topic_permissions": [],
+        "global_parameters": [],
+    }
+    for section in ("parameters", "policies", "queues", "exchanges", "bindings"):
+        whole[section] = []
+    for vhost in vhosts:
+        for section, rows in _sections(vhost, limits).items():
+            whole[section] += [{**row, "vhost": vhost.name} for row in rows]
+    return whole
+
+
+def export_vhost(vhost: VirtualHost, limits: Quotas) -> dict[str, Any]:
+    """Return the definitions of one virtual host; its entries do not name it."""
+    return {**_about(), **_sections(vhost, limits)}
+
+
+def _vhost(vhost: VirtualHost) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": vhost.name}
+    if vhost.default_queue_type:
+        row["default_queue_type"] = vhost.default_queue_type
+        row["metadata"] = {"default_queue_type": vhost.default_queue_type}
+    return row
+
+
+def _about() -> dict[str, Any]:
+    return {
+        "rabbit_version": VERSION,
+        "rabbitmq_version": VERSION,
+        "product_name": PRODUCT,
+        "product_version": VERSION,
+        **BROKER,
+    }
+
+
+def _sections(vhost: VirtualHost, limits: Quotas) -> dict[str, list[dict[str, Any]]]:
+    limited = limits.vhosts.get(vhost.name)
+    return {
+        "parameters": [
+            *([{"component": VHOST_LIMITS, "name": LIMITS, "value": limited}] if limited else []),
+            *(
+                {"component": OPERATOR_POLICY, "name": policy.name, "value": policy.value()}
+                for policy in vhost.operator_policies.values()
+            ),
+        ],
+        "policies": [{"name": policy.name, **policy.value()} for policy in vhost.policies.values()],
+        "queues": [
+            {
+                "name": queue.name,
+                "durable": queue.durable,
+                "auto_delete": queue.auto_delete,
+                "arguments": plain(queue.arguments),
+            }
+            for queue in vhost.queues.values()
+            if not queue.exclusive_owner
+        ],
+        "exchanges": [
+            {
+                "name": exchange.name,
+                "type": exchange.type,
+                "durable": exchange.durable,
+                "auto_delete": exchange.auto_delete,
+                "internal": exchange.internal,
+                "arguments": plain(exchange.arguments),
+            }
+            for exchange in vhost.exchanges.values()
+            if exchange.name not in OWN
+        ],
+        "bindings": [
+            {k: v for k, v in binding_row("", one).items() if k not in ("vhost", "properties_key")}
+            for one in vhost.bindings()
+            if one.queue is None or not one.queue.exclusive_owner
+        ],
+    }
+
+
+# -- import
+
+
+async def import_definitions(
+    node: Node, value: object, by: str, vhost: str | None = None, at_start: bool = False
+) -> Imported:
+    """Make definitions real; on disk when this returns, but at_start, when it soon will be.
+
+    by: who wants it. vhost: they are about this one alone. Users of the same names are replaced,
+    their permissions and those of other users stay; policies of the same names are replaced.
+
+    Raises:
+        DefinitionsRefused: something in them is wrong; nothing has changed.
+        UsersError: the users cannot be read or written; nothing has changed.
+    """
+    users = node.users.current()
+    if not users and not at_start:
+        users = {GUEST_USER.name: GUEST_USER}
+    plan = plan_of(value, node.broker, users, vhost)
+    if plan.problems:
+        raise DefinitionsRefused("; ".join(plan.problems))
+    if plan.users or plan.permissions:
+        for name, password in plan.passwords.items():
+            made = await asyncio.to_thread(make_user, name, password, False, {})
+            plan.users[name] = msgspec.structs.replace(
+                made, administrator=plan.users[name].administrator, tags=plan.users[name].tags
+            )
+        await node.users.change(lambda known: _set_users(known, plan), by, keep_guest=not at_start)
+    imported = Imported(plan.counts(), plan.unsupported)
+    imported.failed += _apply(node, plan)
+    if plan.user_limits or plan.vhost_limits:
+        imported.failed += await _limit(node, plan)
+    for text in imported.unsupported:
+        log.warning("definitions.unsupported", what=text)
+    for text in imported.failed:
+        log.error("definitions.failed", what=text)
+    log.info("definitions.imported", **imported.counts)
+    if not at_start:
+        await node.durable()
+    return imported
+
+
+async def load_file(node: Node, file: Path) -> None:
+    """Definitions of the configuration, at a start.
+
+    Raises:
+        DefinitionsRefused: the file cannot be read, or something in it is wrong.
+        UsersError.
+    """
+    try:
+        value = msgspec.json.decode(await asyncio.to_thread(file.read_bytes))
+    except (OSError, msgspec.MsgspecError) as error:
+        raise DefinitionsRefused(f"definitions {file}: {error}") from error
+    try:
+        imported = await import_definitions(node, value, "definitions", at_start=True)
+    except DefinitionsRefused as error:
+        raise DefinitionsRefused(f"definitions {file}: {error}") from error
+    if imported.failed:
+        raise DefinitionsRefused(f"definitions {file}: {'; '.join(imported.failed)}")
+    node.schedule()
+
+
+def _set_users(known: dict[str, User], plan: Plan) -> None:
+    for name, user in plan.users.items():
+        there = known.get(name)
+        vhosts = {} if there is None else there.vhosts
+        known[name] = msgspec.structs.replace(user, vhosts=vhosts)
+    for name, vhost, permission in plan.permissions:
+        given = known.get(name)
+        if given is None:
+            raise UsersError(f"user {name!r} was deleted meanwhile")
+        known[name] = msgspec.structs.replace(given, vhosts={**given.vhosts, vhost: permission})
+
+
+async def _limit(node: Node, plan: Plan) -> list[str]:
+    """Set the limits of a plan; those of other users and virtual hosts stay. Return what failed."""
+    quotas = node.broker.quotas
+    async with node.limits_changing:
+        vhosts = {**quotas.vhosts, **plan.vhost_limits}
+        users = {**quotas.users, **plan.user_limits}
+        stored = Stored(
+            {name: found for name, found in vhosts.items() if found},
+            {name: found for name, found in users.items() if found},
+        )
+        try:
+            await asyncio.to_thread(save_limits, node.config.data_dir, stored)
+        except OSError as error:
+            return [f"limits: {error}"]
+        quotas.limit(stored.vhosts, stored.users)
+    node.pacer.look_again()
+    return []
+
+
+def _apply(node: Node, plan: Plan) -> list[str]:
+    """Apply all of the plan but its users, in one turn. Returns what was refused in spite of the
+    plan."""
+    broker = node.broker
+    failed: list[str] = []
+
+    def attempt(what: str, do: Callable[..., object], *arguments: object) -> None:
+        try:
+            do(*arguments)
+        except BrokerError as error:
+            failed.append(f"{what}: {error}")
+
+    for name in plan.vhosts:
+        if name not in broker.vhosts:
+            make_vhost(node, name)
+    for name, type in plan.default_types.items():
+        broker.set_default_queue_type(broker.vhost(name), type)
+    for vhost_name, policy, operator in plan.policies:
+        attempt(f"policy '{policy.name}'", broker.set_policy, vhost_name, policy, operator)
+    for queue in plan.queues.values():
+        connection = broker.open_connection(queue.vhost, "", ADMINISTRATION)
+        attempt(
+            f"queue '{queue.name}' in vhost '{queue.vhost}'", broker.declare_queue, connection,
+            queue.name, queue.durable, False, queue.auto_delete, queue.arguments, False,
+        )  # fmt: skip
+        broker.close_connection(connection, False)
+    for (vhost_name, name), new in plan.exchanges.items():
+        attempt(
+            f"exchange '{name}' in vhost '{vhost_name}'",
+            broker.vhost(vhost_name).declare_exchange, name, new.type, new.durable,
+            new.auto_delete, new.internal, new.arguments, False,
+        )  # fmt: skip
+    for one in plan.bindings:
+        what = f"binding from '{one.source}' to '{one.destination}' in vhost '{one.vhost}'"
+        vhost = broker.vhost(one.vhost)
+        if one.to_queue:
+            attempt(what, vhost.bind_queue, one.destination, one.source, one.key, one.arguments, 0)
+        else:
+            attempt(what, vhost.bind_exchange, one.destination, one.source, one.key, one.arguments)
+    return failed

@@ -1,0 +1,83 @@
+"""Consumers and their progress, slow consumers, housekeeping and reload of the configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from tallymark.engine.session import Consumer
+from tallymark.engine.slow.consumers import Watched
+from tallymark.engine.statistics import figures
+from tallymark.server.access.users import permission_in
+from tallymark.server.config.reload import ReloadRefused
+from tallymark.server.http.requests import (
+    HttpContext,
+    Refused,
+    answer,
+    require_administrator,
+    user_of,
+)
+from tallymark.server.slow.consumers import STATES
+
+
+class Consumers:
+    """Routes; lists show only virtual hosts that the user may enter."""
+
+    def __init__(self, http: HttpContext) -> None:
+        self._node = http.node
+
+    def add_to(self, app: web.Application) -> None:
+        router = app.router
+        router.add_get("/api/tallymark/consumers", self._consumers)
+        router.add_get("/api/tallymark/slow-consumers", self._slow_consumers)
+        router.add_get("/api/tallymark/housekeeping", self._housekeeping)
+        router.add_post("/api/tallymark/config/reload", self._reload)
+
+    async def _consumers(self, request: web.Request) -> web.Response:
+        broker, user = self._node.broker, user_of(request)
+        watched = {one.queue.id: one for one in broker.slow.watched()}
+        rows = [
+            consumer_row(consumer, watched.get(queue.id), broker.clock.now_ms)
+            for queue in broker.queues.values()
+            if permission_in(user, queue.vhost) is not None
+            for consumer in queue.consumers
+        ]
+        return answer({"consumers": rows})
+
+    async def _slow_consumers(self, request: web.Request) -> web.Response:
+        node, user = self._node, user_of(request)
+        rows = [
+            row
+            for row in node.slow_consumers.rows()
+            if permission_in(user, row["vhost"]) is not None
+        ]
+        period_ms = round(node.config.slow_consumers.period_s * 1000)
+        return answer({"period_ms": period_ms, "subscriptions": rows})
+
+    async def _housekeeping(self, request: web.Request) -> web.Response:
+        require_administrator(request)
+        return answer({"tasks": [one.values() for one in self._node.tasks.entries.values()]})
+
+    async def _reload(self, request: web.Request) -> web.Response:
+        """Answered when it is in effect."""
+        require_administrator(request)
+        try:
+            done = self._node.reloading.reload()
+        except ReloadRefused as error:
+            raise Refused(400, "bad_request", str(error)) from error
+        await self._node.durable()
+        return answer({"changed": done.changed, "at_next_start": done.waiting})
+
+
+def consumer_row(consumer: Consumer, watched: Watched | None, now_ms: int) -> dict[str, Any]:
+    """state: of its subscription to topics, None where it is none with limits."""
+    connection = consumer.session.connection
+    return {
+        "vhost": consumer.queue.vhost,
+        "queue": consumer.queue.name,
+        "connection": connection.name,
+        "user": connection.user,
+        **figures(consumer, now_ms),
+        "state": None if watched is None else STATES[watched.state],
+    }

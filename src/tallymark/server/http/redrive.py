@@ -1,0 +1,114 @@
+"""Redrive over HTTP: dead letters, named by (sequence, message id), back to where they came from.
+
+POST /api/tallymark/redrive/{vhost}/{queue} moves what it can of a batch and answers for each
+message, when all of that is on disk, in every sync mode. A message moves whole or not at all, and
+once: asked again, it is `gone`. `dry_run` answers the same and moves nothing.
+
+Reading the queue is asked of the user, and writing to every exchange that is published to.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+from aiohttp import web
+
+from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
+from tallymark.bridge.redriven import Stamp
+from tallymark.engine.arguments import is_routing_key
+from tallymark.engine.errors import AccessRefused
+from tallymark.engine.queue import Queue
+from tallymark.engine.redrive import FORBIDDEN, MOVED, UNROUTABLE, Found
+from tallymark.server.http.requests import HttpContext, Refused, answer, body_of
+
+MOST: Final = 10_000
+"""Messages of one request."""
+RUN_MAX: Final = 255
+"""Bytes of the name of a run."""
+Number = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+
+
+class Redrive(msgspec.Struct, forbid_unknown_fields=True):
+    """messages: (sequence, message id), as a browse shows them. exchange, routing_key: another
+    target than that of the first publish. run: the name of what does this, for provenance; what it
+    has moved before is not moved by it again."""
+
+    messages: list[tuple[Number, Number]]
+    run: str
+    exchange: str | None = None
+    routing_key: str | None = None
+    dry_run: bool = False
+
+
+class Redriving:
+    """Routes under /api/tallymark/redrive."""
+
+    def __init__(self, http: HttpContext) -> None:
+        self._http = http
+        self._node = http.node
+
+    def add_to(self, app: web.Application) -> None:
+        app.router.add_post("/api/tallymark/redrive/{vhost}/{queue}", self._redrive)
+
+    async def _redrive(self, request: web.Request) -> web.Response:
+        wanted = await body_of(request, Redrive)
+        if len(wanted.messages) > MOST:
+            raise Refused(
+                400, "bad_request", f"{len(wanted.messages)} messages, at most {MOST} expected"
+            )
+        if wanted.routing_key is not None and wanted.exchange is None:
+            raise Refused(400, "bad_request", "routing_key without exchange")
+        if wanted.routing_key is not None and not is_routing_key(wanted.routing_key):
+            raise Refused(400, "bad_request", "routing_key, expected at most 255 bytes")
+        if not 0 < len(wanted.run.encode("utf-8", "replace")) <= RUN_MAX:
+            raise Refused(400, "bad_request", f"run {wanted.run!r}, expected 1 to {RUN_MAX} bytes")
+        queue = self._http.queue(request)
+        broker = self._node.broker
+        try:
+            stamp = Stamp(queue.name, wanted.run, broker.clock.wall_ms)
+        except ValueError as error:
+            raise Refused(400, "bad_request", f"run: {error}") from error
+        # No other command comes between these: they are of one turn.
+        broker.use(queue)
+        redrives = broker.redrives
+        found = redrives.look(
+            queue, wanted.messages, wanted.exchange, wanted.routing_key, stamp.is_on
+        )
+        self._forbid(request, queue, found)
+        if not wanted.dry_run:
+            redrives.move(queue, found, stamp.put_on)
+            await self._node.durable()
+        return answer(_shown(found))
+
+    def _forbid(self, request: web.Request, queue: Queue, found: list[Found]) -> None:
+        """Remove the messages that the user may not publish."""
+        access = self._http.access(request, queue.vhost)
+        for one in found:
+            way = one.way
+            if way is None or one.status not in (MOVED, UNROUTABLE):
+                continue
+            try:
+                access.check(EXCHANGE, way.exchange, WRITE)
+                check_keys(access, way.source, way.keys, WRITE)
+            except AccessRefused:
+                one.status = FORBIDDEN
+            if way.source is not None and way.source.internal:
+                one.status = FORBIDDEN
+
+
+def _shown(found: list[Found]) -> dict[str, object]:
+    """The answer: [status, index of its way or null] for each message, and the ways."""
+    ways: dict[tuple[str, tuple[str, ...], tuple[str, ...]], int] = {}
+    results: list[tuple[str, int | None]] = []
+    for one in found:
+        at = None
+        if one.way is not None:
+            queues = tuple(queue.name for queue in one.queues)
+            at = ways.setdefault((one.way.exchange, one.way.keys, queues), len(ways))
+        results.append((one.status, at))
+    rows = [
+        {"exchange": exchange, "routing_keys": keys, "queues": queues}
+        for exchange, keys, queues in ways
+    ]
+    return {"results": results, "ways": rows}

@@ -1,0 +1,133 @@
+"""Requests over HTTP: what every handler reads, checks and answers with."""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from tallymark.bridge.permissions import QUEUE, READ, Access
+from tallymark.engine.errors import (
+    NotFound,
+)
+from tallymark.engine.queue import Queue
+from tallymark.server.access.users import TokenUser, User, UsersError, permissions_of
+from tallymark.server.logs import log_of
+from tallymark.server.node import Node
+
+USER: Final = web.RequestKey("user", User)
+"""Name of the user that sent the request. `user_of` tells what that user may do now."""
+NODE: Final = web.AppKey("node", Node)
+Body = TypeVar("Body")
+
+log = log_of("http")
+
+
+class Refused(Exception):
+    """A request that is answered with an error status. error: a word; reason: a text."""
+
+    def __init__(self, status: int, error: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.error = error
+
+
+def answer(value: object, status: int = 200) -> web.Response:
+    """A JSON answer."""
+    body = msgspec.json.encode(value)
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+async def body_of(request: web.Request, kind: type[Body]) -> Body:
+    """The request's JSON object. Raises Refused 400 when it is not what is expected, and as
+    `check_rights_stayed`."""
+    try:
+        found = msgspec.json.decode(await request.read() or b"{}", type=kind)
+    except msgspec.MsgspecError as error:
+        raise Refused(400, "bad_request", f"request body: {error}") from error
+    check_rights_stayed(request)
+    return found
+
+
+def number_in(request: web.Request, name: str) -> int:
+    """A whole number from the query string. Raises Refused 400."""
+    text = request.query.get(name, "")
+    if not (text.isascii() and text.isdigit()):
+        raise Refused(400, "bad_request", f"{name} is {text!r}, expected a whole number")
+    return int(text)
+
+
+def user_of(request: web.Request) -> User:
+    """Return the user that sent the request, with the rights of now: reading a body or waiting for
+    an answer takes time.
+
+    Raises Refused 401: the user was deleted meanwhile.
+    """
+    name = request[USER].name
+    try:
+        user = request.app[NODE].users.as_now(request[USER])
+    except UsersError as error:
+        log.error("login.impossible", error=str(error))
+        user = None
+    if user is None:
+        if isinstance(request[USER], TokenUser):
+            raise Refused(401, "not_authorized", f"the token of user '{name}' has expired")
+        raise Refused(401, "not_authorized", f"user '{name}' is deleted")
+    return user
+
+
+def check_rights_stayed(request: web.Request) -> None:
+    """Check that the user's rights are those checked before the body came. Raises Refused 401."""
+    before, now = request[USER], user_of(request)
+    if (before.administrator, before.tags, before.vhosts) != (
+        now.administrator, now.tags, now.vhosts,
+    ):  # fmt: skip
+        raise Refused(
+            401, "not_authorized", f"the rights of user '{now.name}' changed meanwhile: ask again"
+        )
+
+
+def require_administrator(request: web.Request) -> None:
+    """Raises Refused 403."""
+    user = user_of(request)
+    if not user.administrator:
+        raise Refused(403, "access_refused", f"user '{user.name}' is not an administrator")
+
+
+class HttpContext:
+    """The broker as handlers of requests see it: its node, its addresses, and what a user may
+    reach."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.amqp: list[tuple[str, int]] = []
+        """Addresses of the AMQP listeners, for lists."""
+        self.amqps: list[tuple[str, int]] = []
+        """Addresses of the AMQP listeners inside TLS, for lists."""
+        self.nsq: dict[str, list[tuple[str, int]]] = {}
+        """Addresses of the NSQ listeners, by protocol."""
+        self.addresses: list[tuple[str, int]] = []
+        """Addresses that this server listens on without TLS."""
+        self.tls_addresses: list[tuple[str, int]] = []
+
+    def queue(self, request: web.Request) -> Queue:
+        """The queue that the path names. Raises NotFound, AccessRefused (needs read)."""
+        vhost, name = request.match_info["vhost"], request.match_info["queue"]
+        self.access(request, vhost).check(QUEUE, name, READ)
+        queue = self.node.broker.vhost(vhost).queues.get(name)
+        if queue is None:
+            raise NotFound(f"no queue '{name}' in vhost '{vhost}'")
+        return queue
+
+    def check_read(self, request: web.Request, queue: Queue) -> None:
+        """Raises AccessRefused unless the user may read it now, and Refused 401 as `user_of`."""
+        self.access(request, queue.vhost).check(QUEUE, queue.name, READ)
+
+    def access(self, request: web.Request, vhost: str) -> Access:
+        """Return the user's permissions in a virtual host. Raises AccessRefused: there are none."""
+        user = user_of(request)
+        access = Access(user.name, vhost, ("", "", ""))
+        access.follow(permissions_of(user))
+        access.check_entered()
+        return access

@@ -1,0 +1,215 @@
+"""The HTTP interface: management, metrics, and the operations that Spark uses. Same loop, aiohttp.
+
+RabbitMQ's management interface is at RabbitMQ's paths (management*.py), what only this broker has
+under /api/tallymark/. Every request but /healthz needs Basic authentication. What is refused is
+answered as RabbitMQ does: `{"error": word for machines, "reason": text for humans}`.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from tallymark.engine.errors import (
+    AccessRefused,
+    BrokerError,
+    Fenced,
+    Gone,
+    HeldBack,
+    NotFound,
+    ResourceExhausted,
+    ResourceLocked,
+    Unreadable,
+)
+from tallymark.server.access import audit
+from tallymark.server.access.tls import Tls
+from tallymark.server.access.users import UsersError
+from tallymark.server.http.guard import (
+    CHALLENGE,
+    FORBIDDEN,
+    Turned,
+    credentials,
+    guard_of,
+)
+from tallymark.server.http.line import HttpListener
+from tallymark.server.http.paths import allowed_methods, answer_with_slash
+from tallymark.server.http.requests import NODE, USER, HttpContext, Refused, answer
+from tallymark.server.logs import log_of
+from tallymark.server.node import JournalFailed, Node
+
+STATUS: Final[dict[type[BrokerError], tuple[int, str]]] = {
+    NotFound: (404, "not_found"),
+    AccessRefused: (403, "access_refused"),
+    ResourceLocked: (403, "locked"),
+    Fenced: (409, "fenced"),
+    Gone: (410, "gone"),
+    ResourceExhausted: (429, "resource_exhausted"),
+    HeldBack: (503, "blocked"),
+    Unreadable: (500, "unreadable"),
+}
+"""Any other engine error is 400, bad_request."""
+OWN: Final = "/api/tallymark/"
+"""Paths that RabbitMQ has not; at its own a refused access is 401, as its clients expect."""
+IDENTITY: Final = "identity"
+MAX_REQUEST: Final = 1 << 20
+
+log = log_of("http")
+
+
+def refuse_coded(request: web.Request) -> None:
+    """Raises Refused: the body is compressed. What it stands for could be any size."""
+    coding = request.headers.get("Content-Encoding", IDENTITY)
+    if coding.lower() != IDENTITY:
+        raise Refused(
+            415,
+            "unsupported_media_type",
+            f"Content-Encoding is {coding[:200]!r}, expected none: bodies are not unpacked",
+        )
+
+
+class HttpServer:
+    """The listeners and the routes."""
+
+    def __init__(self, node: Node) -> None:
+        from tallymark.server.http.archives import Archiving
+        from tallymark.server.http.browse import Browsing
+        from tallymark.server.http.consumers import Consumers
+        from tallymark.server.http.features import FeatureFlags
+        from tallymark.server.http.quarantine import Quarantines
+        from tallymark.server.http.redrive import Redriving
+        from tallymark.server.http.sinks import Sinks
+        from tallymark.server.http.state import State
+        from tallymark.server.http.streams import Streams
+        from tallymark.server.http.subscriptions import Subscriptions
+        from tallymark.server.management.routes import add_management
+
+        self.node = node
+        self._guard = guard_of(node.config)
+        self.context = context = HttpContext(node)
+        app = web.Application(
+            middlewares=[
+                self._errors,
+                self._authenticate,
+                self._tell_time,
+                answer_with_slash,
+            ],
+            client_max_size=MAX_REQUEST,
+        )
+        app[NODE] = node
+        app.router.add_get("/healthz", self._health)
+        State(context).add_to(app)
+        Consumers(context).add_to(app)
+        Subscriptions(context).add_to(app)
+        Sinks(context).add_to(app)
+        FeatureFlags(context).add_to(app)
+        Redriving(context).add_to(app)
+        Quarantines(context).add_to(app)
+        Archiving(context).add_to(app)
+        self._browsing = Browsing(context)
+        self._browsing.add_to(app)
+        self._streams = Streams(context)
+        self._streams.add_to(app)
+        add_management(context, app)
+        self._listener = HttpListener(node, app)
+
+    async def start(
+        self,
+        bound: Sequence[socket.socket],
+        tls_bound: Sequence[socket.socket] = (),
+        tls: Tls | None = None,
+    ) -> list[tuple[str, int]]:
+        """Listen on sockets that are bound, and on `tls_bound` inside TLS; return the addresses of
+        the former."""
+        self.context.addresses = await self._listener.start(bound)
+        self.context.tls_addresses = await self._listener.start(tls_bound, tls)
+        return self.context.addresses
+
+    async def stop(self) -> None:
+        """Let requests under way finish, for at most STOP_S, and close."""
+        self._browsing.close()
+        self._streams.close()
+        await self._listener.stop()
+
+    async def _health(self, request: web.Request) -> web.Response:
+        alarms = self.node.housekeeping.told_alarms
+        return answer({"status": "alarm" if alarms else "ok", "alarms": alarms})
+
+    @web.middleware
+    async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            self._guard.check(request)
+            refuse_coded(request)
+            response = await handler(request)
+            if audit.is_change(request.method, request.path):
+                user = request[USER].name if USER in request else ""
+                audit.request_done(
+                    "HTTP", request.remote or "", user, request.method, request.path,
+                    response.status,
+                )  # fmt: skip
+            return response
+        except Refused as error:
+            return self._refuse(request, error.status, error.error, str(error))
+        except Turned as error:
+            audit.request_turned_away(
+                "HTTP", request.remote or "", request.method, request.path, str(error)
+            )
+            word = "forbidden" if error.status == FORBIDDEN else "misdirected_request"
+            return self._refuse(request, error.status, word, str(error))
+        except BrokerError as error:
+            status, word = STATUS.get(type(error), (400, "bad_request"))
+            return self._refuse(request, status, word, str(error))
+        except JournalFailed as error:
+            return self._refuse(request, 503, "stopping", str(error))
+        except web.HTTPException as error:
+            word = error.reason.lower().replace(" ", "_")
+            refusal = self._refuse(
+                request, error.status, word, f"{request.method} {request.path}: {error.reason}"
+            )
+            if allowed := allowed_methods(error):
+                refusal.headers["Allow"] = allowed
+            return refusal
+
+    def _refuse(self, request: web.Request, status: int, error: str, reason: str) -> web.Response:
+        if error == "access_refused" and not request.path.startswith(OWN):
+            status, error = 401, "not_authorised"
+        log.info("request.refused", method=request.method, path=request.path, status=status,
+                 error=reason, peer=request.remote)  # fmt: skip
+        if status in (401, 403) and USER in request:
+            audit.request_refused(
+                "HTTP", request.remote or "", request[USER].name, request.method, request.path,
+                reason,
+            )  # fmt: skip
+        refusal = answer({"error": error, "reason": reason}, status)
+        if USER not in request:
+            refusal.headers["WWW-Authenticate"] = CHALLENGE
+        return refusal
+
+    @web.middleware
+    async def _authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path == "/healthz":
+            return await handler(request)
+        given = credentials(request.headers.get("Authorization", ""))
+        if given is None or (given[0] == "Bearer" and self.node.users.tokens is None):
+            raise Refused(401, "not_authorized", "expected Basic authentication (user:password)")
+        scheme, name, secret = given
+        try:
+            user = await self.node.users.check(name, secret, request.remote or "")
+        except UsersError as error:
+            log.error("login.impossible", error=str(error))
+            user = None
+        if user is None:
+            audit.login_refused("HTTP", request.remote or "", name, scheme)
+            raise Refused(401, "not_authorized", "user name and password do not match")
+        request[USER] = user
+        log.debug("request", method=request.method, path=request.path, user=user.name)
+        return await handler(request)
+
+    @web.middleware
+    async def _tell_time(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Commands of a request are of now: a broker that is idle had its last turn long ago."""
+        self.node.tell_time()
+        return await handler(request)

@@ -1,0 +1,332 @@
+"""Streams over HTTP: ranges of offsets, for Spark's drivers and executors and for other clients.
+
+Reading changes nothing and keeps nothing: any number of readers ask for ranges, and each answer is
+sent from the journal's files as it is (http/extents.py). Readers see what is on disk. A range of
+which retention has taken a part is answered 410; who has to be able to read it again makes a
+*plan*, which holds it. A plan that nobody reads for PLAN_S is given up, and none outlives the
+broker.
+
+`id` in a request is the stream's, as STAT gives it: a stream that was deleted and made again under
+its name is refused with 409, so that offsets of the one are not taken for those of the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from tallymark.engine import stream_ranges
+from tallymark.engine.arguments import named
+from tallymark.engine.errors import Gone, NotFound, Unreadable
+from tallymark.engine.extents import StreamExtents
+from tallymark.engine.message import Slice
+from tallymark.engine.queue import Queue
+from tallymark.engine.records import Record
+from tallymark.engine.stream_ranges import Pin
+from tallymark.engine.streams import TIME, Start, first_offset, start_of
+from tallymark.engine.walltime import in_wall_time
+from tallymark.journal import layout
+from tallymark.journal.journal import BytesLost
+from tallymark.server.http.extents import (
+    ANSWER_BYTES,
+    MOST_ANSWER_BYTES,
+    NEXT,
+    send_apart,
+)
+from tallymark.server.http.requests import (
+    HttpContext,
+    Refused,
+    answer,
+    body_of,
+    number_in,
+    require_administrator,
+    user_of,
+)
+
+MOST: Final = (1 << 62) - 1
+LONGEST_WAIT_MS: Final = 60_000
+PLAN_S: Final = 600.0
+MAX_PLANS: Final = 1000
+
+
+class Range(msgspec.Struct, forbid_unknown_fields=True, rename={"low": "from", "high": "to"}):
+    """Offsets low..high-1 of the stream with this id (0: whichever is there)."""
+
+    low: int
+    high: int
+    id: int = 0
+
+
+class Plan:
+    """A pinned range and who may read it."""
+
+    def __init__(self, queue: Queue, pin: Pin, owner: str) -> None:
+        self.queue = queue
+        self.pin = pin
+        self.owner = owner
+        self.readers = 0
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Streams:
+    """Routes under /api/tallymark/streams."""
+
+    def __init__(self, http: HttpContext) -> None:
+        self._http = http
+        self._node = http.node
+        self._plans: dict[str, Plan] = {}
+
+    def add_to(self, app: web.Application) -> None:
+        one = "/api/tallymark/streams/{vhost}/{queue}"
+        router = app.router
+        router.add_get(one, self._stat)
+        router.add_get(one + "/offset", self._offset)
+        router.add_get(one + "/range", self._range)
+        router.add_get(one + "/read", self._read, allow_head=False)
+        router.add_get(one + "/places", self._places, allow_head=False)
+        router.add_get(one + "/publishers/{name}", self._publisher)
+        router.add_post(one + "/plans", self._make)
+        router.add_delete(one + "/plans/{plan}", self._delete)
+
+    def close(self) -> None:
+        """Give up every plan."""
+        for name in list(self._plans):
+            self._drop(name)
+
+    def _find(self, request: web.Request) -> Queue:
+        """The stream that the path names, which is the one with the id in the query."""
+        queue = self._http.queue(request)
+        stream_ranges.check_stream(queue, _number(request, "id", 0))
+        return queue
+
+    # -- where
+
+    async def _stat(self, request: web.Request) -> web.Response:
+        queue = self._find(request)
+        return answer(
+            {
+                "id": queue.id,
+                "vhost": queue.vhost,
+                "name": queue.name,
+                "first": first_offset(queue),
+                "next": queue.end() - 1,
+                "messages": queue.ready,
+                "bytes": queue.ready_bytes,
+                "oldest_ms": self._arrived_ms(queue, 0),
+                "newest_ms": self._arrived_ms(queue, -1),
+                "readers": len(queue.consumers),
+                "publishers": len(queue.publishers),
+            }
+        )
+
+    def _arrived_ms(self, queue: Queue, which: int) -> int | None:
+        """Return when the oldest (0) or newest (-1) message arrived; wall time."""
+        fresh = queue.lanes[0].fresh
+        if not fresh:
+            return None
+        piece = fresh[which]
+        time_ms = piece.entered_ms() if which == 0 else piece.last_ms()
+        return self._node.broker.clock.to_wall(time_ms)
+
+    async def _offset(self, request: web.Request) -> web.Response:
+        """The offset of the first message that a reader with this beginning would be shown."""
+        queue = self._find(request)
+        if "time" in request.query:
+            start = Start(TIME, number_in(request, "time"))
+        else:
+            said = request.query.get("at", "")
+            value = int(said) if said.isascii() and said.isdigit() else said
+            start = start_of(value, named("queue", queue.name, queue.vhost))
+        place = start.place(queue, self._node.broker.clock)
+        return answer({"id": queue.id, "offset": max(queue.kept_from, min(place, queue.end())) - 1})
+
+    async def _range(self, request: web.Request) -> web.Response:
+        """Return the extent of a batch that begins at an offset, within the reader's limits; wait
+        until there is one."""
+        first = number_in(request, "from")
+        most = _number(request, "max_rows", MOST) or MOST
+        most_bytes = _number(request, "max_bytes", MOST) or MOST
+        loop = self._node.loop
+        wait_ms = min(_number(request, "wait_ms", 0), LONGEST_WAIT_MS)
+        deadline = loop.time() + wait_ms / 1000
+        while True:
+            queue = self._find(request)  # again after each wait: it may be another by now
+            found = stream_ranges.batch(queue, first + 1, most, most_bytes)
+            left = deadline - loop.time()
+            if found.end > first + 1 or left <= 0:
+                break
+            try:
+                await asyncio.wait_for(self._node.appends.beyond(queue, first + 1), left)
+            except TimeoutError:
+                break
+        return answer(
+            {
+                "id": queue.id,
+                "from": first,
+                "to": found.end - 1,
+                "rows": found.messages,
+                "bytes": found.bytes,
+                "first": first_offset(queue),
+                "next": queue.end() - 1,
+            }
+        )
+
+    async def _publisher(self, request: web.Request) -> web.Response:
+        """The highest number that a publisher gave a message which the stream has, on disk."""
+        queue, name = self._find(request), request.match_info["name"]
+        number = queue.publishers.get(name)
+        if number is None:
+            raise NotFound(
+                f"{named('stream', queue.name, queue.vhost)} knows no publisher '{name}'"
+            )
+        await self._node.durable()
+        return answer({"name": name, "number": number})
+
+    # -- messages
+
+    async def _read(self, request: web.Request) -> web.StreamResponse:
+        """Offsets from..to-1, or as many of them as fit an answer: one block, whose raw is sent
+        from where it lies."""
+        queue, extents, pieces = self._take(request)
+        try:
+            head, padding = layout.pack_apart(self._in_wall_time(extents))
+            headers = {NEXT: str(extents.next - 1)}
+            journal = self._node.journal
+            return await send_apart(request, journal, head, extents.spans, padding, headers)
+        except BytesLost as error:
+            raise Gone(f"{named('stream', queue.name, queue.vhost)}: {error}") from error
+        finally:
+            self._let_go(request, pieces)
+
+    async def _places(self, request: web.Request) -> web.Response:
+        """Answer administrators, whose programs read the journal's files themselves: rows with
+        positions in place of bytes, and the files that have these positions. What the files hold
+        stays for as long as a plan holds it."""
+        require_administrator(request)
+        queue, extents, pieces = self._take(request)
+        try:
+            journal = self._node.journal
+            files: dict[str, str] = {}
+            for span in extents.spans:
+                number = str(span.position >> 32)
+                if number not in files:
+                    files[number] = str(journal.path_of(span.position).absolute())
+            block = layout.pack_places(self._in_wall_time(extents))
+        except BytesLost as error:
+            raise Gone(f"{named('stream', queue.name, queue.vhost)}: {error}") from error
+        finally:
+            self._let_go(request, pieces)
+        return web.Response(
+            body=block,
+            content_type="application/octet-stream",
+            headers={
+                NEXT: str(extents.next - 1),
+                "Tallymark-Segments": msgspec.json.encode(files).decode(),
+            },
+        )
+
+    def _in_wall_time(self, extents: StreamExtents) -> list[Record]:
+        return in_wall_time(extents.records, self._node.broker.clock.ahead_ms)
+
+    def _take(self, request: web.Request) -> tuple[Queue, StreamExtents, list[Slice]]:
+        """Return what answers a request with from, to, max_bytes and plan. What the slices mean
+        stays in the journal until `_let_go`."""
+        queue = self._find(request)
+        low, high = number_in(request, "from") + 1, number_in(request, "to") + 1
+        plan = self._plan(request, queue)
+        pin = None if plan is None else plan.pin
+        stream_ranges.check_range(queue, low, high, pin)
+        most_bytes = _number(request, "max_bytes", ANSWER_BYTES) or ANSWER_BYTES
+        most_bytes = min(most_bytes, MOST_ANSWER_BYTES)
+        if queue.kept_from <= low < high:  # what else is in the range is not looked at
+            high = min(high, stream_ranges.batch(queue, low, MOST, most_bytes).end)
+        store = self._node.broker.store
+        extents = StreamExtents(queue.id, low, most_bytes, store.read)
+        pieces: list[Slice] = []
+        for piece in stream_ranges.between(queue, low, high, pin):
+            try:
+                put = extents.add(piece)
+            except Unreadable:
+                self._node.broker.unpin(pieces)
+                raise
+            if len(put):
+                store.use(put.payload, len(put))
+                pieces.append(put)
+            if extents.full:
+                break
+        else:
+            extents.pass_over(high)
+        if plan is not None:
+            plan.readers += 1
+        return queue, extents, pieces
+
+    def _let_go(self, request: web.Request, pieces: list[Slice]) -> None:
+        self._node.broker.unpin(pieces)
+        name = request.query.get("plan", "")
+        plan = self._plans.get(name)
+        if plan is not None:
+            plan.readers -= 1
+            self._arm(name, plan)
+
+    # -- plans
+
+    async def _make(self, request: web.Request) -> web.Response:
+        wanted = await body_of(request, Range)
+        queue = self._http.queue(request)
+        stream_ranges.check_stream(queue, wanted.id)
+        if len(self._plans) >= MAX_PLANS:
+            raise Refused(429, "resource_exhausted", f"{MAX_PLANS} plans are in use")
+        pin = stream_ranges.pin(queue, wanted.low + 1, wanted.high + 1)
+        name = secrets.token_urlsafe(16)
+        self._plans[name] = plan = Plan(queue, pin, user_of(request).name)
+        self._arm(name, plan)
+        return answer({"plan": name, "id": queue.id, "from": wanted.low, "to": wanted.high})
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        self._own_plan(request.match_info["plan"], self._http.queue(request), request)
+        self._drop(request.match_info["plan"])
+        return answer({})
+
+    def _plan(self, request: web.Request, queue: Queue) -> Plan | None:
+        """The plan in the query, if there is one."""
+        name = request.query.get("plan", "")
+        return self._own_plan(name, queue, request) if name else None
+
+    def _own_plan(self, name: str, queue: Queue, request: web.Request) -> Plan:
+        plan = self._plans.get(name)
+        if plan is None or plan.owner != user_of(request).name or plan.queue is not queue:
+            raise NotFound(
+                f"no plan '{name}' of {named('stream', queue.name, queue.vhost)}: unknown, unused "
+                f"for {PLAN_S:.0f} s, or from before the broker was started"
+            )
+        return plan
+
+    def _arm(self, name: str, plan: Plan) -> None:
+        if plan.timer is not None:
+            plan.timer.cancel()
+        plan.timer = self._node.loop.call_later(PLAN_S, self._expire, name)
+
+    def _expire(self, name: str) -> None:
+        plan = self._plans.get(name)
+        if plan is None:
+            return
+        if plan.readers:
+            self._arm(name, plan)
+        else:
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        plan = self._plans.pop(name)
+        if plan.timer is not None:
+            plan.timer.cancel()
+        stream_ranges.unpin(plan.queue, plan.pin, self._node.broker.store)
+        self._node.schedule()
+
+
+def _number(request: web.Request, name: str, default: int) -> int:
+    """A whole number from the query, which may be missing. Raises Refused 400."""
+    return number_in(request, name) if name in request.query else default

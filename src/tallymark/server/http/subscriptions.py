@@ -1,0 +1,275 @@
+"""Durable subscriptions over HTTP: the requests of a Spark driver and its executors.
+
+ATTACH, LEASE, VERDICTS and SETTLE answer only when what they changed is on disk, in every sync
+mode; all may be repeated. READ is stateless: any number of readers, the same rows until the range
+is settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from tallymark.engine.arguments import named
+from tallymark.engine.errors import Gone, NotFound, Unreadable
+from tallymark.engine.extents import PIECES, LeaseExtents
+from tallymark.engine.message import Slice
+from tallymark.engine.records import LEASED, Record
+from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED
+from tallymark.engine.subscription import Subscription
+from tallymark.engine.walltime import in_wall_time
+from tallymark.journal import layout
+from tallymark.journal.journal import BytesLost
+from tallymark.server.access.users import permission_in
+from tallymark.server.http.blocks import Excerpts, send_blocks
+from tallymark.server.http.extents import (
+    ANSWER_BYTES,
+    MOST_ANSWER_BYTES,
+    NEXT,
+    send_apart,
+)
+from tallymark.server.http.requests import (
+    HttpContext,
+    Refused,
+    answer,
+    body_of,
+    number_in,
+    require_administrator,
+    user_of,
+)
+
+LONGEST_WAIT_MS: Final = 60_000
+OUTCOMES: Final = {
+    "accepted": ACCEPTED,
+    "rejected": REJECTED,
+    "released": RETURNED,
+    "modified": FAILED,
+}
+"""Verdicts, in AMQP 1.0's words: modified is given back as a failed delivery."""
+
+
+class Attach(msgspec.Struct, forbid_unknown_fields=True):
+    """Limits on leased and unsettled messages; 0: the broker's default."""
+
+    limit_rows: int = 0
+    limit_bytes: int = 0
+
+
+class Lease(msgspec.Struct, forbid_unknown_fields=True):
+    """max_bytes 0: no limit but the subscription's. wait_ms: how long to wait for messages."""
+
+    fence: int
+    epoch: int
+    start: int
+    max_rows: int
+    max_bytes: int = 0
+    wait_ms: int = 0
+
+
+class Settle(msgspec.Struct, forbid_unknown_fields=True):
+    """Every lease sequence below `end` is done with."""
+
+    fence: int
+    epoch: int
+    end: int
+
+
+class Verdicts(msgspec.Struct, forbid_unknown_fields=True):
+    """Outcomes of leased messages: (first lease sequence, count, outcome)."""
+
+    epoch: int
+    verdicts: list[tuple[int, int, str]]
+
+
+class Subscriptions:
+    """Routes under /api/tallymark/subscriptions."""
+
+    def __init__(self, http: HttpContext) -> None:
+        self._http = http
+        self._node = http.node
+
+    def add_to(self, app: web.Application) -> None:
+        one = "/api/tallymark/subscriptions/{vhost}/{queue}/{name}"
+        app.router.add_get("/api/tallymark/subscriptions", self._list)
+        app.router.add_post(one + "/attach", self._attach)
+        app.router.add_post(one + "/lease", self._lease)
+        app.router.add_get(one + "/read", self._read)
+        app.router.add_post(one + "/verdicts", self._judge)
+        app.router.add_post(one + "/settle", self._settle)
+        app.router.add_get(one + "/stat", self._stat)
+        app.router.add_delete(one, self._delete)
+
+    def _find(self, request: web.Request) -> Subscription:
+        queue = self._http.queue(request)
+        return self._node.broker.leases.find(queue, request.match_info["name"])
+
+    async def _list(self, request: web.Request) -> web.Response:
+        leases, user = self._node.broker.leases, user_of(request)
+        rows = []
+        for subscription in leases.subscriptions.values():
+            if permission_in(user, subscription.queue.vhost) is not None:
+                stat = dict(leases.stat(subscription))
+                stat["name"] = stat.pop("subscription")
+                rows.append(stat)
+        return answer({"subscriptions": rows})
+
+    async def _attach(self, request: web.Request) -> web.Response:
+        wanted = await body_of(request, Attach)
+        if wanted.limit_rows < 0 or wanted.limit_bytes < 0:
+            raise Refused(400, "bad_request", "limits are negative, expected 0 (default) or more")
+        queue = self._http.queue(request)
+        subscription = self._node.broker.leases.attach(
+            queue, request.match_info["name"], wanted.limit_rows, wanted.limit_bytes
+        )
+        fence = subscription.fence
+        await self._node.durable()
+        return answer(
+            {
+                "epoch": subscription.epoch,
+                "fence": fence,
+                "floor": subscription.floor,
+                "leased": subscription.next - subscription.floor,
+                "next": subscription.next,
+            }
+        )
+
+    async def _lease(self, request: web.Request) -> web.Response:
+        wanted = await body_of(request, Lease)
+        loop = self._node.loop
+        deadline = loop.time() + min(max(0, wanted.wait_ms), LONGEST_WAIT_MS) / 1000
+        while True:
+            subscription = self._find(request)  # again after each wait: it may be another by now
+            subscription.check_fence(wanted.fence)
+            subscription.check_epoch(wanted.epoch)
+            end = self._node.broker.leases.lease(
+                subscription, wanted.start, wanted.max_rows, wanted.max_bytes
+            )
+            left = deadline - loop.time()
+            if end > wanted.start or left <= 0:
+                break
+            try:
+                await asyncio.wait_for(self._node.when_ready(subscription.queue), left)
+            except TimeoutError:
+                break
+        await self._node.durable()
+        return answer({"end": end})
+
+    async def _read(self, request: web.Request) -> web.StreamResponse:
+        """Send all rows of a range, or with max_bytes as many as fit an answer."""
+        if "max_bytes" in request.query:
+            return await self._read_apart(request)
+        subscription = self._find(request)
+        subscription.check_epoch(number_in(request, "epoch"))
+        low, high = number_in(request, "from"), number_in(request, "to")
+        if low > high:
+            raise Refused(400, "bad_request", f"from is {low}, expected at most to = {high}")
+        subscription.part(low, high)  # refuses what is settled or was never leased
+        leases = self._node.broker.leases
+
+        def take(at: int, excerpts: Excerpts) -> int:
+            """Put the next rows of the range, up to a block's worth; returns where to go on.
+            What was lost is missing: the range may end before `high`, or have gaps."""
+            if subscription not in subscription.queue.subscriptions:
+                raise NotFound(f"subscription '{subscription.name}' is gone")
+            self._http.check_read(request, subscription.queue)
+            for first, piece in subscription.part(at, high):
+                leases.load(subscription, piece)
+                payload, lo, n = excerpts.add(piece)
+                excerpts.records.append(
+                    Record(
+                        LEASED, subscription.queue.id, piece.first, n, payload.arrived_ms,
+                        payload, lo, subscription.epoch, first, piece.priority,
+                        min(piece.acquired, 255), piece.known(),
+                    )
+                )  # fmt: skip
+                if excerpts.full:
+                    return first + n
+            return high
+
+        ahead_ms = self._node.broker.clock.ahead_ms
+        return await send_blocks(request, low, high, take, ahead_ms)
+
+    async def _read_apart(self, request: web.Request) -> web.StreamResponse:
+        """One block, whose raw is sent from where it lies in the journal; the header NEXT says
+        where to go on."""
+        subscription = self._find(request)
+        epoch = number_in(request, "epoch")
+        low, high = number_in(request, "from"), number_in(request, "to")
+        if low > high:
+            raise Refused(400, "bad_request", f"from is {low}, expected at most to = {high}")
+        subscription.check_epoch(epoch)
+        found = subscription.part(low, high, PIECES)
+        if any(piece.payload.position < 0 for _, piece in found):
+            await self._node.durable()  # leased just now, by an answer that has not left yet
+            subscription = self._find(request)
+            subscription.check_epoch(epoch)
+            found = subscription.part(low, high, PIECES)
+        most_bytes = min(number_in(request, "max_bytes") or ANSWER_BYTES, MOST_ANSWER_BYTES)
+        queue = subscription.queue
+        store = self._node.broker.store
+        extents = LeaseExtents(queue.id, epoch, low, most_bytes, store.read)
+        pieces: list[Slice] = []
+        for first, piece in found:
+            try:
+                put = extents.add(first, piece)
+            except Unreadable as error:
+                self._node.broker.unpin(pieces)
+                store.trouble = str(error)
+                raise self._node.broker.quarantine.refuse_leased(subscription, piece) from error
+            if len(put):
+                store.use(put.payload, len(put))
+                pieces.append(put)
+            if extents.full:
+                break
+        else:
+            if len(found) < PIECES:
+                extents.next = high  # what is missing was lost
+        try:
+            rows = in_wall_time(extents.records, self._node.broker.clock.ahead_ms)
+            head, padding = layout.pack_apart(rows)
+            headers = {NEXT: str(extents.next)}
+            return await send_apart(
+                request, self._node.journal, head, extents.spans, padding, headers
+            )
+        except BytesLost as error:
+            raise Gone(f"{named('queue', queue.name, queue.vhost)}: {error}") from error
+        finally:
+            self._node.broker.unpin(pieces)
+
+    async def _judge(self, request: web.Request) -> web.Response:
+        wanted = await body_of(request, Verdicts)
+        subscription = self._find(request)
+        subscription.check_epoch(wanted.epoch)
+        said = []
+        for first, count, outcome in wanted.verdicts:
+            if outcome not in OUTCOMES:
+                raise Refused(
+                    400, "bad_request",
+                    f"outcome {outcome!r} of lease sequence {first}, expected one of "
+                    f"{', '.join(OUTCOMES)}",
+                )  # fmt: skip
+            said.append((first, count, OUTCOMES[outcome]))
+        self._node.broker.leases.judge(subscription, said)
+        await self._node.durable()
+        return answer({"floor": subscription.floor, "verdicts": len(subscription.verdicts)})
+
+    async def _settle(self, request: web.Request) -> web.Response:
+        wanted = await body_of(request, Settle)
+        subscription = self._find(request)
+        subscription.check_fence(wanted.fence)
+        subscription.check_epoch(wanted.epoch)
+        floor = self._node.broker.leases.settle(subscription, wanted.end)
+        await self._node.durable()
+        return answer({"floor": floor})
+
+    async def _stat(self, request: web.Request) -> web.Response:
+        return answer(self._node.broker.leases.stat(self._find(request)))
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        require_administrator(request)
+        released = self._node.broker.drop_subscription(self._find(request))
+        await self._node.durable()
+        return answer({"released": released})

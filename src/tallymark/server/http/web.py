@@ -1,0 +1,115 @@
+"""The HTTP listeners of a broker: bound at the start, while their code is loaded by the first
+connection.
+
+Importing aiohttp and the routes costs about as much as the rest of the broker, and many brokers
+never get an HTTP request. So the sockets listen at once, and the first connection waits in the
+kernel's queue while a thread imports; the loop serves other clients meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from tallymark.server.listening import Address, address_of
+
+if TYPE_CHECKING:
+    from tallymark.server.access.tls import Tls
+    from tallymark.server.http.server import HttpServer
+    from tallymark.server.node import Node
+    from tallymark.server.nsq.service import NsqService
+
+BACKLOG: Final = 128
+MODULES: Final = (
+    "http.server", "http.archives", "http.browse", "http.consumers", "http.features",
+    "http.quarantine", "http.redrive", "http.sinks", "http.state", "http.streams",
+    "http.subscriptions", "management.routes", "nsq.http",
+)  # fmt: skip
+"""Modules that are imported in a thread, so that they are loaded when the loop makes the
+servers."""
+
+
+Sockets = tuple[list[socket.socket], list[socket.socket], "Tls | None"]
+"""Bound, of an HTTP interface: plain, inside TLS, and the TLS."""
+
+
+class Web:
+    """Both HTTP interfaces: management, and nsqd's where NSQ is served."""
+
+    def __init__(
+        self,
+        node: Node,
+        sockets: Sockets,
+        service: NsqService | None,
+        nsq: Sockets,
+    ) -> None:
+        """nsq: of nsqd's interface."""
+        self._node = node
+        self._sockets = sockets
+        self._service = service
+        self._nsq = nsq
+        self._server: HttpServer | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self.amqp: list[Address] = []
+        """Addresses of the AMQP listeners, for lists."""
+        self.amqps: list[Address] = []
+        """Addresses of the AMQP listeners inside TLS, for lists."""
+        self.failed: asyncio.Future[None] = node.loop.create_future()
+        """Future that gets the exception with which the servers could not be made."""
+
+    @property
+    def addresses(self) -> list[Address]:
+        return [address_of(one) for one in self._sockets[0]]
+
+    @property
+    def tls_addresses(self) -> list[Address]:
+        return [address_of(one) for one in self._sockets[1]]
+
+    def listen(self) -> None:
+        """Accept connections from now on."""
+        for one in self._all():
+            one.setblocking(False)
+            one.listen(BACKLOG)
+            self._node.loop.add_reader(one, self._somebody_came)
+
+    async def stop(self) -> None:
+        """Let requests under way finish, and close."""
+        if self._opening is None:
+            for one in self._all():
+                self._node.loop.remove_reader(one)
+            return
+        await asyncio.wait([self._opening])
+        if self._server is not None:
+            await self._server.stop()
+
+    def _all(self) -> list[socket.socket]:
+        return [*self._sockets[0], *self._sockets[1], *self._nsq[0], *self._nsq[1]]
+
+    def _somebody_came(self) -> None:
+        for one in self._all():
+            self._node.loop.remove_reader(one)
+        self._opening = self._node.loop.create_task(self._open())
+        self._opening.add_done_callback(self._opened)
+
+    def _opened(self, opening: asyncio.Task[None]) -> None:
+        if not opening.cancelled() and opening.exception() is not None and not self.failed.done():
+            self.failed.set_exception(opening.exception() or RuntimeError())
+
+    async def _open(self) -> None:
+        await asyncio.to_thread(_load)
+        from tallymark.server.http.server import HttpServer
+
+        server = HttpServer(self._node)
+        server.context.amqp, server.context.amqps = self.amqp, self.amqps
+        self._server = server
+        if self._service is not None:
+            server.context.nsq = self._service.listening()
+            await self._service.start_http(*self._nsq)
+        await server.start(*self._sockets)
+
+
+def _load() -> None:
+    for name in MODULES:
+        import_module(f"tallymark.server.{name}")

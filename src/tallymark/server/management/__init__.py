@@ -1,0 +1,1 @@
+"""RabbitMQ's management interface, as of 3.10."""

@@ -1,0 +1,138 @@
+"""Connections, channels and consumers over HTTP, as RabbitMQ's management interface has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, TypeAlias
+
+from aiohttp import web
+
+from tallymark.engine.errors import AccessRefused, NotFound
+from tallymark.server.access.users import sees_everything
+from tallymark.server.amqp import AmqpClient
+from tallymark.server.client import Client
+from tallymark.server.http.requests import user_of
+from tallymark.server.logs import log_of
+from tallymark.server.management.nsq import nsq_channel_rows, nsq_connection_row
+from tallymark.server.management.requests import Routes, listed, shown
+from tallymark.server.management.rows import channel_rows, connection_row, consumer_row
+from tallymark.server.nsq.client import NsqClient
+from tallymark.server.places import place_of
+
+ONE: Final = "/api/connections/{name}"
+REASON: Final = "Closed via management plugin"
+
+Listed: TypeAlias = AmqpClient | NsqClient
+
+log = log_of("http")
+
+
+def row_of(client: Listed) -> dict[str, Any]:
+    if isinstance(client, NsqClient):
+        return nsq_connection_row(client)
+    return connection_row(client)
+
+
+def channel_rows_of(client: Listed) -> list[dict[str, Any]]:
+    return nsq_channel_rows(client) if isinstance(client, NsqClient) else channel_rows(client)
+
+
+class Connections(Routes):
+    """Routes under /api/connections, /api/channels and /api/consumers."""
+
+    def add_to(self, app: web.Application) -> None:
+        router = app.router
+        for path in ("/api/connections", "/api/vhosts/{vhost}/connections"):
+            router.add_get(path, self._connections)
+        router.add_get(ONE, self._connection)
+        router.add_delete(ONE, self._close)
+        router.add_get(ONE + "/channels", self._channels_of)
+        for path in ("/api/channels", "/api/vhosts/{vhost}/channels"):
+            router.add_get(path, self._channels)
+        router.add_get("/api/channels/{name}", self._channel)
+        for path in ("/api/consumers", "/api/consumers/{vhost}"):
+            router.add_get(path, self._consumers)
+
+    def _seen(self, request: web.Request) -> Iterator[Listed]:
+        """The connections that are through their handshake: all, or the user's own."""
+        wanted = self.vhost(request).name if "vhost" in request.match_info else None
+        user = user_of(request)
+        for client in self.node.clients.values():
+            place = place_of(client)
+            if place is None or wanted not in (None, place[0]):
+                continue
+            if sees_everything(user) or place[1] == user.name:
+                assert isinstance(client, Listed)
+                yield client
+
+    def _found(self, request: web.Request) -> Listed:
+        """Find a connection. Raises NotFound, also for a connection that the user may not see."""
+        name = request.match_info["name"]
+        for client in self._seen(request):
+            if client.peer == name:
+                return client
+        raise NotFound(f"no connection '{name}'")
+
+    async def _connections(self, request: web.Request) -> web.Response:
+        return listed(request, (row_of(client) for client in self._seen(request)))
+
+    async def _connection(self, request: web.Request) -> web.Response:
+        return shown(request, row_of(self._found(request)))
+
+    async def _close(self, request: web.Request) -> web.Response:
+        """Close a connection: an AMQP client gets 320 with the reason in `X-Reason`, and the
+        broker's side ends at once.
+
+        A user who is no administrator may close only its own connections.
+        """
+        client = self._found(request)
+        user, place = user_of(request), place_of(client)
+        assert place is not None, client.peer
+        if not user.administrator and place[1] != user.name:
+            raise AccessRefused(
+                f"connection '{client.peer}' is of user '{place[1]}', and user "
+                f"'{user.name}' is not an administrator"
+            )
+        reason = request.headers.get("X-Reason", REASON)
+        log.info(
+            "connection.close_asked", peer=client.peer, id=client.id, user=user.name,
+            reason=reason,
+        )  # fmt: skip
+        client.bridge.shutdown(reason)
+        self.node.touch(client)
+        return web.Response(status=204)
+
+    async def _channels_of(self, request: web.Request) -> web.Response:
+        return listed(request, channel_rows_of(self._found(request)))
+
+    async def _channels(self, request: web.Request) -> web.Response:
+        return listed(request, (row for c in self._seen(request) for row in channel_rows_of(c)))
+
+    async def _channel(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        for client in self._seen(request):
+            for row in channel_rows_of(client):
+                if row["name"] == name:
+                    return shown(request, {**row, "consumer_details": self._held(client, row)})
+        raise NotFound(f"no channel '{name}'")
+
+    def _held(self, client: Client, row: dict[str, Any]) -> list[dict[str, Any]]:
+        """The consumers of a channel."""
+        connection = client.bridge.connection
+        rows = [
+            consumer_row(consumer)
+            for session in (connection.sessions if connection is not None else [])
+            for consumer in session.consumers.values()
+        ]
+        return [one for one in rows if one["channel_details"]["number"] == row["number"]]
+
+    async def _consumers(self, request: web.Request) -> web.Response:
+        return listed(
+            request,
+            (
+                consumer_row(consumer)
+                for vhost in self.vhosts(request)
+                for queue in vhost.queues.values()
+                for consumer in queue.consumers
+            ),
+        )

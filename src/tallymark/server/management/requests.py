@@ -1,0 +1,352 @@
+"""Rights, bodies and lists, as all routes of the management interface need them.
+
+An administrator may do everything. A user with the tag `monitoring` sees every virtual host and
+connection; any other user sees the virtual hosts in which it has permissions, and its own
+connections. Requests that read or change messages, queues, exchanges and bindings need the
+permissions of AMQP, see local.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import BadHttpMessage
+
+from tallymark.engine.errors import AccessRefused, NotFound
+from tallymark.engine.patterns import PatternRefused, compile_pattern
+from tallymark.engine.vhost import VirtualHost
+from tallymark.server.access.users import permission_in, sees
+from tallymark.server.http.requests import (
+    HttpContext,
+    Refused,
+    answer,
+    check_rights_stayed,
+    user_of,
+)
+from tallymark.server.local import ChannelRefused, LocalChannel, Received
+from tallymark.server.node import Node
+from tallymark.wire.amqp091.errors import (
+    ACCESS_REFUSED,
+    CONNECTION_FORCED,
+    NOT_ALLOWED,
+    NOT_FOUND,
+)
+from tallymark.wire.amqp091.methods import Method
+
+POLICYMAKER: Final = "policymaker"
+PAGE_SIZE: Final = 100
+MOST_ON_A_PAGE: Final = 500
+MAX_BODY: Final = 64 << 20
+FORM: Final = "multipart/form-data"
+DEFAULT_EXCHANGE: Final = "amq.default"
+ORDER: Final = ("vhost", "name", "source", "destination", "routing_key", "properties_key", "user")
+MISSING: Final = object()
+DIGITS: Final = 20
+"""Digits that a number sent as text may have."""
+
+
+def require_policymaker(request: web.Request, vhost: str) -> None:
+    """Raises AccessRefused unless the user may set policies in the virtual host."""
+    user = user_of(request)
+    allowed = POLICYMAKER in user.tags and permission_in(user, vhost) is not None
+    if not user.administrator and not allowed:
+        raise AccessRefused(
+            f"user '{user.name}' is neither administrator nor, with access to vhost '{vhost}', "
+            f"{POLICYMAKER}"
+        )
+
+
+class Fields:
+    """The JSON object of a request. What is asked for and not as expected is Refused 400.
+
+    As for RabbitMQ, true and numbers may come as text ("true", "5"), and other fields than those
+    asked for mean nothing.
+    """
+
+    def __init__(self, value: dict[str, Any]) -> None:
+        self.value = value
+
+    def __contains__(self, name: str) -> bool:
+        return self.value.get(name) is not None
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Return a field that is text. A default of None makes it required."""
+        found = self.value.get(name, default)
+        if not isinstance(found, str):
+            raise self.wrong(name, "text")
+        return found
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        found = self.value.get(name, default)
+        if isinstance(found, str) and found in ("true", "false"):
+            return found == "true"
+        if not isinstance(found, bool):
+            raise self.wrong(name, "true or false")
+        return found
+
+    def number(self, name: str, default: int | None = None) -> int:
+        found = self.value.get(name, default)
+        if isinstance(found, str) and _is_number(found):
+            return int(found)
+        if not isinstance(found, int) or isinstance(found, bool):
+            raise self.wrong(name, "a whole number")
+        return found
+
+    def table(self, name: str) -> dict[str, Any]:
+        """An object; {} where there is none. Some clients write an empty one as []."""
+        found = self.value.get(name)
+        if found is None or found == []:
+            return {}
+        if not isinstance(found, dict):
+            raise self.wrong(name, "an object")
+        return found
+
+    def wrong(self, name: str, expected: str) -> Refused:
+        if name not in self.value:
+            return Refused(400, "bad_request", f"{name} is missing, expected {expected}")
+        return Refused(400, "bad_request", f"{name} is {self.value[name]!r}, expected {expected}")
+
+
+async def fields_of(request: web.Request) -> Fields:
+    """The body as an object; an empty one is {}. Raises Refused 400, or 413 above MAX_BODY."""
+    fields = fields_in(await whole(request.content.iter_any()))
+    check_rights_stayed(request)
+    return fields
+
+
+async def uploaded_fields(request: web.Request) -> Fields:
+    """Return the fields of a request as `fields_of` does; of a form that is sent in parts, as
+    browsers and `curl -F file=@...` upload files, the part `file` is the body. Raises Refused 400,
+    413."""
+    if request.content_type != FORM:
+        return await fields_of(request)
+    try:
+        async for part in await request.multipart():
+            if isinstance(part, BodyPartReader) and part.name == "file":
+                fields = fields_in(await whole(_chunks(part)))
+                check_rights_stayed(request)
+                return fields
+    except (LookupError, ValueError, RuntimeError, BadHttpMessage) as error:
+        reason = f"not a form in parts: {type(error).__name__}: {error}"
+        raise Refused(400, "bad_request", reason) from error
+    raise Refused(400, "bad_request", "a form without part 'file', expected one with JSON")
+
+
+async def _chunks(part: BodyPartReader) -> AsyncIterator[bytes]:
+    while chunk := await part.read_chunk():
+        yield bytes(chunk)
+
+
+async def whole(chunks: AsyncIterator[bytes]) -> bytes:
+    """A body that comes in pieces. Raises Refused 413 above MAX_BODY."""
+    size = 0
+    parts = []
+    async for part in chunks:
+        size += len(part)
+        if size > MAX_BODY:
+            raise Refused(413, "too_large", f"a body above {MAX_BODY} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def fields_in(raw: bytes) -> Fields:
+    """The object that a JSON text is. Raises Refused 400."""
+    try:
+        value = msgspec.json.decode(raw.strip() or b"{}")
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise Refused(400, "bad_request", f"not_json: {error}") from error
+    if not isinstance(value, dict):
+        raise Refused(400, "bad_request", "not_json: expected an object")
+    return Fields(value)
+
+
+class Routes:
+    """The base of every group of routes."""
+
+    def __init__(self, http: HttpContext) -> None:
+        self.http = http
+        self.node: Node = http.node
+
+    def vhost(self, request: web.Request) -> VirtualHost:
+        """The virtual host that the path names. Raises NotFound, AccessRefused."""
+        name = request.match_info["vhost"]
+        found = self.node.broker.vhost(name)
+        user = user_of(request)
+        if not sees(user, name):
+            raise AccessRefused(f"access to vhost '{name}' refused for user '{user.name}'")
+        return found
+
+    def vhosts(self, request: web.Request) -> list[VirtualHost]:
+        """The one that the path names, or all that the user sees."""
+        if "vhost" in request.match_info:
+            return [self.vhost(request)]
+        found, user = self.node.broker.vhosts.values(), user_of(request)
+        return [vhost for vhost in found if sees(user, vhost.name)]
+
+    def check_alarms(self) -> None:
+        """Refuse a publish while publishers are paused. Raises Refused 503."""
+        alarms = sorted(self.node.housekeeping.alarms)
+        if alarms:
+            raise Refused(503, "blocked", f"publishers wait: alarms for {', '.join(alarms)}")
+
+    async def turn(self, request: web.Request) -> None:
+        """Wait until the user may publish in the virtual host that the path names. Raises HeldBack
+        where the limits of its rate ask for too long a wait, NotFound, and Refused 401."""
+        await self.node.pacer.turn(self.vhost(request).name, user_of(request).name)
+
+    def channel(self, request: web.Request) -> Channel:
+        """An AMQP channel in the user's name in the virtual host that the path names.
+
+        Raises NotFound, and when entered AccessRefused.
+        """
+        vhost = self.node.broker.vhost(request.match_info["vhost"])
+        return Channel(self.node, request, vhost.name)
+
+
+class Channel(LocalChannel):
+    """A LocalChannel whose refusals are raised as the answer to the request."""
+
+    def __init__(self, node: Node, request: web.Request, vhost: str) -> None:
+        super().__init__(node, user_of(request), vhost, f"http {request.remote} {request.method}")
+
+    def send(self, method: Method, properties: bytes | None = None, body: bytes = b"") -> None:
+        try:
+            super().send(method, properties, body)
+        except (ValueError, TypeError) as error:  # what AMQP has no room or no type for
+            raise Refused(400, "bad_request", str(error)) from error
+
+    async def next(self) -> Received:
+        try:
+            return await super().next()
+        except ChannelRefused as error:
+            if error.reply_code == NOT_FOUND:
+                raise NotFound(str(error)) from error
+            if error.reply_code in (ACCESS_REFUSED, NOT_ALLOWED):
+                raise AccessRefused(str(error)) from error
+            if error.reply_code == CONNECTION_FORCED:
+                raise Refused(503, "stopping", str(error)) from error
+            raise Refused(400, "bad_request", str(error)) from error
+
+
+# -- lists
+
+
+def listed(request: web.Request, rows: Iterable[dict[str, Any]]) -> web.Response:
+    """Rows as the request wants them: `sort`, `sort_reverse`, `name` and `use_regex`, `page` and
+    `page_size`, `columns`; by virtual host and name where nothing else is asked for. Raises Refused
+    400."""
+    query = request.query
+    found = sorted(rows, key=_ordinary)
+    if query.get("sort"):
+        path = query["sort"].split(".")
+        found.sort(key=lambda row: _order(_at(row, path)))
+    if query.get("sort_reverse") == "true":
+        found.reverse()
+    if "page" not in query:
+        return answer([_columns(request, row) for row in found])
+    page, size = _page(query.get("page", ""), query.get("page_size", str(PAGE_SIZE)))
+    total = len(found)
+    if query.get("name"):
+        accepts = _filter(query["name"], query.get("use_regex") == "true")
+        found = [row for row in found if accepts(str(row.get("name", "")))]
+    pages = max(1, -(-len(found) // size))
+    if page > pages:
+        raise Refused(
+            400, "page_out_of_range",
+            f"Page out of range, page: {page} page size: {size}, len: {len(found)}",
+        )  # fmt: skip
+    items = found[(page - 1) * size : page * size]
+    return answer(
+        {
+            "filtered_count": len(found),
+            "item_count": len(items),
+            "items": [_columns(request, row) for row in items],
+            "page": page,
+            "page_count": pages,
+            "page_size": size,
+            "total_count": total,
+        }
+    )
+
+
+def shown(request: web.Request, row: dict[str, Any]) -> web.Response:
+    """One thing, in the `columns` the request wants."""
+    return answer(_columns(request, row))
+
+
+def _ordinary(row: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(str(row.get(column, "")) for column in ORDER)
+
+
+def _page(page: str, size: str) -> tuple[int, int]:
+    for text, most in ((page, 1 << 31), (size, MOST_ON_A_PAGE)):
+        if not (_is_number(text) and 1 <= int(text) <= most):
+            raise Refused(
+                400, "invalid_pagination_parameters",
+                f"Invalid pagination parameters: page number {page}, page size {size}, expected "
+                f"page 1 or above and page size 1 to {MOST_ON_A_PAGE}",
+            )  # fmt: skip
+    return int(page), int(size)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= DIGITS
+
+
+def _filter(name: str, is_pattern: bool) -> Callable[[str], bool]:
+    if not is_pattern:
+        return lambda text: name.lower() in text.lower()
+    try:
+        return compile_pattern(name, ignores_case=True).matches
+    except PatternRefused as error:
+        raise Refused(
+            400, "bad_request", f"Pagination parameters are invalid: name {error}"
+        ) from error
+
+
+def _columns(request: web.Request, row: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns asked for, `a.b` for a field of a field; missing ones are omitted."""
+    wanted = request.query.get("columns")
+    if not wanted:
+        return row
+    cut: dict[str, Any] = {}
+    for column in wanted.split(","):
+        path = column.split(".")
+        value = _at(row, path)
+        if value is MISSING:
+            continue
+        inner = cut
+        for step in path[:-1]:
+            inner = inner.setdefault(step, {})
+            if not isinstance(inner, dict):
+                break
+        else:
+            inner[path[-1]] = value
+    return cut
+
+
+def _at(row: dict[str, Any], path: list[str]) -> Any:
+    value: Any = row
+    for step in path:
+        if not isinstance(value, dict):
+            return MISSING
+        value = value.get(step, MISSING)
+    return value
+
+
+def _order(value: Any) -> tuple[int, Any]:
+    """Values of different kinds do not compare: nothing, numbers, texts, the rest as text."""
+    match value:
+        case None:
+            return 0, 0
+        case value if value is MISSING:
+            return 0, 0
+        case bool() | int() | float():
+            return 1, value
+        case str():
+            return 2, value
+        case _:
+            return 3, str(value)

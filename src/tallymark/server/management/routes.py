@@ -1,0 +1,42 @@
+"""RabbitMQ's management interface, as of 3.10: all groups of its routes.
+
+    management_overview      the broker as a whole, health
+    management_vhosts        virtual hosts
+    management_users         users, permissions
+    management_limits        limits of users and virtual hosts
+    management_topology      queues, exchanges, bindings
+    management_messages      publish, get, purge
+    management_connections   connections, channels, consumers
+    management_policies      policies, operator policies
+    management_definitions   export and import of everything
+
+docs/management.md says what differs from RabbitMQ's.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from tallymark.server.http.requests import HttpContext
+from tallymark.server.management.connections import Connections
+from tallymark.server.management.definitions import Definitions
+from tallymark.server.management.limits import LimitRoutes
+from tallymark.server.management.messages import Messages
+from tallymark.server.management.overview import Overview
+from tallymark.server.management.policies import Policies
+from tallymark.server.management.topology import Topology
+from tallymark.server.management.users import UsersAndPermissions
+from tallymark.server.management.vhosts import VirtualHosts
+
+
+def add_management(http: HttpContext, app: web.Application) -> None:
+    Overview(http).add_to(app)
+    VirtualHosts(http).add_to(app)
+    UsersAndPermissions(http).add_to(app)
+    LimitRoutes(http).add_to(app)
+    Topology(http).add_to(app)
+    Messages(http).add_to(app)
+    Connections(http).add_to(app)
+    Policies(http, operator=False).add_to(app)
+    Policies(http, operator=True).add_to(app)
+    Definitions(http).add_to(app)

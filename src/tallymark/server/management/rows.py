@@ -1,0 +1,288 @@
+"""Queues, exchanges, bindings, connections, channels and consumers as RabbitMQ's interface shows
+them.
+
+Nothing is invented: what this broker does not count is left out, and a rate is 0.0 wherever there
+are counts, because rates are not measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator
+from typing import Any, Final
+from urllib.parse import quote_plus
+
+from tallymark.bridge.amqp091.channel import Channel
+from tallymark.bridge.amqp10.client import Session
+from tallymark.engine.definitions import canonical
+from tallymark.engine.exchange import Binding, Exchange
+from tallymark.engine.policies import merged
+from tallymark.engine.queue import Queue
+from tallymark.engine.session import UNLIMITED, Consumer
+from tallymark.engine.streams import offset_of
+from tallymark.engine.vhost import VirtualHost
+from tallymark.server.amqp import AmqpClient
+from tallymark.server.client import Client
+from tallymark.server.http.state import plain, stream_row
+from tallymark.server.local import LocalClient
+from tallymark.server.node import Node, node_name
+
+NO_ARGUMENTS: Final = "~"
+"""The properties key of a binding that has neither key nor arguments."""
+PEER: Final = re.compile(r"\[?(.*?)\]?:(\d+) -> \[?(.*?)\]?:(\d+)")
+
+
+def counted(counts: dict[str, int]) -> dict[str, Any]:
+    """Each count with the `_details` that clients look for beside it."""
+    found: dict[str, Any] = {}
+    for name, count in counts.items():
+        found[name] = count
+        found[f"{name}_details"] = {"rate": 0.0}
+    return found
+
+
+# -- queues
+
+
+def queue_counts(queue: Queue) -> dict[str, int]:
+    """Messages: ready, handed out (settled in a transaction or not), and all, with those that are
+    deferred, cannot be read, and dead letters that wait for a way out."""
+    account = queue.counters()
+    waiting = account["dead_letter_pending"]
+    assert isinstance(waiting, int)
+    waiting += queue.quarantined
+    return {
+        "messages": queue.ready + queue.acquired + queue.staged + queue.deferred + waiting,
+        "messages_ready": queue.ready,
+        "messages_unacknowledged": queue.acquired + queue.staged,
+    }
+
+
+def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
+    policy, operator = vhost.policy_of(queue), vhost.operator_policy_of(queue)
+    exclusive = [consumer.tag for consumer in queue.consumers if consumer.exclusive]
+    active = queue.active if queue.settings.single_active else None
+    held_bytes = queue.acquired_bytes + queue.staged_bytes
+    row: dict[str, Any] = {
+        "name": queue.name,
+        "vhost": queue.vhost,
+        "type": queue.settings.type,
+        "node": node_name(),
+        "state": "running",
+        "durable": queue.durable,
+        "auto_delete": queue.auto_delete,
+        "exclusive": queue.exclusive_owner != 0,
+        "arguments": plain(queue.arguments),
+        "policy": None if policy is None else policy.name,
+        "operator_policy": None if operator is None else operator.name,
+        "effective_policy_definition": plain(merged(policy, operator)),
+        "consumers": len(queue.consumers),
+        "exclusive_consumer_tag": exclusive[0] if exclusive else None,
+        "single_active_consumer_tag": None if active is None else active.tag,
+        **counted(queue_counts(queue)),
+        "messages_delayed": queue.deferred,
+        "message_bytes": queue.ready_bytes + held_bytes + queue.deferred_bytes,
+        "message_bytes_ready": queue.ready_bytes,
+        "message_bytes_unacknowledged": held_bytes,
+    }
+    if queue.deferrals:
+        row["next_delayed_at"] = queue.deferrals[0][0]
+    if queue.settings.is_quorum or queue.settings.is_stream:
+        row |= {"leader": node_name(), "members": [node_name()], "online": [node_name()]}
+    if queue.settings.is_stream:
+        row |= {"readers": {node_name(): len(queue.consumers)}, **stream_row(queue)}
+        if queue.end() > 1:
+            row["committed_offset"] = queue.end() - 2
+    if queue.entered:
+        row["message_stats"] = counted({"publish": queue.entered, "ack": queue.settled})
+    owner = node.broker.connections.get(queue.exclusive_owner)
+    if owner is not None:
+        row["owner_pid_details"] = peer_details(owner.name)
+    return row
+
+
+def queue_details(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
+    """Return the row of one queue asked for by name, with its consumers and figures for which every
+    deferred message is looked at."""
+    consumers = [consumer_row(consumer) for consumer in queue.consumers]
+    row = {**queue_row(node, vhost, queue), "consumer_details": consumers}
+    if queue.deferrals:
+        row["last_delayed_at"] = max(entry[0] for entry in queue.deferrals)
+    return row
+
+
+def consumer_row(consumer: Consumer) -> dict[str, Any]:
+    session = consumer.session
+    connection = session.connection
+    handle = session.handle
+    number = handle.number if isinstance(handle, Channel | Session) else 0
+    return {
+        "consumer_tag": consumer.tag,
+        "queue": {"name": consumer.queue.name, "vhost": consumer.queue.vhost},
+        "ack_required": not consumer.no_ack,
+        "exclusive": consumer.exclusive,
+        "prefetch_count": 0 if consumer.limit == UNLIMITED else consumer.limit,
+        "active": not consumer.queue.settings.single_active or consumer.queue.active is consumer,
+        "activity_status": "single_active"
+        if consumer.queue.settings.single_active and consumer.queue.active is consumer
+        else "up",
+        "arguments": {"x-priority": consumer.priority} if consumer.priority else {},
+        **({"offset": offset_of(consumer)} if consumer.queue.settings.is_stream else {}),
+        "channel_details": {
+            "name": channel_name(connection.name, number),
+            "number": number,
+            "connection_name": connection.name,
+            "user": connection.user,
+            "node": node_name(),
+            **{k: v for k, v in peer_details(connection.name).items() if k != "name"},
+        },
+    }
+
+
+# -- exchanges and bindings
+
+
+def exchange_row(vhost: VirtualHost, exchange: Exchange) -> dict[str, Any]:
+    """Return an exchange's row as RabbitMQ shows it: `policy` only where there is one."""
+    policy = vhost.policy_of_exchange(exchange)
+    row: dict[str, Any] = {
+        "name": exchange.name,
+        "vhost": vhost.name,
+        "type": exchange.type,
+        "durable": exchange.durable,
+        "auto_delete": exchange.auto_delete,
+        "internal": exchange.internal,
+        "arguments": plain(exchange.arguments),
+    }
+    if policy is not None:
+        row["policy"] = policy.name
+    return row
+
+
+def binding_row(vhost: str, binding: Binding) -> dict[str, Any]:
+    return {
+        "source": binding.source.name,
+        "vhost": vhost,
+        "destination": binding.destination(),
+        "destination_type": binding.kind(),
+        "routing_key": binding.key,
+        "arguments": plain(binding.arguments),
+        "properties_key": properties_key(binding.key, binding.arguments),
+    }
+
+
+def implied_row(queue: Queue) -> dict[str, Any]:
+    """The binding to the default exchange that every queue has."""
+    return {
+        "source": "",
+        "vhost": queue.vhost,
+        "destination": queue.name,
+        "destination_type": "queue",
+        "routing_key": queue.name,
+        "arguments": {},
+        "properties_key": properties_key(queue.name, {}),
+    }
+
+
+def binding_rows(vhost: VirtualHost) -> Iterator[dict[str, Any]]:
+    """Yield all bindings of a virtual host, the implied ones first."""
+    for queue in vhost.queues.values():
+        yield implied_row(queue)
+    for binding in vhost.bindings():
+        yield binding_row(vhost.name, binding)
+
+
+def properties_key(key: str, arguments: dict[str, object]) -> str:
+    """Return the key that tells a binding from others between the same two: as RabbitMQ's, the
+    quoted routing key, and behind a tilde six letters for the arguments (another hash than
+    RabbitMQ's)."""
+    quoted = quote_plus(key, safe="", errors="surrogateescape").replace("~", "%7E")
+    if not arguments:
+        return quoted or NO_ARGUMENTS
+    digest = hashlib.blake2b(canonical(arguments).encode(), digest_size=4).digest()
+    return f"{quoted}~{urlsafe_b64encode(digest).decode().rstrip('=')}"
+
+
+# -- connections
+
+
+def peer_details(name: str) -> dict[str, Any]:
+    """Return the peer's host and port as the connection's name has them."""
+    found = PEER.fullmatch(name)
+    if found is None:
+        return {"name": name}
+    return {"name": name, "peer_host": found[1], "peer_port": int(found[2])}
+
+
+def channel_name(connection: str, number: int) -> str:
+    return f"{connection} ({number})"
+
+
+def connection_row(client: AmqpClient) -> dict[str, Any]:
+    about = client.bridge.describe()
+    properties = about["client_properties"]
+    channels = about["channels"]
+    assert isinstance(properties, dict)
+    assert isinstance(channels, list)
+    found = PEER.fullmatch(client.peer)
+    row = {
+        **peer_details(client.peer),
+        "node": node_name(),
+        "type": "direct" if isinstance(client, LocalClient) else "network",
+        "protocol": about["protocol"],
+        "state": _state(client, about["state"]),
+        "user": about["user"],
+        "vhost": about["vhost"],
+        "channels": len(channels),
+        "channel_max": about["channel_max"],
+        "frame_max": about["frame_max"],
+        "client_properties": plain(properties),
+        "connected_at": client.since_ms,
+        "ssl": client.is_encrypted,
+        **counted({"recv_oct": client.received_bytes, "send_oct": client.sent_bytes}),
+    }
+    if found is not None:
+        row |= {"host": found[3], "port": int(found[4])}
+    container = about.get("container_id")
+    if container is not None:
+        row |= {"container_id": container, "user_provided_name": container}
+    if isinstance(properties.get("connection_name"), str):
+        row["user_provided_name"] = properties["connection_name"]
+    return row
+
+
+def channel_rows(client: AmqpClient) -> list[dict[str, Any]]:
+    """Every open channel of a connection."""
+    about = client.bridge.describe()
+    channels = about["channels"]
+    assert isinstance(channels, list)
+    return [
+        {
+            "name": channel_name(client.peer, one["number"]),
+            "number": one["number"],
+            "connection_details": peer_details(client.peer),
+            "node": node_name(),
+            "user": about["user"],
+            "vhost": about["vhost"],
+            "state": "running" if one["flow"] else "flow",
+            "consumer_count": one["consumers"],
+            "prefetch_count": one["prefetch"],
+            "global_prefetch_count": one["prefetch_shared"],
+            "messages_unacknowledged": one["unacked"] - one["acks_uncommitted"],
+            "messages_unconfirmed": one["unconfirmed"],
+            "messages_uncommitted": one["uncommitted"],
+            "acks_uncommitted": one["acks_uncommitted"],
+            "confirm": one["confirms"],
+            "transactional": one["transactional"],
+        }
+        for one in channels
+    ]
+
+
+def _state(client: Client, state: object) -> object:
+    """Return a connection's state: that of its protocol, unless its publishes are held back."""
+    if client.blocked_reason is not None:
+        return "blocked"
+    return "flow" if client.is_paced else state

@@ -1,0 +1,264 @@
+"""Queues, exchanges and bindings over HTTP, as RabbitMQ's management interface has them.
+
+Changes are AMQP methods in the user's name, so what is refused, and in which words, is the same as
+over AMQP; an answer to a change of what is durable means that it is on disk.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+from urllib.parse import quote, unquote, unquote_plus
+
+from aiohttp import web
+
+from tallymark.engine.errors import NotFound
+from tallymark.engine.exchange import Binding, Exchange
+from tallymark.engine.queue import Queue
+from tallymark.engine.vhost import VirtualHost
+from tallymark.server.http.requests import Refused
+from tallymark.server.management.requests import (
+    DEFAULT_EXCHANGE,
+    Routes,
+    fields_of,
+    listed,
+    shown,
+)
+from tallymark.server.management.rows import (
+    binding_row,
+    binding_rows,
+    exchange_row,
+    implied_row,
+    properties_key,
+    queue_details,
+    queue_row,
+)
+from tallymark.wire.amqp091.methods import (
+    ExchangeBind,
+    ExchangeBindOk,
+    ExchangeDeclare,
+    ExchangeDeclareOk,
+    ExchangeDelete,
+    ExchangeDeleteOk,
+    ExchangeUnbind,
+    ExchangeUnbindOk,
+    QueueBind,
+    QueueBindOk,
+    QueueDeclare,
+    QueueDeclareOk,
+    QueueDelete,
+    QueueDeleteOk,
+    QueueUnbind,
+    QueueUnbindOk,
+)
+
+KEPT: Final = "surrogateescape"
+"""Error handler with which keys that are not UTF-8 are quoted."""
+ONE_QUEUE = "/api/queues/{vhost}/{name}"
+ONE_EXCHANGE = "/api/exchanges/{vhost}/{name}"
+BETWEEN = "/api/bindings/{vhost}/e/{source}/{kind:[qe]}/{destination}"
+
+
+def exchange_name(request: web.Request, part: str = "name") -> str:
+    """The exchange that the path names; the default one has no name of its own."""
+    name = request.match_info[part]
+    return "" if name == DEFAULT_EXCHANGE else name
+
+
+def queue_in(vhost: VirtualHost, name: str) -> Queue:
+    """Raises NotFound."""
+    found = vhost.queues.get(name)
+    if found is None:
+        raise NotFound(f"no queue '{name}' in vhost '{vhost.name}'")
+    return found
+
+
+class Topology(Routes):
+    """Routes under /api/queues, /api/exchanges and /api/bindings."""
+
+    def add_to(self, app: web.Application) -> None:
+        router = app.router
+        for path in ("/api/queues", "/api/queues/{vhost}"):
+            router.add_get(path, self._queues)
+        router.add_get(ONE_QUEUE, self._queue)
+        router.add_put(ONE_QUEUE, self._put_queue)
+        router.add_delete(ONE_QUEUE, self._delete_queue)
+        router.add_get(ONE_QUEUE + "/bindings", self._bindings_of_queue)
+        for path in ("/api/exchanges", "/api/exchanges/{vhost}"):
+            router.add_get(path, self._exchanges)
+        router.add_get(ONE_EXCHANGE, self._exchange)
+        router.add_put(ONE_EXCHANGE, self._put_exchange)
+        router.add_delete(ONE_EXCHANGE, self._delete_exchange)
+        router.add_get(ONE_EXCHANGE + "/bindings/{end:source|destination}", self._bindings_of)
+        for path in ("/api/bindings", "/api/bindings/{vhost}"):
+            router.add_get(path, self._bindings)
+        router.add_get(BETWEEN, self._bindings_between)
+        router.add_post(BETWEEN, self._bind)
+        router.add_get(BETWEEN + "/{properties}", self._binding)
+        router.add_delete(BETWEEN + "/{properties}", self._unbind)
+
+    # -- queues
+
+    async def _queues(self, request: web.Request) -> web.Response:
+        rows = [
+            queue_row(self.node, vhost, queue)
+            for vhost in self.vhosts(request)
+            for queue in vhost.queues.values()
+        ]
+        return listed(request, rows)
+
+    def _found_queue(self, request: web.Request) -> tuple[VirtualHost, Queue]:
+        vhost = self.vhost(request)
+        return vhost, queue_in(vhost, request.match_info["name"])
+
+    async def _queue(self, request: web.Request) -> web.Response:
+        return shown(request, queue_details(self.node, *self._found_queue(request)))
+
+    async def _put_queue(self, request: web.Request) -> web.Response:
+        name, fields = request.match_info["name"], await fields_of(request)
+        declare = QueueDeclare(
+            name, durable=fields.flag("durable"), auto_delete=fields.flag("auto_delete"),
+            arguments=fields.table("arguments"),
+        )  # fmt: skip
+        async with self.channel(request) as channel:
+            is_new = name not in self.node.broker.vhost(request.match_info["vhost"]).queues
+            await channel.call(declare, QueueDeclareOk)
+        return web.Response(status=201 if is_new else 204)
+
+    async def _delete_queue(self, request: web.Request) -> web.Response:
+        _, queue = self._found_queue(request)
+        delete = QueueDelete(queue.name, _asked(request, "if-unused"), _asked(request, "if-empty"))
+        async with self.channel(request) as channel:
+            await channel.call(delete, QueueDeleteOk)
+        return web.Response(status=204)
+
+    async def _bindings_of_queue(self, request: web.Request) -> web.Response:
+        vhost, queue = self._found_queue(request)
+        inbound = vhost.inbound.get(queue.id, ())
+        rows = [implied_row(queue), *(binding_row(vhost.name, one) for one in inbound)]
+        return listed(request, rows)
+
+    # -- exchanges
+
+    async def _exchanges(self, request: web.Request) -> web.Response:
+        rows = [
+            exchange_row(vhost, exchange)
+            for vhost in self.vhosts(request)
+            for exchange in vhost.exchanges.values()
+        ]
+        return listed(request, rows)
+
+    def _found_exchange(self, request: web.Request) -> tuple[VirtualHost, Exchange]:
+        vhost = self.vhost(request)
+        return vhost, vhost.exchange(exchange_name(request))
+
+    async def _exchange(self, request: web.Request) -> web.Response:
+        return shown(request, exchange_row(*self._found_exchange(request)))
+
+    async def _put_exchange(self, request: web.Request) -> web.Response:
+        name, fields = exchange_name(request), await fields_of(request)
+        declare = ExchangeDeclare(
+            name, fields.text("type", "direct"), durable=fields.flag("durable"),
+            auto_delete=fields.flag("auto_delete"), internal=fields.flag("internal"),
+            arguments=fields.table("arguments"),
+        )  # fmt: skip
+        async with self.channel(request) as channel:
+            is_new = name not in self.node.broker.vhost(request.match_info["vhost"]).exchanges
+            await channel.call(declare, ExchangeDeclareOk)
+        return web.Response(status=201 if is_new else 204)
+
+    async def _delete_exchange(self, request: web.Request) -> web.Response:
+        _, exchange = self._found_exchange(request)
+        async with self.channel(request) as channel:
+            delete = ExchangeDelete(exchange.name, _asked(request, "if-unused"))
+            await channel.call(delete, ExchangeDeleteOk)
+        return web.Response(status=204)
+
+    async def _bindings_of(self, request: web.Request) -> web.Response:
+        vhost, exchange = self._found_exchange(request)
+        as_source = request.match_info["end"] == "source"
+        rows = [
+            binding_row(vhost.name, binding)
+            for binding in (exchange.bindings.values() if as_source else exchange.inbound)
+        ]
+        if as_source and exchange.name == "":
+            rows = [implied_row(queue) for queue in vhost.queues.values()]
+        return listed(request, rows)
+
+    # -- bindings
+
+    async def _bindings(self, request: web.Request) -> web.Response:
+        return listed(request, (row for v in self.vhosts(request) for row in binding_rows(v)))
+
+    def _ends(self, request: web.Request) -> tuple[VirtualHost, Exchange, Queue | Exchange]:
+        """Return the virtual host, source and destination that the path names. Raises NotFound."""
+        vhost = self.vhost(request)
+        source = vhost.exchange(exchange_name(request, "source"))
+        if request.match_info["kind"] == "q":
+            return vhost, source, queue_in(vhost, request.match_info["destination"])
+        return vhost, source, vhost.exchange(exchange_name(request, "destination"))
+
+    def _between(self, request: web.Request) -> list[Binding]:
+        _, source, destination = self._ends(request)
+        return [b for b in source.bindings.values() if destination in (b.queue, b.exchange)]
+
+    async def _bindings_between(self, request: web.Request) -> web.Response:
+        vhost, source, destination = self._ends(request)
+        if source.name == "" and isinstance(destination, Queue):
+            return listed(request, [implied_row(destination)])
+        return listed(request, (binding_row(vhost.name, one) for one in self._between(request)))
+
+    def _found_binding(self, request: web.Request) -> Binding:
+        """The path has the properties key as it is shown, which is quoted, or, as RabbitMQ takes it
+        too, with its quotes taken off. Raises NotFound."""
+        wanted = request.match_info["properties"]
+        found = [(properties_key(b.key, b.arguments), b) for b in self._between(request)]
+        for read in (str, partial(unquote, errors=KEPT), partial(unquote_plus, errors=KEPT)):
+            for key, binding in found:
+                if read(key) == wanted:
+                    return binding
+        raise NotFound(f"no binding {wanted!r} between the two")
+
+    async def _binding(self, request: web.Request) -> web.Response:
+        _, source, destination = self._ends(request)
+        if source.name == "" and isinstance(destination, Queue):
+            return shown(request, implied_row(destination))
+        vhost = request.match_info["vhost"]
+        return shown(request, binding_row(vhost, self._found_binding(request)))
+
+    async def _bind(self, request: web.Request) -> web.Response:
+        fields = await fields_of(request)
+        key, arguments = fields.text("routing_key", ""), fields.table("arguments")
+        source, destination = exchange_name(request, "source"), request.match_info["destination"]
+        async with self.channel(request) as channel:
+            if request.match_info["kind"] == "q":
+                bind = QueueBind(destination, source, key, arguments=arguments)
+                await channel.call(bind, QueueBindOk)
+            else:
+                destination = exchange_name(request, "destination")
+                both = ExchangeBind(destination, source, key, arguments=arguments)
+                await channel.call(both, ExchangeBindOk)
+        made = properties_key(key, arguments)
+        location = f"{quote(destination, safe='')}/{quote(made, safe='')}"
+        return web.Response(status=201, headers={"Location": location})
+
+    async def _unbind(self, request: web.Request) -> web.Response:
+        binding = self._found_binding(request)
+        source, destination = binding.source.name, binding.destination()
+        key, arguments = binding.key, binding.arguments
+        async with self.channel(request) as channel:
+            if binding.queue is not None:
+                unbind = QueueUnbind(destination, source, key, arguments)
+                await channel.call(unbind, QueueUnbindOk)
+            else:
+                both = ExchangeUnbind(destination, source, key, arguments=arguments)
+                await channel.call(both, ExchangeUnbindOk)
+        return web.Response(status=204)
+
+
+def _asked(request: web.Request, name: str) -> bool:
+    """A yes or no from the query string. Raises Refused 400."""
+    text = request.query.get(name, "false")
+    if text not in ("true", "false"):
+        raise Refused(400, "bad_request", f"{name} is {text!r}, expected true or false")
+    return text == "true"

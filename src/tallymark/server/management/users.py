@@ -1,0 +1,251 @@
+"""Users and permissions over HTTP, as RabbitMQ's management interface has them.
+
+Administrators only, but for `whoami`. A permission for every virtual host ("*") is shown as one for
+each that there is; changing it for one of them makes it a permission for each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from tallymark.engine.errors import NotFound
+from tallymark.server.access.users import (
+    ADMINISTRATOR,
+    GUEST_USER,
+    NO_PASSWORD,
+    Permission,
+    User,
+    UsersError,
+    check_permission,
+    hashed_user,
+    make_user,
+)
+from tallymark.server.http.requests import Refused, answer, require_administrator, user_of
+from tallymark.server.management.requests import Fields, Routes, fields_of, listed, shown
+
+ONE_USER = "/api/users/{user}"
+ONE_PERMISSION = "/api/permissions/{vhost}/{user}"
+
+
+def user_row(user: User) -> dict[str, Any]:
+    password_hash, algorithm = user.exported()
+    if user is GUEST_USER:
+        password_hash = ""
+    return {
+        "name": user.name,
+        "password_hash": password_hash,
+        "hashing_algorithm": algorithm,
+        "tags": user.all_tags,
+        "limits": {},
+    }
+
+
+def permission_rows(user: User, vhosts: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the user's permissions in each of these virtual hosts."""
+    for vhost in vhosts:
+        found = user.vhosts.get(vhost) or user.vhosts.get("*")
+        if found is not None:
+            yield {
+                "user": user.name,
+                "vhost": vhost,
+                "configure": found.configure,
+                "write": found.write,
+                "read": found.read,
+            }
+
+
+def tagged(user: User, tags: list[str]) -> User:
+    rest = tuple(tag for tag in tags if tag != ADMINISTRATOR)
+    return msgspec.structs.replace(user, administrator=ADMINISTRATOR in tags, tags=rest)
+
+
+def tags_in(fields: Fields) -> list[str]:
+    """A list, or text with commas between. Raises Refused 400."""
+    found = fields.value.get("tags")
+    if isinstance(found, str):
+        found = found.split(",")
+    if not isinstance(found, list) or not all(isinstance(tag, str) for tag in found):
+        raise fields.wrong("tags", "a list of texts, or one text with commas")
+    return [tag.strip() for tag in found if tag.strip()]
+
+
+class UsersAndPermissions(Routes):
+    """Routes under /api/users and /api/permissions, and those of /api/vhosts that concern users."""
+
+    def add_to(self, app: web.Application) -> None:
+        router = app.router
+        router.add_get("/api/whoami", self._whoami)
+        router.add_get("/api/users", self._list)
+        router.add_post("/api/users/bulk-delete", self._delete_some)
+        router.add_get(ONE_USER, self._get)
+        router.add_put(ONE_USER, self._put)
+        router.add_delete(ONE_USER, self._delete)
+        router.add_get(ONE_USER + "/permissions", self._permissions_of_user)
+        router.add_get("/api/permissions", self._permissions)
+        router.add_get("/api/vhosts/{vhost}/permissions", self._permissions)
+        router.add_get(ONE_PERMISSION, self._permission)
+        router.add_put(ONE_PERMISSION, self._put_permission)
+        router.add_delete(ONE_PERMISSION, self._delete_permission)
+
+    async def _whoami(self, request: web.Request) -> web.Response:
+        user = user_of(request)
+        return answer({"name": user.name, "tags": user.all_tags})
+
+    def _users(self) -> dict[str, User]:
+        """Return all users, including the guest that stands in while none are configured."""
+        try:
+            return self.node.users.current() or {GUEST_USER.name: GUEST_USER}
+        except UsersError as error:
+            raise Refused(503, "users_unreadable", str(error)) from error
+
+    def _user(self, request: web.Request) -> User:
+        """Raises NotFound."""
+        require_administrator(request)
+        found = self._users().get(request.match_info["user"])
+        if found is None:
+            raise NotFound(f"no user '{request.match_info['user']}'")
+        return found
+
+    def _row(self, user: User) -> dict[str, Any]:
+        return {**user_row(user), "limits": self.node.broker.quotas.users.get(user.name, {})}
+
+    async def _change(self, request: web.Request, name: str, make: User | None) -> None:
+        """Keep a user under the name, or none. Raises Refused 400."""
+
+        def change(users: dict[str, User]) -> None:
+            if make is None:
+                users.pop(name, None)
+            else:
+                users[name] = make
+
+        try:
+            await self.node.users.change(change, user_of(request).name)
+        except UsersError as error:
+            raise Refused(400, "bad_request", str(error)) from error
+
+    # -- users
+
+    async def _list(self, request: web.Request) -> web.Response:
+        require_administrator(request)
+        return listed(request, (self._row(user) for user in self._users().values()))
+
+    async def _get(self, request: web.Request) -> web.Response:
+        return shown(request, self._row(self._user(request)))
+
+    async def _put(self, request: web.Request) -> web.Response:
+        """Set a user's password, or its hash, or neither: then it cannot log in by a password any
+        more, as in RabbitMQ."""
+        require_administrator(request)
+        name, fields = request.match_info["user"], await fields_of(request)
+        tags = tags_in(fields)
+        current = self._users().get(name)
+        try:
+            made = await self._made(name, fields)
+        except UsersError as error:
+            raise Refused(400, "bad_request", str(error)) from error
+        vhosts = {} if current is None else current.vhosts
+        await self._change(
+            request, name, tagged(msgspec.structs.replace(made, vhosts=vhosts), tags)
+        )
+        return web.Response(status=201 if current is None else 204)
+
+    async def _made(self, name: str, fields: Fields) -> User:
+        if "password" in fields:
+            return await asyncio.to_thread(make_user, name, fields.text("password"), False, {})
+        if "password_hash" in fields:
+            algorithm = fields.text("hashing_algorithm", "rabbit_password_hashing_sha256")
+            return hashed_user(name, fields.text("password_hash"), algorithm)
+        return hashed_user(name, "", NO_PASSWORD)
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        await self._change(request, self._user(request).name, None)
+        return web.Response(status=204)
+
+    async def _delete_some(self, request: web.Request) -> web.Response:
+        """Delete all users named, or none of them; unknown names have no effect [rabbitmq]."""
+        require_administrator(request)
+        fields = await fields_of(request)
+        names = fields.value.get("users")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise fields.wrong("users", "a list of names")
+
+        def change(users: dict[str, User]) -> None:
+            for name in names:
+                users.pop(name, None)
+
+        try:
+            await self.node.users.change(change, user_of(request).name)
+        except UsersError as error:
+            raise Refused(400, "bad_request", str(error)) from error
+        return web.Response(status=204)
+
+    # -- permissions
+
+    def _vhost_names(self) -> list[str]:
+        return list(self.node.broker.vhosts)
+
+    async def _permissions_of_user(self, request: web.Request) -> web.Response:
+        return listed(request, permission_rows(self._user(request), self._vhost_names()))
+
+    async def _permissions(self, request: web.Request) -> web.Response:
+        require_administrator(request)
+        vhosts = [vhost.name for vhost in self.vhosts(request)]
+        rows = [row for user in self._users().values() for row in permission_rows(user, vhosts)]
+        return listed(request, rows)
+
+    async def _permission(self, request: web.Request) -> web.Response:
+        user, vhost = self._user(request), self.vhost(request).name
+        for row in permission_rows(user, [vhost]):
+            return shown(request, row)
+        raise NotFound(f"user '{user.name}' has no permissions in vhost '{vhost}'")
+
+    async def _put_permission(self, request: web.Request) -> web.Response:
+        user, vhost, fields = (
+            self._user(request),
+            self.vhost(request).name,
+            await fields_of(request),
+        )
+        permission = Permission(fields.text("configure"), fields.text("write"), fields.text("read"))
+        try:
+            check_permission(vhost, permission)
+        except UsersError as error:
+            raise Refused(400, "bad_request", str(error)) from error
+        is_new = vhost not in user.vhosts and "*" not in user.vhosts
+        await self._permit(request, user, vhost, permission)
+        return web.Response(status=201 if is_new else 204)
+
+    async def _delete_permission(self, request: web.Request) -> web.Response:
+        user, vhost = self._user(request), self.vhost(request).name
+        if vhost not in user.vhosts and "*" not in user.vhosts:
+            raise NotFound(f"user '{user.name}' has no permissions in vhost '{vhost}'")
+        await self._permit(request, user, vhost, None)
+        return web.Response(status=204)
+
+    async def _permit(
+        self, request: web.Request, user: User, vhost: str, permission: Permission | None
+    ) -> None:
+        """Give the permission for one virtual host, or take it away."""
+
+        def change(users: dict[str, User]) -> None:
+            current = users.get(user.name)
+            if current is None:
+                raise UsersError(f"user {user.name!r} was deleted meanwhile")
+            vhosts = dict(current.vhosts)
+            everywhere = vhosts.pop("*", None)
+            if everywhere is not None:
+                vhosts = {**dict.fromkeys(self._vhost_names(), everywhere), **vhosts}
+            if permission is None:
+                vhosts.pop(vhost, None)
+            else:
+                vhosts[vhost] = permission
+            users[user.name] = msgspec.structs.replace(current, vhosts=vhosts)
+
+        try:
+            await self.node.users.change(change, user_of(request).name)
+        except UsersError as error:
+            raise Refused(400, "bad_request", str(error)) from error

@@ -1,0 +1,156 @@
+"""Virtual hosts over HTTP, as RabbitMQ's management interface has them; administrators change them.
+
+A virtual host that is in the configuration comes back, empty, with the next start.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from tallymark.engine import definitions, records
+from tallymark.engine.arguments import check_default_type
+from tallymark.engine.records import Record
+from tallymark.engine.vhost import VirtualHost
+from tallymark.server.access.limits import forget_limits
+from tallymark.server.access.users import Permission, TokenUser, User, UsersError, permission_in
+from tallymark.server.http.requests import Refused, require_administrator, user_of
+from tallymark.server.management.requests import Routes, fields_of, listed, shown
+from tallymark.server.management.rows import counted, queue_counts
+from tallymark.server.node import Node, node_name
+
+DEFAULT_TYPE: Final = ("default_queue_type", "defaultqueuetype")
+"""Field names under which clients send the type of queues whose declaration names none."""
+ONE: Final = "/api/vhosts/{vhost}"
+
+
+def make_vhost(node: Node, name: str) -> VirtualHost:
+    """A new virtual host. It is there at once, and on disk with the next commit."""
+    made = node.broker.add_vhost(name)
+    made.name_seed = secrets.token_bytes(32)
+    return made
+
+
+def delete_vhost(node: Node, name: str) -> None:
+    """End a virtual host with all that is in it; connections to it are closed.
+
+    Raises NotFound.
+    """
+    broker = node.broker
+    vhost = broker.vhost(name)
+    for client in node.amqp_clients():
+        entered = client.bridge.entered
+        if entered is not None and entered.vhost == name:
+            client.bridge.shutdown(f"vhost '{name}' is deleted")
+            node.touch(client)
+    deleter = broker.open_connection(name, "", "")
+    for queue in list(vhost.queues.values()):
+        if not queue.deleted:  # by the end of another, as those of an ephemeral NSQ topic
+            broker.delete_queue(deleter, queue.name, False, False)
+    broker.close_connection(deleter, False)
+    for exchange in list(vhost.exchanges):
+        if exchange and not exchange.startswith("amq."):
+            vhost.delete_exchange(exchange, False)
+    broker.sinks.forget_vhost(name)
+    blob = definitions.vhost_deletion(name)
+    broker.records.append(Record(records.DEFINITION, 0, 0, 0, broker.clock.now_ms, blob=blob))
+    del broker.vhosts[name]
+    users = set(broker.quotas.users)
+    forget_limits(node.config.data_dir, broker.quotas, broker.vhosts, users)
+
+
+def vhost_row(vhost: VirtualHost) -> dict[str, Any]:
+    totals = {"messages": 0, "messages_ready": 0, "messages_unacknowledged": 0}
+    published = settled = 0
+    for queue in vhost.queues.values():
+        for name, count in queue_counts(queue).items():
+            totals[name] += count
+        published += queue.entered
+        settled += queue.settled
+    row: dict[str, Any] = {
+        "name": vhost.name,
+        "description": "",
+        "tags": [],
+        "metadata": {"description": "", "tags": []},
+        "tracing": False,
+        "cluster_state": {node_name(): "running"},
+        **counted(totals),
+    }
+    if vhost.default_queue_type:
+        row["default_queue_type"] = vhost.default_queue_type
+        row["metadata"]["default_queue_type"] = vhost.default_queue_type
+    if published:
+        row["message_stats"] = counted({"publish": published, "ack": settled})
+    return row
+
+
+class VirtualHosts(Routes):
+    """Routes under /api/vhosts."""
+
+    def add_to(self, app: web.Application) -> None:
+        app.router.add_get("/api/vhosts", self._list)
+        app.router.add_get(ONE, self._get)
+        app.router.add_put(ONE, self._put)
+        app.router.add_delete(ONE, self._delete)
+
+    async def _list(self, request: web.Request) -> web.Response:
+        return listed(request, (vhost_row(vhost) for vhost in self.vhosts(request)))
+
+    async def _get(self, request: web.Request) -> web.Response:
+        return shown(request, vhost_row(self.vhost(request)))
+
+    async def _put(self, request: web.Request) -> web.Response:
+        """Create a virtual host, and give its creator all permissions there, as RabbitMQ does. The
+        default queue type may be changed."""
+        require_administrator(request)
+        name, user = request.match_info["vhost"], user_of(request)
+        fields = await fields_of(request)
+        broker = self.node.broker
+        type = next((fields.text(key) for key in DEFAULT_TYPE if key in fields), None)
+        check_default_type(type or "")
+        is_new = name not in broker.vhosts
+        if is_new:
+            make_vhost(self.node, name)
+        if type is not None:
+            broker.set_default_queue_type(broker.vhost(name), type)
+        in_file = not isinstance(user, TokenUser)  # a token's rights are its own
+        if is_new and in_file and permission_in(user, name) is None:
+            await self._permit(user, name)
+        await self.node.durable()
+        return web.Response(status=201 if is_new else 204)
+
+    async def _permit(self, user: User, name: str) -> None:
+        def change(users: dict[str, User]) -> None:
+            current = users.get(user.name)
+            if current is not None:
+                vhosts = {**current.vhosts, name: Permission()}
+                users[user.name] = msgspec.structs.replace(current, vhosts=vhosts)
+
+        try:
+            await self.node.users.change(change, user.name)
+        except UsersError as error:
+            raise Refused(400, "bad_request", str(error)) from error
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        """Permissions in it go with it: a later virtual host of that name begins without."""
+        require_administrator(request)
+        name = request.match_info["vhost"]
+        delete_vhost(self.node, name)
+        try:
+            if any(name in user.vhosts for user in self.node.users.current().values()):
+                by = user_of(request).name
+                await self.node.users.change(lambda users: _forget(users, name), by)
+        except UsersError as error:
+            raise Refused(503, "users_unreadable", str(error)) from error
+        await self.node.durable()
+        return web.Response(status=204)
+
+
+def _forget(users: dict[str, User], vhost: str) -> None:
+    for name, user in users.items():
+        if vhost in user.vhosts:
+            rest = {key: value for key, value in user.vhosts.items() if key != vhost}
+            users[name] = msgspec.structs.replace(user, vhosts=rest)

@@ -1,0 +1,1 @@
+"""NSQ of a node: its listener, nsqd's HTTP interface, nsqlookupd, auth servers."""

@@ -1,0 +1,1 @@
+"""Messages in columns, decoded many at a time: a module for each protocol."""

@@ -1,0 +1,1 @@
+"""`tallymark demo`: the main job as a play in scenes."""
