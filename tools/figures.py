@@ -57,10 +57,21 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imports(path: Path, known: dict[str, Path]) -> set[str]:
-    """The modules of ours that a file imports, for types only or in a function, too."""
+def imports(path: Path, known: dict[str, Path], for_types: bool) -> set[str]:
+    """The modules of ours that a file imports, in a function, too; for_types: and those that it
+    imports for the type checker only."""
+    tree = ast.parse(path.read_text())
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    unread = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+        if not for_types
+    }
+    for node in ast.walk(tree):
+        if id(node) in unread:
+            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -70,9 +81,9 @@ def imports(path: Path, known: dict[str, Path]) -> set[str]:
     return found & set(known)
 
 
-def circles(known: dict[str, Path]) -> list[list[str]]:
+def circles(known: dict[str, Path], for_types: bool) -> list[list[str]]:
     """Modules that import each other, however many lie between: Tarjan's components."""
-    graph = {name: sorted(imports(path, known) - {name}) for name, path in known.items()}
+    graph = {name: sorted(imports(path, known, for_types) - {name}) for name, path in known.items()}
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -143,6 +154,10 @@ def files_of_a_publish() -> list[str]:
     return [path.removeprefix(start) for path in found]
 
 
+def _shown(found: list[list[str]]) -> list[str]:
+    return [f"{len(one)}: {' '.join(one)}" for one in found]
+
+
 def figures(with_publish: bool) -> dict[str, object]:
     known = modules()
     lines = {name: len(path.read_text().splitlines()) for name, path in known.items()}
@@ -160,7 +175,8 @@ def figures(with_publish: bool) -> dict[str, object]:
             f"{name} {size}" for size, name in sorted(classes, reverse=True) if size > LARGE_CLASS
         ],
         f"functions above {SCREEN} lines": sum(size > SCREEN for size, _ in functions),
-        "import circles": [f"{len(one)}: {' '.join(one)}" for one in circles(known)],
+        "import circles at run time": _shown(circles(known, False)),
+        "import circles, types included": _shown(circles(known, True)),
     }
     if with_publish:
         crossed = files_of_a_publish()

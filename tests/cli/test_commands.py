@@ -14,7 +14,8 @@ from rich.console import Console
 
 from tallymark.cli.inspect import QUEUE_COLUMNS, spare_columns
 from tallymark.cli.output import print_table
-from tallymark.server.access.users import load, make_user, save
+from tallymark.server.access.user import make_user
+from tallymark.server.access.users import load, save
 from tests.support import forked
 from tests.support.process import BrokerProcess
 

@@ -13,7 +13,7 @@ import pika.credentials
 import pytest
 
 from tallymark.server.access import users
-from tallymark.server.access.users import Permission, make_user
+from tallymark.server.access.user import Permission, make_user
 from tallymark.wire.amqp10.events import Event
 from tallymark.wire.amqp10.sasl import plain_response
 from tests.support.amqp10_socket import Client

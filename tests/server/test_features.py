@@ -123,10 +123,11 @@ def test_flags_over_http(tmp_path: Path) -> None:
 
 def test_only_an_administrator_enables_a_flag(tmp_path: Path) -> None:
     from tallymark.server.access import users
+    from tallymark.server.access.user import Permission, make_user
 
     folder = tmp_path / "data"
     folder.mkdir()
-    users.save(folder, {"ann": users.make_user("ann", "x", False, {"*": users.Permission()})})
+    users.save(folder, {"ann": make_user("ann", "x", False, {"*": Permission()})})
     with BrokerProcess(folder) as broker:
         assert broker.http("GET", "/api/tallymark/features", user="ann:x")[0] == 200
         assert broker.http("PUT", f"/api/tallymark/features/{FIRST}", user="ann:x")[0] == 403

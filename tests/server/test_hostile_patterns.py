@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tallymark.server.access import users
-from tallymark.server.access.users import Permission, make_user
+from tallymark.server.access.user import Permission, make_user
 from tallymark.wire.amqp10.events import LinkDetached
 from tallymark.wire.amqp10.performatives import Attach, Source, Target
 from tallymark.wire.nsq.commands import auth, pub

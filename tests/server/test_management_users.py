@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pika.exceptions import AMQPError
 
-from tallymark.server.access.users import UsersError, hashed_user, make_user
+from tallymark.server.access.user import UsersError, hashed_user, make_user
 from tests.server.management import FULL, call, connect, done, get, names, refused
 from tests.support.process import BrokerProcess
 

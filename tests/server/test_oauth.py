@@ -32,8 +32,9 @@ from tallymark.server.access.token_keys import (
     keys_of,
     parse_keys,
 )
-from tallymark.server.access.tokens import LONGEST, TokenRefused, Tokens, rules_of, user_of_claims
-from tallymark.server.access.users import TokenUser, is_token
+from tallymark.server.access.tokens import LONGEST, Tokens, rules_of, user_of_claims
+from tallymark.server.access.user import TokenRefused, TokenUser
+from tallymark.server.access.users import is_token
 from tallymark.server.config.settings import Config, ConfigError, load
 from tests.support.issuer import (
     RESOURCE,

@@ -21,7 +21,7 @@ import pytest
 from bench.lean import Link
 from tallymark.server import run
 from tallymark.server.access import users
-from tallymark.server.access.users import Permission, make_user
+from tallymark.server.access.user import Permission, make_user
 from tallymark.server.config.settings import Config
 from tests.server.counted import read_count
 from tests.support import forked

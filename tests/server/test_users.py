@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tallymark.server.access import users
-from tallymark.server.access.users import Permission, Users, UsersError, make_user
+from tallymark.server.access.user import Permission, UsersError, hashed_user, make_user
+from tallymark.server.access.users import Users
 
 
 def add(folder: Path, name: str, password: str) -> None:
@@ -63,7 +64,7 @@ def test_every_scrypt_hash_that_is_taken_can_be_checked(
         b"secret", salt=salt, n=cost, r=block, p=parallel, maxmem=1 << 30, dklen=32
     )
     text = base64.b64encode(raw).decode()
-    made = users.hashed_user("ann", text, f"scrypt:{cost}:{block}:{parallel}")
+    made = hashed_user("ann", text, f"scrypt:{cost}:{block}:{parallel}")
     users.save(tmp_path, {"ann": made})
     assert check(Users(tmp_path), "ann", "secret")
     assert not check(Users(tmp_path), "ann", "other")
@@ -74,9 +75,9 @@ def test_an_empty_password_never_gets_in_whatever_the_hash(tmp_path: Path, diges
     """RabbitMQ keeps the hash of an empty password too, and lets nobody in by it."""
     raw = b"salt" + hashlib.new(digest, b"salt").digest()
     text = base64.b64encode(raw).decode()
-    blank = users.hashed_user("ann", text, f"rabbit_password_hashing_{digest}")
+    blank = hashed_user("ann", text, f"rabbit_password_hashing_{digest}")
     raw = b"s" * 16 + hashlib.scrypt(b"", salt=b"s" * 16, n=2, r=1, p=1, dklen=32)
-    own = users.hashed_user("bob", base64.b64encode(raw).decode(), "scrypt:2:1:1")
+    own = hashed_user("bob", base64.b64encode(raw).decode(), "scrypt:2:1:1")
     users.save(tmp_path, {"ann": blank, "bob": own})
     who = Users(tmp_path)
     assert not check(who, "ann", "")

@@ -11,7 +11,7 @@ import typer
 
 from tallymark.cli.output import fail, show_json, show_table
 from tallymark.server.access import users
-from tallymark.server.access.users import Permission, UsersError
+from tallymark.server.access.user import Permission, User, UsersError, check_name, make_user
 
 app = typer.Typer(help="Users of a broker, stored in its data folder.", no_args_is_help=True)
 Folder = Annotated[
@@ -34,7 +34,7 @@ def _secret(given: str | None) -> str:
     return sys.stdin.readline().rstrip("\n") if given == "-" else given
 
 
-def _load(folder: Path, expected: bool = True) -> dict[str, users.User]:
+def _load(folder: Path, expected: bool = True) -> dict[str, User]:
     """expected: the folder must be there."""
     if expected and not folder.is_dir():
         fail(f"no data folder {folder.absolute()}")
@@ -62,14 +62,14 @@ def add(
     """Add a user."""
     known = _load(data_dir, expected=False)
     try:
-        users.check_name(name)
+        check_name(name)
     except UsersError as error:
         fail(str(error))
     if name in known:
         fail(f"user '{name}' exists; delete it first, or change its password with passwd")
     permission = Permission(configure, write, read)
     try:
-        known[name] = users.make_user(
+        known[name] = make_user(
             name, _secret(password), administrator, dict.fromkeys(vhost or ["*"], permission)
         )
     except UsersError as error:
@@ -86,7 +86,7 @@ def passwd(name: str, data_dir: Folder = FOLDER, password: Password = None) -> N
         fail(f"no user '{name}' in {data_dir}")
     user = known[name]
     try:
-        made = users.make_user(name, _secret(password), user.administrator, user.vhosts)
+        made = make_user(name, _secret(password), user.administrator, user.vhosts)
         known[name] = msgspec.structs.replace(made, tags=user.tags)
     except UsersError as error:
         fail(str(error))
@@ -104,7 +104,7 @@ def delete(name: str, data_dir: Folder = FOLDER) -> None:
     print(f"user '{name}' deleted")
 
 
-def _permissions(user: users.User) -> list[tuple[str | None, Permission | None]]:
+def _permissions(user: User) -> list[tuple[str | None, Permission | None]]:
     """Return the user's permissions by virtual host; one pair of None where there are none."""
     return list(user.vhosts.items()) or [(None, None)]
 

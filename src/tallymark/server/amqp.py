@@ -18,7 +18,7 @@ from tallymark.bridge.bridge import Bridge
 from tallymark.server.access import audit
 from tallymark.server.access.scram import SCRAM, ScramError, ScramKeys, ScramServer
 from tallymark.server.access.tls import common_name
-from tallymark.server.access.users import User, UsersError, permissions_of
+from tallymark.server.access.user import User, UsersError, permissions_of
 from tallymark.server.client import Client, address_text
 from tallymark.server.clock import now_ms
 from tallymark.server.logs import log_of

@@ -27,7 +27,7 @@ from tallymark.server.clock import now_ms, wall_ms
 from tallymark.server.logs import log_of
 
 if TYPE_CHECKING:
-    from tallymark.server.access.users import User
+    from tallymark.server.access.user import User
     from tallymark.server.deadlines import Entry
     from tallymark.server.node import Node
 

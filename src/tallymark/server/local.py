@@ -23,7 +23,7 @@ from typing import Any, Final, Self, TypeVar
 from tallymark.bridge.amqp091.connection import Amqp091, Settings
 from tallymark.bridge.amqp091.sink import Intake
 from tallymark.bridge.bridge import UNLIMITED, Bridge
-from tallymark.server.access.users import User, permissions_of
+from tallymark.server.access.user import User, permissions_of
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.node import Node
 from tallymark.wire.amqp091.errors import CONNECTION_FORCED

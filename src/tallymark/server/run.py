@@ -44,7 +44,7 @@ from tallymark.server import amqp10, logs
 from tallymark.server.access import audit, users
 from tallymark.server.access.limits import LimitsError, load_limits
 from tallymark.server.access.tls import Certificates, Tls, TlsRefused
-from tallymark.server.access.users import UsersError
+from tallymark.server.access.user import UsersError
 from tallymark.server.amqp import AmqpClient, Settings
 from tallymark.server.clock import both_ms
 from tallymark.server.config.reload import set_policies

@@ -23,7 +23,7 @@ from tallymark.bridge.permissions import CONFIGURE, READ, WRITE, Access
 from tallymark.server.logs import AUDIT as log
 
 if TYPE_CHECKING:
-    from tallymark.server.access.users import User
+    from tallymark.server.access.user import User
 
 OPERATIONS: Final = {CONFIGURE: "configure", WRITE: "write", READ: "read"}
 BY_FILE: Final = "users.json"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from tallymark.engine.deadlines import NEVER
 from tallymark.server.access.limits import forget_limits
-from tallymark.server.access.users import GUEST, TokenUser, User, UsersError, permissions_of
+from tallymark.server.access.user import GUEST, TokenUser, User, UsersError, permissions_of
 from tallymark.server.clock import wall_ms
 from tallymark.server.logs import log_of
 from tallymark.server.schedule import SHORTEST_S

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from tallymark.server.access.users import UsersError
+from tallymark.server.access.user import UsersError
 from tallymark.server.clock import now_ms
 from tallymark.server.config.settings import Config, is_loopback
 from tallymark.server.logs import log_of
@@ -80,7 +80,7 @@ class VerifyingKey:
         from joserfc.errors import JoseError
         from joserfc.jws import JWSRegistry
 
-        from tallymark.server.access.tokens import TokenRefused
+        from tallymark.server.access.user import TokenRefused
 
         try:
             registry = JWSRegistry(algorithms=[algorithm], strict_check_header=False)

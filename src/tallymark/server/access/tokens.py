@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from tallymark.bridge.scopes import Scopes
 from tallymark.server.access.token_keys import Keys, KeysUnavailable, keys_of
-from tallymark.server.access.users import ADMINISTRATOR, TokenUser
+from tallymark.server.access.user import ADMINISTRATOR, TokenRefused, TokenUser
 from tallymark.server.clock import wall_ms
 from tallymark.server.config.settings import Config
 
@@ -43,10 +43,6 @@ RESOURCE: Final = "{resource_server_id}"
 LATEST_S: Final = 10**12
 """Seconds since 1970 that are no date any more."""
 SHOWN: Final = 100
-
-
-class TokenRefused(Exception):
-    """A token is worth nothing; the text says why and shows none of it."""
 
 
 @dataclass(frozen=True, slots=True)

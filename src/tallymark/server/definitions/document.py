@@ -19,7 +19,7 @@ from tallymark.engine.errors import BrokerError
 from tallymark.engine.quotas import Quotas
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.access.limits import Stored, save_limits
-from tallymark.server.access.users import GUEST_USER, User, UsersError, make_user
+from tallymark.server.access.user import GUEST_USER, User, UsersError, make_user
 from tallymark.server.definitions.plan import (
     LIMITS,
     OPERATOR_POLICY,

@@ -39,7 +39,7 @@ from tallymark.engine.exchange import (
 from tallymark.engine.policies import Policy, policy_fields, policy_from, without_effect
 from tallymark.engine.quotas import OF_USERS, OF_VHOSTS
 from tallymark.engine.vhost import PREDECLARED, VirtualHost
-from tallymark.server.access.users import (
+from tallymark.server.access.user import (
     ADMINISTRATOR,
     Permission,
     User,

@@ -9,7 +9,7 @@ from aiohttp import web
 from tallymark.engine.session import Consumer
 from tallymark.engine.slow.consumers import Watched
 from tallymark.engine.statistics import figures
-from tallymark.server.access.users import permission_in
+from tallymark.server.access.user import permission_in
 from tallymark.server.config.reload import ReloadRefused
 from tallymark.server.http.requests import (
     HttpContext,

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import DEATHS
-from tallymark.server.access.users import permission_in
+from tallymark.server.access.user import permission_in
 from tallymark.server.http.requests import (
     USER,
     HttpContext,

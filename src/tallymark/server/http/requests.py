@@ -12,7 +12,7 @@ from tallymark.engine.errors import (
     NotFound,
 )
 from tallymark.engine.queue import Queue
-from tallymark.server.access.users import TokenUser, User, UsersError, permissions_of
+from tallymark.server.access.user import TokenUser, User, UsersError, permissions_of
 from tallymark.server.logs import log_of
 from tallymark.server.node import Node
 

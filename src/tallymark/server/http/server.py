@@ -27,7 +27,7 @@ from tallymark.engine.errors import (
 )
 from tallymark.server.access import audit
 from tallymark.server.access.tls import Tls
-from tallymark.server.access.users import UsersError
+from tallymark.server.access.user import UsersError
 from tallymark.server.http.guard import (
     CHALLENGE,
     FORBIDDEN,

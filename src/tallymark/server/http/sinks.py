@@ -32,7 +32,7 @@ from tallymark.bridge.amqp091.sink import Intake
 from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
 from tallymark.engine.clock import Clock
 from tallymark.engine.sinks import Staging
-from tallymark.server.access.users import permission_in
+from tallymark.server.access.user import permission_in
 from tallymark.server.http.requests import (
     Refused,
     answer,

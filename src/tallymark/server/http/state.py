@@ -14,7 +14,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.records import DROP_REASONS
 from tallymark.engine.streams import first_offset, offset_of
 from tallymark.server import logs
-from tallymark.server.access.users import permission_in, sees
+from tallymark.server.access.user import permission_in, sees
 from tallymark.server.config.settings import nearest
 from tallymark.server.http.requests import (
     HttpContext,

@@ -23,7 +23,7 @@ from tallymark.engine.subscription import Subscription
 from tallymark.engine.walltime import in_wall_time
 from tallymark.journal import layout
 from tallymark.journal.journal import BytesLost
-from tallymark.server.access.users import permission_in
+from tallymark.server.access.user import permission_in
 from tallymark.server.http.blocks import Excerpts, send_blocks
 from tallymark.server.http.extents import (
     ANSWER_BYTES,

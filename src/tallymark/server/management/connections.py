@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 from aiohttp import web
 
 from tallymark.engine.errors import AccessRefused, NotFound
-from tallymark.server.access.users import sees_everything
+from tallymark.server.access.user import sees_everything
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.client import Client
 from tallymark.server.http.requests import user_of

@@ -10,7 +10,7 @@ import asyncio
 
 from aiohttp import web
 
-from tallymark.server.access.users import UsersError
+from tallymark.server.access.user import UsersError
 from tallymark.server.definitions.document import (
     DefinitionsRefused,
     export_all,

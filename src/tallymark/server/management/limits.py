@@ -9,7 +9,7 @@ from aiohttp import web
 from tallymark.engine.errors import NotFound
 from tallymark.engine.quotas import OF_USERS, OF_VHOSTS, Limits
 from tallymark.server.access.limits import Stored, save_limits
-from tallymark.server.access.users import GUEST_USER, UsersError, sees
+from tallymark.server.access.user import GUEST_USER, UsersError, sees
 from tallymark.server.http.requests import Refused, require_administrator, user_of
 from tallymark.server.management.requests import Routes, fields_of, listed
 

@@ -18,7 +18,7 @@ from aiohttp.http_exceptions import BadHttpMessage
 from tallymark.engine.errors import AccessRefused, NotFound
 from tallymark.engine.patterns import PatternRefused, compile_pattern
 from tallymark.engine.vhost import VirtualHost
-from tallymark.server.access.users import permission_in, sees
+from tallymark.server.access.user import permission_in, sees
 from tallymark.server.http.requests import (
     HttpContext,
     Refused,

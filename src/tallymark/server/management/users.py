@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from tallymark.engine.errors import NotFound
-from tallymark.server.access.users import (
+from tallymark.server.access.user import (
     ADMINISTRATOR,
     GUEST_USER,
     NO_PASSWORD,

@@ -16,7 +16,7 @@ from tallymark.engine.arguments import check_default_type
 from tallymark.engine.records import Record
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.access.limits import forget_limits
-from tallymark.server.access.users import Permission, TokenUser, User, UsersError, permission_in
+from tallymark.server.access.user import Permission, TokenUser, User, UsersError, permission_in
 from tallymark.server.http.requests import Refused, require_administrator, user_of
 from tallymark.server.management.requests import Routes, fields_of, listed, shown
 from tallymark.server.management.rows import counted, queue_counts

@@ -13,7 +13,7 @@ from tallymark.bridge.bridge import Bridge
 from tallymark.bridge.nsq.connection import Nsq, Settings
 from tallymark.server.access import audit
 from tallymark.server.access.tls import Tls
-from tallymark.server.access.users import permissions_of
+from tallymark.server.access.user import permissions_of
 from tallymark.server.client import LAST_WORDS_S, Client, address_text
 from tallymark.server.listening import host_of
 from tallymark.server.nsq.auth import AuthUnavailable

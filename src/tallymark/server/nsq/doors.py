@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tallymark.bridge.nsq.auth import AuthState, any_topic
 from tallymark.bridge.permissions import Access, Permissions
-from tallymark.server.access.users import User, UsersError, permissions_of
+from tallymark.server.access.user import User, UsersError, permissions_of
 from tallymark.server.logs import log_of
 from tallymark.server.nsq.auth import Authorities, AuthUnavailable
 

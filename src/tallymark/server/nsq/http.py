@@ -35,7 +35,7 @@ from tallymark.engine.errors import (
 from tallymark.server import logs
 from tallymark.server.access import audit
 from tallymark.server.access.tls import Tls
-from tallymark.server.access.users import User, UsersError
+from tallymark.server.access.user import User, UsersError
 from tallymark.server.config.settings import LOCALHOST
 from tallymark.server.http.guard import CHALLENGE, FORBIDDEN, Turned, credentials, guard_of
 from tallymark.server.http.line import HttpListener

@@ -1,0 +1,231 @@
+"""A user: a name, a hash of a password, tags, and permissions in virtual hosts.
+
+Users of the file are in users.py, those of tokens in tokens.py."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import functools
+import hashlib
+import hmac
+import secrets
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from tallymark.bridge.permissions import Permissions
+from tallymark.bridge.scopes import Scopes
+from tallymark.engine.patterns import problem_of
+from tallymark.server.access import scram
+from tallymark.server.access.scram import ScramKeys, make_keys
+
+if TYPE_CHECKING:
+    pass
+
+
+COST: Final = 2**14
+"""scrypt's N: 16 MiB and about 30 ms a login. Stored with each hash, so it may be raised."""
+BLOCK: Final = 8
+PARALLEL: Final = 1
+GUEST: Final = "guest"
+ADMINISTRATOR: Final = "administrator"
+"""The tag that makes one. Of the others, see `User.tags`."""
+IMPERSONATOR: Final = "impersonator"
+MONITORING: Final = "monitoring"
+SCRYPT: Final = "scrypt"
+NO_PASSWORD: Final = "none"
+"""A user that cannot log in by password."""
+RABBITMQ_DIGESTS: Final = {
+    "rabbit_password_hashing_sha256": "sha256",
+    "rabbit_password_hashing_sha512": "sha512",
+}
+RABBITMQ_SALT: Final = 4
+SCRYPT_SALT: Final = 16
+
+
+class UsersError(Exception):
+    """The users file or a command on it is refused; the text says why."""
+
+
+class Permission(msgspec.Struct, frozen=True):
+    """Regular expressions on the names that a user may configure, write and read, as RabbitMQ's."""
+
+    configure: str = ".*"
+    write: str = ".*"
+    read: str = ".*"
+
+
+class User(msgspec.Struct, frozen=True):
+    """One user. By `algorithm`, hash is scrypt(password, salt, cost, block, parallel), 32 bytes, or
+    RabbitMQ's digest(salt + password)."""
+
+    name: str
+    salt: bytes
+    hash: bytes
+    cost: int = COST
+    block: int = BLOCK
+    parallel: int = PARALLEL
+    administrator: bool = False
+    vhosts: dict[str, Permission] = {}
+    algorithm: str = SCRYPT
+    tags: tuple[str, ...] = ()
+    """RabbitMQ's words besides administrator. `monitoring` lets see every virtual host over HTTP,
+    `policymaker` set policies, `impersonator` publish messages with another user's user-id; others
+    are kept and mean nothing."""
+
+    scram: ScramKeys | None = None
+    """Keys for SCRAM-SHA-256, made when the password was set here; None: the user cannot log in by
+    SCRAM."""
+
+    def accepts(self, password: str) -> bool:
+        """Return whether this is the password; an empty one never is, whatever the hash says. Takes
+        the time of one scrypt; call it off the loop."""
+        hashed = _scrypt(password, self.salt, self.cost, self.block, self.parallel)
+        digest = RABBITMQ_DIGESTS.get(self.algorithm)
+        if digest is not None:
+            hashed = hashlib.new(digest, self.salt + password.encode()).digest()
+        usable = self.algorithm != NO_PASSWORD and password != ""
+        return hmac.compare_digest(self.hash, hashed) and usable
+
+    @property
+    def all_tags(self) -> list[str]:
+        return [ADMINISTRATOR, *self.tags] if self.administrator else list(self.tags)
+
+    def exported(self) -> tuple[str, str]:
+        """Hash and algorithm as texts: RabbitMQ's where it is one of RabbitMQ's."""
+        if self.algorithm == NO_PASSWORD:
+            return "", "rabbit_password_hashing_sha256"
+        text = base64.b64encode(self.salt + self.hash).decode()
+        if self.algorithm == SCRYPT:
+            return text, f"{SCRYPT}:{self.cost}:{self.block}:{self.parallel}"
+        return text, self.algorithm
+
+
+class TokenUser(User, frozen=True):
+    """A token's user: known for as long as the token holds, and in no file."""
+
+    scopes: Scopes | None = None
+    expires_ms: int = 0
+    """Milliseconds since 1970."""
+
+
+GUEST_USER: Final = User(GUEST, b"", b"", administrator=True, vhosts={"*": Permission()})
+NOBODY: Final = User("", secrets.token_bytes(16), secrets.token_bytes(32))
+"""Stand-in for a user that does not exist, so that refusing takes as long as for one that does."""
+
+
+@functools.cache
+def guest_keys() -> ScramKeys:
+    return make_keys(GUEST, secrets.token_bytes(scram.SALT), 4096)
+
+
+def check_name(name: str) -> None:
+    """Raises UsersError for a name that no user can have."""
+    if not name:
+        raise UsersError("user '': expected a name that is not empty")
+    if ":" in name:
+        raise UsersError(
+            f"user {name!r}: expected a name without ':', which ends the name in NAME:PASSWORD"
+        )
+
+
+def make_user(name: str, password: str, administrator: bool, vhosts: dict[str, Permission]) -> User:
+    """A user with a fresh salt. vhost "*" stands for every vhost.
+
+    Raises:
+        UsersError: name or password is refused, or a permission is no regular expression.
+    """
+    check_name(name)
+    if not password:
+        raise UsersError(f"user {name!r}: expected a password that is not empty")
+    for vhost, permission in vhosts.items():
+        check_permission(vhost, permission)
+    salt = secrets.token_bytes(SCRYPT_SALT)
+    hashed = _scrypt(password, salt, COST, BLOCK, PARALLEL)
+    keys = make_keys(password, secrets.token_bytes(scram.SALT))
+    return User(name, salt, hashed, administrator=administrator, vhosts=vhosts, scram=keys)
+
+
+def check_permission(vhost: str, permission: Permission) -> None:
+    """Raises UsersError for a pattern that is no regular expression."""
+    for pattern in (permission.configure, permission.write, permission.read):
+        problem = problem_of(pattern)
+        if problem:
+            raise UsersError(f"permission {problem}, in vhost {vhost!r}")
+
+
+def hashed_user(name: str, password_hash: str, algorithm: str) -> User:
+    """A user without rights, with a hash as `exported` shows it; an empty hash: no password.
+
+    Raises:
+        UsersError: the name is refused, the algorithm unknown, or the hash none of it.
+    """
+    check_name(name)
+    if not password_hash:
+        return User(name, b"", b"", algorithm=NO_PASSWORD)
+    kind, *numbers = algorithm.split(":")
+    digest = RABBITMQ_DIGESTS.get(algorithm)
+    if digest is None and (kind != SCRYPT or len(numbers) != 3):
+        known = ", ".join([*RABBITMQ_DIGESTS, f"{SCRYPT}:COST:BLOCK:PARALLEL"])
+        raise UsersError(f"user {name!r}: password hash of kind {algorithm!r}, expected {known}")
+    salt_size = SCRYPT_SALT if digest is None else RABBITMQ_SALT
+    size = salt_size + (32 if digest is None else hashlib.new(digest).digest_size)
+    try:
+        raw = base64.b64decode(password_hash, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise UsersError(f"user {name!r}: password hash is no base64: {error}") from error
+    if len(raw) != size:
+        raise UsersError(f"user {name!r}: password hash of {len(raw)} bytes, expected {size}")
+    salt, hashed = raw[:salt_size], raw[salt_size:]
+    if digest is not None:
+        return User(name, salt, hashed, algorithm=algorithm)
+    if not all(number.isascii() and number.isdigit() and len(number) < 9 for number in numbers):
+        raise UsersError(f"user {name!r}: {algorithm!r}, expected numbers after {SCRYPT}")
+    cost, block, parallel = map(int, numbers)
+    powers = [1 << n for n in range(1, 21)]
+    too_high = block == 1 and cost >= 1 << 16  # RFC 7914: below 2^(16 * block)
+    if cost not in powers or not 1 <= block <= 32 or not 1 <= parallel <= 16 or too_high:
+        raise UsersError(
+            f"user {name!r}: {algorithm!r}, expected a cost of 2 to 2^20 that is a power of 2 "
+            "(below 2^16 with block 1), block 1 to 32, parallel 1 to 16"
+        )
+    return User(name, salt, hashed, cost, block, parallel)
+
+
+def permission_in(user: User, vhost: str) -> Permission | None:
+    """Return the user's permissions in a virtual host; None: may not enter it."""
+    if isinstance(user, TokenUser):
+        patterns = permissions_of(user).patterns(vhost)
+        return None if patterns is None else Permission(*patterns)
+    return user.vhosts.get(vhost) or user.vhosts.get("*")
+
+
+def sees_everything(user: User) -> bool:
+    return user.administrator or MONITORING in user.tags
+
+
+def sees(user: User, vhost: str) -> bool:
+    """Return whether lists and metrics show the user the contents of a virtual host."""
+    return sees_everything(user) or permission_in(user, vhost) is not None
+
+
+def permissions_of(user: User) -> Permissions:
+    """Return the user's permissions in the form that bridges need."""
+    return Permissions(
+        user.name,
+        {name: (p.configure, p.write, p.read) for name, p in user.vhosts.items()},
+        IMPERSONATOR in user.tags,
+        user.scopes if isinstance(user, TokenUser) else None,
+    )
+
+
+def _scrypt(password: str, salt: bytes, cost: int, block: int, parallel: int) -> bytes:
+    return hashlib.scrypt(
+        password.encode(), salt=salt, n=cost, r=block, p=parallel,
+        maxmem=128 * block * (cost + parallel + 2), dklen=32,
+    )  # fmt: skip
+
+
+class TokenRefused(Exception):
+    """A token is worth nothing; the text says why and shows none of it."""
