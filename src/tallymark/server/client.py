@@ -67,6 +67,8 @@ class Client(asyncio.Protocol):
         """True while it is not read because it published more than its rate allows."""
         self.yielding = False
         """True while it is not read because others go first: it sent much in one read."""
+        self.is_in_line = False
+        """True while it stands in the line of postponed input."""
         self.is_reading = True
         self.is_full = False
         """True while the socket's send buffer is full."""
@@ -228,14 +230,17 @@ class Client(asyncio.Protocol):
             and not self.is_over
             and not self.transport.is_closing()
         ):
-            self._node.loop.call_soon(self._catch_up)
+            self._node.postponed.add(self)
 
-    def _catch_up(self) -> None:
+    def work_on(self) -> None:
+        """Have the bridge work on postponed input for one more share; then it is another's turn."""
         if self.bridge.is_behind and not (self.is_full or self.is_paced or self.is_over):
             try:
                 self._node.received(self, b"")
             except Exception as error:  # as in data_received
                 self.broken(error)
+            else:
+                self.catch_up()
 
     # -- writing
 

@@ -64,6 +64,7 @@ from tallymark.server.features import Features
 from tallymark.server.housekeeping import Housekeeping
 from tallymark.server.logs import log_of
 from tallymark.server.pacer import Pacer
+from tallymark.server.postponed import Postponed
 from tallymark.server.schedule import Schedule
 from tallymark.server.slow.consumers import SlowConsumerWatch
 
@@ -158,6 +159,7 @@ class Node:
         self._ready_waiters: list[tuple[Queue, asyncio.Future[None]]] = []
         self.appends = Appends(loop)
         self.pacer = Pacer(self)
+        self.postponed = Postponed(loop)
         self.limits_changing = asyncio.Lock()
         """Held while limits.json is written."""
 
