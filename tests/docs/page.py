@@ -328,7 +328,7 @@ def slow_consumers(page: Page) -> None:
     check_config(page, file)
     points = tomllib.loads(page.take("entry-points", language="toml").text)
     groups = points["project"]["entry-points"]
-    sources = "".join(file.read_text() for file in (ROOT / "src/tallymark/server").glob("*.py"))
+    sources = "".join(file.read_text() for file in (ROOT / "src/tallymark/server").rglob("*.py"))
     for group in groups:
         assert f'"{group}"' in sources, group
 

@@ -276,7 +276,7 @@ def test_an_answer_that_leaves_something_out_is_refused(broker: BrokerProcess) -
 def test_options_that_make_no_sense_are_told(given: dict[str, str], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         SourceOptions.parse(given)
-    with pytest.raises(ValueError, match="of batches"):
+    with pytest.raises(ValueError, match="for batch reads"):
         SourceOptions.parse({"stream": "s", "endingOffsets": "7"}).for_tail()
 
 
