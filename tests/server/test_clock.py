@@ -252,7 +252,7 @@ def test_the_engine_is_told_the_time_in_one_place() -> None:
     folder = Path(tallymark.__file__).parent
     told = [
         f"{file.relative_to(folder)}: {line.strip()}"
-        for file in sorted((folder / "server").glob("*.py"))
+        for file in sorted((folder / "server").rglob("*.py"))
         for line in file.read_text().splitlines()
         if re.search(r"clock\.(tell|read)\(", line)
     ]

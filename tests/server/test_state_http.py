@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pika
 import pytest
 
+from tallymark.cli.inspect import GONE, WAITING
+from tallymark.spark.account import STILL_THERE
+from tests.support.engine_rig import Rig
 from tests.support.process import BrokerProcess
 
 
@@ -46,6 +50,23 @@ def test_the_account_of_a_queue_balances(broker: BrokerProcess) -> None:
     assert (row["entered"], row["ready"], row["acquired"], row["settled"]) == (10, 6, 1, 2)
     assert row["dropped"] == {"rejected": 1}
     assert row["arguments"] == {"x-max-length": 1000}
+
+
+def test_lc_5_each_term_of_the_account_is_wherever_the_account_is(broker: BrokerProcess) -> None:
+    """Who adds one to Queue.counters hears of the other places here."""
+    terms = set(Rig().queue("q").counters())
+    _, checkpoint = broker.http("POST", "/api/tallymark/ledger/checkpoint")
+    _, metrics = broker.http("GET", "/metrics")
+    assert terms <= set(broker.queues()["q"])
+    # Leased messages are acquired: they are no term of the equation.
+    terms.remove("leased")
+    for row in checkpoint["queues"]:
+        assert terms == set(row) - {"id", "vhost", "name"}
+    named = set(re.findall(r"^# HELP tallymark_queue_(\w+?)(?:_total)? ", metrics, re.M))
+    assert terms <= named
+    terms.remove("entered")
+    assert terms == {*WAITING, *GONE} - {"leased"}
+    assert terms == {*STILL_THERE, *GONE}
 
 
 def test_a_connection_is_listed_with_what_it_does(broker: BrokerProcess) -> None:

@@ -92,7 +92,8 @@ class Timeouts:
 
     def touch(self, session: Session, tag: int, most_ms: int) -> None:
         """Restart the time-out of one delivery, up to `most_ms` after it was delivered [NQ-13].
-        Raises PreconditionFailed if the tag is not unsettled."""
+        It comes before a time-out or after it, never in between [NQ-A7]. Raises PreconditionFailed
+        if the tag is not unsettled."""
         at = session.find(tag)
         if session.inflight[at].void or session.inflight[at].queue.deleted:
             raise PreconditionFailed(f"unknown delivery tag {tag}")

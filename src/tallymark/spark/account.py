@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    pass
-from typing import TYPE_CHECKING
+from typing import Any, Final
 
 STILL_THERE: Final = (
     "ready", "acquired", "deferred", "staged", "dead_letter_pending", "quarantined",

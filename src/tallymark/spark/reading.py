@@ -3,7 +3,7 @@ for at a time."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pyspark.sql.streaming.datasource import (
     ReadLimit,
@@ -13,9 +13,6 @@ from pyspark.sql.streaming.datasource import (
 
 from tallymark.spark.client import Client, Endpoint
 from tallymark.spark.options import SourceOptions
-
-if TYPE_CHECKING:
-    pass
 
 ANSWER_BYTES: Final = 16 << 20
 """Raw bytes asked for at a time from the journal's files."""

@@ -1,7 +1,7 @@
 """The adapter for AMQP 0-9-1: the connection, and the assignment of channels.
 
 A session is a channel; each sender has another one of its own, for publisher confirms, so that what
-goes wrong there is that sender's alone. See amqp091/session.py, _receiver.py, _sender.py.
+goes wrong there is that sender's alone. See session.py, receiver.py, sender.py.
 """
 
 from __future__ import annotations

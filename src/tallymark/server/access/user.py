@@ -10,7 +10,7 @@ import functools
 import hashlib
 import hmac
 import secrets
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -19,10 +19,6 @@ from tallymark.bridge.scopes import Scopes
 from tallymark.engine.patterns import problem_of
 from tallymark.server.access import scram
 from tallymark.server.access.scram import ScramKeys, make_keys
-
-if TYPE_CHECKING:
-    pass
-
 
 COST: Final = 2**14
 """scrypt's N: 16 MiB and about 30 ms a login. Stored with each hash, so it may be raised."""

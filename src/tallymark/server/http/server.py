@@ -1,7 +1,7 @@
 """The HTTP interface: management, metrics, and the operations that Spark uses. Same loop, aiohttp.
 
-RabbitMQ's management interface is at RabbitMQ's paths (management*.py), what only this broker has
-under /api/tallymark/. Every request but /healthz needs Basic authentication. What is refused is
+RabbitMQ's management interface is at RabbitMQ's paths (server/management/), what only this broker
+has under /api/tallymark/. Every request but /healthz needs Basic authentication. What is refused is
 answered as RabbitMQ does: `{"error": word for machines, "reason": text for humans}`.
 """
 

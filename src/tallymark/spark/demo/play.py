@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pika.exceptions import AMQPError
 from py4j.protocol import Py4JError
@@ -30,9 +30,6 @@ from tallymark.spark.java import JavaNotFound
 from tallymark.spark.ledger import LedgerIncomplete
 from tallymark.spark.reconcile_table import show
 from tallymark.spark.session import SparkDidNotStart
-
-if TYPE_CHECKING:
-    pass
 
 FOLDER: Final = Path("demo-out")
 
