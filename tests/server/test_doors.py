@@ -5,8 +5,10 @@ The tables go over every port: a rule that one front end keeps is kept by all.
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import socket
+import ssl
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -15,6 +17,10 @@ from pathlib import Path
 import pika
 import pytest
 
+from tallymark.server.access.tls import Tls, server_context
+from tallymark.server.doors import Doors
+from tallymark.server.handshakes import TlsListener
+from tallymark.server.http.line import HttpLine
 from tests.server.lines import DOORS, HTTP_DOORS, Door, until_closed
 from tests.server.peers import open_files
 from tests.support.certificates import Authority
@@ -273,3 +279,28 @@ def test_an_answer_that_is_not_read_is_not_waited_for_without_end(
     request = b"GET %s HTTP/1.1\r\nHost: a\r\nAuthorization: Basic Z3Vlc3Q6Z3Vlc3Q=\r\n\r\n" % path
     with pytest.raises(ConnectionError), raw:
         flood(raw, request)
+
+
+def test_a_handshake_that_goes_before_it_began_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Of many sockets that are accepted at once each takes the place of the one before: what was
+    kept of those was kept for good."""
+
+    async def play() -> None:
+        made = Authority(tmp_path).sign("localhost")
+        names = ("cert", "key", "ca")
+        tls = Tls(server_context(names, made.cert, made.key, None, ssl.CERT_NONE, "tls1.2"))
+        doors, bound = Doors(1), socket.socket()
+        bound.bind(("127.0.0.1", 0))
+        loop = asyncio.get_running_loop()
+        listener = TlsListener(loop, doors, HttpLine, bound, tls, PATIENCE_S, is_http=False)  # type: ignore[arg-type]
+        with ExitStack() as held:
+            for _ in range(10):
+                held.enter_context(socket.create_connection(bound.getsockname()))
+            await asyncio.to_thread(until, lambda: len(doors) > 0)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert len(doors) == len(listener._under_way) == 1
+        listener.close()
+        await asyncio.to_thread(until, lambda: not (listener._under_way or len(doors)))
+
+    asyncio.run(play())

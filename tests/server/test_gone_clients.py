@@ -11,16 +11,12 @@ import os
 import select
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tallymark.server import run
-from tallymark.server.config.settings import Config
-from tallymark.server.http.server import HttpServer
-from tallymark.server.nsq.service import NsqService
 from tallymark.wire.amqp091.frames import PROTOCOL_HEADER
 from tallymark.wire.amqp091.methods import ConnectionStartOk
 from tallymark.wire.amqp10.frames import SASL_HEADER, sasl_frame
@@ -28,6 +24,7 @@ from tallymark.wire.amqp10.sasl import SaslInit, plain_response
 from tallymark.wire.nsq.commands import MAGIC, auth, identify
 from tests.server import churn, lines
 from tests.server.churn import WORK
+from tests.server.inside import with_broker
 from tests.server.peers import open_files
 from tests.support import forked
 from tests.support.amqp091 import method_frame
@@ -39,39 +36,6 @@ COUNT = 20
 SHORT = sized(300, 1000, 100_000)
 """Connections per protocol; a tenth of them comes before memory is looked at."""
 MIB_PER_CONNECTION = 4 / 1024
-
-
-def bound() -> list[socket.socket]:
-    made = socket.socket()
-    made.bind(("127.0.0.1", 0))
-    return [made]
-
-
-async def with_broker(
-    folder: Path, play: Callable[[dict[str, int], run.Node], Awaitable[None]]
-) -> None:
-    """A broker in this process."""
-    loop = asyncio.get_running_loop()
-    node = run._open(Config(data_dir=folder, sync="interval", auto_create_queues="^churn$"), loop)
-    service = NsqService(node, None)
-    [amqp], http, nsq, nsq_http = bound(), bound(), bound(), bound()
-    listener = await run._listen(node, run._settings(node), amqp, None)
-    server = HttpServer(node)
-    ports = {
-        "amqp_port": amqp.getsockname()[1],
-        "http_port": (await server.start(http))[0][1],
-    }
-    await service.start(nsq, nsq_http, [])
-    await service.start_http(nsq_http, [], None)
-    ports["nsq_port"] = service.addresses[0][1]
-    ports["nsq_http_port"] = service.http_addresses[0][1]
-    try:
-        await play(ports, node)
-    finally:
-        listener.close()
-        await service.stop()
-        await server.stop()
-        await run._close(node)
 
 
 def living() -> Counter[str]:

@@ -228,10 +228,57 @@ def test_too_many_are_refused_unchecked() -> None:
         await desk.ask("ann", times=logins.WAITING_OF_ONE + 5)
         assert len(desk.ended) == 4
         assert not any(desk.ended.values())
-        for number in range(logins.WAITING):
+        for number in range(logins.WAITING + logins.WAITING_OF_ONE):
             await desk.ask(f"user{number}", f"peer{number}")
         await desk.ask("zoe", "z")
         assert not desk.ended["zoe@z"]
+        await desk.close()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("peer", ["a", "b"])
+def test_who_fills_the_line_keeps_nobody_else_out(peer: str) -> None:
+    """All of them with one wrong password, or with many names: everybody else was refused. Who has
+    logged in from the same address before is somebody else."""
+
+    async def play() -> None:
+        desk = Desk()
+        await desk.ask("zoe", peer)
+        await desk.end(f"zoe@{peer}", True)
+        desk.ended.clear()
+        desk.now += logins.VERIFIED_MS
+        await desk.ask("ann", password="wrong", times=logins.WAITING // 2)
+        for number in range(logins.WAITING // 2 + 10):
+            await desk.ask(f"user{number}", "a")
+        assert len(desk.logins._waiting) == logins.WAITING
+        refused = len(desk.ended)
+        await desk.ask("zoe", peer)
+        assert f"zoe@{peer}" in desk.running
+        assert len(desk.ended) == refused + 1, "one of the others had to go"
+        assert not any(desk.ended.values())
+        await desk.close()
+
+    asyncio.run(play())
+
+
+def test_a_short_delay_does_not_wait_for_the_end_of_a_longer_one() -> None:
+    """Of another client, whose many failures made it."""
+
+    async def play() -> None:
+        desk = Desk()
+        await desk.ask("ann", times=8)
+        for number in range(6):
+            await desk.end(f"ann@a/{number}", False)
+            await desk.later(logins.FIRST_DELAY_MS << number)
+        await desk.end("ann@a/6", False)
+        timer = desk.logins._timer
+        assert timer is not None
+        await desk.ask("bob", "b", times=2)
+        await desk.end("bob@b/0", False)
+        earlier = desk.logins._timer
+        assert earlier is not None
+        assert earlier.when() < timer.when() - 1
         await desk.close()
 
     asyncio.run(play())

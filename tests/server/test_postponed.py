@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from pathlib import Path
 
 import pytest
 
+from bench.lean import method, publish, short
+from tallymark.server import run
 from tallymark.server.postponed import Postponed
+from tests.server.inside import with_broker
+from tests.server.lines import DOORS
+from tests.support.patience import until
 
 
 class Flooder:
@@ -60,3 +67,42 @@ def test_a_round_with_time_is_for_as_many_shares_as_fit(rounds: dict[str, int]) 
     assert found.count(".") == 1
     assert {name: found.count(name) for name in rounds} == rounds
     assert found[: len(rounds)] == list(rounds)
+
+
+COUNT = 100
+BODY = b"x" * 60_000
+
+
+def test_who_waits_for_room_is_worked_on_after_a_flush_and_not_before(tmp_path: Path) -> None:
+    """Answers that fill a socket's buffer leave with the turn: until then nothing can be answered,
+    and a round of the loop was spent in vain on asking again."""
+    (tmp_path / "data").mkdir()
+    spent: list[tuple[int, int]] = []
+
+    async def play(ports: dict[str, int], node: run.Node) -> None:
+        raw = socket.create_connection(("127.0.0.1", ports["amqp_port"]))
+        with raw:
+            await asyncio.to_thread(DOORS[0].enter, raw)
+            declare = method(1, (50, 10), b"\0\0" + short("q") + b"\0" + b"\0\0\0\0")
+            opened = method(1, (20, 10), b"\0") + declare
+            sent = publish(1, "", "q", b"\0\0", BODY) * COUNT
+            await asyncio.to_thread(raw.sendall, opened + sent)
+            queues = node.broker.vhost("/").queues
+            await asyncio.to_thread(until, lambda: "q" in queues and queues["q"].ready == COUNT)
+            reads, turns = node._reads, node.turns
+            get = method(1, (60, 70), b"\0\0" + short("q") + b"\x01")
+            await asyncio.to_thread(raw.sendall, get * COUNT)
+            await asyncio.to_thread(read, raw, COUNT * len(BODY))
+            spent.append((node._reads - reads, node.turns - turns))
+
+    with asyncio.Runner(loop_factory=run._loop_factory()) as runner:
+        runner.run(with_broker(tmp_path / "data", play))
+    [(reads, turns)] = spent
+    assert reads <= 2 * turns + 2
+
+
+def read(raw: socket.socket, size: int) -> None:
+    while size > 0:
+        data = raw.recv(1 << 20)
+        assert data
+        size -= len(data)

@@ -81,6 +81,12 @@ class Bridge:
         return not self.is_behind
 
     @property
+    def lacks_room(self) -> bool:
+        """True while `receive` would leave all input unprocessed, since earlier answers have not
+        left yet. The owner waits until it has taken output."""
+        return False
+
+    @property
     def input_bytes(self) -> int:
         """Bytes of received input that is not processed: incomplete frames, unfinished contents."""
         return 0

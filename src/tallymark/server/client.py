@@ -224,6 +224,7 @@ class Client(asyncio.Protocol):
         """Have the bridge continue with postponed input, once the socket has room again."""
         if (
             self.bridge.is_behind
+            and not self.bridge.lacks_room  # after the next flush
             and not self.is_full
             and not self.yielding
             and not self.is_paced

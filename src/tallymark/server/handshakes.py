@@ -12,6 +12,7 @@ import asyncio
 import errno
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final, Union, cast
 
 from tallymark.server.access.tls import Tls
@@ -115,19 +116,25 @@ class TlsListener:
             self._doors.may_go(handshake)
             self._under_way.add(handshake)
             handshake.task = self._loop.create_task(self._shake_hands(handshake, raw))
+            handshake.task.add_done_callback(partial(self._over, handshake, raw))
 
     async def _shake_hands(self, handshake: Handshake, raw: socket.socket) -> None:
+        handshake.has_begun = True
         try:
             await self._loop.connect_accepted_socket(
                 lambda: handshake, raw, ssl=self._tls.context, ssl_handshake_timeout=self._limit_s
             )
         except OSError as error:  # of the socket, of TLS, or its time is over
             log.info("tls.refused", peer=handshake.peer, error=str(error) or type(error).__name__)
-        finally:
-            handshake.task = None
-            self._under_way.discard(handshake)
-            if not handshake.is_through:
-                self._doors.leave(handshake)
+
+    def _over(self, handshake: Handshake, raw: socket.socket, _: asyncio.Task[None]) -> None:
+        """Let go of a handshake, also of one that was dropped before its task began."""
+        handshake.task = None
+        self._under_way.discard(handshake)
+        if not handshake.is_through:
+            self._doors.leave(handshake)
+        if not handshake.has_begun:
+            raw.close()
 
 
 class Handshake(asyncio.Protocol):
@@ -139,6 +146,8 @@ class Handshake(asyncio.Protocol):
         self._client = client
         self.peer = peer
         self.task: asyncio.Task[None] | None = None
+        self.has_begun = False
+        """True once its socket has a transport, which closes it."""
         self.is_through = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -243,6 +243,10 @@ class Amqp091(AmqpBridge):
         self._handle_events()
 
     @property
+    def lacks_room(self) -> bool:
+        return self.wire.content_bytes > self.room
+
+    @property
     def input_bytes(self) -> int:
         return self.wire.kept_bytes
 

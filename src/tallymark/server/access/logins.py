@@ -7,7 +7,9 @@ Checks that wait are run in this order:
     then    those of addresses with the fewest running checks, the fewest failures first
 
 One check runs at a time for each address and user. After a failure the next one is delayed, longer
-each time. A log-in is refused unchecked when too many checks wait.
+each time. When too many checks wait, one is refused unchecked: a stranger's before one of a user
+who has recently logged in from the same address, then one of the address with the most waiting
+checks, the last of these.
 
 Clients who wait with the same password for the same user get the answer of the first of them: as
 many as come back after a restart are let in by one check.
@@ -21,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
@@ -95,6 +98,8 @@ class Logins:
         """Addresses, by what is being checked."""
         self._numbers = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+        """Time for which the timer is set."""
 
     def forget(self) -> None:
         """Forget verified passwords: the users changed."""
@@ -162,7 +167,9 @@ class Logins:
         many wait, or another one had the same entry."""
         own = [one.entry for one in self._waiting if one.key == key]
         others = own.count(None) + len({*own} - {None, entry})
-        if len(self._waiting) >= WAITING or others >= WAITING_OF_ONE:
+        if others >= WAITING_OF_ONE:
+            return False
+        if len(self._waiting) >= WAITING and not self._make_room(key):
             return False
         self._numbers += 1
         turn: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
@@ -178,6 +185,24 @@ class Logins:
                 del self._running[key]
                 self._serve()
             raise
+
+    def _make_room(self, key: Key) -> bool:
+        """Refuse a waiting check in favour of a new one. Return False if it is the new one that is
+        to be refused. O(waiting checks)."""
+        now = self._clock()
+        counts = Counter(one.key[0] for one in self._waiting)
+        counts[key[0]] += 1
+
+        def surplus(of: Key) -> tuple[bool, int]:
+            return self._known.get(of, 0) <= now, counts[of[0]]
+
+        there = [one for one in self._waiting if not one.turn.done()]
+        last = max(there, key=lambda one: (*surplus(one.key), one.number), default=None)
+        if last is None or surplus(last.key) <= surplus(key):
+            return False
+        self._waiting.remove(last)
+        last.turn.set_result(False)
+        return True
 
     def _serve(self) -> None:
         """Start the checks whose turn has come; set a timer for the next delayed one."""
@@ -228,9 +253,15 @@ class Logins:
     def _look_later(self, now: int) -> None:
         dues = [self._due(one.key) for one in self._waiting if one.key not in self._running]
         dues = [due for due in dues if due > now]
-        if dues and self._timer is None:
-            wait_s = (min(dues) - now) / 1000
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
+        if not dues:
+            return
+        if self._timer is not None:
+            if self._timer_ms <= min(dues):
+                return
+            self._timer.cancel()
+        self._timer_ms = min(dues)
+        wait_s = (self._timer_ms - now) / 1000
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
 
     def _look(self) -> None:
         self._timer = None

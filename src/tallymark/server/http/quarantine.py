@@ -18,12 +18,12 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.records import DEATHS
 from tallymark.server.access.user import permission_in
 from tallymark.server.http.requests import (
-    USER,
     HttpContext,
     Refused,
     answer,
     body_of,
     require_administrator,
+    user_of,
 )
 
 LAST: Final = (1 << 62) - 1
@@ -55,10 +55,11 @@ class Quarantines:
         router.add_post("/api/tallymark/quarantine/{vhost}/{queue}/drop", self._drop)
 
     async def _list(self, request: web.Request) -> web.Response:
+        user = user_of(request)
         rows = [
             row
             for queue in self._node.broker.queues.values()
-            if queue.quarantine and permission_in(request[USER], queue.vhost) is not None
+            if queue.quarantine and permission_in(user, queue.vhost) is not None
             for row in quarantine_rows(queue)
         ]
         return answer({"quarantine": rows})
