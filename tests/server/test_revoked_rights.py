@@ -26,7 +26,7 @@ from tests.server.faces import (
     provide,
     put_message,
 )
-from tests.server.management import FULL, call, done
+from tests.server.management import FULL, call, done, get
 from tests.server.test_sinks_http import frames
 from tests.support.issuer import EVERYTHING, Issuer
 from tests.support.patience import PATIENCE_S
@@ -137,6 +137,33 @@ def test_who_is_deleted_is_gone(
         assert user.last_words() == LAST_WORDS[face]
     finally:
         user.close()
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_who_is_deleted_is_gone_also_where_the_users_limits_cannot_be_deleted(
+    broker: BrokerProcess, face: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of limits could not be replaced, and so every connection of bob's went on."""
+    monkeypatch.setattr("tests.server.faces.USER", "bob")
+    monkeypatch.setattr("tests.server.faces.CREDENTIALS", f"bob:{PASSWORD}")
+    done(broker, "PUT", "users/bob", {"password": PASSWORD, "tags": "management"})
+    done(broker, "PUT", "permissions/%2F/bob", FULL)
+    done(broker, "PUT", "user-limits/bob/max-channels", {"value": 50})
+    obstacle = broker.data_dir / f"limits.json.{broker.pid}.new"
+    user = FACES[face](broker)
+    obstacle.mkdir()
+    try:
+        assert user.do(next(iter(NEEDS[face])), "mine")
+        done(broker, "DELETE", "users/bob")
+        assert user.last_words() == LAST_WORDS[face]
+        obstacle.rmdir()
+        done(broker, "PUT", "users/bob", {"password": PASSWORD, "tags": ""})
+        done(broker, "DELETE", "users/bob")
+        assert get(broker, "user-limits") == []
+    finally:
+        user.close()
+        if obstacle.exists():
+            obstacle.rmdir()
 
 
 # -- tokens, whose scopes another token of the same user narrows

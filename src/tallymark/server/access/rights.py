@@ -89,11 +89,8 @@ class Rights:
                 client.broken(error)
 
     def apply(self) -> None:
-        """Apply the users' present rights to every connection; the limits of deleted users are
-        deleted."""
-        broker, folder = self._node.broker, self._node.config.data_dir
-        names = list(self._node.users.current()) or [GUEST]
-        forget_limits(folder, broker.quotas, broker.vhosts, names)
+        """Apply the users' present rights to every connection, then delete the limits of deleted
+        users. These stay until the next change if their file cannot be replaced."""
         self._node.tell_time()
         for client in list(self._node.clients.values()):
             if client.bridge.user:
@@ -101,6 +98,12 @@ class Rights:
                     self._follow(client)
                 except Exception as error:  # a bug of ours costs this connection, not the others
                     client.broken(error)
+        broker, folder = self._node.broker, self._node.config.data_dir
+        names = list(self._node.users.current()) or [GUEST]
+        try:
+            forget_limits(folder, broker.quotas, broker.vhosts, names)
+        except OSError as error:
+            log.error("limits.unwritable", error=str(error))
 
     def _follow(self, client: Client) -> None:
         name, users = client.bridge.user, self._node.users
