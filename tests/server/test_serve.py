@@ -445,3 +445,15 @@ def test_a_direct_start_of_the_module_says_what_it_is() -> None:
     )
     assert done.stdout.startswith("tallymark ")
     assert done.stdout.rstrip().endswith(("(compiled)", "(pure)"))
+
+
+def test_a_broker_lets_the_journals_writer_run_soon(tmp_path: Path) -> None:
+    """With Python's own 5 ms each confirm of a busy broker waits for 15 ms and more."""
+    before = sys.getswitchinterval()
+    file = tmp_path / "file"
+    file.write_text("")
+    try:
+        assert run.run(Config(data_dir=file)) == run.FAILED
+        assert sys.getswitchinterval() <= run.SWITCH_S
+    finally:
+        sys.setswitchinterval(before)

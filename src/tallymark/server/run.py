@@ -109,12 +109,19 @@ TASKS: Final[dict[str, Make]] = {
 """Our own housekeeping tasks."""
 
 
+SWITCH_S: Final = 0.0005
+"""Seconds after which a thread that wants to run interrupts the one that does. The journal's writer
+runs three times for a sync, for some microseconds each; with Python's 5 ms a busy loop made each
+confirm wait for 15 ms and more."""
+
+
 def run(config: Config, read: Callable[[], Config] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; returns the process's exit code.
 
     read: gives the configuration as it is when it is to be read again, or raises ConfigError.
     """
     logs.configure(config.log_level, config.log_levels, config.log_format)
+    sys.setswitchinterval(SWITCH_S)
     try:
         _check(config)
         most = _connections_allowed(config.max_connections)
