@@ -277,3 +277,32 @@ def test_a_get_of_what_was_given_back_is_answered_when_the_disk_knows() -> None:
     rig.broker.settle(session, taken[1], taken[1], RETURNED)
     assert rig.get(session, queue) == (1, taken[1] + 1)
     assert rig.broker.get_must_wait
+
+
+def test_what_was_given_back_twice_waits_for_the_disk_to_know_of_both() -> None:
+    """A get may take it while the disk does not know of the first time; the sync that told of that
+    let it go on, with a number of attempts that it could have again after a crash."""
+    rig = manual()
+    queue = rig.declare("q", {"deliver-after": "synced"})
+    session = rig.session()
+    watch(rig, "q")
+    rig.broker.cancel(queue.consumers[0])
+    rig.send("q", 1)
+    finish(rig)
+    taken = rig.get(session, queue)
+    assert taken is not None
+    finish(rig)
+    hang(rig)
+    rig.broker.settle(session, taken[1], taken[1], RETURNED)
+    rig.turn()
+    first = rig.log.end
+    assert rig.get(session, queue) == (1, taken[1] + 1)
+    rig.broker.settle(session, taken[1] + 1, taken[1] + 1, RETURNED)
+    rig.turn()
+    rig.consume(rig.session(), "q", "c")
+    rig.log.synced = first
+    rig.broker.synced(first)
+    assert 1 not in numbers(rig)
+    assert 1 in go_on(rig)
+    rig.broker.check()
+    assert not queue.returning

@@ -59,6 +59,13 @@ class Returns:
         self.queue = queue
         self.sequences = sequences
 
+    def end(self) -> None:
+        """Let the messages be delivered, but those that were given back again since."""
+        returning = self.queue.returning
+        for at in self.sequences:
+            if returning.get(at) is self:
+                del returning[at]
+
 
 @final
 class Dispatcher:
@@ -170,8 +177,10 @@ class Dispatcher:
         for the disk: after a crash their attempts go on from what was delivered."""
         if self._syncs_first(queue):
             sequences = [at for one in pieces for at in range(one.first, one.first + len(one))]
-            queue.returning.update(sequences)
-            self.returns.append(Returns(queue, sequences))
+            returns = Returns(queue, sequences)
+            for at in sequences:
+                queue.returning[at] = returns
+            self.returns.append(returns)
 
     def _syncs_first(self, queue: Queue) -> bool:
         """Return whether the queue delivers persistent messages only once they are on disk."""

@@ -128,7 +128,7 @@ class Durability:
                     self._dispatcher.mark(queue)
             elif queue is not None:
                 if isinstance(wait.waiter, Returns):
-                    queue.returning.difference_update(wait.waiter.sequences)
+                    wait.waiter.end()
                 elif isinstance(wait.waiter, MarkWait):
                     self._dispatcher.marks.covered(wait.waiter)
                 else:

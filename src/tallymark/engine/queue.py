@@ -314,9 +314,9 @@ class Queue(Timed):
         self.shown = UNLIMITED
         """First sequence that is not delivered before it is on disk; UNLIMITED: no sequence
         waits."""
-        self.returning: set[int] = set()
-        """Sequences of messages that were given back, and are not delivered before that is on
-        disk."""
+        self.returning: dict[int, object] = {}
+        """Sequences of messages that were given back, and are not delivered before that is on disk;
+        with the last wait for it of each."""
         self.holds = 0
         """Count of the turns whose messages wait for the disk in this way, including the present
         turn."""
