@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from bench.lean import method, publish, short
+from tallymark.engine.quotas import MAX_PUBLISH_RATE
 from tallymark.server import run
 from tallymark.server.postponed import Postponed
+from tallymark.wire.amqp091.frames import HEARTBEAT_FRAME
+from tallymark.wire.share import SHARE
 from tests.server.inside import with_broker
 from tests.server.lines import DOORS
 from tests.support.patience import until
@@ -99,6 +102,34 @@ def test_who_waits_for_room_is_worked_on_after_a_flush_and_not_before(tmp_path: 
         runner.run(with_broker(tmp_path / "data", play))
     [(reads, turns)] = spent
     assert reads <= 2 * turns + 2
+
+
+def test_what_a_deadline_has_worked_on_counts_against_the_publish_rate(tmp_path: Path) -> None:
+    """A client that rests has input left; a heartbeat's deadline had some of it published, and the
+    rest was no longer for it."""
+    (tmp_path / "data").mkdir()
+    seen: list[tuple[int, float]] = []
+
+    async def play(ports: dict[str, int], node: run.Node) -> None:
+        node.broker.quotas.limit({"/": {MAX_PUBLISH_RATE: 1}}, {})
+        raw = socket.create_connection(("127.0.0.1", ports["amqp_port"]))
+        with raw:
+            await asyncio.to_thread(DOORS[0].enter, raw)
+            one = publish(1, "", "nowhere", b"\0\0", b"x") + HEARTBEAT_FRAME  # no runs
+            await asyncio.to_thread(raw.sendall, method(1, (20, 10), b"\0") + one * 5 * SHARE)
+            resting = node.pacer._resting
+            await asyncio.to_thread(until, lambda: len(resting) == 1)
+            [(client, timer)] = resting.items()
+            assert client.bridge.is_behind
+            before = node.broker.published
+            node._due(client)
+            seen.append((node.broker.published - before, resting[client].when() - timer.when()))
+
+    with asyncio.Runner(loop_factory=run._loop_factory()) as runner:
+        runner.run(with_broker(tmp_path / "data", play))
+    [(published, longer_s)] = seen
+    assert published > 1
+    assert longer_s > published - 1
 
 
 def read(raw: socket.socket, size: int) -> None:

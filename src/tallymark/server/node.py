@@ -301,7 +301,7 @@ class Node:
     def _due(self, client: Client) -> None:
         if not client.is_reading:
             # What it sent is not read, so its silence means nothing.
-            client.bridge.receive(b"", self.tell_time(), self.broker.clock.now_ms)
+            self.received(client, b"")
         client.bridge.tick(now_ms())
 
     # -- the turn
