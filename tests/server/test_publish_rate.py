@@ -6,15 +6,20 @@ of n gives a shortest time, which a busy machine only makes longer.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
+from tallymark.engine.quotas import MAX_PUBLISH_RATE
+from tallymark.server import run
 from tests.server.faces import CREDENTIALS, FACES, USER, provide
+from tests.server.inside import with_broker
 from tests.server.management import FULL, call, connect, done, get
 from tests.server.test_sinks_http import frames
 from tests.support.patience import PATIENCE_S, until
@@ -160,3 +165,24 @@ def test_connections_of_one_user_share_its_rate(broker: BrokerProcess) -> None:
     assert time.monotonic() - began >= 1, "51 of them: 20 at once, three may be read meanwhile"
     for face in faces:
         face.close()
+
+
+def test_a_request_that_waited_sees_the_time_of_now(tmp_path: Path) -> None:
+    """A broker that is idle has no turn meanwhile: the time it was asked at was taken for the time
+    it is, so that it went on waiting."""
+    (tmp_path / "data").mkdir()
+    waited_ms: list[int] = []
+
+    async def play(ports: dict[str, int], node: run.Node) -> None:
+        node.broker.quotas.limit({"/": {MAX_PUBLISH_RATE: 10}}, {})
+        await node.durable()
+        await asyncio.to_thread(until, lambda: node.journal.is_anchored)
+        node.tell_time()
+        began_ms = node.broker.clock.now_ms
+        node.pacer.published_over_http("/", "", 11)
+        await node.pacer.turn("/", "")
+        waited_ms.append(node.broker.clock.now_ms - began_ms)
+
+    with asyncio.Runner(loop_factory=run._loop_factory()) as runner:
+        runner.run(with_broker(tmp_path / "data", play))
+    assert waited_ms[0] >= 100

@@ -52,6 +52,7 @@ class Pacer:
                     f"try again in {wait_s:.0f} s"
                 )
             await asyncio.sleep(wait_s)
+            self._node.tell_time()
             left_s -= wait_s
 
     def look_again(self) -> None:
