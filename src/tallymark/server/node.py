@@ -234,6 +234,8 @@ class Node:
                 self.housekeeping.hold(client, len(data))
         self._is_told = True
         self.touch(client)
+        if bridge.is_behind:  # at once: the transport would read on, for as long as there is more
+            client.read_or_not()
         if self._read_bytes > self._most_bytes:
             self._turn()
             client.let_others()

@@ -119,3 +119,14 @@ def test_a_failed_connection_waits_for_its_owner_only() -> None:
     connection.tick(10_000_000)
     assert connection.next_event() is None
     assert connection.out == []
+
+
+def test_nops_are_work_like_everything_else() -> None:
+    """A read of 256 KiB of them is many shares: other clients have their turn in between."""
+    server = Server(Limits(steps=10))
+    server.feed(b"  V2" + b"NOP\n" * 65_536)
+    shares = 1
+    while server.connection.is_spent:
+        server.feed(b"")
+        shares += 1
+    assert shares > 100

@@ -98,6 +98,10 @@ UPGRADE_TIMEOUT_MS: Final = 5_000
 """Time-out for a layer to become ready, ms: nsqd's time-out for a TLS handshake."""
 EARLY_MAX: Final = 1_048_576
 """Bytes accepted ahead while the client waits for our answer; see Connection.wants_data."""
+FINS_BYTES: Final = 1024
+"""Bytes of FINs that are one step of work: they may all be refused one by one."""
+NOPS_BYTES: Final = 256
+"""Bytes of NOPs that are one step of work."""
 LINES_MAX: Final = 1024
 """Number of valid command lines of PUB and DPUB that are cached."""
 KNOWN_LINE_MAX: Final = 128
@@ -258,10 +262,12 @@ class Connection:
                 after = scan_fins(data, pos)
                 if after > pos and self._state in SETTLING:
                     inbox.advance(after)
+                    self._steps -= (after - pos) // FINS_BYTES
                     self._events.append(FinReceived(ids_of(data[pos:after], b"FIN ")))
                     return
             elif data.startswith(b"NOP\n", pos):
-                while data.startswith(b"NOP\n", pos):
+                end = pos + NOPS_BYTES
+                while pos < end and data.startswith(b"NOP\n", pos):
                     pos += 4
                 inbox.advance(pos)
                 return
