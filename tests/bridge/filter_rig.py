@@ -10,7 +10,7 @@ from tallymark.bridge.filters import FilterError, filters_of
 from tallymark.bridge.filters.attach import SELECTOR_FILTER, SQL_FILTER
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.clock import Clock
-from tallymark.engine.filters import Filter
+from tallymark.engine.formats import Filter
 from tallymark.engine.message import Payload, Route
 from tallymark.wire.amqp10.sections import Header, Properties, encode_message
 from tallymark.wire.amqp10.types import Described, Symbol

@@ -8,7 +8,7 @@ from tallymark.bridge.amqp091.publish import FORMAT as AMQP091
 from tallymark.bridge.filters import filters_of
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Deliver
-from tallymark.engine.filters import Filter
+from tallymark.engine.formats import Filter
 from tallymark.engine.message import Payload, Route
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Session

@@ -14,7 +14,7 @@ from tallymark.bridge.amqp10.delivery import Outgoing
 from tallymark.bridge.filters import filters_of
 from tallymark.bridge.filters.message_filter import ANSWERS, MessageFilter
 from tallymark.engine.annotations import NEWEST_FORM, Annotations, Death
-from tallymark.engine.filters import Filter
+from tallymark.engine.formats import Filter
 from tallymark.engine.message import Payload, Route, Slice
 from tallymark.wire.amqp091.fields import Timestamp as Seconds
 from tallymark.wire.amqp091.fields import WireInt

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tallymark.engine import records, stream_ranges
+from tallymark.engine import records, streams
 from tallymark.engine.archives import Archived
 from tallymark.engine.errors import Fenced, PreconditionFailed
 from tallymark.engine.packing import Packing
@@ -144,7 +144,7 @@ def test_what_retention_took_before_is_no_gap_and_what_it_took_since_not_counted
 def test_a_pin_holds_what_is_let_go_of() -> None:
     rig = filled(6)
     queue = stream(rig)
-    pin = stream_ranges.pin(queue, 1, 5)
+    pin = streams.pin(queue, 1, 5)
     record(rig, 1, 7)
     release(rig, 7)
     assert rig.ready("s") == []
@@ -152,7 +152,7 @@ def test_a_pin_holds_what_is_let_go_of() -> None:
     rig.turn()
     rig.turn()
     assert sum(size for _, size in rig.released) == 2 * SIZE
-    stream_ranges.unpin(queue, pin, rig.broker.store)
+    streams.unpin(queue, pin, rig.broker.store)
     for _ in range(3):
         rig.turn()
     assert sum(size for _, size in rig.released) == 6 * SIZE

@@ -7,7 +7,7 @@ import pytest
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.deadlines import NEVER
 from tallymark.engine.delivery import IN_A_TURN
-from tallymark.engine.filters import Filter
+from tallymark.engine.formats import Filter
 from tallymark.engine.message import Payload
 from tallymark.engine.packing import Packing
 from tallymark.engine.session import ACCEPTED, RETURNED

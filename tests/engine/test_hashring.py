@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallymark.engine.hashring import MAX_POINTS, POINTS, HashRing
+from tallymark.engine.matching import MAX_POINTS, POINTS, HashRing
 
 KEYS = [b"key-%d" % n for n in range(4000)]
 

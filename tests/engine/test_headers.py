@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tallymark.engine.arguments import equal_values
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.headers import HeaderPattern, HeaderTable, check_match
+from tallymark.engine.matching import HeaderPattern, HeaderTable, check_match
 
 NAMES = st.sampled_from(["a", "b", "x-c", "x-d"])
 VALUES = st.sampled_from(

@@ -9,7 +9,7 @@ import pytest
 
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.errors import NotAllowed
-from tallymark.engine.filters import Filter
+from tallymark.engine.formats import Filter
 from tallymark.engine.message import Payload, Route
 from tallymark.engine.packing import Packing
 from tallymark.engine.seeking import LOOK_BYTES, LOOKS

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tallymark.engine.matching import TopicTrie, words_of
 from tallymark.engine.queue import Queue
 from tallymark.engine.settings import Settings
 from tallymark.engine.slow.rules import (
@@ -17,7 +18,6 @@ from tallymark.engine.slow.rules import (
     covers,
     in_order,
 )
-from tallymark.engine.topics import TopicTrie, words_of
 
 
 def queue(name: str = "q", **policy: object) -> Queue:

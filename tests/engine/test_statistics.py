@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.engine import records
-from tallymark.engine.pace import HALF_MS, WINDOW_MS, Pace
+from tallymark.engine.rates import HALF_MS, WINDOW_MS, Pace
 from tallymark.engine.statistics import figures
 from tests.support.slow_rig import Slow
 

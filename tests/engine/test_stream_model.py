@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallymark.bridge.amqp091.format import PUBLISHER_NAME, PUBLISHING_ID
-from tallymark.engine import stream_ranges
+from tallymark.engine import streams
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.deadlines import NEVER
 from tallymark.engine.message import Slice
@@ -174,7 +174,7 @@ class Subject:
 def content(subject: Subject) -> list[tuple[int, int]]:
     """(offset, number) of all that is there."""
     queue = subject.queue
-    pieces: list[Slice] = stream_ranges.between(queue, queue.kept_from, queue.end())
+    pieces: list[Slice] = streams.between(queue, queue.kept_from, queue.end())
     return [
         (piece.first - 1 + at, number)
         for piece in pieces

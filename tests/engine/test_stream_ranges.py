@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tallymark import is_compiled
-from tallymark.engine import store, stream_ranges
+from tallymark.engine import store, streams
 from tallymark.engine.errors import Fenced, Gone, PreconditionFailed
 from tallymark.engine.message import Slice
 from tallymark.engine.packing import Packing
@@ -35,14 +35,14 @@ def numbers_of(rig: Rig, pieces: list[Slice]) -> list[int]:
 
 
 def between(
-    rig: Rig, queue: Queue, low: int, high: int, pin: stream_ranges.Pin | None = None
+    rig: Rig, queue: Queue, low: int, high: int, pin: streams.Pin | None = None
 ) -> list[int]:
-    stream_ranges.check_range(queue, low, high, pin)
-    return numbers_of(rig, stream_ranges.between(queue, low, high, pin))
+    streams.check_range(queue, low, high, pin)
+    return numbers_of(rig, streams.between(queue, low, high, pin))
 
 
 def batch(queue: Queue, low: int, most: int = 1 << 60, most_bytes: int = 1 << 60) -> list[int]:
-    found = stream_ranges.batch(queue, low, most, most_bytes)
+    found = streams.batch(queue, low, most, most_bytes)
     return [found.end, found.messages, found.bytes]
 
 
@@ -131,7 +131,7 @@ def test_a_pin_holds_what_retention_takes() -> None:
     rig.send("s", 1, 2, 3)
     rig.send("s", 4)
     rig.settle_down()
-    pin = stream_ranges.pin(queue, 2, 5)
+    pin = streams.pin(queue, 2, 5)
     for n in range(5, 12):
         rig.send("s", n)
         rig.settle_down()
@@ -146,8 +146,8 @@ def test_a_pin_holds_what_retention_takes() -> None:
     rig.turn()
     # The payload of 1, 2 and 3 is one: none of its bytes goes before the pin does.
     assert sum(size for _, size in rig.released) == 3 * SIZE
-    stream_ranges.unpin(queue, pin, rig.broker.store)
-    stream_ranges.unpin(queue, pin, rig.broker.store)
+    streams.unpin(queue, pin, rig.broker.store)
+    streams.unpin(queue, pin, rig.broker.store)
     rig.turn()
     rig.turn()
     assert sum(size for _, size in rig.released) == 7 * SIZE
@@ -160,7 +160,7 @@ def test_a_range_half_of_which_is_only_pinned() -> None:
     for n in range(1, 5):
         rig.send("s", n)
     rig.settle_down()
-    pin = stream_ranges.pin(queue, 1, 5)
+    pin = streams.pin(queue, 1, 5)
     rig.send("s", 5, 6)
     rig.settle_down()
     assert rig.ready("s") == [3, 4, 5, 6]
@@ -171,14 +171,14 @@ def test_a_range_half_of_which_is_only_pinned() -> None:
 def test_a_stream_made_again_is_another() -> None:
     rig = manual()
     old = rig.declare("s", STREAM)
-    stream_ranges.check_stream(old, old.id)
-    stream_ranges.check_stream(old, 0)
+    streams.check_stream(old, old.id)
+    streams.check_stream(old, 0)
     rig.delete("s")
     new = rig.declare("s", STREAM)
     with pytest.raises(Fenced, match="was deleted and made again"):
-        stream_ranges.check_stream(new, old.id)
+        streams.check_stream(new, old.id)
     with pytest.raises(PreconditionFailed, match="queue 'q' in vhost '/' is no stream"):
-        stream_ranges.check_stream(rig.declare("q"), 0)
+        streams.check_stream(rig.declare("q"), 0)
 
 
 def test_numbers_that_were_passed_over_are_holes() -> None:
@@ -203,7 +203,7 @@ def test_ranges_of_packed_and_other_slices_agree_with_a_list(seed: int) -> None:
     rig.broker.backlogs.packing = Packing(after=6, group=8, fresh=2)
     queue = rig.declare("s", {**STREAM, "max-length-bytes": 50 * SIZE})
     sent = 0
-    pins: list[tuple[stream_ranges.Pin, int, int]] = []
+    pins: list[tuple[streams.Pin, int, int]] = []
     for _ in range(60):
         for _ in range(choose.choice([1, 1, 3])):
             more = list(range(sent + 1, sent + 1 + choose.choice([1, 1, 1, 2, 5])))
@@ -213,18 +213,18 @@ def test_ranges_of_packed_and_other_slices_agree_with_a_list(seed: int) -> None:
         low = choose.randint(queue.kept_from, queue.end())
         high = choose.randint(low, queue.end())
         assert between(rig, queue, low, high) == list(range(low, high))
-        found = stream_ranges.batch(queue, low, choose.randint(1, 9), choose.randint(1, 9 * SIZE))
+        found = streams.batch(queue, low, choose.randint(1, 9), choose.randint(1, 9 * SIZE))
         assert found.end - low == found.messages == found.bytes // SIZE
         if len(pins) < 3:
-            pins.append((stream_ranges.pin(queue, low, high), low, high))
+            pins.append((streams.pin(queue, low, high), low, high))
         for pin, a, b in pins:
             start = choose.randint(a, b)
             assert between(rig, queue, start, b, pin) == list(range(start, b)), seed
         if choose.random() < 0.1:
-            stream_ranges.unpin(queue, pins.pop(0)[0], rig.broker.store)
+            streams.unpin(queue, pins.pop(0)[0], rig.broker.store)
         rig.broker.check()
     for pin, _, _ in pins:
-        stream_ranges.unpin(queue, pin, rig.broker.store)
+        streams.unpin(queue, pin, rig.broker.store)
     rig.set_policy("s", {"max-length-bytes": 0})
     rig.settle_down()
     rig.turn()

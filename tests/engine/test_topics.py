@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.engine.topics import TopicTrie, words_of
+from tallymark.engine.matching import TopicTrie, words_of
 
 WORDS = st.sampled_from(["a", "b", "c", "", "*", "#"])
 KEYS = st.lists(WORDS, max_size=6).map(".".join)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from typing import Final, final
 
-from tallymark.engine import records, stream_ranges
+from tallymark.engine import records, streams
 from tallymark.engine.arguments import named
 from tallymark.engine.clock import Clock
 from tallymark.engine.deadletters import DeadLetters
@@ -99,7 +99,7 @@ class Archives:
             was archived before with another content, or ends behind what readers may see; or it
             does not have as many messages as the stream.
         """
-        stream_ranges.check_stream(queue, 0)
+        streams.check_stream(queue, 0)
         what = named("stream", queue.name, queue.vhost)
         known = queue.archive
         if known is not None and known.archive != made.archive:
@@ -122,7 +122,7 @@ class Archives:
         begin = max(made.low, queue.kept_from)
         found = 0
         if begin < made.high:
-            pieces = stream_ranges.between(queue, begin, made.high)
+            pieces = streams.between(queue, begin, made.high)
             found = sum([len(piece) for piece in pieces])
         if found > made.rows or (made.low >= queue.kept_from and found != made.rows):
             raise PreconditionFailed(
@@ -140,7 +140,7 @@ class Archives:
         Raises:
             PreconditionFailed: it is no stream, or not all of that was archived.
         """
-        stream_ranges.check_stream(queue, 0)
+        streams.check_stream(queue, 0)
         known = queue.archive
         archived = 1 if known is None else known.high
         if high > archived:

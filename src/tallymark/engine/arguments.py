@@ -1,4 +1,5 @@
-"""Arguments of declarations: their types, ranges, and when two declarations say the same.
+"""Arguments and names of declarations: their types, ranges, and when two declarations say the same;
+names made by the broker.
 
 A value is what a protocol's table can hold: None, bool, int, float, str, bytes, Decimal, datetime,
 list and dict of these. Texts follow RabbitMQ, whose clients' tests compare them; types are named as
@@ -18,12 +19,14 @@ filter-size-bytes, x-initial-cluster-size. Unknown arguments are kept and not co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Container
 from datetime import datetime
 from decimal import Decimal
 from typing import Final
 
-from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.errors import AccessRefused, InvalidCommand, PreconditionFailed
 
 MAX_PRIORITY: Final = 255
 LONGEST_MS: Final = 315_360_000_000
@@ -512,3 +515,29 @@ def consumer_timeout_ms(arguments: dict[str, object]) -> int:
     not given."""
     value = arguments.get("x-consumer-timeout")
     return int(value) if isinstance(value, int) else -1
+
+
+def cleaned(name: str) -> str:
+    """Return a name as it is stored: without line breaks."""
+    return name.replace("\r", "").replace("\n", "")
+
+
+def check_new_name(kind: str, name: str) -> None:
+    """Check a new name. Raises AccessRefused for a name reserved for the broker, InvalidCommand for
+    one that cannot be sent to readers of AMQP 0-9-1, whose deliveries contain it."""
+    if name.startswith("amq."):
+        raise AccessRefused(f"{kind} name '{name}' contains reserved prefix 'amq.*'")
+    if not is_routing_key(name):
+        raise InvalidCommand(f"{kind} name {name!r:.60}, expected UTF-8 text of at most 255 bytes")
+
+
+def free_name(id: int, seed: bytes, taken: Container[str]) -> str:
+    """Return a free queue name. The id makes it unique, the seed unguessable."""
+    salt = 0
+    while True:
+        digest = hashlib.blake2b(b"%d.%d" % (id, salt), key=seed[:64], digest_size=16)
+        text = urlsafe_b64encode(digest.digest()).decode("ascii").rstrip("=")
+        name = f"amq.gen-{text}"
+        if name not in taken:
+            return name
+        salt += 1

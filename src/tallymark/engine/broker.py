@@ -31,8 +31,7 @@ from tallymark.engine.durability import Durability
 from tallymark.engine.effects import Activated, Cancelled, Effect, PublisherHeld, Refused, Signal
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import AccessRefused, NotAllowed, NotFound, Unsupported
-from tallymark.engine.filters import Filter
-from tallymark.engine.formats import Format
+from tallymark.engine.formats import Filter, Format
 from tallymark.engine.leases import Leases
 from tallymark.engine.message import ON_ITS_WAY, Payload, Slice
 from tallymark.engine.policies import Policy

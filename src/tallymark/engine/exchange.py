@@ -6,9 +6,9 @@ to further exchanges, and the alternate exchange.
 
     direct              binding key equals a routing key
     fanout              every binding
-    topic               binding key is a pattern, see topics.py
-    headers             binding arguments are a pattern, see headers.py
-    x-consistent-hash   one binding, by a hash; the binding key is its weight, see hashring.py
+    topic               binding key is a pattern, see matching.py
+    headers             binding arguments are a pattern, see matching.py
+    x-consistent-hash   one binding, by a hash; the binding key is its weight, see matching.py
     x-local-random      one binding, in turn: the next message takes the next queue
     x-delayed-message   as the kind its argument `x-delayed-type` names, see DelayedExchange
     "" (default)        every queue under its own name, without stored bindings
@@ -35,9 +35,7 @@ from tallymark.engine.arguments import (
 )
 from tallymark.engine.definitions import canonical
 from tallymark.engine.errors import InvalidCommand, PreconditionFailed
-from tallymark.engine.hashring import HashRing
-from tallymark.engine.headers import HeaderTable, check_match
-from tallymark.engine.topics import TopicTrie
+from tallymark.engine.matching import HashRing, HeaderTable, TopicTrie, check_match
 
 if TYPE_CHECKING:
     from tallymark.engine.queue import Queue

@@ -1,8 +1,9 @@
 """Formats: the engine's questions about messages whose bytes it cannot interpret.
 
 Every wire format has a number (`Payload.format`) and an object here (`broker.formats`), made by the
-bridge that knows it. All methods need the bytes in memory (`payload.raw`) and raise nothing,
-whatever a publisher put there: what cannot be read is not there.
+bridge that knows it. A consumer's filter comes from a bridge, too. All methods need the bytes in
+memory (`payload.raw`) and raise nothing, whatever a publisher put there: a property that cannot be
+read is not there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from array import array
 
 from mypy_extensions import mypyc_attr
 
+from tallymark.engine.annotations import Annotations
 from tallymark.engine.message import Payload
 
 
@@ -47,3 +49,19 @@ class Format:
         """Return array('Q') of count + 1 running totals, from 0, of the body bytes of the messages,
         which a queue's limit on bytes counts."""
         return array("Q", payload.cuts)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Filter:
+    """A filter that every message matches. Other filters are made by the bridges, which can decode
+    messages.
+
+    A filter is pure: the same message gets the same answer every time.
+    """
+
+    __slots__ = ()
+
+    def matches(self, payload: Payload, i: int, known: Annotations | None) -> bool:
+        """Return whether message i matches; its bytes are in memory. Raises nothing, whatever a
+        publisher wrote: a message that cannot be decoded does not match."""
+        return True

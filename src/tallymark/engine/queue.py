@@ -25,7 +25,7 @@ from tallymark.engine.settings import OFF, UNLIMITED, Settings
 if TYPE_CHECKING:
     from tallymark.engine.archives import Archived
     from tallymark.engine.session import Consumer
-    from tallymark.engine.stream_ranges import Pin
+    from tallymark.engine.streams import Pin
     from tallymark.engine.subscription import Subscription
 
 

@@ -19,8 +19,7 @@ from tallymark.engine.annotations import Annotations, ready_since
 from tallymark.engine.archives import Archived
 from tallymark.engine.arguments import named
 from tallymark.engine.broker import Broker
-from tallymark.engine.deferrals import Deferral, Deferrals
-from tallymark.engine.intervals import IntervalSet, Tally
+from tallymark.engine.intervals import Deferral, Deferrals, IntervalSet, Tally
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.pending import pending_letter
 from tallymark.engine.queue import Letter, Queue

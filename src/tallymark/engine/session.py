@@ -15,10 +15,10 @@ from typing import Final, final
 
 from tallymark.engine.deadlines import Timed
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.filters import Filter
+from tallymark.engine.formats import Filter
 from tallymark.engine.message import Slice
-from tallymark.engine.pace import Pace
 from tallymark.engine.queue import Queue
+from tallymark.engine.rates import Pace
 
 UNLIMITED: Final = 1 << 62
 MERGE_MS: Final = 20

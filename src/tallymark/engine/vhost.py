@@ -20,9 +20,12 @@ from tallymark.engine.arguments import (
     QUEUE_ARGUMENTS,
     check_lasting,
     check_named,
+    check_new_name,
     check_queue_arguments,
     check_same_arguments,
     check_same_flag,
+    cleaned,
+    free_name,
     named,
 )
 from tallymark.engine.clock import Clock
@@ -45,7 +48,6 @@ from tallymark.engine.exchange import (
     identity_of,
     make_exchange,
 )
-from tallymark.engine.names import check_new_name, cleaned, free_name
 from tallymark.engine.policies import Policy, check_definition
 from tallymark.engine.policy_table import PolicyTable
 from tallymark.engine.queue import Queue

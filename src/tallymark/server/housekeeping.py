@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import LIVE_PACKED, Record
-from tallymark.engine.snapshot import live_payloads, packed_in, snapshot
-from tallymark.engine.tail import tail_of
+from tallymark.engine.snapshot import live_payloads, packed_in, snapshot, tail_of
 from tallymark.server.client import Client
 from tallymark.server.clock import wall_ms
 from tallymark.server.logs import log_of

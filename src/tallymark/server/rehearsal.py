@@ -15,8 +15,7 @@ from tallymark.engine.errors import BytesLost
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.restore import Restorer, take_apart
-from tallymark.engine.snapshot import live_payloads, packed_payloads
-from tallymark.engine.tail import missing_since
+from tallymark.engine.snapshot import live_payloads, missing_since, packed_payloads
 from tallymark.journal.layout import LayoutError
 from tallymark.journal.recovery import Folder, Recovery
 from tallymark.journal.stock import Stock

@@ -35,8 +35,7 @@ from tallymark.bridge.amqp10.front import FORMAT as FORMAT_10
 from tallymark.bridge.nsq.format import NsqFormat
 from tallymark.engine.broker import Broker
 from tallymark.engine.restore import Restorer, drop_lost, put_aside, take_apart
-from tallymark.engine.snapshot import live_payloads, packed_payloads
-from tallymark.engine.tail import missing_since
+from tallymark.engine.snapshot import live_payloads, missing_since, packed_payloads
 from tallymark.journal.journal import Journal
 from tallymark.journal.lock import FolderInUse, FolderLock
 from tallymark.journal.recovery import JournalCorrupt

@@ -28,7 +28,7 @@ from tallymark.bridge.filters.attach import MATCH_UNFILTERED, STREAM_FILTER
 from tallymark.engine.arguments import named
 from tallymark.engine.clock import Clock
 from tallymark.engine.errors import PreconditionFailed, Unsupported
-from tallymark.engine.filters import Filter
+from tallymark.engine.formats import Filter
 from tallymark.engine.message import Route, Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.streams import TIME, Start, start_of

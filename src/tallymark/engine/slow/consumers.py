@@ -21,8 +21,8 @@ from tallymark.engine.deadlines import NEVER
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.exchange import TOPIC
 from tallymark.engine.message import Slice
-from tallymark.engine.pace import WINDOW_MS
 from tallymark.engine.queue import Queue
+from tallymark.engine.rates import WINDOW_MS
 from tallymark.engine.session import Connection, Consumer
 from tallymark.engine.slow.rules import AGE, COUNT, DEPTH, RATE, Rule, Rules
 from tallymark.engine.statistics import figures

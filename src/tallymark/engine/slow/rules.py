@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, final
 
-from tallymark.engine.topics import TopicTrie, words_of
+from tallymark.engine.matching import TopicTrie, words_of
 
 if TYPE_CHECKING:
     from tallymark.engine.queue import Queue

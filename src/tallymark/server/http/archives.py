@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from tallymark.bridge.permissions import CONFIGURE, QUEUE
-from tallymark.engine import stream_ranges
+from tallymark.engine import streams
 from tallymark.engine.archives import Archived
 from tallymark.engine.queue import Queue
 from tallymark.engine.streams import first_offset
@@ -58,7 +58,7 @@ class Archiving:
 
     async def _show(self, request: web.Request) -> web.Response:
         queue = self._http.queue(request)
-        stream_ranges.check_stream(queue, 0)
+        streams.check_stream(queue, 0)
         return answer(_shown(queue))
 
     async def _record(self, request: web.Request) -> web.Response:
@@ -86,7 +86,7 @@ class Archiving:
     def _stream(self, request: web.Request, id: int) -> Queue:
         queue = self._http.queue(request)
         self._http.access(request, queue.vhost).check(QUEUE, queue.name, CONFIGURE)
-        stream_ranges.check_stream(queue, id)
+        streams.check_stream(queue, id)
         return queue
 
 

@@ -19,15 +19,14 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from tallymark.engine import stream_ranges
+from tallymark.engine import streams
 from tallymark.engine.arguments import named
 from tallymark.engine.errors import Gone, NotFound, Unreadable
 from tallymark.engine.extents import StreamExtents
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
-from tallymark.engine.stream_ranges import Pin
-from tallymark.engine.streams import TIME, Start, first_offset, start_of
+from tallymark.engine.streams import TIME, Pin, Start, first_offset, start_of
 from tallymark.engine.walltime import in_wall_time
 from tallymark.journal import layout
 from tallymark.journal.journal import BytesLost
@@ -100,7 +99,7 @@ class Streams:
     def _find(self, request: web.Request) -> Queue:
         """The stream that the path names, which is the one with the id in the query."""
         queue = self._http.queue(request)
-        stream_ranges.check_stream(queue, _number(request, "id", 0))
+        streams.check_stream(queue, _number(request, "id", 0))
         return queue
 
     # -- where
@@ -155,7 +154,7 @@ class Streams:
         deadline = loop.time() + wait_ms / 1000
         while True:
             queue = self._find(request)  # again after each wait: it may be another by now
-            found = stream_ranges.batch(queue, first + 1, most, most_bytes)
+            found = streams.batch(queue, first + 1, most, most_bytes)
             left = deadline - loop.time()
             if found.end > first + 1 or left <= 0:
                 break
@@ -239,15 +238,15 @@ class Streams:
         low, high = number_in(request, "from") + 1, number_in(request, "to") + 1
         plan = self._plan(request, queue)
         pin = None if plan is None else plan.pin
-        stream_ranges.check_range(queue, low, high, pin)
+        streams.check_range(queue, low, high, pin)
         most_bytes = _number(request, "max_bytes", ANSWER_BYTES) or ANSWER_BYTES
         most_bytes = min(most_bytes, MOST_ANSWER_BYTES)
         if queue.kept_from <= low < high:  # what else is in the range is not looked at
-            high = min(high, stream_ranges.batch(queue, low, MOST, most_bytes).end)
+            high = min(high, streams.batch(queue, low, MOST, most_bytes).end)
         store = self._node.broker.store
         extents = StreamExtents(queue.id, low, most_bytes, store.read)
         pieces: list[Slice] = []
-        for piece in stream_ranges.between(queue, low, high, pin):
+        for piece in streams.between(queue, low, high, pin):
             try:
                 put = extents.add(piece)
             except Unreadable:
@@ -277,10 +276,10 @@ class Streams:
     async def _make(self, request: web.Request) -> web.Response:
         wanted = await body_of(request, Range)
         queue = self._http.queue(request)
-        stream_ranges.check_stream(queue, wanted.id)
+        streams.check_stream(queue, wanted.id)
         if len(self._plans) >= MAX_PLANS:
             raise Refused(429, "resource_exhausted", f"{MAX_PLANS} plans are in use")
-        pin = stream_ranges.pin(queue, wanted.low + 1, wanted.high + 1)
+        pin = streams.pin(queue, wanted.low + 1, wanted.high + 1)
         name = secrets.token_urlsafe(16)
         self._plans[name] = plan = Plan(queue, pin, user_of(request).name)
         self._arm(name, plan)
@@ -323,7 +322,7 @@ class Streams:
         plan = self._plans.pop(name)
         if plan.timer is not None:
             plan.timer.cancel()
-        stream_ranges.unpin(plan.queue, plan.pin, self._node.broker.store)
+        streams.unpin(plan.queue, plan.pin, self._node.broker.store)
         self._node.schedule()
 
 
