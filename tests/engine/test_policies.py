@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.engine import definitions, records
+from tallymark.engine import definitions, rebuild, records
 from tallymark.engine.broker import Broker
 from tallymark.engine.clock import Clock
 from tallymark.engine.errors import NotFound, PreconditionFailed
@@ -602,7 +602,7 @@ def test_a_broker_that_crashed_has_its_policies_again(checkpoint: bool) -> None:
 
 
 def test_a_stored_policy_that_is_not_understood_is_not_guessed_at(host: Host) -> None:
-    record = definitions.of_policy("/", length("p", 5), False)
+    record = rebuild.of_policy("/", length("p", 5), False)
     for field, value in (("apply_to", "moons"), ("priority", "1")):
         with pytest.raises(ValueError, match=field.split("_")[0]):
             host.vhost.apply_definition(definitions.encode({**record, field: value}))
@@ -611,7 +611,7 @@ def test_a_stored_policy_that_is_not_understood_is_not_guessed_at(host: Host) ->
 
 def test_a_stored_pattern_that_is_refused_today_fits_nothing_and_is_told_of(host: Host) -> None:
     """It was taken by a version with another engine: a start must not fail for it."""
-    record = definitions.of_policy("/", length("p", 5), False)
+    record = rebuild.of_policy("/", length("p", 5), False)
     host.vhost.apply_definition(definitions.encode({**record, "pattern": "(?<=a)b"}))
     host.vhost.declare_queue("ab", True, False, False, {}, ME, False)
     assert host.vhost.queues["ab"].settings.max_length == -1

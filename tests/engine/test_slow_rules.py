@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.engine.matching import TopicTrie, words_of
-from tallymark.engine.queue import Queue
 from tallymark.engine.settings import Settings
 from tallymark.engine.slow.rules import (
     Rule,
@@ -20,12 +19,9 @@ from tallymark.engine.slow.rules import (
 )
 
 
-def queue(name: str = "q", **policy: object) -> Queue:
-    """A queue with a policy's keys; `_` for `-`, slow-consumer- left out."""
-    made = Queue(1, name, "/", False, 0, False, {})
-    definition = {f"slow-consumer-{key}": value for key, value in policy.items()}
-    made.follow(Settings({}, definition))
-    return made
+def policy(**values: object) -> Rule | None:
+    """The rule in a queue's settings, of a policy's keys; slow-consumer- left out."""
+    return Settings({}, {f"slow-consumer-{key}": value for key, value in values.items()}).slow_rule
 
 
 def test_sc_5_a_later_section_overrides_an_earlier_one_value_by_value() -> None:
@@ -35,10 +31,10 @@ def test_sc_5_a_later_section_overrides_an_earlier_one_value_by_value() -> None:
         queues={"q": Rule(depth=0)},
         subscriptions=[SubscriptionRule("q", "", Rule(age=5, policy="notify"))],
     )
-    found = rules.rule_of(queue(), ["stocks.us"])
+    found = rules.rule_of("q", policy(), ["stocks.us"])
     assert found is not None
     assert found.values() == (0, 5, 40, 2.5, "notify", {})
-    elsewhere = rules.rule_of(queue("other"), ["news"])
+    elsewhere = rules.rule_of("other", policy(), ["news"])
     assert elsewhere is not None
     assert elsewhere.values() == (1000, 60_000, 50, -1, "delete", {"x": 1})
 
@@ -49,17 +45,17 @@ def test_sc_5_the_policy_of_a_queue_stands_between_topic_and_queue_section() -> 
         topics={"a": Rule(count=2, depth=2)},
         queues={"named": Rule(count=4)},
     )
-    by_policy = rules.rule_of(queue(count=3), ["a"])
+    by_policy = rules.rule_of("q", policy(count=3), ["a"])
     assert by_policy is not None
     assert (by_policy.count, by_policy.depth, by_policy.policy) == (3, 2, "delete")
-    by_name = rules.rule_of(queue("named", count=3, depth=3), ["a"])
+    by_name = rules.rule_of("named", policy(count=3, depth=3), ["a"])
     assert by_name is not None
     assert (by_name.count, by_name.depth) == (4, 3)
 
 
 def test_a_policy_alone_is_a_rule() -> None:
     found = Rules().rule_of(
-        queue(age=7, rate=0.5, policy="Delete", options={"delete-persistent": True}), ["k"]
+        "q", policy(age=7, rate=0.5, policy="Delete", options={"delete-persistent": True}), ["k"]
     )
     assert found is not None
     assert found.values() == (-1, 7, -1, 0.5, "Delete", {"delete-persistent": True})
@@ -67,9 +63,9 @@ def test_a_policy_alone_is_a_rule() -> None:
 
 
 def test_sc_2_a_limit_of_zero_or_none_at_all_is_off() -> None:
-    assert Rules().rule_of(queue(), ["k"]) is None
-    assert Rules(general=Rule(policy="delete")).rule_of(queue(), ["k"]) is None
-    assert Rules(general=Rule(count=5)).rule_of(queue(count=0), ["k"]) is None
+    assert Rules().rule_of("q", policy(), ["k"]) is None
+    assert Rules(general=Rule(policy="delete")).rule_of("q", policy(), ["k"]) is None
+    assert Rules(general=Rule(count=5)).rule_of("q", policy(count=0), ["k"]) is None
 
 
 def test_sc_a5_a_binding_matches_a_pattern_and_the_most_specific_topic_wins() -> None:
@@ -84,7 +80,7 @@ def test_sc_a5_a_binding_matches_a_pattern_and_the_most_specific_topic_wins() ->
     )
 
     def count(*keys: str) -> int:
-        found = rules.rule_of(queue(), list(keys))
+        found = rules.rule_of("q", policy(), list(keys))
         return 0 if found is None else found.count
 
     assert count("news") == 1
@@ -110,13 +106,13 @@ def test_sc_a5_a_subscription_beats_its_topic_and_with_a_topic_itself_without() 
             SubscriptionRule("client:sub", "news", Rule(count=49)),
         ],
     )
-    found = rules.rule_of(queue("client:sub"), ["stocks.us.ibm"])
+    found = rules.rule_of("client:sub", policy(), ["stocks.us.ibm"])
     assert found is not None
     assert found.values() == (2, 3, 9, -1, "topicDelete", {})
-    elsewhere = rules.rule_of(queue("client:sub"), ["weather"])
+    elsewhere = rules.rule_of("client:sub", policy(), ["weather"])
     assert elsewhere is not None
     assert elsewhere.count == 29
-    other = rules.rule_of(queue("client:other"), ["stocks.us.ibm"])
+    other = rules.rule_of("client:other", policy(), ["stocks.us.ibm"])
     assert other is not None
     assert other.count == 39
 

@@ -8,42 +8,12 @@ it lets in all of it or nothing [TX-D1].
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import final
 
+from tallymark.engine.entrance import Entrance, Seat
 from tallymark.engine.message import Payload
 from tallymark.engine.queue import Queue
 from tallymark.engine.settings import REJECT_PUBLISH, REJECT_PUBLISH_DLX
-
-if TYPE_CHECKING:
-    from tallymark.engine.entrance import Entrance
-
-
-@final
-class Seat:
-    """The room in one queue: for a number of messages, of which some need no room for their
-    bytes."""
-
-    __slots__ = ("awaited", "room", "room_bytes")
-
-    def __init__(self, room: int, room_bytes: int, awaited: int) -> None:
-        self.room = room
-        self.room_bytes = room_bytes
-        """Room for bodies of messages that no consumer waits for, in bytes."""
-        self.awaited = awaited
-        """Count of further messages that consumers would be sent at once; their bodies take no
-        room."""
-
-    def take(self, size: int) -> bool:
-        """Use the room for one more message with a body of `size` bytes; False: there is no
-        room."""
-        if self.room <= 0 or (size > self.room_bytes and self.awaited <= 0):
-            return False
-        self.room -= 1
-        if self.awaited > 0:
-            self.awaited -= 1
-        else:
-            self.room_bytes -= size
-        return True
 
 
 @final

@@ -33,12 +33,7 @@ from base64 import b64decode, b64encode
 from datetime import datetime
 from decimal import Decimal
 from math import isfinite
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from tallymark.engine.exchange import Binding, Exchange
-    from tallymark.engine.policies import Policy
-    from tallymark.engine.queue import Queue
+from typing import Final
 
 VHOST: Final = "vhost"
 DELETE_VHOST: Final = "delete_vhost"
@@ -185,76 +180,3 @@ def vhost_deletion(vhost: str) -> bytes:
     """Return the definition of a virtual host's deletion. It is written after everything in it is
     gone."""
     return encode({"op": DELETE_VHOST, "vhost": vhost})
-
-
-def of_exchange(vhost: str, exchange: Exchange) -> dict[str, object]:
-    return {
-        "op": EXCHANGE,
-        "vhost": vhost,
-        "name": exchange.name,
-        "type": exchange.type,
-        "durable": exchange.durable,
-        "auto_delete": exchange.auto_delete,
-        "internal": exchange.internal,
-        "arguments": to_json(exchange.arguments),
-    }
-
-
-def of_exchange_deletion(vhost: str, exchange: Exchange) -> dict[str, object]:
-    return {"op": DELETE_EXCHANGE, "vhost": vhost, "name": exchange.name}
-
-
-def of_queue(vhost: str, queue: Queue) -> dict[str, object]:
-    return {
-        "op": QUEUE,
-        "vhost": vhost,
-        "id": queue.id,
-        "name": queue.name,
-        "durable": queue.durable,
-        "auto_delete": queue.auto_delete,
-        "arguments": to_json(queue.arguments),
-    }
-
-
-def of_queue_deletion(vhost: str, queue: Queue) -> dict[str, object]:
-    return {"op": DELETE_QUEUE, "vhost": vhost, "id": queue.id, "name": queue.name}
-
-
-def of_pause(vhost: str, queue: Queue) -> dict[str, object]:
-    return {
-        "op": PAUSE_QUEUE,
-        "vhost": vhost,
-        "id": queue.id,
-        "name": queue.name,
-        "paused": queue.paused,
-    }
-
-
-def of_binding(op: str, vhost: str, binding: Binding) -> dict[str, object]:
-    """Return the definition of a binding or unbinding. op: BINDING or UNBIND."""
-    return {
-        "op": op,
-        "vhost": vhost,
-        "source": binding.source.name,
-        "kind": binding.kind(),
-        "destination": binding.destination(),
-        "key": binding.key,
-        "arguments": to_json(binding.arguments),
-    }
-
-
-def of_policy(vhost: str, policy: Policy, operator: bool) -> dict[str, object]:
-    return {
-        "op": OPERATOR_POLICY if operator else POLICY,
-        "vhost": vhost,
-        "name": policy.name,
-        "pattern": policy.pattern,
-        "definition": to_json(policy.definition),
-        "priority": policy.priority,
-        "apply_to": policy.apply_to,
-    }
-
-
-def of_policy_deletion(vhost: str, name: str, operator: bool) -> dict[str, object]:
-    op = DELETE_OPERATOR_POLICY if operator else DELETE_POLICY
-    return {"op": op, "vhost": vhost, "name": name}

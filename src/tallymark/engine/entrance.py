@@ -12,7 +12,6 @@ from array import array
 from typing import TYPE_CHECKING, Final, final
 
 from tallymark.engine import records
-from tallymark.engine.admission import Seat
 from tallymark.engine.annotations import Annotations, ready_since
 from tallymark.engine.backlogs import Backlogs
 from tallymark.engine.clock import Clock
@@ -558,3 +557,31 @@ def _stretches(marks: bytearray, what: int, offset: int) -> list[tuple[int, int]
         found.append((offset + at, offset + end))
         at = marks.find(what, end)
     return found
+
+
+@final
+class Seat:
+    """The room in one queue: for a number of messages, of which some need no room for their
+    bytes."""
+
+    __slots__ = ("awaited", "room", "room_bytes")
+
+    def __init__(self, room: int, room_bytes: int, awaited: int) -> None:
+        self.room = room
+        self.room_bytes = room_bytes
+        """Room for bodies of messages that no consumer waits for, in bytes."""
+        self.awaited = awaited
+        """Count of further messages that consumers would be sent at once; their bodies take no
+        room."""
+
+    def take(self, size: int) -> bool:
+        """Use the room for one more message with a body of `size` bytes; False: there is no
+        room."""
+        if self.room <= 0 or (size > self.room_bytes and self.awaited <= 0):
+            return False
+        self.room -= 1
+        if self.awaited > 0:
+            self.awaited -= 1
+        else:
+            self.room_bytes -= size
+        return True

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, final
 
-from tallymark.engine import definitions, records
+from tallymark.engine import definitions, rebuild, records
 from tallymark.engine.arguments import (
     QUEUE_ARGUMENTS,
     check_lasting,
@@ -212,7 +212,7 @@ class VirtualHost:
         exchange = make_exchange(name, type, durable, auto_delete, internal, arguments)
         self._enter_exchange(exchange)
         if durable:
-            self._record(definitions.of_exchange(self.name, exchange))
+            self._record(rebuild.of_exchange(self.name, exchange))
         return exchange
 
     def delete_exchange(self, name: str, if_unused: bool) -> None:
@@ -246,7 +246,7 @@ class VirtualHost:
                 continue
             sources = self._forget_exchange(exchange)
             if exchange.durable:
-                self._record(definitions.of_exchange_deletion(self.name, exchange))
+                self._record(rebuild.of_exchange_deletion(self.name, exchange))
             doomed.extend([source for source in sources if _is_orphan(source)])
 
     def _forget_exchange(self, exchange: Exchange) -> list[Exchange]:
@@ -318,7 +318,7 @@ class VirtualHost:
         )
         self._enter_queue(queue)
         if lasting:
-            self._record(definitions.of_queue(self.name, queue))
+            self._record(rebuild.of_queue(self.name, queue))
         return queue
 
     def with_type(
@@ -370,7 +370,7 @@ class VirtualHost:
         """Stop or resume deliveries from the queue [NQ-9]."""
         queue.paused = paused
         if queue.durable:
-            self._record(definitions.of_pause(self.name, queue))
+            self._record(rebuild.of_pause(self.name, queue))
 
     def expire_queue(self, queue: Queue) -> None:
         """Delete a queue that was unused for the time of x-expires, and record it."""
@@ -388,7 +388,7 @@ class VirtualHost:
     def _delete_queue(self, queue: Queue) -> None:
         sources = self._forget_queue(queue)
         if queue.durable:
-            self._record(definitions.of_queue_deletion(self.name, queue))
+            self._record(rebuild.of_queue_deletion(self.name, queue))
         self._delete_exchanges([source for source in sources if _is_orphan(source)])
 
     def _forget_queue(self, queue: Queue) -> list[Exchange]:
@@ -483,12 +483,12 @@ class VirtualHost:
             return
         self._attach(binding)
         if binding.durable:
-            self._record(definitions.of_binding(definitions.BINDING, self.name, binding))
+            self._record(rebuild.of_binding(definitions.BINDING, self.name, binding))
 
     def _unbind(self, binding: Binding) -> None:
         self._detach(binding)
         if binding.durable:
-            self._record(definitions.of_binding(definitions.UNBIND, self.name, binding))
+            self._record(rebuild.of_binding(definitions.UNBIND, self.name, binding))
         self._changed()
         if _is_orphan(binding.source):
             self._delete_exchanges([binding.source])
@@ -521,7 +521,7 @@ class VirtualHost:
         Raises: PreconditionFailed (its definition); then what was there stays.
         """
         check_definition(policy.definition, operator)
-        definition = definitions.of_policy(self.name, policy, operator)
+        definition = rebuild.of_policy(self.name, policy, operator)
         if self._policies.put(policy, operator):
             self._record(definition)
             self._policies_changed()
@@ -534,7 +534,7 @@ class VirtualHost:
                 f"no {named('operator policy' if operator else 'policy', name, self.name)}"
             )
         del table[name]
-        self._record(definitions.of_policy_deletion(self.name, name, operator))
+        self._record(rebuild.of_policy_deletion(self.name, name, operator))
         self._policies_changed()
 
     def policy_of(self, queue: Queue) -> Policy | None:

@@ -267,7 +267,7 @@ class SlowConsumers:
             ):
                 found[id] = old
                 continue
-            rule = rules.rule_of(queue, keys[id])
+            rule = rules.rule_of(queue.name, queue.settings.slow_rule, keys[id])
             if rule is not None:
                 one = found[id] = Watched(queue, keys[id], rule)
                 if old is not None:

@@ -13,12 +13,9 @@ one subscription these rules apply, each overriding those before it:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from tallymark.engine.matching import TopicTrie, words_of
-
-if TYPE_CHECKING:
-    from tallymark.engine.queue import Queue
 
 UNSAID: Final = -1
 DEPTH: Final = "depth"
@@ -132,13 +129,14 @@ class Rules:
         for one in self.subscriptions:
             self._by_name.setdefault(one.name, []).append(one)
 
-    def rule_of(self, queue: Queue, keys: list[str]) -> Rule | None:
-        """Return the rule for a subscription with these binding keys; None if no limit applies."""
+    def rule_of(self, queue: str, by_policy: Rule | None, keys: list[str]) -> Rule | None:
+        """Return the rule for a subscription, by the name of its queue, the rule that the queue's
+        policy sets, and its binding keys; None if no limit applies."""
         found = self.general
-        for later in (self._of_topic(keys), queue.settings.slow_rule, self.queues.get(queue.name)):
+        for later in (self._of_topic(keys), by_policy, self.queues.get(queue)):
             if later is not None:
                 found = later if found is None else found.followed_by(later)
-        for one in self._of_subscription(queue.name, keys):
+        for one in self._of_subscription(queue, keys):
             found = one.rule if found is None else found.followed_by(one.rule)
         return found if found is not None and found.has_limit else None
 
