@@ -19,7 +19,7 @@ from tallymark.client import (
 )
 from tallymark.client.events import CallbackFailed, ConnectionChange, ConnectionChanged, Event
 from tallymark.client.events import Event as ClientEvent
-from tallymark.client.uri import Endpoint, parse
+from tallymark.client.options import Endpoint, parse
 from tallymark.wire.amqp10.events import CloseReceived, OpenReceived, SaslReceived
 from tallymark.wire.amqp10.limits import Limits
 from tallymark.wire.amqp10.outcomes import Error

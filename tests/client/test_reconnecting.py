@@ -23,7 +23,7 @@ from tallymark.client import (
     SessionClosed,
 )
 from tallymark.client.events import ConnectionChange, ConnectionChanged, SettlementFailed
-from tallymark.client.uri import Endpoint
+from tallymark.client.options import Endpoint
 from tallymark.wire.amqp10.events import (
     CreditReceived,
     Event,

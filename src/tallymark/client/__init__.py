@@ -42,7 +42,6 @@ from tallymark.client.errors import (
     TransactionError,
     TransactionRolledBack,
 )
-from tallymark.client.handlers import Handler, Middleware
 from tallymark.client.message import BadMessage, Message
 from tallymark.client.outcomes import (
     ACCEPTED,
@@ -55,12 +54,12 @@ from tallymark.client.outcomes import (
     Released,
 )
 from tallymark.client.received import ReceivedMessage
-from tallymark.client.receiver import Receiver
-from tallymark.client.reconnect import Backoff
+from tallymark.client.receiver import Handler, Middleware, Receiver
 from tallymark.client.sender import Sender
 from tallymark.client.session import Session
 from tallymark.client.topology import QueueState
 from tallymark.client.transaction import Transaction
+from tallymark.client.transport import Backoff
 
 __all__ = [
     # the way in

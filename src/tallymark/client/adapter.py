@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from tallymark.client.consumer import Consumer
     from tallymark.client.dispatcher import Dispatcher
     from tallymark.client.options import ReceiverOptions, SenderOptions
-    from tallymark.client.producer import Producer
+    from tallymark.client.sender import Producer
     from tallymark.client.topology import Request
-    from tallymark.client.waiting import Waiter
-    from tallymark.client.work import Work
+    from tallymark.client.transaction import Work
+    from tallymark.client.turn import Waiter
 
 
 class ReceiverPort(ABC):

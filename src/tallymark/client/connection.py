@@ -39,15 +39,11 @@ from tallymark.client.events import (
     Reporter,
 )
 from tallymark.client.gate import State
-from tallymark.client.management import Management
-from tallymark.client.options import ANSWER_S, ConnectionOptions, Sasl
-from tallymark.client.reconnect import Backoff, Reconnector
+from tallymark.client.options import ANSWER_S, ConnectionOptions, Endpoint, Sasl, parse
 from tallymark.client.session import Session, attach_consumer, attach_producer
 from tallymark.client.topology import DeclareQueue, QueueState, Request
-from tallymark.client.transport import Line
-from tallymark.client.turn import Turn
-from tallymark.client.uri import Endpoint, parse
-from tallymark.client.waiting import TIME_IS_UP, Opening, Waiter, answer_to, resolve
+from tallymark.client.transport import Backoff, Line, Management, Reconnector
+from tallymark.client.turn import TIME_IS_UP, Opening, Turn, Waiter, answer_to, resolve
 
 Opener: TypeAlias = Callable[
     [Endpoint, Callable[[], asyncio.Protocol]], Awaitable[tuple[object, asyncio.Protocol]]

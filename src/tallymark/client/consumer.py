@@ -36,7 +36,7 @@ from tallymark.client.received import (
     ReceivedMessage,
     result_of,
 )
-from tallymark.client.waiting import TIME_IS_UP, Waiter, answer_to, resolve
+from tallymark.client.turn import TIME_IS_UP, Waiter, answer_to, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,7 +136,7 @@ class Consumer:
         self._was_paused = True
         self.draining: Waiter | None = None
         self.batching: Waiter | None = None
-        """Caller that waits for a batch; see batch.py."""
+        """Caller that waits for a batch; see receiver.py."""
         self._credit_lost = 0
 
     # Called by the adapter

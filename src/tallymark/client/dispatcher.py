@@ -27,12 +27,11 @@ while a handler that could want it runs: who waits for it in a handler counts as
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
-from tallymark.client.deliveries import Deliveries
-from tallymark.client.endings import Endings
+from tallymark.client.deliveries import Deliveries, ranges_of
 from tallymark.client.errors import (
     ClientError,
     Closed,
@@ -45,20 +44,59 @@ from tallymark.client.errors import (
     TransactionError,
     TransactionRolledBack,
 )
-from tallymark.client.events import Reporter
-from tallymark.client.gate import State
+from tallymark.client.events import Reporter, TransactionFailed
+from tallymark.client.gate import Gate, State
 from tallymark.client.options import ANSWER_S
-from tallymark.client.settlements import ranges_of
 from tallymark.client.topology import Topology
-from tallymark.client.turn import Turn
-from tallymark.client.waiting import Waiter, answer_to, resolve
-from tallymark.client.work import Stage, Work, rolled_back
+from tallymark.client.transaction import Stage, Work, rolled_back
+from tallymark.client.turn import Turn, Waiter, answer_to, resolve
 
 if TYPE_CHECKING:
     from tallymark.client.adapter import SessionPort
     from tallymark.client.consumer import Consumer
-    from tallymark.client.producer import Producer
+    from tallymark.client.sender import Producer
     from tallymark.client.transaction import Transaction
+
+
+@final
+class Endings:
+    """Commits and rollbacks under way of one session."""
+
+    __slots__ = ("_gate", "_loop", "_reporter", "_tasks")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, gate: Gate, reporter: Reporter) -> None:
+        self._loop = loop
+        self._gate = gate
+        self._reporter = reporter
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def run(self, steps: Coroutine[Any, Any, None], waiter: Waiter) -> None:
+        """Begin. The waiter is told how it ended: None, or a ClientError."""
+        task = self._loop.create_task(self._told(steps, waiter))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _told(self, steps: Coroutine[Any, Any, None], waiter: Waiter) -> None:
+        try:
+            await steps
+        except ClientError as error:
+            if waiter.done():  # nobody waits any more
+                self._reporter.report(TransactionFailed(error), error)
+            resolve(waiter, error)
+        except BaseException:
+            waiter.cancel()
+            raise
+        else:
+            resolve(waiter, None)
+
+    async def over(self, limit_s: float) -> None:
+        """Wait for all of them, at most so long."""
+        parked = self._gate.park()
+        try:
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=limit_s)
+        finally:
+            self._gate.go_on(parked)
 
 
 @final

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any, final
 
 from tallymark.client.errors import ClientError
-from tallymark.client.waiting import Waiter, answer_to, resolve
+from tallymark.client.turn import Waiter, answer_to, resolve
 
 
 class State(Enum):

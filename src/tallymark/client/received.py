@@ -21,7 +21,7 @@ from tallymark.client.outcomes import (
     modified,
     rejected,
 )
-from tallymark.client.waiting import Waiter, answer_to
+from tallymark.client.turn import Waiter, answer_to
 
 if TYPE_CHECKING:
     from tallymark.client.consumer import Consumer

@@ -1,25 +1,234 @@
-"""Receivers: where messages come from, in three forms, with one credit rule behind them [FC-17]."""
+"""Receivers: where messages come from, in three forms, with one credit rule behind them [FC-17].
+
+One by one (`receive`, `async for`); in batches, of up to n messages, or fewer when the time-out
+ends [FC-24]; or with a handler: a few tasks that take a message, call the handler, settle, and take
+the next [FC-23]. No task per message. What becomes of a message is decided in `Runner` whatever its
+handler does: none leaks because a handler raises or is cancelled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, final
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, final
 
-from tallymark.client.batch import next_batch
 from tallymark.client.consumer import Consumer
-from tallymark.client.errors import ClientError, Closed, LinkClosed, TimedOut
-from tallymark.client.events import Unsettled
-from tallymark.client.handlers import ON_ERROR, Handler, Middleware, Runner, composed
+from tallymark.client.errors import (
+    ClientError,
+    Closed,
+    LinkClosed,
+    NotPossible,
+    SettlementRefused,
+    TimedOut,
+    TransactionError,
+)
+from tallymark.client.events import HandlerFailed, SettlementFailed, Unsettled
 from tallymark.client.options import OnError, OnSuccess
-from tallymark.client.outcomes import Outcome
-from tallymark.client.received import ReceivedMessage
-from tallymark.client.waiting import TIME_IS_UP, Waiter, answer_to
+from tallymark.client.outcomes import RELEASED, Outcome, modified, rejected
+from tallymark.client.received import HELD, LOST, RETURNED, ReceivedMessage
+from tallymark.client.turn import TIME_IS_UP, Waiter, answer_to
 
 if TYPE_CHECKING:
-    from tallymark.client.consumer import StateCallback
+    from tallymark.client.consumer import Consumer, StateCallback
     from tallymark.client.session import Session
     from tallymark.client.transaction import Transaction
+
+
+DRAIN_S: Final = 5.0
+"""Seconds that a batch waits for the answer to its drain."""
+
+
+async def next_batch(consumer: Consumer, n: int, timeout: float | None) -> list[ReceivedMessage]:
+    """Up to n messages. See Receiver.receive_batch.
+
+    They stay in the buffer until there are enough, or time is up: nobody holds them meanwhile.
+    """
+    if consumer.batching is not None:
+        raise NotPossible("receive_batch while another one is under way")
+    loop = consumer.dispatcher.loop
+    until = None if timeout is None else loop.time() + timeout
+    if consumer.is_manual and consumer.port is not None:
+        missing = n - len(consumer.buffer) - consumer.promised
+        if missing > 0:
+            consumer.issue(missing)
+    await _gathered(consumer, n, until)
+    if consumer.is_manual and len(consumer.buffer) < n:
+        await _end_of_batch(consumer)
+    batch: list[ReceivedMessage] = []
+    while len(batch) < n and consumer.buffer and (message := consumer.take()) is not None:
+        batch.append(message)
+    if not batch and consumer.error is not None:
+        raise consumer.error.again()
+    return batch
+
+
+async def _end_of_batch(consumer: Consumer) -> None:
+    """Stop deliveries at the end of a batch. A peer that does not answer a drain, as the standard
+    requires, is waited for once; then its credit is taken back."""
+    port = consumer.port
+    if consumer.dispatcher.has_no_inflow:  # a rollback has taken the credit back
+        consumer.forget_lost_credit()
+        return
+    if port is not None and consumer.peer_drains:
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                await consumer.drain()
+        except TimeoutError:
+            consumer.peer_drains = False
+            consumer.draining = None
+        except Closed:
+            port = None  # it broke meanwhile: nothing comes of that credit
+    if port is None or port is not consumer.port or consumer.dispatcher.has_no_inflow:
+        consumer.forget_lost_credit()
+    elif not consumer.peer_drains:
+        port.revoke()
+        consumer.dispatcher.turn.request()
+
+
+async def _gathered(consumer: Consumer, n: int, until: float | None) -> None:
+    """Wait until n messages are in the buffer, no more will come, or the time `until` is
+    reached."""
+    loop = consumer.dispatcher.loop
+    while consumer.error is None and (len(consumer.buffer) < n or consumer.dispatcher.is_stopped):
+        left = None if until is None else until - loop.time()
+        if left is not None and left <= 0:
+            return
+        consumer.batching = loop.create_future()
+        parked = consumer.dispatcher.gate.park()
+        try:
+            await answer_to(consumer.batching, left)
+        finally:
+            consumer.batching = None
+            consumer.dispatcher.gate.go_on(parked)
+
+
+Handler: TypeAlias = Callable[[ReceivedMessage], Awaitable[object]]
+Middleware: TypeAlias = Callable[[ReceivedMessage, Handler], Awaitable[object]]
+
+ON_ERROR: Final = ("release", "reject", "modify", "ignore", "raise")
+
+
+def composed(handler: Handler, middleware: Sequence[Middleware]) -> Handler:
+    """Wrap a handler in middleware, the first outermost."""
+    for layer in reversed(middleware):
+        handler = _around(layer, handler)
+    return handler
+
+
+def _around(layer: Middleware, inner: Handler) -> Handler:
+    def call(message: ReceivedMessage) -> Awaitable[object]:
+        return layer(message, inner)
+
+    return call
+
+
+@final
+class Runner:
+    """A call of `Receiver.run`."""
+
+    def __init__(
+        self, consumer: Consumer, handler: Handler, on_success: OnSuccess, on_error: OnError
+    ) -> None:
+        self._consumer = consumer
+        self._handler = handler
+        self._on_success = on_success
+        self._on_error = on_error
+        self._failure: Exception | None = None
+        self.raised: Exception | None = None
+        """Exception raised by a handler, for on_error="raise"."""
+
+    async def run(self, concurrency: int) -> None:
+        """Run the handlers until the application closes the receiver."""
+        if concurrency == 1:
+            await self._work()
+        else:
+            async with asyncio.TaskGroup() as group:
+                workers = [group.create_task(self._work()) for _ in range(concurrency)]
+                try:
+                    await asyncio.wait(workers, return_when=asyncio.FIRST_COMPLETED)
+                finally:  # one ends: the receiver is closed, or a handler failed for good
+                    if self._failure is not None:
+                        for worker in workers:
+                            worker.cancel()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _work(self) -> None:
+        consumer = self._consumer
+        task = asyncio.current_task()
+        assert task is not None
+        while self._failure is None:
+            try:
+                message = consumer.take()
+            except Closed as closed:
+                if not closed.was_asked_for:
+                    self._failure = closed
+                return
+            if message is None:
+                await consumer.readable(None)
+            elif message.state != LOST:  # a lost one cannot be settled and comes again
+                await self._handle(message, task)
+            del message  # who keeps it now, is the application
+
+    async def _handle(self, message: ReceivedMessage, task: asyncio.Task[Any]) -> None:
+        gate = self._consumer.dispatcher.gate
+        gate.handler_begins(task)
+        try:
+            await self._handler(message)
+            if self._on_success == "accept" and message.state in (HELD, LOST):
+                await self._settle(message)
+        except Exception as error:
+            self._failed(message, error)
+        except BaseException:
+            self._give_back(message)
+            raise
+        finally:
+            gate.handler_ended(task)
+
+    async def _settle(self, message: ReceivedMessage) -> None:
+        try:
+            await message.accept()
+        except (Closed, SettlementRefused, TransactionError) as error:
+            self._not_settled(message, error)
+
+    def _failed(self, message: ReceivedMessage, error: Exception) -> None:
+        consumer = self._consumer
+        on_error = self._on_error
+        consumer.report(
+            HandlerFailed(consumer.address, message.delivery_id, error, on_error), error
+        )
+        if on_error == "ignore":
+            message.ignore()
+            return
+        if on_error == "raise" and self._failure is None:
+            self._failure = self.raised = error
+        if message.state == RETURNED:  # by a rollback of its own, or of another task
+            return
+        try:
+            if on_error == "reject":
+                message.settle_nowait(rejected(error))
+            elif on_error == "modify":
+                message.settle_nowait(modified(True, False, None))
+            else:
+                message.settle_nowait(RELEASED)
+        except (Closed, TransactionError) as closed:
+            self._not_settled(message, closed)
+
+    def _give_back(self, message: ReceivedMessage) -> None:
+        """Release the message: its handler was cancelled."""
+        if message.state == RETURNED:
+            return
+        try:
+            message.settle_nowait(RELEASED)
+        except (Closed, TransactionError) as closed:
+            self._not_settled(message, closed)
+
+    def _not_settled(self, message: ReceivedMessage, error: ClientError) -> None:
+        """Report a settlement that failed while no call waited for it; the broker delivers the
+        message again."""
+        consumer = self._consumer
+        consumer.report(SettlementFailed(consumer.address, message.delivery_id, error))
 
 
 @final

@@ -1,10 +1,17 @@
-"""Senders: where messages go. A send returns when the receiver has decided about the message."""
+"""Senders: where messages go. A send returns when the receiver has decided about the message.
+
+A message that waits for credit is in its `Producer` and nowhere else: the protocol gets it when it
+may leave. So a send that is cancelled before that leaves no trace, and credit and delivery-count
+are as if it never had been [FC-A13]. What may leave, leaves once per turn of the event loop, as one
+stretch.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeAlias, final
+from typing import TYPE_CHECKING, Final, Self, TypeAlias, final
 
 from tallymark.client.errors import (
     BatchNotAccepted,
@@ -17,13 +24,328 @@ from tallymark.client.errors import (
     TimedOut,
 )
 from tallymark.client.message import Message
-from tallymark.client.outcomes import Modified, Outcome, Rejected, Released
-from tallymark.client.producer import Pending, Producer
-from tallymark.client.waiting import TIME_IS_UP, Waiter, answer_to
+from tallymark.client.outcomes import ACCEPTED, Modified, Outcome, Rejected, Released
+from tallymark.client.turn import TIME_IS_UP, Waiter, answer_to, resolve
 
 if TYPE_CHECKING:
+    from tallymark.client.adapter import SenderPort
+    from tallymark.client.dispatcher import Dispatcher
+    from tallymark.client.options import SenderOptions
     from tallymark.client.session import Session
-    from tallymark.client.transaction import Transaction
+    from tallymark.client.transaction import Transaction, Work
+
+
+TURN_BYTES: Final = 1_048_576
+"""Bytes of messages that leave one sender in one turn; more wait for the next."""
+WAITING: Final = -1
+WITHDRAWN: Final = -2
+
+
+@final
+class Group:
+    """Messages that one call sent, and their outcomes."""
+
+    __slots__ = ("outcomes", "remaining", "waiter")
+
+    def __init__(self, size: int, waiter: Waiter) -> None:
+        self.outcomes: list[Outcome | ClientError | None] = [None] * size
+        self.remaining = size
+        self.waiter = waiter
+
+    def finish(self) -> None:
+        """Count one message of the group as finished: it has its outcome, or will get none."""
+        self.remaining -= 1
+        if not self.remaining:
+            resolve(self.waiter, None)
+
+
+@final
+class Pending:
+    """A message on its way."""
+
+    __slots__ = ("data", "group", "index", "number", "producer", "settled", "work")
+
+    def __init__(
+        self,
+        producer: Producer,
+        group: Group,
+        index: int,
+        data: bytes,
+        settled: bool,
+        work: Work | None,
+    ) -> None:
+        self.producer = producer
+        self.group = group
+        self.index = index
+        self.data = data
+        self.settled = settled
+        self.number = WAITING
+        """The protocol's, once it has it; or WAITING, or WITHDRAWN."""
+        self.work = work
+        """The transaction it is sent in."""
+        if work is not None:
+            work.unanswered += 1
+
+    def finish(self, outcome: Outcome | ClientError | None) -> None:
+        """Give the message its outcome or error; None: accepted."""
+        self.group.outcomes[self.index] = ACCEPTED if outcome is None else outcome
+        self.left()
+
+    def left(self) -> None:
+        """Finish the message: it has its outcome; or it was sent settled, has left, and gets
+        none."""
+        self.group.finish()
+        self.forget()
+
+    def withdraw(self) -> None:
+        """Withdraw the message: it will not be sent, and no call waits for it."""
+        self.number = WITHDRAWN
+        self.data = b""
+        self.forget()
+
+    def forget(self) -> None:
+        """Its transaction does not wait for it any more."""
+        work = self.work
+        if work is not None:
+            self.work = None
+            work.answered()
+
+
+@final
+class Producer:
+    """A sender for as long as it lives; the link behind it may be replaced."""
+
+    __slots__ = (
+        "_is_marked",
+        "_leaving",
+        "address",
+        "attaching",
+        "closing",
+        "dispatcher",
+        "ending",
+        "error",
+        "opening",
+        "options",
+        "port",
+        "queue",
+        "was_attached",
+    )
+
+    def __init__(self, dispatcher: Dispatcher, options: SenderOptions) -> None:
+        self.dispatcher = dispatcher
+        self.options = options
+        self.port: SenderPort | None = None
+        self.opening: SenderPort | None = None
+        """Link's end in the adapter from the beginning of the attach on."""
+        self.address = options.address
+        self.queue: deque[Pending] = deque()
+        self.attaching: Waiter | None = None
+        self.closing: list[Waiter] = []
+        self.error: ClientError | None = None
+        """Reason why no message will be sent any more; None: some may."""
+        self.ending: ClientError | None = None
+        """The application closes it."""
+        self.was_attached = False
+        self._is_marked = False
+        self._leaving: list[Pending] = []  # sent settled, and behind the session's window
+
+    # Called by the adapter
+
+    def attached(self, port: SenderPort, address: str | None) -> None:
+        self.port = port
+        self.address = address
+        self.was_attached = True
+        self.may_send()
+        if self.attaching is not None:
+            resolve(self.attaching, None)
+
+    def may_send(self) -> None:
+        """Send what waits: there is credit, or the transport's buffer has room."""
+        if not self._is_marked:
+            self._is_marked = True
+            self.dispatcher.turn.mark(self)
+
+    def unblocked(self) -> None:
+        """Note that all messages handed to the adapter have left."""
+        leaving = self._leaving
+        self._leaving = []
+        for pending in leaving:
+            if self.dispatcher.sent.pop(pending.number, None) is not None:
+                pending.left()
+        self.may_send()
+
+    def taken_back(self, low: int, high: int) -> None:
+        """Queue messages low..high (numbers) again: the receiver took its credit back before they
+        had left."""
+        sent = self.dispatcher.sent
+        for number in range(high, low - 1, -1):
+            pending = sent.pop(number, None)
+            if pending is not None:
+                pending.number = WAITING
+                self.queue.appendleft(pending)
+        self._leaving = [pending for pending in self._leaving if pending.number != WAITING]
+
+    def detached(self, error: ClientError) -> None:
+        """The link is gone, and only the link: by the peer, or as the application asked."""
+        if self.error is not None:
+            return
+        asked = self.ending
+        was_open = self.was_attached
+        self.close(error if asked is None else asked)
+        if asked is None and was_open:
+            self.dispatcher.scoped_error(error)
+
+    # Sending
+
+    @property
+    def waiting(self) -> int:
+        """Number of messages that have not left."""
+        return sum(pending.number == WAITING for pending in self.queue)
+
+    def post(self, messages: Sequence[bytes], settled: bool, work: Work | None) -> list[Pending]:
+        """Add messages to the queue; their group's waiter is done when all have left or have their
+        outcomes. Raises TransactionRolledBack where their transaction was rolled back."""
+        if work is not None:
+            work.check()
+        waiter: Waiter = self.dispatcher.loop.create_future()
+        group = Group(len(messages), waiter)
+        posted = [
+            Pending(self, group, index, data, settled, work) for index, data in enumerate(messages)
+        ]
+        self.queue.extend(posted)
+        self.may_send()
+        return posted
+
+    def withdraw(self, posted: Sequence[Pending]) -> bool:
+        """Withdraw messages that no call waits for any more: those that have not left will not be
+        sent. Returns whether any message may have reached the receiver without its outcome being
+        known."""
+        in_doubt = False
+        port = self.port
+        for pending in posted:
+            number = pending.number
+            if number == WAITING:
+                pending.withdraw()
+            elif number >= 0 and self.dispatcher.sent.get(number) is pending:
+                if port is not None and port.withdraw(number):
+                    del self.dispatcher.sent[number]
+                    pending.withdraw()
+                else:
+                    in_doubt = True
+        while self.queue and self.queue[0].number == WITHDRAWN:
+            self.queue.popleft()
+        return in_doubt
+
+    def flush(self) -> None:
+        """Send the messages that may leave, at most once per turn."""
+        self._is_marked = False
+        port = self.port
+        if port is None:
+            return
+        queue = self.queue
+        room = TURN_BYTES
+        while queue and room > 0 and not self.dispatcher.turn.is_paused:
+            run = self._next_run(port.sendable, room)
+            if not run:
+                break
+            room -= sum(len(pending.data) for pending in run)
+            self._send(port, run)
+        if not queue:
+            port.idle()
+        elif room <= 0:
+            self.dispatcher.loop.call_soon(self.may_send)
+
+    def _next_run(self, most: int, room: int) -> list[Pending]:
+        """Messages from the front of the queue that leave alike."""
+        queue = self.queue
+        run: list[Pending] = []
+        while queue and most > 0 and room > 0:
+            pending = queue[0]
+            if pending.group.waiter.done():  # cancelled or timed out: it may not know yet
+                pending.withdraw()
+                queue.popleft()
+                continue
+            if run and (pending.settled != run[0].settled or pending.work is not run[0].work):
+                break
+            if not run and not self.dispatcher.may_say(pending.work):
+                break
+            run.append(queue.popleft())
+            room -= len(pending.data)
+            most -= 1
+        return run
+
+    def _send(self, port: SenderPort, run: list[Pending]) -> None:
+        settled = run[0].settled
+        numbers = port.send([pending.data for pending in run], settled, run[0].work)
+        sent = self.dispatcher.sent
+        has_left = settled and not port.is_blocked
+        for pending, number in zip(run, numbers, strict=True):
+            pending.number = number
+            if has_left:
+                pending.left()
+            else:
+                sent[number] = pending
+        if settled and not has_left:
+            self._leaving += run
+
+    # The end
+
+    def begin_close(self, error: ClientError) -> None:
+        """The application closes it, and the peer has not heard of it yet."""
+        self.ending = error
+        if self.opening is not None:
+            self.opening.close()
+            self.dispatcher.turn.request()
+        self._let_go(error)
+        self._fail_waiting(error)
+
+    def close(self, error: ClientError) -> None:
+        """Close: no more messages will be sent."""
+        if self.error is None:
+            self.error = error
+        self._let_go(error)
+        self._fail_waiting(error)
+        for waiter in self.closing:
+            resolve(waiter, None)
+        self.closing.clear()
+
+    def _fail_waiting(self, error: ClientError) -> None:
+        queue = self.queue
+        self.queue = deque()
+        for pending in queue:
+            if pending.number == WAITING:
+                pending.finish(error.again())
+
+    def fail_posted(self, work: Work, error: ClientError) -> None:
+        """Fail the messages that wait to be sent in a transaction: they never will be."""
+        failed = [pending for pending in self.queue if pending.work is work]
+        if failed:
+            self.queue = deque(pending for pending in self.queue if pending.work is not work)
+            for pending in failed:
+                pending.finish(error.again())
+
+    def suspend(self, error: ClientError) -> None:
+        """Suspend for a reconnect: messages that have not left wait on, unless they are part of a
+        transaction."""
+        if self.ending is not None:
+            self.close(self.ending)
+            return
+        self._let_go(error)
+
+    def _let_go(self, error: ClientError) -> None:
+        """Fail the messages that were sent: their outcomes will not be known, as the link is
+        gone."""
+        self.port = self.opening = None
+        if self.attaching is not None:
+            resolve(self.attaching, error)
+        self._leaving.clear()
+        sent = self.dispatcher.sent
+        for number in [number for number, pending in sent.items() if pending.producer is self]:
+            pending = sent.pop(number)
+            work = pending.work
+            is_lost = work is not None and work.error is not None  # for sure, with all of it
+            pending.finish(error.again(in_doubt=not is_lost))
+
 
 Sendable: TypeAlias = Message | bytes | str
 

@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypeVar, final
 
 from tallymark.client.consumer import Consumer
-from tallymark.client.declaring import Declaring
 from tallymark.client.deliveries import ErrorCallback
 from tallymark.client.dispatcher import Dispatcher
 from tallymark.client.errors import Closed, LinkClosed, SessionClosed, TimedOut
@@ -22,11 +21,11 @@ from tallymark.client.options import (
     SenderOptions,
     SenderSettleMode,
 )
-from tallymark.client.producer import Producer
 from tallymark.client.receiver import Receiver
-from tallymark.client.sender import Sender
+from tallymark.client.sender import Producer, Sender
+from tallymark.client.topology import Declaring
 from tallymark.client.transaction import Transaction
-from tallymark.client.waiting import TIME_IS_UP, Opening, Waiter, answer_to
+from tallymark.client.turn import TIME_IS_UP, Opening, Waiter, answer_to
 
 if TYPE_CHECKING:
     from tallymark.client.connection import Connection

@@ -1,22 +1,140 @@
-"""A socket and the protocol's end of one connection: the only place where bytes move.
+"""A socket with the protocol's end of one connection: the only place where bytes move. And what
+goes with the socket: requests that were not answered, and the attempts to connect again.
 
-It writes once per turn of the event loop what the protocol has to say, passes on what was read, and
-keeps the protocol's time. It lives as long as its socket; after that its owner may make another.
+A `Line` writes once per turn of the event loop what the protocol has to send, passes on what was
+read, and keeps the protocol's time. It lives as long as its socket; after that its owner may make
+another: then sessions, senders and receivers are restored under their old names and with their old
+settings, and the objects the application holds live on. What the broker has taken back with the old
+connection is in docs/client.md.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast, final
 
 from tallymark.client.adapter import Adapter, Peer
-from tallymark.client.errors import ClientError, ConnectionLost
-from tallymark.client.turn import Turn
-from tallymark.client.waiting import Waiter, answer_to, resolve
+from tallymark.client.errors import ClientError, Closed, ConnectionLost, TimedOut
+from tallymark.client.topology import QueueState, Request
+from tallymark.client.turn import TIME_IS_UP, Turn, Waiter, answer_to, resolve
 
 if TYPE_CHECKING:
+    from tallymark.client.adapter import Adapter, ManagementPort
     from tallymark.client.connection import Connection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """Waiting times between attempts to connect: `initial_ms`, then `factor` times as long up to
+    `max_ms`, less a random part of up to `jitter` of it, so that clients do not come back all at
+    once."""
+
+    initial_ms: int = 100
+    factor: float = 2.0
+    max_ms: int = 30_000
+    jitter: float = 0.5
+    """0: none, 1: anything between nothing and the whole delay."""
+    attempts: int | None = None
+    """Give up after so many; None: never."""
+
+    def __post_init__(self) -> None:
+        if self.initial_ms < 0 or self.max_ms < self.initial_ms:
+            raise ValueError(
+                f"delays from {self.initial_ms} to {self.max_ms} ms, expected 0 or more, ascending"
+            )
+        if self.factor < 1:
+            raise ValueError(f"factor={self.factor}, expected 1 or more")
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"jitter={self.jitter}, expected 0 to 1")
+        if self.attempts is not None and self.attempts < 1:
+            raise ValueError(f"attempts={self.attempts}, expected 1 or more, or None")
+
+    def delays_ms(self, draw: Callable[[], float]) -> Iterator[int]:
+        """The delay before each attempt; `draw` gives numbers from 0 to 1."""
+        base = float(self.initial_ms)
+        done = 0
+        while self.attempts is None or done < self.attempts:
+            yield int(base * (1 - self.jitter * draw()))
+            base = min(base * self.factor, float(self.max_ms))
+            done += 1
+
+
+@final
+class Reconnector:
+    """Attempts to connect until one succeeds, no further one may be made, or they are cancelled."""
+
+    def __init__(
+        self,
+        backoff: Backoff,
+        attempt: Callable[[], Awaitable[None]],
+        waiting: Callable[[int, int, ClientError], None],
+    ) -> None:
+        """`attempt` raises Closed where it fails; `waiting(number, delay_ms, error)` is called
+        before each."""
+        self._backoff = backoff
+        self._attempt = attempt
+        self._waiting = waiting
+
+    async def run(self, error: ClientError) -> ClientError | None:
+        """Try to connect until an attempt succeeds, and return None. Return the last error if
+        trying again cannot help, or if no attempts are left."""
+        for number, delay_ms in enumerate(self._backoff.delays_ms(random.random), 1):
+            self._waiting(number, delay_ms, error)
+            await asyncio.sleep(delay_ms / 1000)
+            try:
+                await self._attempt()
+            except Closed as failed:
+                error = failed
+                if not failed.may_retry:
+                    return error
+            else:
+                return None
+        return error
+
+
+@final
+class Management:
+    """Requests of one connection to declare and delete, for as long as it lives; the port goes with
+    the socket."""
+
+    __slots__ = ("_adapter", "_port", "_turn", "_waiting")
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._adapter: Adapter | None = None
+        self._port: ManagementPort | None = None
+        self._waiting: set[Waiter] = set()
+
+    async def ask(self, adapter: Adapter, request: Request, timeout_s: float) -> QueueState | None:
+        """Have it done. Returns the queue that the answer tells of, if it tells of one.
+
+        Raises RequestRefused, NotPossible, TimedOut, and ConnectionClosed, in doubt, where the
+        connection goes before the answer."""
+        if self._port is None or adapter is not self._adapter:
+            self._port = adapter.manage()
+            self._adapter = adapter
+        waiter: Waiter = self._turn.loop.create_future()
+        self._waiting.add(waiter)
+        try:
+            self._port.ask(request, waiter)
+            self._turn.request()
+            answer = await answer_to(waiter, timeout_s)
+        finally:
+            self._waiting.discard(waiter)
+        if answer is TIME_IS_UP:
+            raise TimedOut(f"{request}: not answered in {timeout_s} s")
+        assert answer is None or isinstance(answer, QueueState), answer
+        return answer
+
+    def lost(self, error: ClientError) -> None:
+        """The socket is gone."""
+        self._port = None
+        self._adapter = None
+        for waiter in list(self._waiting):
+            resolve(waiter, error.again(in_doubt=True))
 
 
 @final

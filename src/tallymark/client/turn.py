@@ -1,14 +1,87 @@
-"""One turn of the event loop: what is decided in it leaves together, at its end.
+"""Turns of the event loop, and the one way in which the client's calls wait.
 
-A hundred settlements of one turn become one range and one flow; a hundred sends one write. Whoever
-has something to say marks itself; nothing is per message.
+What is decided in one turn leaves together, at its end. A hundred settlements of one turn become
+one range and one flow; a hundred sends one write. Whoever has something to send marks itself;
+nothing is per message.
+
+Futures here are only ever given *results*, an error being one: an exception set on a future whose
+waiter was cancelled in the same turn would be reported by asyncio as never retrieved.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol, final
+from collections.abc import Awaitable, Callable, Generator
+from types import TracebackType
+from typing import Any, Final, Generic, Protocol, TypeVar, final
+
+from tallymark.client.errors import ClientError
+
+
+class _TimeIsUp:
+    """The result of a future whose time is up."""
+
+
+TIME_IS_UP: Final = _TimeIsUp()
+
+Waiter = asyncio.Future[object]
+
+
+def resolve(waiter: Waiter, result: object) -> None:
+    """Give a waiter its result, unless it has one or was cancelled."""
+    if not waiter.done():
+        waiter.set_result(result)
+
+
+async def answer_to(waiter: Waiter, timeout: float | None) -> object:
+    """The result, or TIME_IS_UP after `timeout` seconds (None: no limit); raises a ClientError that
+    is the result. When cancelled, the waiter is cancelled and nothing else has changed."""
+    if timeout is None:
+        result = await waiter
+    else:
+        timer = waiter.get_loop().call_later(timeout, resolve, waiter, TIME_IS_UP)
+        try:
+            result = await waiter
+        finally:
+            timer.cancel()
+    if isinstance(result, ClientError):
+        raise result
+    return result
+
+
+class Closable(Protocol):
+    async def close(self) -> None: ...
+
+
+T = TypeVar("T", bound=Closable)
+
+
+@final
+class Opening(Generic[T]):
+    """An operation that opens something: `await` it and close the result yourself, or use `async
+    with`. Nothing happens before."""
+
+    __slots__ = ("_made", "_open")
+
+    def __init__(self, open: Callable[[], Awaitable[T]]) -> None:
+        self._open = open
+        self._made: T | None = None
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> T:
+        made = self._made = await self._open()
+        return made
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._made is not None:
+            await self._made.close()
 
 
 class Flushable(Protocol):

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, final
 
 from tallymark.client.adapter import Adapter, ManagementPort, Peer, SessionPort
-from tallymark.client.amqp091.channel import ChannelUser
-from tallymark.client.amqp091.errors import error_of
+from tallymark.client.amqp091.channel import ChannelUser, error_of
 from tallymark.client.amqp091.management import Amqp091Management
 from tallymark.client.amqp091.session import Amqp091Session
 from tallymark.client.errors import (
@@ -23,8 +22,7 @@ from tallymark.client.errors import (
     LoginRefused,
     NotPossible,
 )
-from tallymark.client.options import ConnectionOptions
-from tallymark.client.uri import Endpoint
+from tallymark.client.options import ConnectionOptions, Endpoint
 from tallymark.wire.amqp091.client import ClientChannel, ClientConnection
 from tallymark.wire.amqp091.events import (
     ContentReceived,

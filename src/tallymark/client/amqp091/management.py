@@ -9,8 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, final
 
 from tallymark.client.adapter import ManagementPort
-from tallymark.client.amqp091.channel import ChannelUser
-from tallymark.client.amqp091.errors import error_of
+from tallymark.client.amqp091.channel import ChannelUser, error_of
 from tallymark.client.errors import ClientError, NotPossible, RequestRefused
 from tallymark.client.topology import (
     AskForQueue,
@@ -24,7 +23,7 @@ from tallymark.client.topology import (
     Request,
     Unbind,
 )
-from tallymark.client.waiting import Waiter, resolve
+from tallymark.client.turn import Waiter, resolve
 from tallymark.wire.amqp091.client import ClientChannel
 from tallymark.wire.amqp091.methods import (
     ChannelClose,

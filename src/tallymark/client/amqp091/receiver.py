@@ -15,8 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, final
 
 from tallymark.client.adapter import ReceiverPort
-from tallymark.client.amqp091.channel import ChannelUser
-from tallymark.client.amqp091.errors import error_of
+from tallymark.client.amqp091.channel import ChannelUser, error_of
 from tallymark.client.errors import LinkClosed, LinkRefused, NotPossible
 from tallymark.client.options import ReceiverOptions
 from tallymark.client.outcomes import Outcome
@@ -40,7 +39,7 @@ from tallymark.wire.conversion.values import to_field
 if TYPE_CHECKING:
     from tallymark.client.amqp091.session import Amqp091Session
     from tallymark.client.consumer import Consumer
-    from tallymark.client.work import Work
+    from tallymark.client.transaction import Work
 
 PREFETCH_MAX: Final = 65_535
 NAME_MAX: Final = 200

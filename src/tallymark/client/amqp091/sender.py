@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, final
 
 from tallymark.client.adapter import SenderPort
-from tallymark.client.amqp091.channel import ChannelUser
-from tallymark.client.amqp091.errors import error_of
+from tallymark.client.amqp091.channel import ChannelUser, error_of
 from tallymark.client.amqp091.messages import Outgoing
 from tallymark.client.errors import LinkClosed, LinkRefused, NotPossible
 from tallymark.client.options import SenderOptions
@@ -37,8 +36,8 @@ from tallymark.wire.conversion.addresses import BadAddress, Target, queue_addres
 
 if TYPE_CHECKING:
     from tallymark.client.amqp091.session import Amqp091Session
-    from tallymark.client.producer import Producer
-    from tallymark.client.work import Work
+    from tallymark.client.sender import Producer
+    from tallymark.client.transaction import Work
 
 UNCONFIRMED_MAX: Final = 1_000
 """Messages of a sender that wait for their confirms; more wait in the client. Credit, so to say."""

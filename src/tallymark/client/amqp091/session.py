@@ -11,8 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, final
 
 from tallymark.client.adapter import ReceiverPort, SenderPort, SessionPort
-from tallymark.client.amqp091.channel import ChannelUser
-from tallymark.client.amqp091.errors import error_of
+from tallymark.client.amqp091.channel import ChannelUser, error_of
 from tallymark.client.amqp091.messages import Incoming
 from tallymark.client.amqp091.receiver import Amqp091Receiver, Subscription
 from tallymark.client.amqp091.sender import Amqp091Sender
@@ -49,8 +48,8 @@ if TYPE_CHECKING:
     from tallymark.client.amqp091.adapter import Amqp091
     from tallymark.client.consumer import Consumer
     from tallymark.client.dispatcher import Dispatcher
-    from tallymark.client.producer import Producer
-    from tallymark.client.work import Work
+    from tallymark.client.sender import Producer
+    from tallymark.client.transaction import Work
 
 
 @final

@@ -6,10 +6,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, final
 
 from tallymark.client.adapter import Adapter, ManagementPort, Peer, SessionPort
-from tallymark.client.amqp10.coordinator import CoordinatorEnd
 from tallymark.client.amqp10.management import Amqp10Management
-from tallymark.client.amqp10.ports import Amqp10Receiver, Amqp10Sender, Amqp10Session
-from tallymark.client.amqp10.words import error_of, fields_of, outcome_of
+from tallymark.client.amqp10.session import (
+    Amqp10Receiver,
+    Amqp10Sender,
+    Amqp10Session,
+    CoordinatorEnd,
+    error_of,
+    fields_of,
+    outcome_of,
+)
 from tallymark.client.errors import (
     NO_USE_TRYING,
     ClientError,
@@ -22,9 +28,8 @@ from tallymark.client.errors import (
     NotPossible,
     SessionClosed,
 )
-from tallymark.client.options import ConnectionOptions
+from tallymark.client.options import ConnectionOptions, Endpoint
 from tallymark.client.received import ReceivedMessage
-from tallymark.client.uri import Endpoint
 from tallymark.wire.amqp10.connection import Connection
 from tallymark.wire.amqp10.errors import NOT_ALLOWED, NOT_IMPLEMENTED
 from tallymark.wire.amqp10.events import (

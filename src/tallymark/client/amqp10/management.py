@@ -15,7 +15,7 @@ from typing import Final, TypeAlias, cast, final
 from urllib.parse import quote
 
 from tallymark.client.adapter import ManagementPort
-from tallymark.client.amqp10.words import OUTCOMES
+from tallymark.client.amqp10.session import OUTCOMES
 from tallymark.client.errors import ClientError, NotPossible, RequestRefused
 from tallymark.client.message import BadMessage, Message
 from tallymark.client.topology import (
@@ -30,7 +30,7 @@ from tallymark.client.topology import (
     Request,
     Unbind,
 )
-from tallymark.client.waiting import Waiter, resolve
+from tallymark.client.turn import Waiter, resolve
 from tallymark.wire.amqp10.connection import Connection
 from tallymark.wire.amqp10.errors import (
     DECODE_ERROR,

@@ -38,7 +38,7 @@ from tallymark.spark.demo.stage import CheckFailed, Stage, table_of
 
 if TYPE_CHECKING:
     from tallymark.client.options import CreditOn
-    from tallymark.client.waiting import Opening
+    from tallymark.client.turn import Opening
 
 HANDOVER: Final = "demo.handover"
 SETTLEMENT: Final = "demo.settlement"
