@@ -718,6 +718,22 @@ def test_an_attach_may_declare_a_durable_queue(by_policy: bool) -> None:
     assert refused.condition == "amqp:not-found"
 
 
+def test_a_queue_that_an_attach_declares_gets_the_default_type() -> None:
+    rig = Rig(auto_create="^jobs-")
+    rig.broker.set_default_queue_type(rig.broker.vhost("/"), "stream")
+    peer = rig.connect10()
+    peer.sender(peer.session(), "jobs-1")
+    assert rig.queue("jobs-1").settings.is_stream
+
+
+def test_an_attach_declares_no_queue_whose_name_has_a_line_break() -> None:
+    rig = Rig(auto_create="^jobs-")
+    peer = rig.connect10()
+    asked = Attach(target=Target(address="/queues/jobs-%0A"))
+    assert peer.refused(peer.session(), asked, True).condition == "amqp:invalid-field"
+    assert "jobs-" not in rig.broker.vhost("/").queues
+
+
 def test_auto_create_needs_permission_to_configure() -> None:
     rig = Rig(auto_create="^jobs-")
     rig.users["guest"] = Permissions("guest", {"/": ("^other", ".*", ".*")})

@@ -22,6 +22,7 @@ from tallymark.bridge.amqp10.streams import start_of_source
 from tallymark.bridge.amqp10.tx import attach as attach_coordinator
 from tallymark.bridge.direct_reply import PSEUDO_QUEUE
 from tallymark.bridge.filters import FilterError, filters_of
+from tallymark.bridge.operations import Operations, refuse_breaks
 from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE, check_keys
 from tallymark.engine.arguments import check_consumer_arguments, consumer_priority, named
 from tallymark.engine.errors import (
@@ -327,12 +328,12 @@ def _attach_responses(session: Session, link: SenderLink, attach: Attach) -> Non
 
 
 def _find_queue(session: Session, name: str) -> Queue:
-    """Return the queue. Raises NotFound, ResourceLocked, AccessRefused; MustWait: it is being
-    declared."""
+    """Return the queue. Raises NotFound, ResourceLocked, AccessRefused, InvalidCommand; MustWait:
+    it is being declared."""
     client = session.client
     if name not in client.vhost.queues and _creates(session, name):
-        client.access.check(QUEUE, name, CONFIGURE)
-        client.broker.declare_queue(client.connection, name, True, False, False, {}, False)
+        refuse_breaks(name)
+        _operations(session).declare_queue(name, True, False, False, {})
         raise MustWait
     return client.vhost.queue(name, client.connection.id)
 
@@ -346,10 +347,12 @@ def _creates(session: Session, name: str) -> bool:
 def _make_node(session: Session) -> Queue:
     """Declare a queue for a dynamic terminus: exclusive to the connection, deleted with the
     link."""
+    return _operations(session).declare_queue("", False, True, True, {}).queue
+
+
+def _operations(session: Session) -> Operations:
     client = session.client
-    # Patterns of permissions treat all names that the broker may choose alike.
-    client.access.check(QUEUE, f"amq.gen-{client.settings.random_name()}", CONFIGURE)
-    return client.broker.declare_queue(client.connection, "", False, True, True, {}, False)
+    return Operations(client.broker, client.connection, client.access)
 
 
 def _lifetime(dynamic: bool) -> dict[object, object] | None:

@@ -1,6 +1,7 @@
-"""Topology requests of AMQP 1.0 management: permissions, then the engine, then the answer.
+"""Topology requests of AMQP 1.0 management: maps become operations, and their results maps.
 
-The order of checks is RabbitMQ's, so that of two possible refusals a client sees the one it knows.
+Names that RabbitMQ's AMQP 1.0 refuses are refused here: with line breaks, with a reserved prefix,
+and that of the default exchange.
 """
 
 from __future__ import annotations
@@ -15,30 +16,17 @@ from tallymark.bridge.amqp10.management_paths import (
     arguments_hash,
     binding_location,
 )
-from tallymark.bridge.declarations import check_new_queue
-from tallymark.bridge.permissions import (
-    CONFIGURE,
-    EXCHANGE,
-    QUEUE,
-    READ,
-    WRITE,
-    Access,
-    check_keys,
-)
-from tallymark.engine.arguments import is_routing_key, named
+from tallymark.bridge.operations import RESERVED, Operations, refuse_breaks, refuse_default
+from tallymark.bridge.permissions import EXCHANGE, QUEUE, Access
+from tallymark.engine.arguments import named
 from tallymark.engine.broker import Broker
-from tallymark.engine.errors import NotFound
-from tallymark.engine.exchange import ALTERNATE, DIRECT, Binding
+from tallymark.engine.exchange import DIRECT, Binding
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Connection
 from tallymark.engine.vhost import VirtualHost
 from tallymark.wire.amqp10.types import Array, Boolean, UInt, ULong
 from tallymark.wire.conversion.values import field_name, to_amqp10, to_field
 
-RESERVED: Final = "amq."
-NAMED_BY_US: Final = "amq.gen-AAAAAAAAAAAAAAAAAAAAAA"
-"""Placeholder for names made by the broker, for checks of permissions: patterns treat all such
-names alike."""
 STRINGS: Final = 0xA1
 """Format code of short strings."""
 
@@ -65,26 +53,22 @@ class Topology:
     """Handlers of topology requests. Each raises Refusal or BrokerError, and then nothing was
     changed."""
 
-    __slots__ = ("_access", "_broker", "_connection", "_node")
+    __slots__ = ("_access", "_connection", "_node", "_operations")
 
     def __init__(self, broker: Broker, connection: Connection, access: Access, node: str) -> None:
-        self._broker = broker
-        self._connection = connection
         self._access = access
+        self._connection = connection
         self._node = node
+        self._operations = Operations(broker, connection, access)
 
     @property
     def _vhost(self) -> VirtualHost:
-        return self._broker.vhost(self._connection.vhost)
+        return self._operations.vhost
 
     # -- queues
 
     def show_queue(self, request: Request) -> Outcome:
-        name = request.name()
-        queue = self._vhost.queues.get(name)
-        if queue is None:
-            raise NotFound(f"no {named(QUEUE, name, self._connection.vhost)}")
-        return Outcome(200, self._shown(queue))
+        return Outcome(200, self._shown(self._operations.find_queue(request.name())))
 
     def declare_queue(self, request: Request) -> Outcome:
         fields = _Fields("queue", request.body)
@@ -93,44 +77,30 @@ class Topology:
             raise Refusal(
                 400, "a queue with an empty name cannot be declared, expected POST /queues"
             )
-        _refuse_breaks(name)
+        refuse_breaks(name)
         self._refuse_reserved(QUEUE, name)
-        return self._declare_queue(name, name, fields)
+        return self._declare_queue(name, fields)
 
     def name_queue(self, request: Request) -> Outcome:
-        return self._declare_queue("", NAMED_BY_US, _Fields("queue", request.body))
+        return self._declare_queue("", _Fields("queue", request.body))
 
-    def _declare_queue(self, name: str, asked: str, fields: _Fields) -> Outcome:
-        """asked: the name that permissions are checked for."""
+    def _declare_queue(self, name: str, fields: _Fields) -> Outcome:
         durable = fields.flag("durable", True)
         exclusive = fields.flag("exclusive", False)
         auto_delete = fields.flag("auto_delete", False)
         arguments = fields.arguments()
         fields.end()
-        self._access.check(QUEUE, asked, CONFIGURE)
-        is_new = name not in self._vhost.queues
-        if is_new:
-            check_new_queue(self._access, self._vhost, asked, arguments)
-        queue = self._broker.declare_queue(
-            self._connection, name, durable, exclusive, auto_delete, arguments, False
-        )
-        return Outcome(201 if is_new else 200, self._shown(queue), queue.stored)
+        made = self._operations.declare_queue(name, durable, exclusive, auto_delete, arguments)
+        return Outcome(201 if made.is_new else 200, self._shown(made.queue), made.queue.stored)
 
     def delete_queue(self, request: Request) -> Outcome:
         name = request.name()
-        _refuse_breaks(name)
-        self._access.check(QUEUE, name, CONFIGURE)
-        queue = self._vhost.queues.get(name)
-        if queue is None:
-            return Outcome(200, _count(0))
-        count = self._broker.delete_queue(self._connection, name, False, False)
-        return Outcome(200, _count(count), queue.stored)
+        refuse_breaks(name)
+        done = self._operations.delete_queue(name)
+        return Outcome(200, _count(done.count), done.lasts)
 
     def purge_queue(self, request: Request) -> Outcome:
-        name = request.name()
-        self._access.check(QUEUE, name, READ)
-        queue = self._vhost.queue(name, self._connection.id)
-        return Outcome(200, _count(self._broker.purge(queue)))
+        return Outcome(200, _count(self._operations.purge_queue(request.name())))
 
     def _shown(self, queue: Queue) -> dict[object, object]:
         """Return the description of a queue in RabbitMQ's form. Its message count is that of the
@@ -160,71 +130,48 @@ class Topology:
         internal = fields.flag("internal", False)
         arguments = fields.arguments()
         fields.end()
-        _refuse_default(name)
-        self._access.check(EXCHANGE, name, CONFIGURE)
-        vhost = self._vhost
-        if name not in vhost.exchanges:
-            _refuse_breaks(name)
+        refuse_default(name)
+        if name not in self._vhost.exchanges:
+            refuse_breaks(name)
             self._refuse_reserved(EXCHANGE, name)
-            alternate = arguments.get(ALTERNATE)
-            if isinstance(alternate, str):
-                self._access.check(EXCHANGE, name, READ)
-                self._access.check(EXCHANGE, alternate, WRITE)
-        exchange = vhost.declare_exchange(
-            name, type, durable, auto_delete, internal, arguments, False
+        done = self._operations.declare_exchange(
+            name, type, durable, auto_delete, internal, arguments
         )
-        return Outcome(204, None, exchange.durable)
+        return Outcome(204, None, done.lasts)
 
     def delete_exchange(self, request: Request) -> Outcome:
         name = request.name()
-        _refuse_breaks(name)
-        _refuse_default(name)
+        refuse_breaks(name)
+        refuse_default(name)
         self._refuse_reserved(EXCHANGE, name)
-        self._access.check(EXCHANGE, name, CONFIGURE)
-        vhost = self._vhost
-        exchange = vhost.exchanges.get(name)
-        vhost.delete_exchange(name, False)
-        return Outcome(204, None, exchange is not None and exchange.durable)
+        return Outcome(204, None, self._operations.delete_exchange(name).lasts)
 
     # -- bindings
 
     def bind(self, request: Request) -> Outcome:
         fields = _Fields("binding", request.body)
         source = fields.text("source")
-        is_queue = "destination_exchange" not in fields
-        destination = fields.text("destination_queue" if is_queue else "destination_exchange")
+        kind = EXCHANGE if "destination_exchange" in fields else QUEUE
+        destination = fields.text(f"destination_{kind}")
         key = fields.text("binding_key")
         arguments = fields.arguments()
         fields.end()
-        self._check_ends(source, is_queue, destination, key)
-        if not is_routing_key(key):
-            raise Refusal(400, f"binding key {key!r:.60}, expected at most 255 bytes")
-        vhost = self._vhost
-        if is_queue:
-            vhost.bind_queue(destination, source, key, arguments, self._connection.id)
-        else:
-            vhost.bind_exchange(destination, source, key, arguments)
-        return Outcome(204, None, self._lasts(source, is_queue, destination))
+        _check_ends(source, kind, destination)
+        done = self._operations.bind(source, kind, destination, key, arguments)
+        return Outcome(204, None, done.lasts)
 
     def unbind(self, request: Request) -> Outcome:
         path = BindingPath(request.segments[1])
-        self._check_ends(path.source, path.is_queue, path.destination, path.key)
-        found = self._bindings(path.source, path.is_queue, path.destination, path.key)
-        for binding in found:
+        kind = QUEUE if path.is_queue else EXCHANGE
+        _check_ends(path.source, kind, path.destination)
+        self._operations.check_binding(path.source, kind, path.destination, path.key)
+        for binding in self._bindings(path.source, path.is_queue, path.destination, path.key):
             if arguments_hash(binding.arguments) == path.arguments:
-                stored = binding.durable
-                self._unbind(binding)
-                return Outcome(204, None, stored)
+                done = self._operations.unbind(
+                    path.source, kind, path.destination, path.key, binding.arguments
+                )
+                return Outcome(204, None, done.lasts)
         return Outcome(204)
-
-    def _unbind(self, binding: Binding) -> None:
-        vhost = self._vhost
-        source, destination, key = binding.source.name, binding.destination(), binding.key
-        if binding.queue is not None:
-            id = self._connection.id
-            vhost.unbind_queue(destination, source, key, binding.arguments, id)
-        else:
-            vhost.unbind_exchange(destination, source, key, binding.arguments)
 
     def list_bindings(self, request: Request) -> Outcome:
         found: list[Binding] = []
@@ -258,25 +205,6 @@ class Topology:
             and binding.kind() == kind
             and binding.destination() == destination
         ]
-
-    def _check_ends(self, source: str, is_queue: bool, destination: str, key: str) -> None:
-        _refuse_default(source)
-        if not is_queue:
-            _refuse_default(destination)
-        _refuse_breaks(source)
-        _refuse_breaks(destination)
-        self._access.check(QUEUE if is_queue else EXCHANGE, destination, WRITE)
-        self._access.check(EXCHANGE, source, READ)
-        check_keys(self._access, self._vhost.exchanges.get(source), (key,), READ)
-
-    def _lasts(self, source: str, is_queue: bool, destination: str) -> bool:
-        """Return whether a binding between the two survives a restart."""
-        vhost = self._vhost
-        if not vhost.exchanges[source].durable:
-            return False
-        if is_queue:
-            return vhost.queues[destination].stored
-        return vhost.exchanges[destination].durable
 
     # -- others
 
@@ -358,14 +286,13 @@ class _Fields:
         return Refusal(400, f"'{name}' of the {self._what} is {value!r:.60}, expected {expected}")
 
 
-def _refuse_default(exchange: str) -> None:
-    if exchange == "":
-        raise Refusal(403, "operation not permitted on the default exchange")
-
-
-def _refuse_breaks(name: str) -> None:
-    if "\n" in name or "\r" in name:
-        raise Refusal(400, f"bad name {name!r}: line feed and carriage return are not allowed")
+def _check_ends(source: str, kind: str, destination: str) -> None:
+    """Raise AccessRefused or InvalidCommand for ends that no binding may have."""
+    refuse_default(source)
+    if kind == EXCHANGE:
+        refuse_default(destination)
+    refuse_breaks(source)
+    refuse_breaks(destination)
 
 
 def _count(messages: int) -> dict[object, object]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from array import array
 from typing import Final, final
 
-from tallymark.bridge.declarations import CHANNEL, TOPIC
+from tallymark.bridge.operations import NSQ_CHANNEL, NSQ_TOPIC
 from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE, Access
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.arguments import named
@@ -336,17 +336,17 @@ class Topics:
         found = vhost.exchanges.get(name)
         if found is None:
             durable = not is_ephemeral(name)
-            mark: dict[str, object] = {TOPIC: name}
+            mark: dict[str, object] = {NSQ_TOPIC: name}
             return vhost.declare_exchange(name, FANOUT, durable, False, False, mark, False)
         if found.type != FANOUT or found.internal:
             kind = "internal" if found.internal else f"of type '{found.type}'"
             what = named("exchange", name, vhost.name)
             raise PreconditionFailed(f"topic '{name}': {what} is {kind}, expected a fanout one")
-        if not adopts and found.arguments.get(TOPIC) != name:
+        if not adopts and found.arguments.get(NSQ_TOPIC) != name:
             what = named("exchange", name, vhost.name)
             raise PreconditionFailed(
-                f"topic '{name}': {what} was not made by NSQ, expected its argument {TOPIC}, or "
-                "the setting nsq_adopt_exchanges"
+                f"topic '{name}': {what} was not made by NSQ, expected its argument {NSQ_TOPIC}, "
+                "or the setting nsq_adopt_exchanges"
             )
         return found
 
@@ -354,9 +354,9 @@ class Topics:
         """Return the queue of a channel, or, with an empty channel, of the backlog, made if it does
         not exist."""
         name = f"{topic}:{channel}"
-        arguments: dict[str, object] = {TOPIC: topic}
+        arguments: dict[str, object] = {NSQ_TOPIC: topic}
         if channel:
-            arguments[CHANNEL] = channel
+            arguments[NSQ_CHANNEL] = channel
         if auto_delete or (transient and not channel):
             arguments["x-max-length"] = self.mem_queue_size
             arguments["x-overflow"] = DROP_TAIL
@@ -413,7 +413,7 @@ class Topics:
                     self._channels.setdefault(topic, {})[channel] = queue
         for name in names:
             # Topics of before exchanges were marked have a backlog that is. It takes the same
-            # permissions to declare one as to mark the exchange [declarations.py].
+            # permissions to declare one as to mark the exchange [operations.py].
             self._take_in(name, f"{name}:" in vhost.queues)
         self.changed.clear()
 
@@ -478,8 +478,8 @@ class Topics:
 
 def _place_of(queue: Queue) -> tuple[str, str]:
     """Return topic and channel that a queue belongs to; ("", "") if it belongs to none."""
-    topic = queue.arguments.get(TOPIC)
-    channel = queue.arguments.get(CHANNEL, "")
+    topic = queue.arguments.get(NSQ_TOPIC)
+    channel = queue.arguments.get(NSQ_CHANNEL, "")
     if queue.exclusive_owner:
         return "", ""
     if isinstance(topic, str) and isinstance(channel, str) and queue.name == f"{topic}:{channel}":
