@@ -23,7 +23,7 @@ from tallymark.bridge.amqp10.tx import attach as attach_coordinator
 from tallymark.bridge.direct_reply import PSEUDO_QUEUE
 from tallymark.bridge.filters import FilterError, filters_of
 from tallymark.bridge.operations import Operations, refuse_breaks
-from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE, check_keys
+from tallymark.bridge.permissions import EXCHANGE, QUEUE, READ, WRITE, check_keys
 from tallymark.engine.arguments import check_consumer_arguments, consumer_priority, named
 from tallymark.engine.errors import (
     AccessRefused,
