@@ -73,7 +73,7 @@ def fall_silent(peer: Peer, link: ReceiverLink) -> None:
 def break_the_link(peer: Peer, link: ReceiverLink) -> None:
     """A transfer to a sender."""
     transfer = Transfer(handle=link.handle, delivery_id=0, delivery_tag=b"t", message_format=0)
-    peer.wire.out.append(frame(0, transfer.encode() + encode_message(body=b"x")))
+    peer.wire.line.out.append(frame(0, transfer.encode() + encode_message(body=b"x")))
     peer.pump()
     assert peer.take(LinkDetached).error is not None
 
@@ -81,7 +81,7 @@ def break_the_link(peer: Peer, link: ReceiverLink) -> None:
 def break_the_session(peer: Peer, link: ReceiverLink) -> None:
     """A flow for a handle that nobody has [amqp-1.0 §2.7.4]."""
     flow = Flow(0, 100, 0, 100, handle=99)
-    peer.wire.out.append(frame(0, flow.encode()))
+    peer.wire.line.out.append(frame(0, flow.encode()))
     peer.pump()
     error = peer.take(SessionEnded).error
     assert error is not None
@@ -89,7 +89,7 @@ def break_the_session(peer: Peer, link: ReceiverLink) -> None:
 
 
 def break_the_protocol(peer: Peer, link: ReceiverLink) -> None:
-    peer.wire.out.append(b"\x00\x00\x00\x08\x07\x00\x00\x00")
+    peer.wire.line.out.append(b"\x00\x00\x00\x08\x07\x00\x00\x00")
     peer.pump()
     error = peer.take(CloseReceived).error
     assert error is not None

@@ -567,7 +567,7 @@ def test_the_measure_of_credit_is_a_setting() -> None:
 def overshoot(peer: Peer, link: SenderLink, id: int) -> None:
     """Send a message that there is no credit for; our own wire layer does no such thing."""
     transfer = Transfer(handle=link.handle, delivery_id=id, delivery_tag=b"t", message_format=0)
-    peer.wire.out.append(frame(0, transfer.encode() + encode_message(body=b"one too many")))
+    peer.wire.line.out.append(frame(0, transfer.encode() + encode_message(body=b"one too many")))
     peer.pump()
 
 

@@ -13,7 +13,7 @@ from tallymark.engine.quotas import MAX_PUBLISH_RATE
 from tallymark.server import run
 from tallymark.server.postponed import Postponed
 from tallymark.wire.amqp091.frames import HEARTBEAT_FRAME
-from tallymark.wire.share import SHARE
+from tallymark.wire.line import SHARE
 from tests.server.inside import with_broker
 from tests.server.lines import DOORS
 from tests.support.patience import until

@@ -11,8 +11,8 @@ import pytest
 
 from bench.lean import method
 from tallymark.wire.amqp091.frames import HEARTBEAT_FRAME
+from tallymark.wire.line import SHARE
 from tallymark.wire.nsq.commands import identify, pub, rdy, sub
-from tallymark.wire.share import SHARE
 from tests.server.lines import DOORS
 from tests.server.nsqd import Client as NsqClient
 from tests.server.nsqd import topic
@@ -92,13 +92,13 @@ def test_shares_change_nothing_but_when(steps: int) -> None:
     data = b"  V2SUB t c\n" + b"".join(rdy(n) + pub("t", b"%d" % n) for n in range(50))
     server.feed(data)
     shares = 1
-    while server.connection.is_spent:
+    while server.connection.line.is_spent():
         server.feed(b"")
         shares += 1
     whole = NsqWire(NsqLimits())
     whole.feed(data)
     assert [type(event) for event in server.events] == [type(event) for event in whole.events]
-    assert server.connection.take_output() == whole.connection.take_output()
+    assert server.connection.take_output(0) == whole.connection.take_output(0)
     assert shares > 100 // steps
 
 

@@ -151,7 +151,7 @@ def running(
     server.feed(handshake(*channels, frame_max=frame_max, heartbeat=heartbeat), now_ms=now_ms)
     assert server.connection.state is State.RUNNING
     server.events.clear()
-    server.connection.out.clear()
+    server.connection.line.out.clear()
     return server
 
 

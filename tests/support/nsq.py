@@ -96,7 +96,7 @@ class Server:
 
     def sent(self) -> list[tuple[int, bytes]]:
         """Take the frames written so far: (type, data)."""
-        frames, rest = split_frames(b"".join(self.connection.take_output()))
+        frames, rest = split_frames(b"".join(self.connection.take_output(0)))
         assert rest == b""
         return frames
 

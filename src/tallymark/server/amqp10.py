@@ -10,7 +10,7 @@ from tallymark.bridge.amqp10.client import Settings
 from tallymark.server.access import audit
 from tallymark.server.config.settings import Config
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.share import SHARE
+from tallymark.wire.line import SHARE
 
 if TYPE_CHECKING:
     from tallymark.server.node import Node

@@ -1,7 +1,7 @@
 """Input that is worked on later: clients of which more was read than their share, in line.
 
 A round of the loop works for ROUND_NS on such input, however many clients have some, one share at a
-time [wire.share]; then the sockets of all others are read. So what a client with little to say
+time [wire.line]; then the sockets of all others are read. So what a client with little to say
 waits for is one round, and not a share of each of the many that flood the broker.
 """
 

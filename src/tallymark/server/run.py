@@ -59,8 +59,8 @@ from tallymark.server.nsq.service import NsqService, limits_of
 from tallymark.server.schedule import Make, add_tasks
 from tallymark.server.slow.policies import slow_policies
 from tallymark.wire.amqp091.limits import Limits
+from tallymark.wire.line import SHARE
 from tallymark.wire.nsq import kernel as nsq
-from tallymark.wire.share import SHARE
 
 STOPPED: Final = 0
 FAILED: Final = 1

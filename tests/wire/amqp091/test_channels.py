@@ -287,7 +287,7 @@ def test_channel_max_is_what_was_negotiated() -> None:
 def test_content_is_framed_for_the_negotiated_frame_max() -> None:
     server = running(1, frame_max=4096)
     server.connection.send_message(1, BasicGetOk(1, False, "", "q", 0), b"\0\0", b"x" * 10_000)
-    sizes = [len(part) for part in split(b"".join(server.connection.out))]
+    sizes = [len(part) for part in split(b"".join(server.connection.line.out))]
     assert sizes[1:] == [22, 4096, 4096, 10_000 - 2 * 4088 + 8]
 
 

@@ -178,13 +178,13 @@ def check(server: Server, events: list[Event], received: int) -> None:
     ends = [i for i, event in enumerate(events) if isinstance(event, PeerClosed)]
     assert ends in ([], [len(events) - 1])
     connection = server.connection
-    inbox = connection._inbox
+    inbox = connection.line.inbox
     assert inbox.waiting + len(inbox.data) <= received
-    assert connection._unfinished == sum(c.held() for c in connection._channels.values())
-    assert connection._unfinished <= LIMITS.max_unfinished_bytes
+    assert connection.line.unfinished == sum(c.held() for c in connection._channels.values())
+    assert connection.line.unfinished <= LIMITS.max_unfinished_bytes
     if connection.state in (State.CLOSED, State.CLOSING):
         assert not connection._channels
-    out = b"".join(connection.out)
+    out = b"".join(connection.line.out)
     pos = 8 if out.startswith(b"AMQP") else 0
     while pos < len(out):
         pos += frame_length(out, pos)
@@ -200,7 +200,7 @@ def run_case(raw: bytes, chunks: list[bytes]) -> None:
     parts.feed(*chunks)
     check(parts, parts.events, len(raw))
     assert flatten(parts.events) == flatten(whole.events)
-    assert b"".join(parts.connection.out) == b"".join(whole.connection.out)
+    assert b"".join(parts.connection.line.out) == b"".join(whole.connection.line.out)
 
 
 @longer

@@ -86,7 +86,7 @@ def test_older_versions_are_accepted_and_named(header: bytes, version: tuple[int
 def test_channel_open_ok_has_no_field_in_0_8() -> None:
     server = Server()
     server.feed(b"AMQP\x01\x01\x08\0" + handshake(1)[8:])
-    assert server.connection.out[-1] == frame(1, 1, b"\0\x14\0\x0b")
+    assert server.connection.line.out[-1] == frame(1, 1, b"\0\x14\0\x0b")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_other_headers_are_answered_with_ours_and_closed(header: bytes) -> None:
     server = Server()
     server.feed(header + b"more of it", b"and more")
     assert [type(event) for event in server.events] == [ProtocolFailure, PeerClosed]
-    assert server.connection.out == [PROTOCOL_HEADER]
+    assert server.connection.line.out == [PROTOCOL_HEADER]
     assert server.connection.state is State.CLOSED
 
 
@@ -223,7 +223,7 @@ def test_nothing_is_said_to_a_stranger_who_breaks_the_protocol(early: bytes) -> 
     assert len(server.connection.take_output(0)) == 1
     server.feed(early)
     assert [type(event) for event in server.events] == [Opening, ProtocolFailure, PeerClosed]
-    assert server.connection.out == []
+    assert server.connection.line.out == []
 
 
 def test_a_refused_login_can_be_told() -> None:
@@ -322,7 +322,7 @@ def test_update_secret_is_passed_on() -> None:
 def test_closing_before_there_is_anything_to_close() -> None:
     connection = Connection(Limits())
     connection.send_method(0, ConnectionClose(320, "shutdown"))
-    assert connection.out == []
+    assert connection.line.out == []
     assert isinstance(connection.next_event(), PeerClosed)
 
 
@@ -332,4 +332,4 @@ def test_nothing_but_the_handshake_is_sent_before_it_is_complete() -> None:
     connection.next_event()
     connection.send_method(0, ConnectionBlocked("disk"))
     connection.send_method(1, ChannelOpenOk())
-    assert connection.out == []
+    assert connection.line.out == []

@@ -15,7 +15,7 @@ def test_a_heartbeat_is_sent_after_half_an_interval_of_silence() -> None:
     connection = server.connection
     assert connection.next_deadline() == 6000
     connection.tick(5999)
-    assert connection.out == []
+    assert connection.line.out == []
     connection.tick(6000)
     assert connection.take_output(6000) == [HEARTBEAT_FRAME]
     assert connection.next_deadline() == 11_000
@@ -23,14 +23,14 @@ def test_a_heartbeat_is_sent_after_half_an_interval_of_silence() -> None:
 
 def test_other_output_puts_it_off() -> None:
     connection = running(heartbeat=10, now_ms=0).connection
-    connection.out.append(b"anything")
+    connection.line.out.append(b"anything")
     connection.take_output(4000)
     assert connection.next_deadline() == 9000
     connection.tick(5000)
-    assert connection.out == []
-    connection.out.append(b"about to be written")
+    assert connection.line.out == []
+    connection.line.out.append(b"about to be written")
     connection.tick(9000)
-    assert connection.out == [b"about to be written"]
+    assert connection.line.out == [b"about to be written"]
 
 
 def test_a_peer_is_dead_after_two_intervals_without_a_byte() -> None:
@@ -38,7 +38,7 @@ def test_a_peer_is_dead_after_two_intervals_without_a_byte() -> None:
     connection = server.connection
     server.feed(HEARTBEAT_FRAME, now_ms=15_000)
     assert server.events == []
-    connection.out.append(b"anything")
+    connection.line.out.append(b"anything")
     connection.take_output(34_000)
     assert connection.next_deadline() == 35_000
     connection.tick(34_999)
@@ -72,7 +72,7 @@ def test_without_heartbeats_there_is_nothing_to_wait_for() -> None:
     connection = running(heartbeat=0).connection
     assert connection.next_deadline() is None
     connection.tick(10**9)
-    assert connection.out == []
+    assert connection.line.out == []
     assert connection.next_event() is None
 
 

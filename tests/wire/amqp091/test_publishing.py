@@ -223,7 +223,7 @@ def test_unfinished_contents_of_all_channels_are_limited_together() -> None:
     failures = [event for event in server.events if isinstance(event, ProtocolFailure)]
     assert [failure.error.reply_code for failure in failures] == [506]
     assert "at most 250000 allowed" in failures[0].error.text
-    assert server.connection._unfinished == 0
+    assert server.connection.line.unfinished == 0
 
 
 def test_finished_and_dropped_contents_are_not_counted() -> None:
@@ -258,4 +258,4 @@ def test_an_idle_connection_keeps_no_read_buffer() -> None:
     server = running(1)
     server.feed(publish(1, b"x" * 1000) * 200)
     server.events.clear()
-    assert server.connection._inbox.data == b""
+    assert server.connection.line.inbox.data == b""

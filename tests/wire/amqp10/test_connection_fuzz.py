@@ -389,11 +389,11 @@ def check(owner: Owner, received: int, limits: Limits) -> None:
     ends = [i for i, event in enumerate(events) if isinstance(event, Ended)]
     assert ends in ([], [len(events) - 1])
     connection = owner.connection
-    assert connection._inbox.waiting + len(connection._inbox.data) <= received
+    assert connection.line.inbox.waiting + len(connection.line.inbox.data) <= received
     links = [link for session in connection.sessions for link in session.links]
     unfinished = [link.unfinished for link in links if isinstance(link, ReceiverLink)]
-    assert connection._unfinished == sum(unfinished)
-    assert connection._unfinished <= limits.max_unfinished_bytes or failed
+    assert connection.line.unfinished == sum(unfinished)
+    assert connection.line.unfinished <= limits.max_unfinished_bytes or failed
     if connection.state is not State.OPENED:
         assert connection.sessions == []
     for session in connection.sessions:

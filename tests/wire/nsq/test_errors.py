@@ -242,7 +242,7 @@ def test_an_error_waits_for_the_answers_before_it() -> None:
     failure = connection.next_event()
     assert isinstance(failure, ProtocolFailure)
     assert connection.next_event() is None
-    assert connection.out == []
+    assert connection.line.out == []
     connection.send_ok()
     connection.send_error(failure.error)
     connection.send_ok()

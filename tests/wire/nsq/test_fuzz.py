@@ -52,12 +52,12 @@ def run(limits: Limits, chunks: list[bytes], eager: bool) -> tuple[list[object],
         received += len(data)
         if eager:
             server.drain()
-            assert connection._inbox.size() <= max(LINE_MAX, 2000)
+            assert connection.line.inbox.size() <= max(LINE_MAX, 2000)
     server.drain()
-    assert connection._inbox.size() <= max(LINE_MAX, 2000)
+    assert connection.line.inbox.size() <= max(LINE_MAX, 2000)
     server.eof()
     check(server)
-    return list(flatten(server.events)), b"".join(connection.out)
+    return list(flatten(server.events)), b"".join(connection.line.out)
 
 
 def check(server: Server) -> None:
@@ -67,7 +67,7 @@ def check(server: Server) -> None:
     assert fatal in ([], [len(events) - 2])
     assert [i for i, e in enumerate(events) if isinstance(e, PeerClosed)] == [len(events) - 1]
     assert server.connection.state in (State.ENDED, State.CLOSED)
-    frames, rest = split_frames(b"".join(server.connection.out))
+    frames, rest = split_frames(b"".join(server.connection.line.out))
     assert rest == b""
     errors = [content for kind, content in frames if kind == ERROR]
     for text in errors:

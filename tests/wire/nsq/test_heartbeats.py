@@ -24,7 +24,7 @@ def test_nq_7_one_every_interval_traffic_or_not() -> None:
     assert connection.next_deadline() == 60_000
     server.feed(NOP, now_ms=30_001)
     connection.tick(61_000)
-    assert connection.take_output() == [HEARTBEAT_FRAME]
+    assert connection.take_output(0) == [HEARTBEAT_FRAME]
     assert connection.next_deadline() == 90_000  # the rhythm is kept
 
 
@@ -118,7 +118,7 @@ def test_a_failed_connection_waits_for_its_owner_only() -> None:
     assert connection.next_deadline() is None
     connection.tick(10_000_000)
     assert connection.next_event() is None
-    assert connection.out == []
+    assert connection.line.out == []
 
 
 def test_nops_are_work_like_everything_else() -> None:
@@ -126,7 +126,7 @@ def test_nops_are_work_like_everything_else() -> None:
     server = Server(Limits(steps=10))
     server.feed(b"  V2" + b"NOP\n" * 65_536)
     shares = 1
-    while server.connection.is_spent:
+    while server.connection.line.is_spent():
         server.feed(b"")
         shares += 1
     assert shares > 100

@@ -120,7 +120,7 @@ def test_large_bodies_in_small_reads_cost_their_size() -> None:
 def test_a_long_line_in_small_reads_is_joined_once() -> None:
     server = connected()
     line = b"PUB " + b"t" + b" x" * 8000 + b"\n"
-    inbox = server.connection._inbox
+    inbox = server.connection.line.inbox
     for i in range(len(line)):
         server.feed(line[i : i + 1])
         if 1 < i < len(line) - 1:

@@ -170,7 +170,7 @@ def test_who_is_far_ahead_of_our_answer_is_cut_off() -> None:
     assert flatten([connection.next_event() or 0]) == [  # type: ignore[list-item]
         ("CLOSED", "more than 1048576 bytes sent ahead of our answer", False)
     ]
-    assert connection._inbox.size() == 0
+    assert connection.line.inbox.size() == 0
 
 
 def test_what_is_answered_after_the_end_of_input_still_leaves() -> None:

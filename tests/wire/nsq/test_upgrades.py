@@ -41,7 +41,7 @@ def layers_of(connection: Connection) -> list[str]:
     found = []
     while (event := connection.next_event()) is not None:
         assert isinstance(event, UpgradeDue)
-        frames, _ = split_frames(b"".join(connection.take_output()))
+        frames, _ = split_frames(b"".join(connection.take_output(0)))
         found.append(f"{len(frames)} frame, {event.layer}")
         assert connection.state is State.UPGRADING
         connection.upgraded()
@@ -66,7 +66,7 @@ def test_nq_6_layers_in_their_order(asked: dict[str, bool], layers: list[str]) -
     assert connection.next_event() is None
     connection.send_identify()
     assert layers_of(connection) == [f"1 frame, {layer}" for layer in layers]
-    last = split_frames(b"".join(connection.take_output()))[0]
+    last = split_frames(b"".join(connection.take_output(0)))[0]
     assert len(last) == 1
     assert (last[0] == (0, b"OK")) == bool(layers)
     assert connection.layers == layers
@@ -313,7 +313,7 @@ def test_a_whole_conversation_inside(
     assert connection.next_event() is not None
     connection.send_identify()
     assert connection.next_event() is not None
-    assert len(connection.take_output()) == 1
+    assert len(connection.take_output(0)) == 1
     connection.upgraded()
     bodies = [b"x" * size for size in (1, 1000, 1_000_000)]
     found = []
@@ -325,5 +325,5 @@ def test_a_whole_conversation_inside(
                 found += bodies_of(event)  # type: ignore[arg-type]
                 connection.send_ok()
     assert found == bodies
-    client_in.feed(server_out.encode(b"".join(connection.take_output())))
+    client_in.feed(server_out.encode(b"".join(connection.take_output(0))))
     assert split_frames(read_all(client_in))[0] == [(0, b"OK")] * 4

@@ -244,11 +244,11 @@ class Amqp091(AmqpBridge):
 
     @property
     def lacks_room(self) -> bool:
-        return self.wire.content_bytes > self.room
+        return self.wire.line.content_bytes > self.room
 
     @property
     def input_bytes(self) -> int:
-        return self.wire.kept_bytes
+        return self.wire.line.kept_bytes()
 
     @property
     def output_bytes(self) -> int:
@@ -257,8 +257,8 @@ class Amqp091(AmqpBridge):
     def eof(self) -> None:
         """Handle the end of the peer's input: the connection is lost unless it was closed."""
         if self.is_behind:
-            self.wire.abandon_input()
-            self.wire.content_bytes = 0
+            self.wire.line.inbox.clear()
+            self.wire.line.content_bytes = 0
         self.wire.receive_eof()
         self._handle_events()
 
@@ -283,8 +283,8 @@ class Amqp091(AmqpBridge):
         """Return the output to write now, in order. While some output waits for the disk, no
         messages are taken from queues for this connection: they would only wait behind it."""
         chunks = self._gate.take()
-        if self.wire.content_bytes:
-            self.wire.content_bytes = self._gate.held_bytes()
+        if self.wire.line.content_bytes:
+            self.wire.line.content_bytes = self._gate.held_bytes()
         connection = self.connection
         if connection is not None and connection.gated != self._gate.shut:
             connection.gated = self._gate.shut
@@ -407,12 +407,12 @@ class Amqp091(AmqpBridge):
             return
         recipient = consumer.handle
         if isinstance(recipient, StreamRecipient):
-            self.wire.out.append(recipient.encode(effect.slice, effect.first_tag))
+            self.wire.line.out.append(recipient.encode(effect.slice, effect.first_tag))
             return
         assert isinstance(recipient, Recipient)
         if effect.waits:
             self._gate.shut_for(self.broker)
-        self.wire.out.append(
+        self.wire.line.out.append(
             recipient.encode(effect.slice, effect.first_tag, consumer.queue.shows_counts)
         )
 
@@ -493,7 +493,7 @@ class Amqp091(AmqpBridge):
 
     def _handle_events(self) -> None:
         wire = self.wire
-        if wire.content_bytes > self.room and not wire.is_over:
+        if wire.line.content_bytes > self.room and not wire.is_over:
             self.is_behind = True
             return
         event = wire.next_event()
@@ -526,11 +526,11 @@ class Amqp091(AmqpBridge):
                 self._method(event.channel, event.method)
             else:
                 self._other_event(event)
-            if wire.content_bytes > self.room and not wire.is_over:
+            if wire.line.content_bytes > self.room and not wire.is_over:
                 self.is_behind = True
                 return
             event = wire.next_event()
-        self.is_behind = wire.is_spent
+        self.is_behind = wire.line.is_spent()
 
     def _other_event(self, event: Event) -> None:
         if isinstance(event, Opening):

@@ -255,8 +255,8 @@ def return_messages(
     channel.returned += hi - lo
     wire = channel.client.wire
     returned = b"".join(parts)
-    wire.content_bytes += len(returned)
-    wire.out.append(returned)
+    wire.line.content_bytes += len(returned)
+    wire.line.out.append(returned)
 
 
 @final
@@ -300,7 +300,7 @@ class ReplyRecipient(ReplyConsumer):
         if not client.takes_reply(len(message)):
             return
         template = Template(channel.number, self.tag.encode(), route)
-        client.wire.out.append(
+        client.wire.line.out.append(
             template.prefix + channel.session.next_tag.to_bytes(8, "big") + template.fresh
             + content_for(channel, message, method_size, largest_frame)
         )  # fmt: skip

@@ -156,7 +156,7 @@ class Amqp10(AmqpBridge):
 
     @property
     def input_bytes(self) -> int:
-        return self.wire.kept_bytes
+        return self.wire.line.kept_bytes()
 
     def receive(self, data: bytes, now_ms: int, wall_ms: int) -> None:
         """Process input. now_ms: monotonic; wall_ms: since 1970, the messages' arrival."""
@@ -432,7 +432,7 @@ class Amqp10(AmqpBridge):
             elif not self._event_of_link(event) and not self._event_of_session(event):
                 self._event_of_connection(event)
             event = wire.next_event()
-        self.is_behind = wire.is_spent
+        self.is_behind = wire.line.is_spent()
         client = self.client
         if client is not None:
             for session in client.sessions:

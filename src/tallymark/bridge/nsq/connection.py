@@ -203,7 +203,7 @@ class Nsq(Bridge):
 
     @property
     def input_bytes(self) -> int:
-        return self.wire.kept_bytes
+        return self.wire.line.kept_bytes()
 
     @property
     def output_bytes(self) -> int:
@@ -271,7 +271,7 @@ class Nsq(Bridge):
         return chunks
 
     def said(self) -> list[bytes]:
-        out = self.wire.take_output()
+        out = self.wire.take_output(self._now_ms)
         consumer = self.consumer
         at_once = bool(out) or consumer is None or consumer.unacked >= consumer.limit
         messages = self._messages.take(self._now_ms, at_once)
@@ -440,7 +440,7 @@ class Nsq(Bridge):
         while not self._is_held():
             event = wire.next_event()
             if event is None:
-                self.is_behind = wire.is_spent
+                self.is_behind = wire.line.is_spent()
                 return
             self._handle(event)
 

@@ -33,9 +33,9 @@ from tallymark.server.nsq.stats import (
     Latencies,
     Stats,
 )
+from tallymark.wire.line import SHARE
 from tallymark.wire.nsq.limits import Limits
 from tallymark.wire.nsq.states import State
-from tallymark.wire.share import SHARE
 
 if TYPE_CHECKING:
     from tallymark.server.nsq.http import NsqHttp

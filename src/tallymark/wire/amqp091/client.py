@@ -54,7 +54,6 @@ from tallymark.wire.amqp091.frames import (
     content_frames,
     frame,
 )
-from tallymark.wire.amqp091.heartbeat import Heartbeat
 from tallymark.wire.amqp091.layouts import decode_method, encode_method, layout_of
 from tallymark.wire.amqp091.limits import INITIAL_FRAME_MAX, Limits
 from tallymark.wire.amqp091.methods import (
@@ -70,7 +69,7 @@ from tallymark.wire.amqp091.methods import (
     Method,
 )
 from tallymark.wire.amqp091.trace import line
-from tallymark.wire.inbox import Inbox
+from tallymark.wire.line import ALL, IN_TIME, LATE, NEVER, Line
 
 CLOSING_TIMEOUT_MS: Final = 10_000
 """Time-out for the server's answer to connection.close, ms."""
@@ -100,26 +99,23 @@ class ClientConnection:
 
     __slots__ = (
         "_channels",
-        "_deadline_ms",
-        "_eof",
+        "_end_reason",
         "_events",
         "_free",
         "_frame_limit",
-        "_heartbeat",
-        "_inbox",
-        "_now_ms",
-        "_out",
         "_state",
         "_trace",
         "channel_max",
         "frame_max",
         "limits",
+        "line",
     )
 
     def __init__(self, limits: Limits, trace: Callable[[str], None] | None = None) -> None:
         """limits: handshake_timeout_ms, and max_message_bytes for received messages (0: no limit).
         channel_max, frame_max and heartbeat_s are proposals; the server may lower the first two."""
         self.limits = limits
+        self.line = Line(HEAD, HEARTBEAT_FRAME, ALL, limits.handshake_timeout_ms, 0)
         self.channel_max = limits.channel_max or CHANNEL_LIMIT
         """Negotiated channel-max; our own before tune."""
         self.frame_max = limits.frame_max
@@ -129,13 +125,8 @@ class ClientConnection:
         self._channels: dict[int, ClientChannel] = {}
         self._free = 1  # no number below it is free
         self._events: deque[Event] = deque()
-        self._out: list[bytes] = []
-        self._inbox = Inbox(HEAD)
-        self._eof: str | None = None
+        self._end_reason = ""  # of the end of input
         self._frame_limit = INITIAL_FRAME_MAX  # payload bytes
-        self._now_ms = -1
-        self._deadline_ms = -1  # of the handshake or of the close; -1: none
-        self._heartbeat = Heartbeat(0, 0)
 
     @property
     def state(self) -> ClientState:
@@ -149,32 +140,31 @@ class ClientConnection:
 
     def start(self, now_ms: int) -> None:
         """Begin the handshake; the transport is connected."""
-        self._start_clock(now_ms)
-        self._out.append(PROTOCOL_HEADER)
+        self.line.start(now_ms)
+        self.line.out.append(PROTOCOL_HEADER)
         self._state = ClientState.GREETED
 
     def receive_data(self, data: bytes, now_ms: int) -> None:
         """Add received bytes; call next_event for their meaning."""
-        self._start_clock(now_ms)
-        self._heartbeat.received_ms = now_ms
-        if self._state is not ClientState.CLOSED and data:
-            self._inbox.add(data)
+        self.line.receive(data, now_ms)
 
     def receive_end(self, reason: str) -> None:
         """Note the end of input: the server closed its side (""), or the error of the transport.
         PeerClosed follows the events of earlier input."""
-        self._eof = reason or "the server closed the connection without a word"
+        self.line.is_ended = True
+        self._end_reason = reason or "the server closed the connection without a word"
 
     def next_event(self) -> Event | None:
         """Return the next event; None: more bytes or more time is needed. Never raises."""
         events = self._events
+        line = self.line
         while not events:
             if self._state is ClientState.CLOSED:
                 return None
-            if not self._inbox.gather():
-                if self._eof is None:
+            if not line.inbox.gather():
+                if not line.is_ended:
                     return None
-                self._end(self._eof, False)
+                self._end(self._end_reason, False)
                 continue
             try:
                 self._parse()
@@ -184,7 +174,7 @@ class ClientConnection:
 
     def _parse(self) -> None:
         """Process one frame, or set the bytes that the inbox needs."""
-        inbox = self._inbox
+        inbox = self.line.inbox
         data = inbox.data
         pos = inbox.pos
         if self._state is ClientState.GREETED and data.startswith(b"AMQP", pos):
@@ -231,7 +221,7 @@ class ClientConnection:
             if after is None:
                 raise _unexpected(method, f"in connection state {self._state.value}")
             if isinstance(method, ConnectionOpenOk):
-                self._deadline_ms = -1
+                self.line.deadline_ms = NEVER
             self._state = after
             self._events.append(MethodReceived(0, method))
 
@@ -328,55 +318,37 @@ class ClientConnection:
         if self._state is not ClientState.CLOSED:
             self._state = ClientState.CLOSED
             self._channels.clear()
-            self._inbox.clear()
-            self._deadline_ms = -1
+            self.line.stop_listening()
+            self.line.deadline_ms = NEVER
             self._events.append(PeerClosed(reason, clean))
 
     # Time
 
-    def _start_clock(self, now_ms: int) -> None:
-        if self._now_ms < 0:
-            self._heartbeat = Heartbeat(0, now_ms)
-            self._deadline_ms = now_ms + self.limits.handshake_timeout_ms
-        self._now_ms = now_ms
-
     def next_deadline(self) -> int | None:
         """Return when tick is due; None: never."""
-        if self._state is ClientState.CLOSED or self._now_ms < 0:
+        if self._state is ClientState.CLOSED or self.line.now_ms < 0:
             return None
-        deadline = self._heartbeat.next_deadline()
-        if self._deadline_ms >= 0 and (deadline is None or self._deadline_ms < deadline):
-            return self._deadline_ms
-        return deadline
+        return self.line.next_deadline(True)
 
     def tick(self, now_ms: int) -> None:
         """Send a due heartbeat, and detect a server that is dead or too slow (PeerClosed)."""
-        self._start_clock(now_ms)
-        if self._state is ClientState.CLOSED:
+        line = self.line
+        found = line.tick(now_ms, False, self._state is not ClientState.CLOSED)
+        if found == IN_TIME or self._state is ClientState.CLOSED:
             return
-        if 0 <= self._deadline_ms <= now_ms:
-            if self._state is ClientState.CLOSING:
-                self._end(f"no connection.close-ok within {CLOSING_TIMEOUT_MS} ms", False)
-            else:
-                after_ms = self.limits.handshake_timeout_ms
-                self._end(f"handshake not complete after {after_ms} ms", False)
-        elif self._heartbeat.is_missed(now_ms):
-            silent_s = 2 * self._heartbeat.interval_ms // 1000
-            self._end(f"nothing came from the server for {silent_s} s", False)
-        elif self._heartbeat.is_due(now_ms):
-            if not self._out:
-                self._out.append(HEARTBEAT_FRAME)
-            self._heartbeat.sent_ms = now_ms
+        if found != LATE:
+            self._end(f"nothing came from the server for {line.silence_ms // 1000} s", False)
+        elif self._state is ClientState.CLOSING:
+            self._end(f"no connection.close-ok within {CLOSING_TIMEOUT_MS} ms", False)
+        else:
+            after_ms = self.limits.handshake_timeout_ms
+            self._end(f"handshake not complete after {after_ms} ms", False)
 
     # Output
 
     def take_output(self, now_ms: int) -> list[bytes]:
-        """Take the output to write. It counts as sent now, which delays the next heartbeat."""
-        out = self._out
-        if out:
-            self._out = []
-            self._heartbeat.sent_ms = now_ms
-        return out
+        """Take the output to write; see Line.take."""
+        return self.line.take(now_ms)
 
     def send_handshake(self, method: Method) -> None:
         """Send the next step of the handshake: start-ok, secure-ok, open. Raises ValueError out of
@@ -398,7 +370,8 @@ class ClientConnection:
         # around the largest message is the largest there can be.
         self._frame_limit = self.frame_max or max(limits.max_message_bytes, 1 << 31)
         self.send_handshake(ConnectionTuneOk(channels, self.frame_max, limits.heartbeat_s))
-        self._heartbeat = Heartbeat(limits.heartbeat_s, self._now_ms)
+        interval_ms = limits.heartbeat_s * 1000
+        self.line.set_heartbeats(interval_ms // 2, 2 * interval_ms)
 
     def open_channel(self) -> ClientChannel:
         """Open a channel with the lowest free number. Methods may be sent on it at once. Raises
@@ -442,7 +415,7 @@ class ClientConnection:
             )
         number = channel.number
         self._write(number, method, len(body))
-        self._out.append(content_frames(number, section, body, self.frame_max))
+        self.line.out.append(content_frames(number, section, body, self.frame_max))
 
     def _may_send(self, channel: ClientChannel) -> bool:
         return (
@@ -456,12 +429,12 @@ class ClientConnection:
             self._write(0, ConnectionClose(200, "closed by the application"))
             self._channels.clear()
             self._state = ClientState.CLOSING
-            self._deadline_ms = self._now_ms + CLOSING_TIMEOUT_MS
+            self.line.set_deadline(CLOSING_TIMEOUT_MS)
         elif self._state is not ClientState.CLOSING:
             self._end("closed before it was open", True)
 
     def _write(self, number: int, method: Method, content: int = -1) -> None:
-        self._out.append(frame(METHOD, number, encode_method(method)))
+        self.line.out.append(frame(METHOD, number, encode_method(method)))
         self._show(True, number, method, content)
 
     def _show(self, sent: bool, number: int, method: Method, content: int = -1) -> None:

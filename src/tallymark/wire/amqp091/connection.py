@@ -48,7 +48,6 @@ from tallymark.wire.amqp091.frames import (
     frame,
     snippet,
 )
-from tallymark.wire.amqp091.heartbeat import Heartbeat
 from tallymark.wire.amqp091.kernel import (
     publish_needs,
     scan_acks,
@@ -79,7 +78,7 @@ from tallymark.wire.amqp091.states import (
     ChannelState,
     State,
 )
-from tallymark.wire.inbox import Inbox
+from tallymark.wire.line import DEAF_TIMEOUT_MS, IN_TIME, LATE, NEVER, Line
 
 __all__ = ["Connection", "Limits"]
 
@@ -89,11 +88,6 @@ _CHANNEL_CLOSE_OK: Final = 20 << 16 | 41
 _CONNECTION_CLOSE: Final = 10 << 16 | 50
 _CONNECTION_CLOSE_OK: Final = 10 << 16 | 51
 
-CLOSING_TIMEOUT_MS: Final = 30_000
-"""Time-out for the peer's answer to connection.close, ms [rabbitmq closing timeout]."""
-DEAF_TIMEOUT_MS: Final = 3_000
-"""Time-out for that answer if frame boundaries were lost, so that it could not be recognized,
-ms."""
 UNLIMITED_FRAME_MIN: Final = 131_072
 """Payload bytes that always fit a frame when no frame-max was negotiated."""
 EARLY_MAX: Final = 65_536
@@ -116,112 +110,71 @@ class Connection:
 
     __slots__ = (
         "_channels",
-        "_deadline_ms",
-        "_eof",
         "_events",
         "_frame_limit",
-        "_heartbeat",
-        "_inbox",
-        "_is_deaf",
         "_known",
-        "_now_ms",
         "_state",
-        "_steps",
-        "_unfinished",
         "channel_max",
-        "content_bytes",
         "frame_max",
         "limits",
-        "out",
+        "line",
         "version",
     )
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.out: list[bytes] = []
-        """Output to write, in order. The owner takes it and clears the list, or calls
-        take_output."""
+        self.line = Line(8, HEARTBEAT_FRAME, limits.steps, limits.handshake_timeout_ms, EARLY_MAX)
         self.channel_max = limits.channel_max
         """Negotiated channel-max; our own before tune-ok."""
         self.frame_max = limits.frame_max
         """Negotiated frame-max in bytes, 0: no limit; our own before tune-ok."""
-        self.content_bytes = 0
-        """Bytes of messages put into `out` in answer to the peer's input (basic.get, returns) since
-        the owner set this to 0: a small input can request very many."""
         self.version = (0, 9, 1)
         self._state = State.HEADER
-        self._is_deaf = False
         self._channels: dict[int, Channel] = {}
         self._events: deque[Event] = deque()
         self._known: dict[bytes, bytes] = {}
-        self._unfinished = 0  # bytes of incomplete contents
-        self._inbox = Inbox(8)
-        self._eof = False
-        self._steps = self.limits.steps
         self._frame_limit = INITIAL_FRAME_MAX  # payload bytes
-        self._now_ms = -1
-        self._deadline_ms = -1  # of the handshake or of the close, -1: none
-        self._heartbeat = Heartbeat(0, 0)
 
     @property
     def state(self) -> State:
         return self._state
 
     @property
-    def kept_bytes(self) -> int:
-        """Bytes of received input that is not processed: incomplete frames and unfinished
-        contents."""
-        return self._inbox.size() + self._unfinished
-
-    @property
-    def is_spent(self) -> bool:
-        """Return whether next_event returned None because its share of work is done: call
-        receive_data."""
-        return self._steps <= 0
-
-    @property
     def is_over(self) -> bool:
         """Return whether the connection is ending, by either side: input has no effect."""
         return self._state in OVER
-
-    def abandon_input(self) -> None:
-        """Drop unprocessed input: the peer is gone and cannot be answered."""
-        self._inbox.clear()
 
     # Input
 
     def receive_data(self, data: bytes, now_ms: int) -> None:
         """Add received bytes, or continue with earlier ones. Never raises; call next_event for
         their meaning. O(1)."""
-        self._start_clock(now_ms)
-        self._steps = self.limits.steps
-        self._heartbeat.received_ms = now_ms
-        if self._is_deaf or self._state is State.CLOSED or not data:
-            return
-        self._inbox.add(data)
-        if self._state in OUR_TURN and self._inbox.waiting > EARLY_MAX:
-            ahead = f"{self._inbox.waiting} bytes sent ahead of our answer"
+        line = self.line
+        line.receive(data, now_ms)
+        if self._state in OUR_TURN and line.is_early():
+            ahead = f"{line.inbox.waiting} bytes sent ahead of our answer"
             self._fail(WireError(RESOURCE_ERROR, f"{ahead}, at most {EARLY_MAX} expected"))
             self._stop_listening()
 
     def receive_eof(self) -> None:
         """Note the end of the peer's input. PeerClosed follows the events of earlier input."""
-        self._eof = True
+        self.line.is_ended = True
 
     def next_event(self) -> Event | None:
         """Return the next event; None: more bytes or more time is needed. Never raises."""
         events = self._events
+        line = self.line
         while not events:
             if self._state is State.CLOSED:
                 return None
-            if self._state in OUR_TURN or not self._inbox.gather():
-                if not self._eof:
+            if self._state in OUR_TURN or not line.inbox.gather():
+                if not line.is_ended:
                     return None
                 self._end("closed by the peer without a closing handshake", False)
                 continue
-            if self._steps <= 0 and not self._eof:
+            if line.steps <= 0 and not line.is_ended:
                 return None
-            self._steps -= 1
+            line.steps -= 1
             try:
                 self._parse()
             except WireError as error:
@@ -233,7 +186,7 @@ class Connection:
         if self._state is State.HEADER:
             self._read_protocol_header()
             return
-        inbox = self._inbox
+        inbox = self.line.inbox
         data = inbox.data
         pos = inbox.pos
         end = len(data)
@@ -268,7 +221,7 @@ class Connection:
     def _scan(self, channel: Channel, method_id: int) -> bool:
         """Try the fast paths. False: no complete publish or ack is next; the frame must be read
         singly."""
-        inbox = self._inbox
+        inbox = self.line.inbox
         data = inbox.data
         pos = inbox.pos
         end = len(data)
@@ -292,12 +245,12 @@ class Connection:
         return need > 0
 
     def _read_protocol_header(self) -> None:
-        inbox = self._inbox
+        inbox = self.line.inbox
         header = inbox.data[inbox.pos : inbox.pos + 8]
         inbox.advance(inbox.pos + 8, HEAD)
         version = VERSIONS.get(header)
         if version is None:
-            self.out.append(PROTOCOL_HEADER)
+            self.line.out.append(PROTOCOL_HEADER)
             self._stop_listening()
             raise WireError(
                 FRAME_ERROR, f"protocol header {header!r}, expected {PROTOCOL_HEADER!r}"
@@ -358,7 +311,8 @@ class Connection:
         # frames have no limit, one around the largest body is the largest there can be.
         most = max(self.limits.max_message_bytes, UNLIMITED_FRAME_MIN)
         self._frame_limit = method.frame_max or most
-        self._heartbeat = Heartbeat(method.heartbeat, self._now_ms)
+        interval_ms = method.heartbeat * 1000
+        self.line.set_heartbeats(interval_ms // 2, 2 * interval_ms)
 
     def _frame_of_channel(self, kind: int, number: int, whole: bytes) -> None:
         if number > self.channel_max:
@@ -382,12 +336,13 @@ class Connection:
                 self._events.append(event)
 
     def _count_unfinished(self, change: int) -> None:
-        self._unfinished += change
+        line = self.line
+        line.unfinished += change
         most = self.limits.unfinished_bytes()
-        if change > 0 and self._unfinished > most:
+        if change > 0 and line.unfinished > most:
             raise WireError(
                 RESOURCE_ERROR,
-                f"unfinished contents of {self._unfinished} bytes on all channels together, "
+                f"unfinished contents of {line.unfinished} bytes on all channels together, "
                 f"at most {most} allowed",
             )
 
@@ -409,7 +364,7 @@ class Connection:
             return
         method_id = int.from_bytes(whole[7:11], "big")
         if method_id == _CHANNEL_CLOSE:
-            self.out.append(frame(METHOD, channel.number, encode_method(ChannelCloseOk())))
+            self.line.out.append(frame(METHOD, channel.number, encode_method(ChannelCloseOk())))
             if channel.state is ChannelState.FAILED:
                 del self._channels[channel.number]
                 self._events.append(MethodReceived(channel.number, ChannelCloseOk()))
@@ -420,7 +375,7 @@ class Connection:
     def _drop_channels(self) -> None:
         self._channels.clear()
         self._known.clear()
-        self._unfinished = 0
+        self.line.unfinished = 0
 
     # Endings
 
@@ -434,23 +389,22 @@ class Connection:
         error.scope = CONNECTION
         self._events.append(ProtocolFailure(0, error))
         if may_answer:
-            self._set_deadline(DEAF_TIMEOUT_MS if self._is_deaf else CLOSING_TIMEOUT_MS)
+            self.line.await_close()
         else:
             self._end(f"not answered: {error}", False)
 
     def _stop_listening(self) -> None:
         """Discard all further input, because frame boundaries are unknown."""
-        self._is_deaf = True
-        self._inbox.clear()
+        self.line.stop_listening()
         if self._state is State.CLOSING:
-            self._set_deadline(DEAF_TIMEOUT_MS)
+            self.line.set_deadline(DEAF_TIMEOUT_MS)
 
     def _frame_when_over(self, kind: int, number: int, whole: bytes) -> None:
         if kind != METHOD or number or len(whole) < 4 + OVERHEAD:
             return
         method_id = int.from_bytes(whole[7:11], "big")
         if method_id == _CONNECTION_CLOSE and self._state is not State.PEER_CLOSING:
-            self.out.append(frame(METHOD, 0, encode_method(ConnectionCloseOk())))
+            self.line.out.append(frame(METHOD, 0, encode_method(ConnectionCloseOk())))
             if self._state is State.FAILED:
                 self._end("connection.close", True)
         elif method_id == _CONNECTION_CLOSE_OK and self._state is State.CLOSING:
@@ -463,66 +417,38 @@ class Connection:
         self._state = State.CLOSED
         self._drop_channels()
         self._stop_listening()
-        self._deadline_ms = -1
+        self.line.deadline_ms = NEVER
         self._events.append(PeerClosed(reason, clean))
 
     # Time
 
-    def _start_clock(self, now_ms: int) -> None:
-        if self._now_ms < 0:
-            self._heartbeat = Heartbeat(0, now_ms)
-            self._deadline_ms = now_ms + self.limits.handshake_timeout_ms
-        self._now_ms = now_ms
-
-    def _set_deadline(self, after_ms: int) -> None:
-        self._deadline_ms = self._now_ms + after_ms
-
     def next_deadline(self) -> int | None:
-        """Return when tick is due; None: never. 0 before the first tick or byte, so that the
-        handshake's time-out begins at once."""
-        if self._now_ms < 0:
-            return 0
+        """Return when tick is due; None: never."""
         if self._state is State.CLOSED:
             return None
-        deadline = self._heartbeat.next_deadline() if self._state not in OVER else None
-        if self._deadline_ms >= 0 and (deadline is None or self._deadline_ms < deadline):
-            return self._deadline_ms
-        return deadline
+        return self.line.next_deadline(self._state not in OVER)
 
     def tick(self, now_ms: int) -> None:
         """Send a due heartbeat, and detect a peer that is dead or too slow (PeerClosed)."""
-        self._start_clock(now_ms)
-        if self._state is State.CLOSED:
+        line = self.line
+        is_over = self._state in OVER
+        found = line.tick(now_ms, self._state in OUR_TURN, not is_over)
+        if found == IN_TIME or self._state is State.CLOSED:
             return
-        if 0 <= self._deadline_ms <= now_ms and self._state in OUR_TURN:
-            self._set_deadline(self.limits.handshake_timeout_ms)  # time we took does not count
-        if 0 <= self._deadline_ms <= now_ms:
-            if self._state in OVER:
-                self._end("no connection.close-ok in time", False)
-            else:
-                self._end(
-                    f"handshake not complete after {self.limits.handshake_timeout_ms} ms", False
-                )
-            return
-        if self._state in OVER:
-            return
-        if self._heartbeat.is_missed(now_ms):
-            interval_s = self._heartbeat.interval_ms // 1000
+        if found != LATE:
+            interval_s = line.silence_ms // 2000
             self._end(f"missed heartbeats from client, timeout: {interval_s}s", False)
-        elif self._heartbeat.is_due(now_ms):
-            if not self.out:
-                self.out.append(HEARTBEAT_FRAME)
-            self._heartbeat.sent_ms = now_ms
+        elif is_over:
+            self._end("no connection.close-ok in time", False)
+        else:
+            after_ms = self.limits.handshake_timeout_ms
+            self._end(f"handshake not complete after {after_ms} ms", False)
 
     # Output
 
     def take_output(self, now_ms: int) -> list[bytes]:
-        """Take the output to write. It counts as sent now, which delays the next heartbeat."""
-        out = self.out
-        if out:
-            self.out = []
-            self._heartbeat.sent_ms = now_ms
-        return out
+        """Take the output to write; see Line.take."""
+        return self.line.take(now_ms)
 
     def send_start(
         self, server_properties: dict[str, object], mechanisms: bytes, locales: bytes = b"en_US"
@@ -556,7 +482,7 @@ class Connection:
         payload = encode_method(method)
         if self.version[0] == 8 and isinstance(method, ChannelOpenOk):
             payload = payload[:4]  # has no fields there
-        self.out.append(frame(METHOD, channel, payload))
+        self.line.out.append(frame(METHOD, channel, payload))
 
     def _send_on_channel(self, number: int, method: Method) -> bool:
         channel = self._channels.get(number)
@@ -566,7 +492,7 @@ class Connection:
             if channel.state is ChannelState.CLOSING:
                 return False
             channel.state = ChannelState.CLOSING
-            self._unfinished -= channel.held()
+            self.line.unfinished -= channel.held()
             channel.content = None
             return True
         return channel.state is ChannelState.OPEN
@@ -590,14 +516,14 @@ class Connection:
             self._end("connection.close", True)
         else:
             if isinstance(method, ConnectionOpenOk):
-                self._deadline_ms = -1
+                self.line.deadline_ms = NEVER
             self._state = after
         return True
 
     def _close_state(self) -> None:
         self._state = State.CLOSING
         self._drop_channels()
-        self._set_deadline(DEAF_TIMEOUT_MS if self._is_deaf else CLOSING_TIMEOUT_MS)
+        self.line.await_close()
 
     def send_close(self, channel: int, error: WireError) -> None:
         """Close the channel, or the connection if `error.scope` says so (channel 0: the
@@ -624,10 +550,10 @@ class Connection:
         known = self._channels.get(channel)
         if known is not None and known.is_open() and self._state is State.RUNNING:
             self.send_method(channel, method)
-            self.out.append(header)
-            self.content_bytes += len(header) + len(body_frames)
+            self.line.out.append(header)
+            self.line.content_bytes += len(header) + len(body_frames)
             if body_frames:
-                self.out.append(body_frames)
+                self.line.out.append(body_frames)
 
     def send_message(self, channel: int, method: Method, properties: bytes, body: bytes) -> None:
         """Append a method and its content, framed for the negotiated frame-max. properties: a

@@ -9,7 +9,7 @@ from typing import Final, final
 from tallymark.wire.amqp091.errors import NOT_ALLOWED, WireError
 from tallymark.wire.amqp091.frames import FRAME_MIN
 from tallymark.wire.amqp091.methods import ConnectionTuneOk
-from tallymark.wire.share import ALL
+from tallymark.wire.line import ALL
 
 INITIAL_FRAME_MAX: Final = 8192
 """Maximum frame size in bytes before a frame-max is negotiated [rabbitmq initial_frame_max]."""
@@ -34,7 +34,7 @@ class Limits:
     """Maximum bytes of incomplete contents of all channels; more closes the publisher's connection.
     0: two messages of the largest size, and 1 MiB."""
     steps: int = ALL
-    """Number of steps of work at a time; beyond it `is_spent` is true [wire.share]."""
+    """Number of steps of work at a time; beyond it `Line.is_spent` is true [wire.line]."""
 
     def __post_init__(self) -> None:
         if self.frame_max and self.frame_max < FRAME_MIN:

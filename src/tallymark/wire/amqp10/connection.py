@@ -27,7 +27,7 @@ from tallymark.wire.amqp10.frames import (
     frame_head,
     sasl_frame,
 )
-from tallymark.wire.amqp10.lifecycle import Lifecycle
+from tallymark.wire.amqp10.lifecycle import EARLY_MAX, Lifecycle
 from tallymark.wire.amqp10.limits import Limits
 from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.performatives import (
@@ -62,9 +62,6 @@ from tallymark.wire.amqp10.states import (
     State,
 )
 
-EARLY_MAX: Final = 65_536
-"""Bytes accepted ahead while the peer waits for our answer; see Connection.wants_data."""
-
 _TRANSFER: Final = 0x14
 _DISPOSITION: Final = 0x15
 
@@ -86,8 +83,6 @@ class Connection(Lifecycle):
         "_known_transfers",
         "_remote",
         "_sessions",
-        "_steps",
-        "_unfinished",
         "context",
         "is_server",
         "mechanisms",
@@ -119,8 +114,6 @@ class Connection(Lifecycle):
         self._remote: dict[int, Session] = {}  # by the peer's
         self._known_transfers: dict[bytes, Shape] = {}
         self._known_dispositions: dict[bytes, Meaning] = {}
-        self._unfinished = 0  # bytes of deliveries under way
-        self._steps = self.limits.steps
 
     @property
     def sessions(self) -> list[Session]:
@@ -131,44 +124,27 @@ class Connection(Lifecycle):
     def wants_data(self) -> bool:
         """Return whether the owner should read on. If not, the peer is ahead of our answer (to
         SASL, to its open): up to EARLY_MAX bytes are accepted, then the connection ends."""
-        if self._steps <= 0:
-            return False
-        return self.state not in OUR_TURN or self._inbox.waiting < EARLY_MAX // 2
-
-    @property
-    def is_spent(self) -> bool:
-        """Return whether next_event returned None because its share of work is done: call
-        receive_data."""
-        return self._steps <= 0
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of received input that is not processed: incomplete frames and deliveries."""
-        return self._inbox.size() + self._unfinished
+        return self.line.wants_data(self.state in OUR_TURN)
 
     # Input
 
     def receive_data(self, data: bytes, now_ms: int) -> None:
         """Add received bytes, or continue with earlier ones. Never raises; call next_event for
         their meaning. O(1)."""
-        self._start_clock(now_ms)
-        self._steps = self.limits.steps
-        self._heartbeat.received_ms = now_ms
-        if self._is_deaf or not data:
-            return
-        if self._trace_in is not None:
+        line = self.line
+        line.receive(data, now_ms)
+        if self._trace_in is not None and data and not line.is_deaf:
             self._trace_in.add(data)
-        self._inbox.add(data)
-        if self.state in OUR_TURN and self._inbox.waiting > EARLY_MAX:
+        if self.state in OUR_TURN and line.is_early():
             self._fail(
                 errors.RESOURCE_LIMIT_EXCEEDED,
-                f"{self._inbox.waiting} bytes sent ahead of our answer, at most {EARLY_MAX} kept",
+                f"{line.inbox.waiting} bytes sent ahead of our answer, at most {EARLY_MAX} kept",
             )
             self._stop_listening()
 
     def receive_eof(self) -> None:
         """Note the end of the peer's input. Ended follows the events of earlier input."""
-        self._eof = True
+        self.line.is_ended = True
 
     def receive_broken(self, reason: str) -> None:
         """Note a failure of the transport: Ended follows the events found so far."""
@@ -183,17 +159,18 @@ class Connection(Lifecycle):
         """Return the next event; None: more bytes, an answer or more time is needed. Never
         raises."""
         events = self._events
+        line = self.line
         while not events:
             if self.state is State.END:
                 return None
-            if self.state in OUR_TURN or not self._inbox.gather():
-                if not self._eof:
+            if self.state in OUR_TURN or not line.inbox.gather():
+                if not line.is_ended:
                     return None
                 self._end("closed by the peer without a close", False)
                 continue
-            if self._steps <= 0 and not self._eof:
+            if line.steps <= 0 and not line.is_ended:
                 return None
-            self._steps -= 1
+            line.steps -= 1
             try:
                 self._parse()
             except DecodeError as error:
@@ -202,7 +179,7 @@ class Connection(Lifecycle):
 
     def _parse(self) -> None:
         """Process one frame, or a run of frames; or set the bytes that the inbox needs."""
-        inbox = self._inbox
+        inbox = self.line.inbox
         data = inbox.data
         pos = inbox.pos
         end = len(data)
@@ -245,7 +222,7 @@ class Connection(Lifecycle):
             found = scan_dispositions(data, pos, end, channel, self._known_dispositions)
             if found is None:
                 return False
-            self._inbox.advance(found.end, HEAD)
+            self.line.inbox.advance(found.end, HEAD)
             session.receive_disposition(
                 found.role, found.first, found.last, found.settled, found.state
             )
@@ -276,7 +253,7 @@ class Connection(Lifecycle):
         )
         if run is None:
             return False
-        self._inbox.advance(run.end, HEAD)
+        self.line.inbox.advance(run.end, HEAD)
         session.receive_run(link, run)
         return True
 
@@ -309,7 +286,7 @@ class Connection(Lifecycle):
     def start(self, sasl: bool) -> None:
         """Send a client's first bytes. With `sasl`, SaslReceived is next; without, call `open`."""
         self._send_moves(Input.SASL_HEADER if sasl else Input.HEADER)
-        self.out.append(SASL_HEADER if sasl else AMQP_HEADER)
+        self.line.out.append(SASL_HEADER if sasl else AMQP_HEADER)
 
     def _receive_header(self, header: bytes) -> None:
         if header == SASL_HEADER:
@@ -325,9 +302,9 @@ class Connection(Lifecycle):
             return
         self.state = after
         if self.is_server:
-            self.out.append(header)
+            self.line.out.append(header)
             if moved is Input.SASL_HEADER:
-                self.out.append(sasl_frame(SaslMechanisms(self.mechanisms).encode()))
+                self.line.out.append(sasl_frame(SaslMechanisms(self.mechanisms).encode()))
 
     def _is_header_wanted(self, moved: Input) -> bool:
         if not self.is_server or self.state is not State.START:
@@ -340,7 +317,7 @@ class Connection(Lifecycle):
         if self.is_server:
             if self.mechanisms and self.state is State.START:
                 wanted = SASL_HEADER
-            self.out.append(wanted)
+            self.line.out.append(wanted)
         elif self.state is State.SASL_HDR_SENT:
             wanted = SASL_HEADER
         self._end(f"protocol header {header!r}, expected {wanted!r}", False)
@@ -353,7 +330,7 @@ class Connection(Lifecycle):
         self._events.append(SaslReceived(frame))
         if isinstance(frame, SaslOutcome):
             if frame.code == OK:
-                self.out.append(AMQP_HEADER)
+                self.line.out.append(AMQP_HEADER)
             else:
                 self._end(f"not authenticated: sasl-code {frame.code}", False)
 
@@ -380,7 +357,7 @@ class Connection(Lifecycle):
     def _send_sasl(self, moved: Input, frame: SaslFrame) -> None:
         if self.state is not State.END:
             self._send_moves(moved)
-            self.out.append(sasl_frame(frame.encode()))
+            self.line.out.append(sasl_frame(frame.encode()))
 
     # Sessions
 
@@ -471,11 +448,12 @@ class Connection(Lifecycle):
 
     def count_unfinished(self, change: int) -> None:
         """Change the byte count of incomplete deliveries. Raises DecodeError above the limit."""
-        self._unfinished += change
+        line = self.line
+        line.unfinished += change
         most = self.limits.unfinished_bytes()
-        if change > 0 and 0 < most < self._unfinished:
+        if change > 0 and 0 < most < line.unfinished:
             raise DecodeError(
-                f"unfinished deliveries of {self._unfinished} bytes on all links together, "
+                f"unfinished deliveries of {line.unfinished} bytes on all links together, "
                 f"at most {most} allowed",
                 errors.RESOURCE_LIMIT_EXCEEDED,
             )

@@ -17,7 +17,6 @@ from tallymark.wire.amqp10.events import (
     OpenReceived,
 )
 from tallymark.wire.amqp10.frames import HEAD, HEARTBEAT, frame
-from tallymark.wire.amqp10.heartbeat import Heartbeat
 from tallymark.wire.amqp10.limits import FRAME_MIN, INITIAL_FRAME_MAX, Limits
 from tallymark.wire.amqp10.outcomes import Error
 from tallymark.wire.amqp10.performatives import Close, Open
@@ -33,12 +32,10 @@ from tallymark.wire.amqp10.states import (
     State,
 )
 from tallymark.wire.amqp10.trace import RECEIVED, SENT, Tracer
-from tallymark.wire.inbox import Inbox
+from tallymark.wire.line import CLOSING_TIMEOUT_MS, DEAF_TIMEOUT_MS, IN_TIME, LATE, NEVER, Line
 
-CLOSING_TIMEOUT_MS: Final = 30_000
-"""Time-out for the peer's answer to our close, ms."""
-DEAF_TIMEOUT_MS: Final = 3_000
-"""Time-out where the answer could not be recognized, or is unlikely, ms."""
+EARLY_MAX: Final = 65_536
+"""Bytes accepted ahead while the peer waits for our answer; see Connection.wants_data."""
 IDLE_TIME_OUT_MIN_MS: Final = 100
 """Smallest idle-time-out accepted from a peer, ms. A lower one ends the connection."""
 
@@ -47,20 +44,14 @@ class Lifecycle:
     """Base of `Connection`."""
 
     __slots__ = (
-        "_deadline_ms",
-        "_eof",
         "_events",
         "_frame_limit",
-        "_heartbeat",
-        "_inbox",
-        "_is_deaf",
-        "_now_ms",
         "_trace_in",
         "_trace_out",
         "channel_max",
         "limits",
+        "line",
         "max_frame_size",
-        "out",
         "remote_open",
         "state",
     )
@@ -68,8 +59,7 @@ class Lifecycle:
     def __init__(self, limits: Limits, trace: Callable[[str], None] | None) -> None:
         self.limits = limits
         self.state = State.START
-        self.out: list[bytes] = []
-        """Output to write, in order; take_output takes it and clears the list."""
+        self.line = Line(HEAD, HEARTBEAT, limits.steps, limits.handshake_timeout_ms, EARLY_MAX)
         self.remote_open: Open | None = None
         self.max_frame_size = FRAME_MIN
         """Largest frame that we send, bytes: the smaller of both sides' limits once the peer's open
@@ -77,13 +67,7 @@ class Lifecycle:
         self.channel_max = limits.channel_max
         """Smaller of both sides' channel-max."""
         self._events: deque[Event] = deque()
-        self._inbox = Inbox(HEAD)
         self._frame_limit = INITIAL_FRAME_MAX
-        self._is_deaf = False
-        self._eof = False
-        self._now_ms = -1
-        self._deadline_ms = -1  # of the handshake or of the close, -1: none
-        self._heartbeat = Heartbeat(0, 0, 0)
         self._trace_in = None if trace is None else Tracer(RECEIVED, trace)
         self._trace_out = None if trace is None else Tracer(SENT, trace)
 
@@ -104,7 +88,7 @@ class Lifecycle:
         open.idle_time_out = limits.idle_time_out_ms or None
         raw = frame(0, open.encode())
         self._send_moves(Input.OPEN)
-        self.out.append(raw)
+        self.line.out.append(raw)
         if self.state is State.OPENED:
             self._run()
 
@@ -137,10 +121,10 @@ class Lifecycle:
     def _run(self) -> None:
         """Enter the open state: both opens were exchanged."""
         assert self.remote_open is not None
-        self._deadline_ms = -1
+        self.line.deadline_ms = NEVER
         self._frame_limit = self.limits.max_frame_size
         wanted = self.remote_open.idle_time_out or 0
-        self._heartbeat = Heartbeat(self.limits.idle_time_out_ms, wanted, self._now_ms)
+        self.line.set_heartbeats(wanted // 2, 2 * self.limits.idle_time_out_ms)
 
     def close(self, error: Error | None = None) -> None:
         """Close, or answer CloseReceived; sessions and links are dropped. Nothing is sent to a peer
@@ -154,7 +138,7 @@ class Lifecycle:
             self._end("closed by the peer", True)
         else:
             self._drop_sessions()
-            self._set_deadline(DEAF_TIMEOUT_MS if self._is_deaf else CLOSING_TIMEOUT_MS)
+            self.line.await_close()
 
     def _send_close(self, error: Error | None) -> bool:
         """Send a close. False: none may be sent, since an open must precede it."""
@@ -168,7 +152,7 @@ class Lifecycle:
             self.state = after
         if error is not None and len(raw) > self.max_frame_size:
             raw = frame(0, Close(Error(error.condition)).encode())
-        self.out.append(raw)
+        self.line.out.append(raw)
         return True
 
     def _receive_close(self, close: Close) -> None:
@@ -180,7 +164,7 @@ class Lifecycle:
             self._drop_sessions()
             self._stop_listening()
             self._events.append(CloseReceived(close.error))
-            self._set_deadline(CLOSING_TIMEOUT_MS)
+            self.line.set_deadline(CLOSING_TIMEOUT_MS)
         else:
             error = close.error
             self._end("closed" if error is None else f"closed: {error.condition}", True)
@@ -202,7 +186,7 @@ class Lifecycle:
         is_said = self._send_close(error)
         self._events.append(ConnectionFailed(error))
         if is_said:
-            self._set_deadline(DEAF_TIMEOUT_MS if self._is_deaf else CLOSING_TIMEOUT_MS)
+            self.line.await_close()
         else:
             self._end(f"{condition}: {text}", False)
 
@@ -215,10 +199,9 @@ class Lifecycle:
 
     def _stop_listening(self) -> None:
         """Discard all further input: frame boundaries are unknown, or it has no effect any more."""
-        self._is_deaf = True
-        self._inbox.clear()
+        self.line.stop_listening()
         if self.state in CLOSING:
-            self._set_deadline(DEAF_TIMEOUT_MS)
+            self.line.set_deadline(DEAF_TIMEOUT_MS)
 
     def _end(self, reason: str, is_clean: bool) -> None:
         if self.state is State.END:
@@ -226,7 +209,7 @@ class Lifecycle:
         self.state = State.END
         self._drop_sessions()
         self._stop_listening()
-        self._deadline_ms = -1
+        self.line.deadline_ms = NEVER
         self._events.append(Ended(reason, is_clean))
 
     def emit(self, event: Event) -> None:
@@ -236,61 +219,40 @@ class Lifecycle:
 
     # Time
 
-    def _start_clock(self, now_ms: int) -> None:
-        if self._now_ms < 0:
-            self._heartbeat = Heartbeat(0, 0, now_ms)
-            self._deadline_ms = now_ms + self.limits.handshake_timeout_ms
-        self._now_ms = now_ms
-
-    def _set_deadline(self, after_ms: int) -> None:
-        self._deadline_ms = self._now_ms + after_ms
-
     def next_deadline(self) -> int | None:
-        """Return when tick is due; None: never. 0 before the first tick or byte, so that the
-        handshake's time-out begins at once."""
-        if self._now_ms < 0:
-            return 0
+        """Return when tick is due; None: never."""
         if self.state is State.END:
             return None
-        deadline = self._heartbeat.next_deadline() if self.state not in OVER else None
-        if self._deadline_ms >= 0 and (deadline is None or self._deadline_ms < deadline):
-            return self._deadline_ms
-        return deadline
+        return self.line.next_deadline(self.state not in OVER)
 
     def tick(self, now_ms: int) -> None:
-        """Send a due empty frame, and detect a peer that is dead or too slow."""
-        self._start_clock(now_ms)
-        if self.state is State.END:
+        """Send a due empty frame, and detect a peer that is dead or too slow.
+
+        We announce half of what we bear: the peer is dead when nothing came for twice the
+        idle-time-out that we announced [amqp-1.0 §2.4.5].
+        """
+        line = self.line
+        is_over = self.state in OVER
+        found = line.tick(now_ms, self.state in CHECKING, not is_over)
+        if found == IN_TIME or self.state is State.END:
             return
-        if 0 <= self._deadline_ms <= now_ms and self.state in CHECKING:
-            self._set_deadline(self.limits.handshake_timeout_ms)  # time we took does not count
-        elif 0 <= self._deadline_ms <= now_ms:
-            if self.state in OVER:
-                self._end("no close in time", False)
-            else:
-                self._end(f"not open after {self.limits.handshake_timeout_ms} ms", False)
-        elif self.state in OVER:
-            return
-        elif self._heartbeat.is_missed(now_ms):
-            silent_ms = now_ms - self._heartbeat.received_ms
+        if found != LATE:
+            silent_ms = now_ms - line.heard_ms
             self._fail(errors.RESOURCE_LIMIT_EXCEEDED, f"nothing received for {silent_ms} ms")
-            self._set_deadline(DEAF_TIMEOUT_MS)
-        elif self._heartbeat.is_due(now_ms):
-            if not self.out:
-                self.out.append(HEARTBEAT)
-            self._heartbeat.sent_ms = now_ms
+            line.set_deadline(DEAF_TIMEOUT_MS)
+        elif is_over:
+            self._end("no close in time", False)
+        else:
+            self._end(f"not open after {self.limits.handshake_timeout_ms} ms", False)
 
     # Output
 
     def take_output(self, now_ms: int) -> list[bytes]:
-        """Take the output to write. It counts as sent now, which delays the next empty frame."""
-        out = self.out
-        if out:
-            self.out = []
-            self._heartbeat.sent_ms = now_ms
-            if self._trace_out is not None:
-                for data in out:
-                    self._trace_out.add(data)
+        """Take the output to write; see Line.take."""
+        out = self.line.take(now_ms)
+        if self._trace_out is not None:
+            for data in out:
+                self._trace_out.add(data)
         return out
 
     def write_frame(self, raw: bytes) -> None:
@@ -300,9 +262,9 @@ class Lifecycle:
             if len(raw) > self.max_frame_size:
                 self.fail_frame_size(len(raw))
             else:
-                self.out.append(raw)
+                self.line.out.append(raw)
 
     def write(self, frames: bytes) -> None:
         """Append frames of a session that are known to be small enough."""
         if self.state is State.OPENED:
-            self.out.append(frames)
+            self.line.out.append(frames)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, final
 
-from tallymark.wire.share import ALL
+from tallymark.wire.line import ALL
 
 FRAME_MIN: Final = 512
 """Frame size in bytes that every peer accepts, before and after open [amqp-1.0 §2.8.19]."""
@@ -39,7 +39,7 @@ class Limits:
     """Maximum bytes of incomplete deliveries of all links; more closes the sender's connection. 0:
     two messages of the largest size, and 1 MiB."""
     steps: int = ALL
-    """Number of steps of work at a time; beyond it `is_spent` is true [wire.share]."""
+    """Number of steps of work at a time; beyond it `Line.is_spent` is true [wire.line]."""
 
     def __post_init__(self) -> None:
         _check("max_frame_size", self.max_frame_size, FRAME_MIN, 0xFFFF_FFFF)

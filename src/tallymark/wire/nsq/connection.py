@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, final
 
+from tallymark.wire.line import IN_TIME, LATE, NEVER, Line
 from tallymark.wire.nsq.commands import MAGIC
 from tallymark.wire.nsq.errors import (
     E_AUTH_DISABLED,
@@ -55,9 +56,7 @@ from tallymark.wire.nsq.frames import (
     RESPONSE,
     frame,
 )
-from tallymark.wire.nsq.heartbeat import Heartbeat
 from tallymark.wire.nsq.identify import Identify, decode_identify, encode_answer, encode_json
-from tallymark.wire.nsq.inbox import Inbox
 from tallymark.wire.nsq.kernel import (
     ids_of,
     scan_fins,
@@ -114,31 +113,25 @@ class Connection:
 
     __slots__ = (
         "_before_auth",
-        "_deadline_ms",
-        "_eof",
         "_events",
-        "_heartbeat",
-        "_inbox",
         "_is_authorized",
         "_is_free",
         "_is_reading",
         "_known",
         "_layers",
-        "_now_ms",
         "_state",
-        "_steps",
         "identify",
         "is_renewable",
         "layers",
         "limits",
-        "out",
+        "line",
     )
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.out: list[bytes] = []
-        """Output to write, in order. The owner takes it and clears the list, or calls
-        take_output."""
+        self.line = Line(
+            len(MAGIC), HEARTBEAT_FRAME, limits.steps, limits.client_timeout_ms, EARLY_MAX, True
+        )
         self.identify = Identify(limits)
         """Negotiated settings of the client; our defaults before IDENTIFY."""
         self.layers: list[str] = []
@@ -148,17 +141,11 @@ class Connection:
         self._is_reading = True  # `_state in READING`, which costs more
         self._events: deque[Event] = deque()
         self._known: dict[bytes, PublishLine] = {}
-        self._inbox = Inbox(len(MAGIC))
-        self._eof = False
         self._is_authorized = not limits.auth_required
         self._before_auth = State.INIT
         self.is_renewable = False
         """True if another AUTH may come, with a secret in place of the first one: not in nsqd."""
         self._is_free = not limits.tls_required  # commands other than IDENTIFY may come
-        self._now_ms = -1
-        self._deadline_ms = -1  # of the first bytes or of an upgrade, -1: none
-        self._heartbeat = Heartbeat(0, 0)
-        self._steps = self.limits.steps
 
     @property
     def state(self) -> State:
@@ -169,20 +156,7 @@ class Connection:
         """Return whether the owner should read on. If not, the client is ahead of our answer
         (IDENTIFY, AUTH, an upgrade): up to EARLY_MAX bytes are accepted, then the connection
         ends."""
-        if self._steps <= 0:
-            return False
-        return self._state not in OUR_TURN or self._inbox.size() < EARLY_MAX // 2
-
-    @property
-    def is_spent(self) -> bool:
-        """Return whether next_event returned None because its share of work is done: call
-        receive_data."""
-        return self._steps <= 0
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of received input that is not processed: an incomplete command."""
-        return self._inbox.size()
+        return self.line.wants_data(self._state in OUR_TURN)
 
     @property
     def write_timeout_ms(self) -> int:
@@ -195,22 +169,15 @@ class Connection:
     def receive_data(self, data: bytes, now_ms: int) -> None:
         """Add received bytes, or continue with earlier ones. Never raises; call next_event for
         their meaning. O(1)."""
-        self._start_clock(now_ms)
-        self._steps = self.limits.steps
-        self._heartbeat.received_ms = now_ms
-        if not data:
-            return
-        if self._is_reading:
-            self._inbox.add(data)
-        elif self._state in OUR_TURN:
-            self._inbox.add(data)
-            if self._inbox.size() > EARLY_MAX:
-                self._end(f"more than {EARLY_MAX} bytes sent ahead of our answer", False)
+        line = self.line
+        line.receive(data, now_ms)
+        if self._state in OUR_TURN and line.is_early():
+            self._end(f"more than {EARLY_MAX} bytes sent ahead of our answer", False)
 
     def receive_eof(self) -> None:
         """Note the end of the peer's input. PeerClosed follows the events of earlier input; answers
         that are still due are sent."""
-        self._eof = True
+        self.line.is_ended = True
 
     def receive_broken(self, reason: str) -> None:
         """Note a failure of the transport or a layer: PeerClosed follows the events found so
@@ -221,22 +188,23 @@ class Connection:
         """Return the next event; None: more bytes, an answer or more time is needed. Never
         raises."""
         events = self._events
-        inbox = self._inbox
+        line = self.line
+        inbox = line.inbox
         while not events:
             if not self._is_reading:
-                if self._state is not State.UPGRADING or not self._eof:
+                if self._state is not State.UPGRADING or not line.is_ended:
                     return None
                 self._end("closed by the peer during an upgrade", False, State.ENDED)
                 continue
-            if self._eof:
+            if line.is_ended:
                 inbox.gather_all()
                 if inbox.pos == len(inbox.data):
                     is_clean = self._state is not State.MAGIC
                     self._end("closed by the peer", is_clean, State.ENDED)
                     continue
-            elif not inbox.gather() or self._steps <= 0:
+            elif not inbox.gather() or line.steps <= 0:
                 return None
-            self._steps -= 1
+            line.steps -= 1
             try:
                 self._parse()
             except WireError as error:
@@ -245,13 +213,13 @@ class Connection:
 
     def take_unread(self) -> bytes:
         """Return the bytes behind IDENTIFY, which are input of the layer to be added."""
-        return self._inbox.take()
+        return self.line.inbox.take()
 
     # Commands
 
     def _parse(self) -> None:
         """Process one command, or a run of them; or set what the inbox waits for."""
-        inbox = self._inbox
+        inbox = self.line.inbox
         data = inbox.data
         pos = inbox.pos
         if self._state is State.MAGIC:
@@ -261,15 +229,15 @@ class Connection:
             if data.startswith(b"FIN ", pos):
                 after = scan_fins(data, pos)
                 if after > pos and self._state in SETTLING:
-                    inbox.advance(after)
-                    self._steps -= (after - pos) // FINS_BYTES
+                    inbox.advance(after, 1)
+                    self.line.steps -= (after - pos) // FINS_BYTES
                     self._events.append(FinReceived(ids_of(data[pos:after], b"FIN ")))
                     return
             elif data.startswith(b"NOP\n", pos):
                 end = pos + NOPS_BYTES
                 while pos < end and data.startswith(b"NOP\n", pos):
                     pos += 4
-                inbox.advance(pos)
+                inbox.advance(pos, 1)
                 return
         newline = data.find(b"\n", pos, pos + LINE_MAX)
         if newline < 0:
@@ -284,25 +252,25 @@ class Connection:
         self._command(line, stripped.split(b" "))
 
     def _read_magic(self) -> None:
-        inbox = self._inbox
+        inbox = self.line.inbox
         data = inbox.data
         if len(data) < len(MAGIC):
             self._end("closed by the peer in its first 4 bytes", False, State.ENDED)
             return
-        inbox.advance(len(MAGIC))
+        inbox.advance(len(MAGIC), 1)
         if not data.startswith(MAGIC):
             raise WireError(E_BAD_PROTOCOL, "")
         self._enter(State.INIT)
-        self._deadline_ms = -1
-        self._heartbeat = Heartbeat(self.identify.heartbeat_interval_ms, self._now_ms)
+        self.line.deadline_ms = NEVER
+        self._set_heartbeats()
 
     def _lack_newline(self) -> None:
         """Handle input without a complete line. Like nsqd, a line that overflows the reader's
         buffer ends the connection without an error."""
-        inbox = self._inbox
+        inbox = self.line.inbox
         if len(inbox.data) - inbox.pos >= LINE_MAX:
             self._end(f"no newline in {LINE_MAX} bytes", False)
-        elif self._eof:
+        elif self.line.is_ended:
             self._end("closed by the peer in the middle of a command line", False, State.ENDED)
         else:
             inbox.await_line(LINE_MAX)
@@ -333,7 +301,7 @@ class Connection:
         elif verb == b"FIN" or verb == b"REQ" or verb == b"TOUCH":
             self._settle(line, params)
         else:
-            self._inbox.advance(self._inbox.pos + len(line))
+            self.line.inbox.advance(self.line.inbox.pos + len(line), 1)
             if verb == b"RDY":
                 if after is State.SUBSCRIBED:
                     count = rdy_count(params, self.limits.max_rdy_count)
@@ -348,7 +316,7 @@ class Connection:
 
     def _publish(self, known: PublishLine) -> None:
         """Process the stretch of messages that begins with this line."""
-        inbox = self._inbox
+        inbox = self.line.inbox
         data = inbox.data
         pos = inbox.pos
         line = known.line
@@ -358,7 +326,7 @@ class Connection:
             self._lack_message(known)
             return
         self._check_authorized(known.verb)
-        inbox.advance(pos + size)
+        inbox.advance(pos + size, 1)
         raw = data[pos : pos + size]
         self._events.append(
             PublishReceived(known.verb, known.topic, raw, cuts, len(line) + 4, known.delay_ms)
@@ -366,7 +334,7 @@ class Connection:
 
     def _lack_message(self, known: PublishLine) -> None:
         """Handle an incomplete message behind the line: wait for it, or fail if it is malformed."""
-        inbox = self._inbox
+        inbox = self.line.inbox
         verb = known.verb
         start = inbox.pos + len(known.line) + 4
         if self._await(start, E_BAD_MESSAGE, f"{verb} failed to read message body size"):
@@ -379,15 +347,15 @@ class Connection:
             raise WireError(E_INVALID, "MPUB insufficient number of parameters")
         topic = topic_name(params)
         self._check_authorized("MPUB")
-        inbox = self._inbox
+        inbox = self.line.inbox
         data = inbox.data
         start = inbox.pos + line_size + 4
         if self._await(start, E_BAD_BODY, "MPUB failed to read body size"):
             return
         size = body_size(data, start - 4, "MPUB", self.limits.max_body_size)
         after = start + size
-        if after > len(data) and not self._eof:
-            inbox.await_bytes(after - inbox.pos)
+        if after > len(data) and not self.line.is_ended:
+            inbox.need = after - inbox.pos
             return
         cuts = mpub_cuts(data, start, min(after, len(data)), self.limits)
         last = start + 4 + cuts[len(cuts) - 1]
@@ -395,7 +363,7 @@ class Connection:
             raise WireError(
                 E_BAD_BODY, f"MPUB body size {size}, but its messages take {last - start}"
             )
-        inbox.advance(after)
+        inbox.advance(after, 1)
         self._events.append(PublishReceived("MPUB", topic, data[start + 4 : after], cuts, 4, 0))
 
     def _check_authorized(self, verb: str) -> None:
@@ -405,12 +373,12 @@ class Connection:
     def _await(self, until: int, code: str, text: str) -> bool:
         """Return whether the bytes up to `until` must be waited for. Raises WireError if none will
         come."""
-        inbox = self._inbox
+        inbox = self.line.inbox
         if until <= len(inbox.data):
             return False
-        if self._eof:
+        if self.line.is_ended:
             raise WireError(code, text)
-        inbox.await_bytes(until - inbox.pos)
+        inbox.need = until - inbox.pos
         return True
 
     # Opening
@@ -421,7 +389,7 @@ class Connection:
             raise WireError(E_INVALID, "AUTH invalid number of parameters")
         if verb == "IDENTIFY" and self.layers:
             raise WireError(E_INVALID, "cannot IDENTIFY in current state")
-        inbox = self._inbox
+        inbox = self.line.inbox
         data = inbox.data
         start = inbox.pos + line_size + 4
         if self._await(start, E_BAD_BODY, f"{verb} failed to read body size"):
@@ -430,7 +398,7 @@ class Connection:
         if self._await(start + size, E_BAD_BODY, f"{verb} failed to read body"):
             return
         body = data[start : start + size]
-        inbox.advance(start + size)
+        inbox.advance(start + size, 1)
         if verb == "IDENTIFY":
             self.identify = decode_identify(body, self.limits)
             self._events.append(IdentifyReceived(self.identify))
@@ -457,16 +425,16 @@ class Connection:
 
     def _settle(self, line: bytes, params: list[bytes]) -> None:
         """Process FIN, TOUCH or REQ: one, or a run of them."""
-        inbox = self._inbox
+        inbox = self.line.inbox
         data = inbox.data
         pos = inbox.pos
-        inbox.advance(pos + len(line))
+        inbox.advance(pos + len(line), 1)
         if params[0] == b"REQ":
             message_id(params, 3)
             delay_ms = req_delay(params, self.limits.max_req_timeout_ms)
             check_id(params)
             ids = unpack_ids(scan_requeues(data, pos, len(data), line[20:]))
-            inbox.advance(pos + len(ids) * len(line))
+            inbox.advance(pos + len(ids) * len(line), 1)
             self._events.append(ReqReceived(ids, delay_ms))
             return
         digits = message_id(params, 2)
@@ -477,7 +445,7 @@ class Connection:
             return
         after = scan_touches(data, pos)
         if after > pos:
-            inbox.advance(after)
+            inbox.advance(after, 1)
             ids = ids_of(data[pos:after], b"TOUCH ")
         self._events.append(TouchReceived(ids))
 
@@ -494,9 +462,9 @@ class Connection:
         answers."""
         if self._state not in OVER:
             self._enter(State.FAILED)
-            self._inbox.clear()
+            self.line.stop_listening()
             self._known.clear()
-            self._deadline_ms = -1
+            self.line.deadline_ms = NEVER
 
     def _enter(self, state: State) -> None:
         self._state = state
@@ -506,55 +474,44 @@ class Connection:
         if self._state is State.CLOSED or self._state is State.ENDED:
             return
         self._enter(state)
-        self._inbox.clear()
+        self.line.stop_listening()
         self._known.clear()
         self._layers.clear()
-        self._deadline_ms = -1
+        self.line.deadline_ms = NEVER
         self._events.append(PeerClosed(reason, clean))
 
     # Time
 
-    def _start_clock(self, now_ms: int) -> None:
-        if self._now_ms < 0:
-            self._deadline_ms = now_ms + self.limits.client_timeout_ms
-        self._now_ms = now_ms
+    def _set_heartbeats(self) -> None:
+        interval_ms = self.identify.heartbeat_interval_ms
+        self.line.set_heartbeats(interval_ms, 2 * interval_ms)
+
+    def _has_heartbeats(self) -> bool:
+        return self._state not in OVER and self._state is not State.UPGRADING
 
     def next_deadline(self) -> int | None:
-        """Return when tick is due; None: never. 0 before the first tick or byte, so that the
-        time-out for the first bytes begins at once."""
-        if self._now_ms < 0:
-            return 0
-        if self._deadline_ms >= 0:
-            return self._deadline_ms
-        return None if self._state in OVER else self._heartbeat.next_deadline()
+        """Return when tick is due; None: never."""
+        return self.line.next_deadline(self._has_heartbeats())
 
     def tick(self, now_ms: int) -> None:
         """Send a due heartbeat, and detect a peer that is dead or too slow (PeerClosed)."""
-        self._start_clock(now_ms)
-        if self._state in OVER:
+        line = self.line
+        found = line.tick(now_ms, False, self._has_heartbeats())
+        if found == IN_TIME or self._state in OVER:
             return
-        if self._deadline_ms >= 0:
-            if now_ms >= self._deadline_ms:
-                if self._state is State.UPGRADING:
-                    self._end(f"no {self._layers[0]} after {UPGRADE_TIMEOUT_MS} ms", False)
-                else:
-                    waited = self.limits.client_timeout_ms
-                    self._end(f"no protocol header after {waited} ms", False)
-        elif self._heartbeat.is_missed(now_ms):
-            silent = 2 * self._heartbeat.interval_ms
-            self._end(f"nothing received for {silent} ms", False)
-        elif self._heartbeat.is_due(now_ms):
-            self.out.append(HEARTBEAT_FRAME)
-            self._heartbeat.sent(now_ms)
+        if found != LATE:
+            self._end(f"nothing received for {line.silence_ms} ms", False)
+        elif self._state is State.UPGRADING:
+            self._end(f"no {self._layers[0]} after {UPGRADE_TIMEOUT_MS} ms", False)
+        else:
+            waited = self.limits.client_timeout_ms
+            self._end(f"no protocol header after {waited} ms", False)
 
     # Output
 
-    def take_output(self) -> list[bytes]:
-        """Take the output to write."""
-        out = self.out
-        if out:
-            self.out = []
-        return out
+    def take_output(self, now_ms: int) -> list[bytes]:
+        """Take the output to write; see Line.take."""
+        return self.line.take(now_ms)
 
     def send_ok(self, count: int = 1) -> None:
         """Append OK for `count` commands."""
@@ -572,7 +529,7 @@ class Connection:
         """Append an error frame. After a fatal one nothing is sent, and PeerClosed follows."""
         if self._state is State.CLOSED:
             return
-        self.out.append(frame(ERROR, error.payload))
+        self.line.out.append(frame(ERROR, error.payload))
         if error.is_fatal:
             self._end(str(error), False)
 
@@ -582,7 +539,7 @@ class Connection:
             return
         identify = self.identify
         self._send(frame(RESPONSE, encode_answer(identify, self.limits)))
-        self._heartbeat = Heartbeat(identify.heartbeat_interval_ms, self._now_ms)
+        self._set_heartbeats()
         self._layers.extend(due_layers(identify))
         self._upgrade_or_go_on()
 
@@ -595,17 +552,17 @@ class Connection:
         if layer == TLS:
             self._is_free = True
         self._send(OK_FRAME)
-        self._heartbeat = Heartbeat(self._heartbeat.interval_ms, self._now_ms)
+        self._set_heartbeats()
         self._upgrade_or_go_on()
 
     def _upgrade_or_go_on(self) -> None:
         if self._layers:
             self._enter(State.UPGRADING)
-            self._deadline_ms = self._now_ms + UPGRADE_TIMEOUT_MS
+            self.line.set_deadline(UPGRADE_TIMEOUT_MS)
             self._events.append(UpgradeDue(self._layers[0], self.identify.deflate_level))
         else:
             self._enter(State.INIT)
-            self._deadline_ms = -1
+            self.line.deadline_ms = NEVER
 
     def send_auth(self, identity: str, identity_url: str, permission_count: int) -> None:
         """Append the answer to AuthReceived: the secret gives `permission_count` permissions."""
@@ -622,4 +579,4 @@ class Connection:
 
     def _send(self, frames: bytes) -> None:
         if self._state is not State.CLOSED:
-            self.out.append(frames)
+            self.line.out.append(frames)

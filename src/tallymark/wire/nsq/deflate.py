@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from typing import Final, final
 
-from tallymark.wire.nsq.inbox import Inbox
+from tallymark.wire.line import Inbox
 from tallymark.wire.nsq.upgrades import PIECE_MAX, LayerError
 
 WINDOW_BITS: Final = -15
@@ -68,5 +68,5 @@ class DeflateDecoder:
             return b""
         pos = inbox.pos
         source = inbox.data[pos : pos + SLICE]
-        inbox.advance(pos + len(source))
+        inbox.advance(pos + len(source), 1)
         return source

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, final
 
-from tallymark.wire.share import ALL
+from tallymark.wire.line import ALL
 
 LINE_MAX: Final = 16_384
 """Maximum bytes of a command line, newline included: the size of nsqd's read buffer."""
@@ -53,7 +53,7 @@ class Limits:
     topology_region: str = ""
     topology_zone: str = ""
     steps: int = ALL
-    """Number of steps of work at a time; beyond it `is_spent` is true [wire.share]."""
+    """Number of steps of work at a time; beyond it `Line.is_spent` is true [wire.line]."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_msg_size <= CELL_SIZE_MAX:

@@ -13,9 +13,9 @@ import json
 from collections import deque
 from typing import Final, final
 
+from tallymark.wire.line import Inbox
 from tallymark.wire.nsq.commands import sized
 from tallymark.wire.nsq.identify import encode_json
-from tallymark.wire.nsq.inbox import Inbox
 
 MAGIC: Final = b"  V1"
 PING_INTERVAL_MS: Final = 15_000
@@ -113,7 +113,7 @@ class LookupClient:
             pos = inbox.pos
             left = len(data) - pos
             if left < 4:
-                inbox.await_bytes(4)
+                inbox.need = 4
                 continue
             size = int.from_bytes(data[pos : pos + 4], "big", signed=True)
             if not 0 <= size <= ANSWER_MAX:
@@ -121,9 +121,9 @@ class LookupClient:
             if not self._unanswered:
                 raise LookupdError("an answer to no command")
             if left < 4 + size:
-                inbox.await_bytes(4 + size)
+                inbox.need = 4 + size
                 continue
-            inbox.advance(pos + 4 + size)
+            inbox.advance(pos + 4 + size, 1)
             return _answer(self._unanswered.popleft(), data[pos + 4 : pos + 4 + size])
         return None
 

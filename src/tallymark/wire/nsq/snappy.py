@@ -15,7 +15,7 @@ from typing import Final, final
 import cramjam
 import google_crc32c
 
-from tallymark.wire.nsq.inbox import Inbox
+from tallymark.wire.line import Inbox
 from tallymark.wire.nsq.upgrades import PIECE_MAX, LayerError
 
 IDENTIFIER: Final = b"\xff\x06\x00\x00sNaPpY"
@@ -91,10 +91,10 @@ class SnappyDecoder:
             if self._skip:
                 passed = min(self._skip, left)
                 self._skip -= passed
-                inbox.advance(pos + passed)
+                inbox.advance(pos + passed, 1)
                 continue
             if left < HEAD:
-                inbox.await_bytes(HEAD)
+                inbox.need = HEAD
                 continue
             kind = data[pos]
             size = int.from_bytes(data[pos + 1 : pos + HEAD], "little")
@@ -102,13 +102,13 @@ class SnappyDecoder:
                 raise LayerError(f"snappy: chunk type 0x{kind:02x}, expected a stream identifier")
             if FIRST_SKIPPABLE <= kind < STREAM:
                 self._skip = size
-                inbox.advance(pos + HEAD)
+                inbox.advance(pos + HEAD, 1)
                 continue
             _check_size(kind, size)
             if left < HEAD + size:
-                inbox.await_bytes(HEAD + size)
+                inbox.need = HEAD + size
                 continue
-            inbox.advance(pos + HEAD + size)
+            inbox.advance(pos + HEAD + size, 1)
             piece = self._decode(kind, data[pos + HEAD : pos + HEAD + size])
             if piece:
                 return piece
