@@ -84,7 +84,10 @@ def test_an_mpub_of_100_is_one_run_from_the_socket_to_the_fins() -> None:
     queue, producer = rig.queue(), rig.client()
     rig.turn()
     producer.send(mpub(*[b"%d" % n for n in range(100)]))
-    assert [(one.kind, one.count) for one in rig.broker.records] == [(PAYLOAD, 100), (ENTERED, 100)]
+    assert [(one.kind, one.count) for one in rig.broker.ledger.rows] == [
+        (PAYLOAD, 100),
+        (ENTERED, 100),
+    ]
     assert len(queue.slices()) == 1
     assert producer.hear() == [OK]
     assert taker.bridge.consumer is not None
@@ -93,7 +96,7 @@ def test_an_mpub_of_100_is_one_run_from_the_socket_to_the_fins() -> None:
     assert [one.body for one in got] == [b"%d" % n for n in range(100)]
     taker.send(*[one.fin() for one in got])
     rig.broker.turn(rig.now_ms)
-    assert [(one.kind, one.count) for one in rig.broker.records] == [(SETTLED, 100)]
+    assert [(one.kind, one.count) for one in rig.broker.ledger.rows] == [(SETTLED, 100)]
     assert (queue.settled, taker.in_flight) == (100, 0)
 
 

@@ -12,6 +12,7 @@ from tallymark.engine import definitions, rebuild, records
 from tallymark.engine.broker import Broker
 from tallymark.engine.clock import Clock
 from tallymark.engine.errors import NotFound, PreconditionFailed
+from tallymark.engine.ledger import Ledger
 from tallymark.engine.policies import (
     CLASSIC_QUEUES,
     EXCHANGES,
@@ -28,7 +29,6 @@ from tallymark.engine.policies import (
     without_effect,
 )
 from tallymark.engine.queue import Queue
-from tallymark.engine.records import Record
 from tallymark.engine.vhost import VirtualHost
 from tests.support.engine_rig import Rig
 
@@ -44,9 +44,9 @@ class Host:
     """A virtual host with short calls for tests."""
 
     def __init__(self) -> None:
-        self.records: list[Record] = []
+        self.ledger = Ledger(Clock())
         ids = count(1)
-        self.vhost = VirtualHost("/", Clock(), self.records, lambda: next(ids))
+        self.vhost = VirtualHost("/", Clock(), self.ledger, lambda: next(ids))
 
     def queue(self, name: str, **arguments: object) -> Queue:
         renamed = {word.replace("_", "-"): value for word, value in arguments.items()}
@@ -75,7 +75,7 @@ class Host:
 
     def replayed(self, snapshot: bool) -> Host:
         """The host that a restart makes of its records, or of a checkpoint."""
-        blobs = [record.blob for record in self.records if record.kind == records.DEFINITION]
+        blobs = [record.blob for record in self.ledger.rows if record.kind == records.DEFINITION]
         other = Host()
         for blob in self.vhost.definitions() if snapshot else blobs:
             other.vhost.apply_definition(blob)
@@ -478,12 +478,12 @@ def test_only_queues_whose_settings_really_changed_are_told(host: Host) -> None:
 
 def test_the_same_policy_again_changes_nothing_and_leaves_no_record(host: Host) -> None:
     host.set(length("p", 5))
-    written, generation = len(host.records), host.vhost.generation
+    written, generation = len(host.ledger.rows), host.vhost.generation
     assert host.set(length("p", 5)) == []
-    assert (len(host.records), host.vhost.generation) == (written, generation)
+    assert (len(host.ledger.rows), host.vhost.generation) == (written, generation)
     host.set(Policy("p", "", {"dead-letter-hop-limit": 1}))
     host.set(Policy("p", "", {"dead-letter-hop-limit": True}))
-    assert len(host.records) == written + 2
+    assert len(host.ledger.rows) == written + 2
 
 
 def test_every_change_ends_cached_routes(host: Host) -> None:
@@ -497,7 +497,7 @@ def test_every_change_ends_cached_routes(host: Host) -> None:
 def test_a_refused_policy_leaves_the_old_one(host: Host) -> None:
     queue = host.queue("q")
     host.set(length("p", 5))
-    written = len(host.records)
+    written = len(host.ledger.rows)
     with pytest.raises(PreconditionFailed):
         host.vhost.set_policy(Policy("p", "", {"max-length": -1}), False)
     with pytest.raises(PreconditionFailed):
@@ -506,7 +506,7 @@ def test_a_refused_policy_leaves_the_old_one(host: Host) -> None:
         {"max-length": 5},
         5,
     )
-    assert (host.vhost.operator_policies, host.taken(), len(host.records)) == ({}, [], written)
+    assert (host.vhost.operator_policies, host.taken(), len(host.ledger.rows)) == ({}, [], written)
 
 
 def test_deleting_what_is_not_there_is_told(host: Host) -> None:
@@ -579,7 +579,7 @@ def test_policies_outlive_a_restart(host: Host, snapshot: bool) -> None:
         assert {n: one.value() for n, one in mine.items()} == {
             n: one.value() for n, one in found.items()
         }
-    assert (other.taken(), other.records) == ([], [])
+    assert (other.taken(), other.ledger.rows) == ([], [])
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])

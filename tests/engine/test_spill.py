@@ -17,10 +17,10 @@ def test_no_more_transient_messages_are_written_than_have_to_go() -> None:
     whole = broker.store.resident_bytes
     one = whole // 10
     broker.spill(whole - 3 * one, 1 << 60)
-    asked = [one for one in broker.records if one.kind == records.PAYLOAD]
+    asked = [one for one in broker.ledger.rows if one.kind == records.PAYLOAD]
     assert len(asked) == 3
     broker.spill(whole - 3 * one, 1 << 60)  # they are on their way: nothing more is asked for
-    assert len([one for one in broker.records if one.kind == records.PAYLOAD]) == 3
+    assert len([one for one in broker.ledger.rows if one.kind == records.PAYLOAD]) == 3
     rig.settle_down(whole - 3 * one)
     assert broker.store.resident_bytes == whole - 3 * one
     rig.settle_down(0)

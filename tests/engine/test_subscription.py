@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallymark.engine.errors import Fenced, NotFound, PreconditionFailed, ResourceExhausted
+from tallymark.engine.records import PAYLOAD
 from tallymark.engine.session import RETURNED
 from tallymark.engine.subscription import Subscription
 from tests.support.engine_rig import Rig, numbers
@@ -122,6 +123,18 @@ def test_what_is_leased_is_exempt_from_purge_and_counts_as_acquired() -> None:
     assert queue.acquired == 4
     assert [m for _, m in read(rig, subscription, 0, 4)] == [0, 1, 2, 3]
     rig.broker.check()
+
+
+def test_a_transient_message_that_is_leased_is_stored_with_the_time_of_its_arrival() -> None:
+    rig = Rig()
+    rig.queue("q")
+    rig.publish(rig.session(), "q", [0], persistent=False)
+    rig.turn()
+    arrived_ms = rig.vhost.queues["q"].slices()[0].payload.arrived_ms
+    rig.broker.clock.now_ms += 60_000
+    rig.broker.leases.lease(attach(rig), 0, 1, 0)
+    stored = [row.time_ms for row in rig.broker.ledger.rows if row.kind == PAYLOAD]
+    assert stored == [arrived_ms]
 
 
 def test_transient_messages_survive_once_they_are_leased() -> None:

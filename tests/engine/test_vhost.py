@@ -15,8 +15,8 @@ from tallymark.engine.errors import (
     PreconditionFailed,
     ResourceLocked,
 )
+from tallymark.engine.ledger import Ledger
 from tallymark.engine.queue import Queue
-from tallymark.engine.records import Record
 from tallymark.engine.vhost import PREDECLARED, VirtualHost
 
 ME, OTHER = 1, 2
@@ -26,9 +26,9 @@ class Host:
     """A virtual host with short calls for tests."""
 
     def __init__(self) -> None:
-        self.records: list[Record] = []
+        self.ledger = Ledger(Clock())
         ids = count(1)
-        self.vhost = VirtualHost("/", Clock(), self.records, lambda: next(ids))
+        self.vhost = VirtualHost("/", Clock(), self.ledger, lambda: next(ids))
 
     def queue(
         self,
@@ -99,7 +99,7 @@ def test_predeclared_exchanges(host: Host) -> None:
         assert (exchange.type, exchange.internal) == (type, internal)
         assert exchange.durable
     host.exchange("amq.topic", "topic", durable=True)
-    assert host.records == []
+    assert host.ledger.rows == []
 
 
 def test_reserved_names(host: Host) -> None:
@@ -544,5 +544,5 @@ def test_refused_commands_change_nothing(host: Host) -> None:
         with pytest.raises(BrokerError):
             call()
     assert host.vhost.generation == generation
-    assert host.records == []
+    assert host.ledger.rows == []
     assert "x" not in host.vhost.exchanges

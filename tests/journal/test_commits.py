@@ -82,7 +82,7 @@ class House:
 
     def checkpoint(self) -> None:
         """Nothing may be left to commit."""
-        assert not self.broker.records
+        assert not self.broker.ledger.rows
         assert self.journal.checkpoint(snapshot(self.broker, False), self.time)
         self.disk.finish_cleaning()
         self.disk.clean(self.time)

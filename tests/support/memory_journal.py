@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tallymark.engine.ledger import expanded
 from tallymark.engine.message import Payload
-from tallymark.engine.records import MOVED, PAYLOAD, Record, expanded
+from tallymark.engine.records import MOVED, PAYLOAD, Record
 from tallymark.engine.walltime import in_wall_time
 from tallymark.journal.journal import BytesLost
 from tallymark.journal.layout import (

@@ -21,6 +21,7 @@ from tallymark.engine.arguments import named
 from tallymark.engine.clock import Clock
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.errors import Fenced, PreconditionFailed
+from tallymark.engine.ledger import Ledger, archived_record
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 
@@ -59,12 +60,9 @@ class Archived:
             and self.checksum == other.checksum
         )
 
-    def to_record(self, queue: Queue, now_ms: int) -> Record:
-        blob = {"archive": self.archive, "checksum": self.checksum, "place": self.place}
-        return Record(
-            records.ARCHIVED, queue.id, self.low, self.high - self.low, now_ms, other=self.rows,
-            blob=json.dumps(blob, separators=(",", ":")).encode(),
-        )  # fmt: skip
+    def to_record(self, queue: Queue) -> Record:
+        place = {"archive": self.archive, "checksum": self.checksum, "place": self.place}
+        return archived_record(queue.id, self.low, self.high, self.rows, place)
 
     @staticmethod
     def from_record(record: Record) -> Archived:
@@ -82,12 +80,12 @@ class Archived:
 class Archives:
     """Operations on the archives of streams. Clock and records are the Broker's own."""
 
-    __slots__ = ("_clock", "_letters", "_records")
+    __slots__ = ("_clock", "_letters", "_ledger")
 
-    def __init__(self, clock: Clock, letters: DeadLetters, records: list[Record]) -> None:
+    def __init__(self, clock: Clock, letters: DeadLetters, ledger: Ledger) -> None:
         self._clock = clock
         self._letters = letters
-        self._records = records
+        self._ledger = ledger
 
     def record(self, queue: Queue, made: Archived) -> bool:
         """Record a range as archived. False: it was recorded before. Messages deleted by retention
@@ -130,7 +128,7 @@ class Archives:
                 f"{what}, expected {found}"
             )
         queue.archive = made
-        self._records.append(made.to_record(queue, self._clock.now_ms))
+        self._ledger.emit(made.to_record(queue))
         return True
 
     def release(self, queue: Queue, high: int) -> bool:

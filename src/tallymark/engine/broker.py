@@ -33,6 +33,14 @@ from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import AccessRefused, NotAllowed, NotFound, Unsupported
 from tallymark.engine.formats import Filter, Format
 from tallymark.engine.leases import Leases
+from tallymark.engine.ledger import (
+    Ledger,
+    definition_record,
+    entered_record,
+    payload_record,
+    settled_record,
+    transient_record,
+)
 from tallymark.engine.message import ON_ITS_WAY, Payload, Slice
 from tallymark.engine.policies import Policy
 from tallymark.engine.quarantine import Quarantine
@@ -46,7 +54,7 @@ from tallymark.engine.settlement import Settlement
 from tallymark.engine.sinks import Committed, Sink, Sinks, Staging
 from tallymark.engine.slow.consumers import SlowConsumers
 from tallymark.engine.staging import Transaction
-from tallymark.engine.statistics import consumer_record
+from tallymark.engine.statistics import progress_record
 from tallymark.engine.store import Store
 from tallymark.engine.streams import Start
 from tallymark.engine.subscription import Subscription
@@ -96,7 +104,7 @@ class Broker:
 
     def __init__(self, fetch: Callable[[Payload], bytes]) -> None:
         self.clock = Clock()
-        self.records: list[Record] = []
+        self.ledger = Ledger(self.clock)
         self.effects: list[Effect] = []
         self.store = Store(fetch)
         self.vhosts: dict[str, VirtualHost] = {}
@@ -105,30 +113,30 @@ class Broker:
         """Decoders of wire formats by Payload.format; filled by the owner."""
         self.backlogs = Backlogs(self.store)
         self.dispatcher = Dispatcher(
-            self.clock, self.deadlines, self.store, self.records, self.effects
+            self.clock, self.deadlines, self.store, self.ledger, self.effects
         )
         self.dispatcher.seeking = Seeking(self.dispatcher)
-        self.quarantine = Quarantine(self.clock, self.store, self.records, self.effects)
+        self.quarantine = Quarantine(self.clock, self.store, self.ledger, self.effects)
         """Messages that cannot be read, with operations to retry or drop them."""
         self.quarantine.dispatcher = self.dispatcher
         self.dispatcher.quarantine = self.quarantine
         self.entrance = Entrance(
-            self.clock, self.store, self.dispatcher, self.backlogs, self.formats, self.records,
+            self.clock, self.store, self.dispatcher, self.backlogs, self.formats, self.ledger,
             self.quarantine,
         )  # fmt: skip
         self.dead_letters = DeadLetters(
-            self.clock, self.entrance, self.vhosts, self.records, self.effects, self.quarantine
+            self.clock, self.entrance, self.vhosts, self.ledger, self.effects, self.quarantine
         )
         self.entrance.letters = self.quarantine.letters = self.dead_letters
-        self.archives = Archives(self.clock, self.dead_letters, self.records)
+        self.archives = Archives(self.clock, self.dead_letters, self.ledger)
         """Archived ranges of streams."""
         self.upkeep = Upkeep(
             self.clock, self.deadlines, self.dispatcher, self.entrance, self.dead_letters
         )
-        self.leases = Leases(self.clock, self.store, self.records)
+        self.leases = Leases(self.clock, self.store, self.ledger)
         """Durable subscriptions: attach, lease, read, settle, stat."""
         self.dispatcher.upkeep = self.leases.upkeep = self.upkeep
-        self.settlement = Settlement(self.dispatcher, self.dead_letters, self.store, self.records)
+        self.settlement = Settlement(self.dispatcher, self.dead_letters, self.store, self.ledger)
         self.leases.settlement = self.settlement
         self.timeouts = Timeouts(self.clock, self.deadlines, self.settlement, self.effects)
         self.durability = Durability(self.dispatcher)
@@ -138,12 +146,12 @@ class Broker:
         self.message_ids = Counter()
         self.transactions = Transactions(
             self.clock, self.deadlines, self.entrance, self.settlement, self.store, self.vhosts,
-            self.records, self.effects, self.owner_ids, self.new_message_ids,
+            self.ledger, self.effects, self.owner_ids, self.new_message_ids,
         )  # fmt: skip
         """Operations on transactions: begin, settle, commit, roll back. Publishing under one is
         `stage`."""
         self.sinks = Sinks(
-            self.clock, self.deadlines, self.entrance, self.store, self.vhosts, self.records,
+            self.clock, self.deadlines, self.entrance, self.store, self.vhosts, self.ledger,
             self.owner_ids,
         )  # fmt: skip
         """Operations on sinks: stage, commit, abort batches that are published once."""
@@ -152,7 +160,7 @@ class Broker:
         self.connections: dict[int, Connection] = {}
         self.redrives = Redrives(
             self.clock, self.entrance, self.vhosts, self.connections, self.transactions,
-            self.records,
+            self.ledger,
         )  # fmt: skip
         """Operations that return dead letters to the exchange they were first published to."""
         self.slow = SlowConsumers(
@@ -179,14 +187,28 @@ class Broker:
         """Return the virtual host of that name. It is made and recorded if it does not exist."""
         vhost = self.vhosts.get(name)
         if vhost is None:
-            blob = definitions.vhost_definition(name)
-            self.records.append(Record(records.DEFINITION, 0, 0, 0, self.clock.now_ms, blob=blob))
+            self.ledger.emit(definition_record(definitions.vhost_definition(name)))
             vhost = self.enter_vhost(name)
         return vhost
 
+    def delete_vhost(self, name: str) -> None:
+        """End a virtual host with all that is in it; nobody is connected to it. Raises NotFound."""
+        vhost = self.vhost(name)
+        deleter = self.open_connection(name, "", "")
+        for queue in list(vhost.queues.values()):
+            if not queue.deleted:  # by the end of another, as those of an ephemeral NSQ topic
+                self.delete_queue(deleter, queue.name, False, False)
+        self.close_connection(deleter, False)
+        for exchange in list(vhost.exchanges):
+            if exchange and not exchange.startswith("amq."):
+                vhost.delete_exchange(exchange, False)
+        self.sinks.forget_vhost(name)
+        self.ledger.emit(definition_record(definitions.vhost_deletion(name)))
+        del self.vhosts[name]
+
     def enter_vhost(self, name: str) -> VirtualHost:
         """Add a virtual host without a record, because it is in the journal already."""
-        vhost = VirtualHost(name, self.clock, self.records, self.queue_ids)
+        vhost = VirtualHost(name, self.clock, self.ledger, self.queue_ids)
         self.vhosts[name] = vhost
         return vhost
 
@@ -199,8 +221,7 @@ class Broker:
         check_default_type(type)
         if vhost.default_queue_type != type:
             vhost.default_queue_type = type
-            blob = definitions.vhost_definition(vhost.name, type)
-            self.records.append(Record(records.DEFINITION, 0, 0, 0, self.clock.now_ms, blob=blob))
+            self.ledger.emit(definition_record(definitions.vhost_definition(vhost.name, type)))
 
     def vhost(self, name: str) -> VirtualHost:
         """Return the virtual host of that name. Raises NotFound."""
@@ -404,12 +425,9 @@ class Broker:
                 self.entrance.transfer(target, piece, kept, source.id)
             source.settled += n
             if source.stored:
-                self.records.append(
-                    Record(
-                        records.SETTLED, source.id, piece.first, n, self.clock.now_ms,
-                        reason=records.SETTLED_BY_TRANSFER,
-                    )
-                )  # fmt: skip
+                self.ledger.emit(
+                    settled_record(source.id, piece.first, n, records.SETTLED_BY_TRANSFER)
+                )
             self.store.finish(payload, n)
 
     def _drop_ready(self, queue: Queue, reason: int) -> int:
@@ -538,14 +556,12 @@ class Broker:
         queues = targets.queues
         if not queues:
             return
-        out = self.records
-        now_ms = self.clock.now_ms
+        ledger = self.ledger
         self.store.enter(payload, count * len(queues))
         kept = payload.persistent and targets.durable
         if kept:
             payload.position = ON_ITS_WAY
-            arrived_ms = payload.arrived_ms
-            out.append(Record(records.PAYLOAD, 0, payload.first_id, count, arrived_ms, payload))
+            ledger.emit(payload_record(payload))
         if not targets.plain or annotations is not None:
             self._publish_part(session, targets, payload, 0, count, annotations, kept, number)
             return
@@ -556,20 +572,10 @@ class Broker:
                 self.backlogs.note(queue)
             if queue.stored:
                 if kept:
-                    out.append(Record(records.ENTERED, queue.id, first, count, now_ms, payload))
+                    ledger.emit(entered_record(queue.id, first, count, payload))
                     self.dispatcher.entered(queue, first, True, False)
                 else:
-                    out.append(
-                        Record(
-                            records.ENTERED,
-                            queue.id,
-                            first,
-                            count,
-                            now_ms,
-                            None,
-                            flags=records.TRANSIENT,
-                        )
-                    )
+                    ledger.emit(transient_record(queue.id, first, count))
             if queue.consumers or queue.watched:
                 self.dispatcher.mark(queue)
 
@@ -603,7 +609,6 @@ class Broker:
         """Publish a payload whose messages go to different sets of queues, as `publish` does. The
         parts are in order and do not overlap; messages in no part go nowhere and are not counted
         here."""
-        now_ms = self.clock.now_ms
         kept = False
         count = users = 0
         for part in parts:
@@ -620,11 +625,7 @@ class Broker:
         self.store.enter(payload, users)
         if kept:
             payload.position = ON_ITS_WAY
-            self.records.append(
-                Record(
-                    records.PAYLOAD, 0, payload.first_id, payload.count, payload.arrived_ms, payload
-                )
-            )  # fmt: skip
+            self.ledger.emit(payload_record(payload))
         entered: dict[int, Record] = {}
         look_after = self.backlogs.packing.look_after
         for part in parts:
@@ -651,12 +652,12 @@ class Broker:
                 if last is not None and (not kept or last.lo + last.count == part.lo):
                     last.count += n
                     continue
-                record = Record(
-                    records.ENTERED, queue.id, first, n, now_ms, payload if kept else None,
-                    part.lo if kept else 0, flags=0 if kept else records.TRANSIENT,
-                )  # fmt: skip
-                self.records.append(record)
-                entered[queue.id] = record
+                if kept:
+                    row = entered_record(queue.id, first, n, payload, part.lo)
+                else:
+                    row = transient_record(queue.id, first, n)
+                self.ledger.emit(row)
+                entered[queue.id] = row
 
     def commit_sink(
         self, vhost: str, name: str, identity: str, batch: int, ids: list[int], forget_ms: int = 0
@@ -873,9 +874,7 @@ class Broker:
         self.dispatcher.offer(session)
         queue = consumer.queue
         if consumer.progress:
-            self.records.append(
-                consumer_record(consumer, records.CONSUMER_ENDED, self.clock.now_ms)
-            )
+            self.ledger.emit(progress_record(consumer, records.CONSUMER_ENDED, self.clock.now_ms))
         at = queue.consumers.index(consumer)
         del queue.consumers[at]
         queue.comings += 1
@@ -1043,7 +1042,7 @@ class Broker:
 
     def has_work(self) -> bool:
         """Return whether a turn would do something that no later command announces."""
-        return self.dispatcher.has_work() or bool(self.records) or self.store.is_behind
+        return self.dispatcher.has_work() or bool(self.ledger.rows) or self.store.is_behind
 
     def turn(self, now_ms: int) -> list[Effect]:
         """Deliver messages to consumers; return all effects since the last turn, in order. now_ms:
@@ -1105,25 +1104,15 @@ class Broker:
 
     def _flush_settled(self, queue: Queue) -> None:
         for done in queue.settled_ranges:
-            self.records.append(
-                Record(
-                    records.SETTLED,
-                    queue.id,
-                    done.low,
-                    done.high - done.low,
-                    self.clock.now_ms,
-                    owner=done.owner,
-                    reason=done.reason,
-                )
+            self.ledger.emit(
+                settled_record(queue.id, done.low, done.high - done.low, done.reason, done.owner)
             )
         queue.settled_ranges.clear()
 
     def take_records(self) -> list[Record]:
         """Return the records since the last call, in order and in wall time. They must become one
         block."""
-        out = self.records[:]
-        self.records.clear()
-        return in_wall_time(out, self.clock.ahead_ms)
+        return in_wall_time(self.ledger.take(), self.clock.ahead_ms)
 
     def committed(self, position: int) -> None:
         """Note that the records taken last are in the block that ends at `position` (no records:
@@ -1141,7 +1130,7 @@ class Broker:
         below `written` need no memory. Called after the turn's effects are carried out."""
         if self.transactions.open and self.store.resident_bytes > budget:
             self.transactions.press()
-        self.store.spill(budget, written, self.records)
+        self.store.spill(budget, written, self.ledger)
         self.backlogs.pack(written)
 
     def pack_all(self, written: int) -> None:

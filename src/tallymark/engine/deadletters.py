@@ -26,11 +26,11 @@ from tallymark.engine.clock import Clock
 from tallymark.engine.effects import Effect, Signal
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.exchange import Exchange
+from tallymark.engine.ledger import Ledger, dead_lettered_record, dropped_record
 from tallymark.engine.message import NOWHERE, Route, Slice
 from tallymark.engine.pending import PendingLetters
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Letter, Queue
-from tallymark.engine.records import Record
 from tallymark.engine.settings import DROP_HEAD, REJECT_PUBLISH_DLX
 from tallymark.engine.vhost import Targets, VirtualHost
 
@@ -102,7 +102,7 @@ class DeadLetters:
         "effects",
         "entrance",
         "pending",
-        "records",
+        "ledger",
         "vhosts",
     )
 
@@ -111,7 +111,7 @@ class DeadLetters:
         clock: Clock,
         entrance: Entrance,
         vhosts: dict[str, VirtualHost],
-        records: list[Record],
+        ledger: Ledger,
         effects: list[Effect],
         quarantine: Quarantine,
     ) -> None:
@@ -119,7 +119,7 @@ class DeadLetters:
         self.entrance = entrance
         self._quarantine = quarantine
         self.vhosts = vhosts
-        self.records = records
+        self.ledger = ledger
         self.effects = effects
         self.death_form = 3
         """Stored form of the history of a first death [DL-19]."""
@@ -202,24 +202,7 @@ class DeadLetters:
         queue.drop(n, reason)
         self.entrance.store.finish(piece.payload, n)
         if queue.stored:
-            out = self.records
-            last = out[-1] if out else None
-            if (
-                last is not None
-                and last.kind == records.DROPPED
-                and last.queue == queue.id
-                and last.reason == reason
-                and last.first + last.count == piece.first
-            ):
-                last.count += n
-                last.other += size
-            else:
-                out.append(
-                    Record(
-                        records.DROPPED, queue.id, piece.first, n, self._now(), other=size,
-                        reason=reason,
-                    )
-                )  # fmt: skip
+            self.ledger.emit(dropped_record(queue.id, piece.first, n, reason, size))
 
     # -- to its targets
 
@@ -450,14 +433,13 @@ class DeadLetters:
         if queue.settings.at_least_once:
             self._count(AT_LEAST_ONCE, CONFIRMED, n)
         if queue.stored:
-            left = Record(
-                records.DEAD_LETTERED, queue.id, piece.first, n, self._now(),
-                payload if payload.persistent and payload.position != NOWHERE else None,
-                piece.lo, reason=letter.reason,
-                flags=0 if self._is_told(queue, letter.have) else records.TRANSIENT,
+            is_kept = payload.persistent and payload.position != NOWHERE
+            self.ledger.emit(
+                dead_lettered_record(
+                    queue.id, piece.first, n, letter.reason, payload if is_kept else None,
+                    piece.lo, self._is_told(queue, letter.have),
+                )
             )  # fmt: skip
-            if not self._continues(left):
-                self.records.append(left)
         self.entrance.store.finish(payload, n)
 
     def _is_told(self, queue: Queue, names: list[str]) -> bool:
@@ -468,31 +450,6 @@ class DeadLetters:
             if target is not None and target.stored:
                 return True
         return False
-
-    def _continues(self, left: Record) -> bool:
-        """Extend the previous rows if this letter continues them, as letters to one queue do that
-        leave one by one when a consumer rejects them. Returns whether it did."""
-        out = self.records
-        if len(out) < 3:
-            return False
-        entered, left_before, entered_before = out[-1], out[-2], out[-3]
-        if (
-            left_before.kind != records.DEAD_LETTERED
-            or entered.kind != records.ENTERED
-            or entered_before.kind != records.ENTERED
-            or entered.owner != left.queue
-            or entered.other != left.first
-            or entered_before.owner != left.queue
-            or entered_before.other != left_before.first
-            or entered_before.count != left_before.count
-            or not _follows(left_before, left)
-            or not _follows(entered_before, entered)
-        ):
-            return False
-        left_before.count += left.count
-        entered_before.count += entered.count
-        del out[-1]
-        return True
 
     def _end(self, queue: Queue, letter: Letter, reason: int) -> None:
         """Drop letters that no target takes and the strategy does not keep [DL-15]. They get a
@@ -542,21 +499,6 @@ class DeadLetters:
 
     def _now(self) -> int:
         return self.clock.now_ms
-
-
-def _follows(before: Record, after: Record) -> bool:
-    """Return whether one row can replace these two about a queue."""
-    return (
-        before.queue == after.queue
-        and before.first + before.count == after.first
-        and before.payload is not None
-        and before.payload is after.payload
-        and before.lo + before.count == after.lo
-        and before.time_ms == after.time_ms
-        and before.reason == after.reason
-        and before.flags == after.flags
-        and before.blob is after.blob
-    )
 
 
 def _looks_inside(target: Queue, piece: Slice) -> bool:

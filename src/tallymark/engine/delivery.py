@@ -20,10 +20,10 @@ from tallymark.engine import records
 from tallymark.engine.clock import Clock
 from tallymark.engine.deadlines import Deadlines
 from tallymark.engine.effects import Deliver, Drained, Effect
+from tallymark.engine.ledger import Ledger, acquired_record
 from tallymark.engine.marks import Marks
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
-from tallymark.engine.records import Record
 from tallymark.engine.session import (
     MERGE_MS,
     UNLIMITED,
@@ -87,7 +87,7 @@ class Dispatcher:
         "marks",
         "offers",
         "quarantine",
-        "records",
+        "ledger",
         "returns",
         "seeking",
         "spent",
@@ -101,13 +101,13 @@ class Dispatcher:
         clock: Clock,
         deadlines: Deadlines,
         store: Store,
-        records: list[Record],
+        ledger: Ledger,
         effects: list[Effect],
     ) -> None:
         self.clock = clock
         self.deadlines = deadlines
         self.store = store
-        self.records = records
+        self.ledger = ledger
         self.effects = effects
         self.seeking: Seeking
         """Service of consumers that browse or filter. Set by the Broker."""
@@ -134,7 +134,7 @@ class Dispatcher:
         self.appended: list[Queue] = []
         """Streams that received messages in this turn. Readers see the messages once they are on
         disk."""
-        self.marks = Marks(clock, records)
+        self.marks = Marks(clock, ledger)
         self.held: list[Queue] = []
         """Queues that received messages in this turn which are delivered only once they are on
         disk."""
@@ -523,19 +523,7 @@ class Dispatcher:
         else:
             session.got += n
         if queue.stored and queue.settings.records_deliveries:
-            self.records.append(
-                Record(
-                    records.ACQUIRED,
-                    queue.id,
-                    piece.first,
-                    n,
-                    self.clock.now_ms,
-                    None,
-                    0,
-                    owner,
-                    piece.acquired,
-                )
-            )
+            self.ledger.emit(acquired_record(queue.id, piece.first, n, owner, piece.acquired))
         inflight = session.inflight
         if inflight:
             last = inflight[-1]

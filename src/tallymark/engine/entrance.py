@@ -7,7 +7,6 @@ overflow behaviours reject-publish and reject-publish-dlx let some messages pass
 
 from __future__ import annotations
 
-import json
 from array import array
 from typing import TYPE_CHECKING, Final, final
 
@@ -17,10 +16,18 @@ from tallymark.engine.backlogs import Backlogs
 from tallymark.engine.clock import Clock
 from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.formats import Format
+from tallymark.engine.ledger import (
+    Ledger,
+    dropped_record,
+    entered_record,
+    payload_record,
+    publishers_record,
+    seen_record,
+    transient_record,
+)
 from tallymark.engine.message import NOWHERE, ON_ITS_WAY, Payload, Slice
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
-from tallymark.engine.records import Record
 from tallymark.engine.settings import DROP_HEAD, DROP_TAIL, REJECT_PUBLISH_DLX
 from tallymark.engine.store import Store
 
@@ -42,7 +49,7 @@ class Entrance:
     objects."""
 
     __slots__ = (
-        "backlogs", "clock", "dispatcher", "formats", "letters", "quarantine", "records", "store",
+        "backlogs", "clock", "dispatcher", "formats", "letters", "quarantine", "ledger", "store",
     )  # fmt: skip
 
     def __init__(
@@ -52,7 +59,7 @@ class Entrance:
         dispatcher: Dispatcher,
         backlogs: Backlogs,
         formats: dict[int, Format],
-        records: list[Record],
+        ledger: Ledger,
         quarantine: Quarantine,
     ) -> None:
         self.clock = clock
@@ -60,7 +67,7 @@ class Entrance:
         self.dispatcher = dispatcher
         self.backlogs = backlogs
         self.formats = formats
-        self.records = records
+        self.ledger = ledger
         self.quarantine = quarantine
         self.letters: DeadLetters | None = None
         """Dead-letter operations, for messages refused by queues with reject-publish-dlx. Set by
@@ -71,11 +78,7 @@ class Entrance:
         if payload.position == NOWHERE:
             self.store.load(payload)
             payload.position = ON_ITS_WAY
-            self.records.append(
-                Record(
-                    records.PAYLOAD, 0, payload.first_id, payload.count, payload.arrived_ms, payload
-                )
-            )
+            self.ledger.emit(payload_record(payload))
 
     def enter(
         self,
@@ -205,7 +208,7 @@ class Entrance:
             else:
                 self._append(queue, payload, lo + at, lo + end, annotations, 0, 0)
         if taken:
-            self.records.append(publishers_record(queue, taken, self.clock.now_ms))
+            self.ledger.emit(publishers_record(queue.id, taken))
 
     def _enter_deferred(
         self,
@@ -275,20 +278,16 @@ class Entrance:
         if not queue.stored:
             return
         if not kept:
-            self.records.append(
-                Record(
-                    records.ENTERED, queue.id, first, hi - lo, self.clock.now_ms, None, 0, source,
-                    source_first, priority, records.TRANSIENT,
-                )
-            )  # fmt: skip
+            self.ledger.emit(
+                transient_record(queue.id, first, hi - lo, priority, source, source_first)
+            )
             return
         blob = b"" if annotations is None else annotations.to_bytes()
-        self.records.append(
-            Record(
-                records.ENTERED, queue.id, first, hi - lo, self.clock.now_ms, payload, lo, source,
-                source_first, priority, 0, blob,
+        self.ledger.emit(
+            entered_record(
+                queue.id, first, hi - lo, payload, lo, priority, blob, source, source_first
             )
-        )  # fmt: skip
+        )
 
     def weigh(self, payload: Payload) -> None:
         """Compute payload.bodies, the body sizes. Raises Unreadable."""
@@ -474,8 +473,7 @@ class Entrance:
                 seen[id] = now
                 taken.append(id)
         if taken and queue.stored and kept:
-            blob = json.dumps(taken, separators=(",", ":")).encode()
-            self.records.append(Record(records.SEEN, queue.id, 0, len(taken), now, blob=blob))
+            self.ledger.emit(seen_record(queue.id, taken, now))
         return verdict
 
     def _pass_over(
@@ -494,9 +492,7 @@ class Entrance:
         self.record(queue, first, payload, lo, hi, 0, annotations, kept)
         queue.drop(hi - lo, reason)
         if queue.stored:
-            self.records.append(
-                Record(records.DROPPED, queue.id, first, hi - lo, self.clock.now_ms, reason=reason)
-            )
+            self.ledger.emit(dropped_record(queue.id, first, hi - lo, reason))
         self.store.finish(payload, hi - lo)
 
     def _bury(
@@ -525,12 +521,6 @@ def forget_ids(queue: Queue, now_ms: int) -> None:
         if seen[first] > oldest:
             return
         del seen[first]
-
-
-def publishers_record(queue: Queue, numbers: dict[str, int], now_ms: int) -> Record:
-    """Return the PUBLISHERS record of these names."""
-    blob = json.dumps(numbers, separators=(",", ":")).encode()
-    return Record(records.PUBLISHERS, queue.id, 0, len(numbers), now_ms, blob=blob)
 
 
 def _runs(marks: bytearray) -> list[tuple[int, int]]:

@@ -9,9 +9,13 @@ from collections.abc import Callable
 from typing import Final, final
 
 from tallymark.engine.checksum import crc32c
+from tallymark.engine.ledger import leased_answer, live_answer, missing_answer, payload_record
 from tallymark.engine.message import Payload, Slice
-from tallymark.engine.records import DROPPED, LEASED, LIVE, PAYLOAD, Record
+from tallymark.engine.records import Record
 
+BLOCK_BYTES: Final = 4 << 20
+"""A block of an answer ends with the message that passes this; only a single message makes a larger
+one."""
 PIECES: Final = 4096
 """Maximum number of slices in one answer."""
 
@@ -33,7 +37,7 @@ class Extents:
     def __init__(self, queue_id: int, most_bytes: int, read: Callable[[Payload], bytes]) -> None:
         """read: function that returns a payload's bytes, checked."""
         self._read = read
-        self.records: list[Record] = []
+        self.rows: list[Record] = []
         self.spans: list[Span] = []
         self._queue_id = queue_id
         self._room = most_bytes
@@ -53,7 +57,7 @@ class Extents:
         payload, lo = piece.payload, piece.lo
         cuts = payload.cuts
         fitting = bisect_left(cuts, cuts[lo] + self._room + 1, lo, piece.hi + 1) - 1
-        hi = max(fitting, lo if self.records else lo + 1)
+        hi = max(fitting, lo if self.rows else lo + 1)
         if hi < piece.hi:
             self._room = 0
             piece = piece.part(0, hi - lo)
@@ -61,7 +65,7 @@ class Extents:
                 return piece
         part = payload.window(lo, hi)
         self._sum(payload, part, lo)
-        self.records.append(Record(PAYLOAD, 0, part.first_id, part.count, part.arrived_ms, part))
+        self.rows.append(payload_record(part))
         self._add_rows(piece, part)
         self._add_spans(part)
         self._room -= part.size
@@ -137,16 +141,12 @@ class StreamExtents(Extents):
     def pass_over(self, high: int) -> None:
         """Report the sequences below `high` that were not added as missing."""
         if high > self.next:
-            self.records.append(Record(DROPPED, self._queue_id, self.next, high - self.next, 0))
+            self.rows.append(missing_answer(self._queue_id, self.next, high - self.next))
             self.next = high
 
     def _add_row(self, piece: Slice, part: Payload, lo: int, hi: int, known: bytes) -> None:
-        self.records.append(
-            Record(
-                LIVE, self._queue_id, piece.first + lo, hi - lo, part.arrived_ms, part, lo,
-                blob=known,
-            )
-        )  # fmt: skip
+        first, count = piece.first + lo, hi - lo
+        self.rows.append(live_answer(self._queue_id, piece, first, count, part, lo, known))
 
 
 @final
@@ -174,9 +174,74 @@ class LeaseExtents(Extents):
         return put
 
     def _add_row(self, piece: Slice, part: Payload, lo: int, hi: int, known: bytes) -> None:
-        self.records.append(
-            Record(
-                LEASED, self._queue_id, piece.first + lo, hi - lo, part.arrived_ms, part, lo,
-                self._epoch, self.next + lo, piece.priority, min(piece.acquired, 255), known,
+        self.rows.append(
+            leased_answer(
+                self._queue_id, self._epoch, self.next + lo, piece, piece.first + lo, hi - lo,
+                part, lo, known,
             )
         )  # fmt: skip
+
+
+@final
+class Excerpts:
+    """The rows of one block of an answer, with the bytes of its messages."""
+
+    def __init__(self, queue_id: int) -> None:
+        self.rows: list[Record] = []
+        self._queue_id = queue_id
+        self._size = 0
+
+    @property
+    def full(self) -> bool:
+        return self._size >= BLOCK_BYTES
+
+    def add(self, piece: Slice) -> int:
+        """Add a slice, or as much of it as there is room for, at least one message. Its payload is
+        in memory. Returns how many messages were added."""
+        part = self._put(piece)
+        n = part.count
+        self.rows.append(live_answer(self._queue_id, piece, piece.first, n, part, 0, piece.known()))
+        return n
+
+    def add_leased(self, epoch: int, lease_first: int, piece: Slice) -> int:
+        """Add a slice as `add` does, whose lease sequences begin with `lease_first`."""
+        part = self._put(piece)
+        n = part.count
+        self.rows.append(
+            leased_answer(
+                self._queue_id, epoch, lease_first, piece, piece.first, n, part, 0, piece.known()
+            )
+        )
+        return n
+
+    def _put(self, piece: Slice) -> Payload:
+        """Add the bytes of a slice and return them as a payload of their own."""
+        payload = piece.payload
+        cuts, lo = payload.cuts, piece.lo
+        room = BLOCK_BYTES - self._size
+        hi = min(piece.hi, max(lo + 1, bisect_left(cuts, cuts[lo] + room, lo, piece.hi + 1)))
+        part = _excerpt(payload, lo, hi)
+        self._size += part.size
+        self.rows.append(payload_record(part))
+        return part
+
+
+def _excerpt(payload: Payload, lo: int, hi: int) -> Payload:
+    """Return messages lo..hi-1 as a payload of their own."""
+    raw = payload.raw
+    assert raw is not None
+    if lo == 0 and hi == payload.count:
+        return payload
+    cuts = payload.cuts
+    base = cuts[lo]
+    return Payload(
+        payload.format,
+        raw[base : cuts[hi]],
+        array("I", [cut - base for cut in cuts[lo : hi + 1]]),
+        payload.route,
+        payload.routes[lo:hi] if payload.routes is not None else None,
+        payload.first_id + lo,
+        payload.arrived_ms,
+        payload.persistent,
+        payload.largest_frame,
+    )

@@ -6,15 +6,21 @@ Everything that changes is a record, and the caller answers only when the disk h
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Final, final
 
 from tallymark.engine import records
 from tallymark.engine.clock import Clock
 from tallymark.engine.errors import NotFound, PreconditionFailed, ResourceExhausted
+from tallymark.engine.ledger import (
+    Ledger,
+    defined_record,
+    lease_settled_record,
+    leased_record,
+    payload_record,
+    verdicts_record,
+)
 from tallymark.engine.message import NOWHERE, ON_ITS_WAY, Slice
 from tallymark.engine.queue import Queue
-from tallymark.engine.records import Record
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED
 from tallymark.engine.store import Store
 from tallymark.engine.subscription import (
@@ -28,20 +34,18 @@ if TYPE_CHECKING:
     from tallymark.engine.upkeep import Upkeep
 
 VERDICTS: Final = (ACCEPTED, REJECTED, RETURNED, FAILED)
-MOST_FAILED: Final = (1 << 15) - 1
-"""Maximum number of failed deliveries in a LEASED record."""
 
 
 @final
 class Leases:
     """Operations on all durable subscriptions of the broker."""
 
-    __slots__ = ("clock", "epochs", "records", "settlement", "store", "subscriptions", "upkeep")
+    __slots__ = ("clock", "epochs", "ledger", "settlement", "store", "subscriptions", "upkeep")
 
-    def __init__(self, clock: Clock, store: Store, records: list[Record]) -> None:
+    def __init__(self, clock: Clock, store: Store, ledger: Ledger) -> None:
         self.clock = clock
         self.store = store
-        self.records = records
+        self.ledger = ledger
         self.upkeep: Upkeep
         """Upkeep of watched queues before messages are taken. Set by the Broker."""
         self.settlement: Settlement
@@ -146,20 +150,9 @@ class Leases:
             if payload.position == NOWHERE:
                 self.store.load(payload)
                 payload.position = ON_ITS_WAY
-                self.records.append(
-                    Record(
-                        records.PAYLOAD,
-                        0,
-                        payload.first_id,
-                        payload.count,
-                        self.clock.now_ms,
-                        payload,
-                    )
-                )
+                self.ledger.emit(payload_record(payload))
             piece = queue.take(n)
-            self.records.append(
-                leased_record(subscription, subscription.next, piece, self.clock.now_ms)
-            )
+            self.ledger.emit(leased_record(queue.id, subscription.epoch, subscription.next, piece))
             subscription.add(piece)
             queue.leased += n
             rows -= n
@@ -211,7 +204,7 @@ class Leases:
             subscription.check_position(first + count, "the end of a verdict")
         for first, count, outcome in said:
             subscription.judge(first, count, outcome)
-        self.records.append(verdicts_record(subscription, said, self.clock.now_ms))
+        self.ledger.emit(verdicts_record(subscription.queue.id, subscription.epoch, said))
 
     def settle(self, subscription: Subscription, end: int) -> int:
         """Settle every lease sequence below `end` with the outcomes set; return the floor.
@@ -239,19 +232,7 @@ class Leases:
             for outcome, pieces in back.items():
                 reason = records.RETURNED_BY_CLIENT
                 self.settlement.give_back(queue, pieces, epoch, reason, outcome == FAILED)
-            self.records.append(
-                Record(
-                    records.LEASE_SETTLED,
-                    queue.id,
-                    0,
-                    0,
-                    self.clock.now_ms,
-                    None,
-                    0,
-                    subscription.epoch,
-                    end,
-                )
-            )
+            self.ledger.emit(lease_settled_record(queue.id, epoch, end))
         return subscription.floor
 
     def remove(self, subscription: Subscription) -> list[Slice]:
@@ -316,28 +297,7 @@ class Leases:
         subscription.queue.subscriptions.append(subscription)
 
     def _define(self, definition: dict[str, object]) -> None:
-        blob = json.dumps(definition, separators=(",", ":")).encode()
-        self.records.append(Record(records.DEFINITION, 0, 0, 0, self.clock.now_ms, blob=blob))
-
-
-def leased_record(subscription: Subscription, first: int, piece: Slice, now_ms: int) -> Record:
-    """Return the LEASED record of a slice whose lease sequences begin with `first`."""
-    failed = min(piece.failed, MOST_FAILED)
-    return Record(
-        records.LEASED, subscription.queue.id, piece.first, len(piece), now_ms, piece.payload,
-        piece.lo, subscription.epoch, first | failed << 48, piece.priority,
-        min(piece.acquired, 255), piece.known(),
-    )  # fmt: skip
-
-
-def verdicts_record(
-    subscription: Subscription, said: list[tuple[int, int, int]], now_ms: int
-) -> Record:
-    """Return the VERDICTS record: (first lease sequence, count, outcome)."""
-    blob = json.dumps(said, separators=(",", ":")).encode()
-    return Record(
-        records.VERDICTS, subscription.queue.id, 0, 0, now_ms, owner=subscription.epoch, blob=blob
-    )
+        self.ledger.emit(defined_record(definition))
 
 
 def _number(definition: dict[str, object], key: str) -> int:

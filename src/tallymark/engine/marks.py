@@ -17,10 +17,9 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.engine import records
 from tallymark.engine.clock import Clock
+from tallymark.engine.ledger import Ledger, mark_record
 from tallymark.engine.queue import Queue
-from tallymark.engine.records import Record
 from tallymark.engine.settings import UNLIMITED
 
 LARGEST_RESERVE: Final = 8192
@@ -55,12 +54,12 @@ class MarkWait:
 class Marks:
     """Sets the marks of all queues, and collects those that are being written to disk."""
 
-    __slots__ = ("_clock", "_look_ms", "_loose", "_records", "turns", "waits")
+    __slots__ = ("_clock", "_look_ms", "_loose", "_ledger", "turns", "waits")
 
-    def __init__(self, clock: Clock, out: list[Record]) -> None:
+    def __init__(self, clock: Clock, ledger: Ledger) -> None:
         """out: list to which records are appended."""
         self._clock = clock
-        self._records = out
+        self._ledger = ledger
         self._loose: list[Queue] = []
         """Queues whose mark may be ahead of the last delivery."""
         self._look_ms = 0
@@ -106,7 +105,7 @@ class Marks:
                 mark = min(mark, most)
         if mark > queue.mark:
             queue.mark = mark
-            self._records.append(Record(records.MARK, queue.id, mark, 0, self._clock.now_ms))
+            self._ledger.emit(mark_record(queue.id, mark))
             self.waits.append(MarkWait(queue, mark, queue.reached))
             queue.renew_at = mark - (mark - upto) // 2
             if not queue.is_loose:
@@ -146,7 +145,7 @@ class Marks:
         if queue.stored and queue.reached < queue.mark == queue.mark_durable:
             queue.mark = queue.mark_durable = queue.renew_at = queue.reached
             queue.reserve = queue.returns = 0
-            self._records.append(Record(records.MARK, queue.id, queue.mark, 0, self._clock.now_ms))
+            self._ledger.emit(mark_record(queue.id, queue.mark))
 
     def look_around(self) -> None:
         """Lower the marks of queues without deliveries, with a block that is written anyway.
@@ -154,7 +153,7 @@ class Marks:
         A queue whose consumers took all there is keeps its mark: what enters next need not wait.
         O(1) in most turns; every REST_MS, O(queues that had a mark set ahead).
         """
-        if not self._loose or not self._records or self._clock.now_ms < self._look_ms:
+        if not self._loose or not self._ledger.rows or self._clock.now_ms < self._look_ms:
             return
         self._look_ms = self._clock.now_ms + REST_MS
         loose, self._loose = self._loose, []

@@ -14,9 +14,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final, final
 
-from tallymark.engine import records
 from tallymark.engine.annotations import Annotations
-from tallymark.engine.message import Slice
+from tallymark.engine.ledger import pending_record
+from tallymark.engine.message import Payload, Slice
 from tallymark.engine.queue import Letter, Queue
 from tallymark.engine.records import Record
 
@@ -144,7 +144,7 @@ class PendingLetters:
 
     def _record(self, queue: Queue, letter: Letter) -> None:
         if queue.stored:
-            self._letters.records.append(pending_record(queue, letter))
+            self._letters.ledger.emit(letter_record(queue, letter, letter.piece.payload))
 
     def _forget_idle(self, queue: Queue) -> None:
         if not queue.letters:
@@ -157,16 +157,15 @@ class PendingLetters:
         return self._letters.clock.now_ms
 
 
-def pending_record(queue: Queue, letter: Letter) -> Record:
-    """Return the PENDING record of a letter; `pending_letter` reads it back."""
+def letter_record(queue: Queue, letter: Letter, payload: Payload) -> Record:
+    """Return the PENDING record of a letter; `pending_letter` reads it back. payload: the letter's,
+    or what a checkpoint names instead."""
     piece = letter.piece
-    payload = piece.payload
     before = None if piece.annotations is None else piece.annotations.to_object()
-    blob = json.dumps({"letter": before, "have": letter.have}, separators=(",", ":")).encode()
-    return Record(
-        records.PENDING, queue.id, piece.first, len(piece), letter.died_ms,
-        payload if payload.persistent else None, piece.lo, 0, piece.acquired | piece.failed << 32,
-        letter.reason, 0, blob,
+    said: dict[str, object] = {"letter": before, "have": letter.have}
+    return pending_record(
+        queue.id, piece, payload if payload.persistent else None, letter.reason, letter.died_ms,
+        said,
     )  # fmt: skip
 
 

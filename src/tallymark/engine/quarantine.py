@@ -23,9 +23,9 @@ from tallymark.engine import records
 from tallymark.engine.clock import Clock
 from tallymark.engine.effects import Effect, Signal
 from tallymark.engine.errors import Unreadable
+from tallymark.engine.ledger import Ledger
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Letter, Quarantined, Queue
-from tallymark.engine.records import Record
 from tallymark.engine.store import Store
 from tallymark.engine.subscription import Subscription
 
@@ -43,14 +43,12 @@ class Quarantine:
     """Operations on quarantined messages. Clock, store and records are the Broker's own."""
 
     __slots__ = (
-        "_clock", "_effects", "_records", "_told", "dispatcher", "letters", "pauses", "store",
+        "_clock", "_effects", "_ledger", "_told", "dispatcher", "letters", "pauses", "store",
     )  # fmt: skip
 
-    def __init__(
-        self, clock: Clock, store: Store, records: list[Record], effects: list[Effect]
-    ) -> None:
+    def __init__(self, clock: Clock, store: Store, ledger: Ledger, effects: list[Effect]) -> None:
         self._clock = clock
-        self._records = records
+        self._ledger = ledger
         self._effects = effects
         self._told: dict[int, int] = {}
         """Count of alarms so far, by queue."""

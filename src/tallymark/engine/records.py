@@ -7,7 +7,6 @@ is emitted in one turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Final, final
 
 from tallymark.engine.message import Payload
@@ -300,39 +299,10 @@ class Record:
         self.flags = flags
         self.blob = blob
 
-
-def expanded(records: Iterable[Record]) -> Iterator[Record]:
-    """Return the records of a checkpoint as they are stored: a LIVE record of a packed payload
-    becomes a PAYLOAD and a LIVE record for each message, or, with LIVE_PACKED, for all messages
-    together."""
-    for record in records:
-        payload = record.payload
-        if payload is None or payload.pack is None:
-            yield record
-            continue
-        if record.flags & LIVE_PACKED:
-            part = payload.window(record.lo, record.lo + record.count)
-            yield Record(PAYLOAD, 0, part.first_id, part.count, part.arrived_ms, part)
-            yield Record(
-                LIVE, record.queue, record.first, record.count, record.time_ms, part, 0,
-                record.owner, record.other, record.reason, record.flags, record.blob,
-            )  # fmt: skip
-            continue
-        blobs = payload.pack.blobs(record.lo, record.lo + record.count)
-        for i in range(record.count):
-            one = payload.single(record.lo + i)
-            yield Record(PAYLOAD, 0, one.first_id, 1, one.arrived_ms, one)
-            yield Record(
-                LIVE,
-                record.queue,
-                record.first + i,
-                1,
-                record.time_ms,
-                one,
-                0,
-                record.owner,
-                record.other,
-                record.reason,
-                record.flags,
-                blobs[i] if blobs else record.blob,
-            )
+    def part(self, start: int, count: int, payload: Payload, blob: bytes) -> Record:
+        """Return a row of `count` of the messages, from index `start` on: all those of `payload`.
+        The rest is the same but for the blob."""
+        return Record(
+            self.kind, self.queue, self.first + start, count, self.time_ms, payload, 0, self.owner,
+            self.other, self.reason, self.flags, blob,
+        )  # fmt: skip

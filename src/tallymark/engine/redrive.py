@@ -27,9 +27,9 @@ from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import Unsupported
 from tallymark.engine.exchange import Exchange
 from tallymark.engine.intervals import IntervalSet
+from tallymark.engine.ledger import Ledger, settled_record
 from tallymark.engine.message import Route, Slice
 from tallymark.engine.queue import Queue
-from tallymark.engine.records import Record
 from tallymark.engine.routing import Targets
 from tallymark.engine.session import Connection
 from tallymark.engine.settings import DROP_HEAD
@@ -105,7 +105,7 @@ class Found:
 class Redrives:
     """The redrive operations. Exchanges, queues and store are the Broker's own objects."""
 
-    __slots__ = ("_clock", "_connections", "_entrance", "_records", "_transactions", "_vhosts")
+    __slots__ = ("_clock", "_connections", "_entrance", "_ledger", "_transactions", "_vhosts")
 
     def __init__(
         self,
@@ -114,14 +114,14 @@ class Redrives:
         vhosts: dict[str, VirtualHost],
         connections: dict[int, Connection],
         transactions: Transactions,
-        records: list[Record],
+        ledger: Ledger,
     ) -> None:
         self._clock = clock
         self._entrance = entrance
         self._vhosts = vhosts
         self._connections = connections
         self._transactions = transactions
-        self._records = records
+        self._ledger = ledger
 
     def look(
         self,
@@ -269,12 +269,7 @@ class Redrives:
                 entrance.keep(payload)
             entrance.enter(target, payload, piece.lo, piece.hi, made, kept, queue.id, piece.first)
         if queue.stored:
-            self._records.append(
-                Record(
-                    records.SETTLED, queue.id, piece.first, n, self._clock.now_ms,
-                    reason=records.SETTLED_BY_REDRIVE,
-                )
-            )  # fmt: skip
+            self._ledger.emit(settled_record(queue.id, piece.first, n, records.SETTLED_BY_REDRIVE))
         entrance.store.finish(payload, n)
 
     # -- finding messages

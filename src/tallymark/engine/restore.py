@@ -20,6 +20,7 @@ from tallymark.engine.archives import Archived
 from tallymark.engine.arguments import named
 from tallymark.engine.broker import Broker
 from tallymark.engine.intervals import Deferral, Deferrals, IntervalSet, Tally
+from tallymark.engine.ledger import dropped_record, lost_delivery_record
 from tallymark.engine.message import Payload, Slice
 from tallymark.engine.pending import pending_letter
 from tallymark.engine.queue import Letter, Queue
@@ -398,23 +399,12 @@ class Restorer:
                 reason = records.DROPPED_TRANSIENT
                 queue.dropped[reason] = queue.dropped.get(reason, 0) + b - a
                 history.acquired.remove(a, b)
-                broker.records.append(
-                    Record(records.DROPPED, queue.id, a, b - a, broker.clock.now_ms, reason=reason)
-                )
+                broker.ledger.emit(dropped_record(queue.id, a, b - a, reason))
         for low, high in history.supposed:
             history.acquired.add(low, high)
         for low, high in history.acquired:
             for a, b in gone.gaps(low, high):
-                broker.records.append(
-                    Record(
-                        records.RETURNED,
-                        queue.id,
-                        a,
-                        b - a,
-                        broker.clock.now_ms,
-                        reason=records.RETURNED_BY_LOSS,
-                    )
-                )
+                broker.ledger.emit(lost_delivery_record(queue.id, a, b - a))
         queue.mark = queue.mark_durable = queue.renew_at = history.mark
         if queue.settings.is_stream:
             queue.mark_durable = queue.entered + 1  # all restored messages are on disk
@@ -436,16 +426,7 @@ class Restorer:
         for low, high in known.gaps(history.counted + 1, queue.entered + 1):
             reason = records.DROPPED_LOST
             queue.dropped[reason] = queue.dropped.get(reason, 0) + high - low
-            self._broker.records.append(
-                Record(
-                    records.DROPPED,
-                    queue.id,
-                    low,
-                    high - low,
-                    self._broker.clock.now_ms,
-                    reason=reason,
-                )
-            )
+            self._broker.ledger.emit(dropped_record(queue.id, low, high - low, reason))
 
     def _even_out(self, queue: Queue) -> None:
         """Balance an account that its records do not explain: count missing messages as dropped,
@@ -674,10 +655,5 @@ def drop_lost(broker: Broker, lost: list[Payload]) -> int:
 
 
 def _record_lost(broker: Broker, queue: Queue, piece: Slice) -> int:
-    broker.records.append(
-        Record(
-            records.DROPPED, queue.id, piece.first, len(piece), broker.clock.now_ms,
-            reason=records.DROPPED_LOST,
-        )
-    )  # fmt: skip
+    broker.ledger.emit(dropped_record(queue.id, piece.first, len(piece), records.DROPPED_LOST))
     return len(piece)

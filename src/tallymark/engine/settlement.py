@@ -15,9 +15,9 @@ from tallymark.engine.annotations import Notes, with_notes
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.errors import PreconditionFailed
+from tallymark.engine.ledger import Ledger, deferred_record, dropped_record, returned_record
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
-from tallymark.engine.records import Record
 from tallymark.engine.session import (
     ACCEPTED,
     DISCARDED,
@@ -39,15 +39,15 @@ from tallymark.engine.store import Store
 class Settlement:
     """Settles tags of sessions. Its lists are those of the Broker and the Dispatcher."""
 
-    __slots__ = ("dispatcher", "letters", "records", "store")
+    __slots__ = ("dispatcher", "letters", "ledger", "store")
 
     def __init__(
-        self, dispatcher: Dispatcher, letters: DeadLetters, store: Store, records: list[Record]
+        self, dispatcher: Dispatcher, letters: DeadLetters, store: Store, ledger: Ledger
     ) -> None:
         self.dispatcher = dispatcher
         self.letters = letters
         self.store = store
-        self.records = records
+        self.ledger = ledger
 
     def settle(
         self,
@@ -180,15 +180,8 @@ class Settlement:
             if not pieces:
                 return
         if queue.stored:
-            flags = (records.RETURNED_FAILED if failed else 0) | (records.TO_TAIL if to_tail else 0)
             for piece in pieces:
-                self.records.append(
-                    Record(
-                        records.RETURNED, queue.id, piece.first, len(piece),
-                        self.dispatcher.clock.now_ms, owner=owner, reason=reason, flags=flags,
-                        blob=_noted(piece),
-                    )
-                )  # fmt: skip
+                self.ledger.emit(returned_record(queue.id, piece, reason, owner, failed, to_tail))
             self.dispatcher.given_back(queue, pieces)
         if queue.body_bytes >= 0:  # delivered before the queue had a limit on bytes
             pieces = [piece for piece in pieces if self._is_weighed(queue, piece, failed)]
@@ -283,9 +276,8 @@ class Settlement:
         else:
             queue.defer(piece, due_ms, to_tail)
         if queue.stored:
-            now_ms = self.dispatcher.clock.now_ms
-            self.records.append(
-                deferred_record(queue, piece, now_ms, owner, due_ms, failed, to_tail, reason)
+            self.ledger.emit(
+                deferred_record(queue.id, piece, due_ms, to_tail, reason, owner, failed)
             )
             if piece.acquired:
                 self.dispatcher.given_back(queue, [piece])
@@ -325,12 +317,7 @@ class Settlement:
     def record_drop(self, queue: Queue, low: int, high: int, reason: int) -> None:
         """Record that sequences low..high-1 ended without success."""
         if queue.stored and high > low:
-            self.records.append(
-                Record(
-                    records.DROPPED, queue.id, low, high - low, self.dispatcher.clock.now_ms,
-                    reason=reason,
-                )
-            )  # fmt: skip
+            self.ledger.emit(dropped_record(queue.id, low, high - low, reason))
 
     def drop_in_flight(self, sessions: list[Session], queue: Queue, reason: int) -> None:
         """End all messages of a deleted queue that sessions hold. Their tags can still be settled,
@@ -434,28 +421,3 @@ def counts_as(queue: Queue, outcome: int) -> int:
     if outcome != NACKED:
         return outcome
     return FAILED if queue.settings.counts_nacks else RETURNED
-
-
-def _noted(piece: Slice) -> bytes:
-    """Return the annotations of requeued messages for their record, if a client may have added
-    notes [FC-20]; otherwise b""."""
-    known = piece.annotations
-    return known.to_bytes() if known is not None and known.notes else b""
-
-
-def deferred_record(
-    queue: Queue,
-    piece: Slice,
-    now_ms: int,
-    owner: int,
-    due_ms: int,
-    failed: bool,
-    to_tail: bool,
-    reason: int = 0,
-) -> Record:
-    """Return the DEFERRED record of messages."""
-    flags = (records.RETURNED_FAILED if failed else 0) | (records.TO_TAIL if to_tail else 0)
-    return Record(
-        records.DEFERRED, queue.id, piece.first, len(piece), now_ms, None, 0, owner, due_ms, reason,
-        flags, _noted(piece),
-    )  # fmt: skip

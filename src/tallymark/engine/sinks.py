@@ -34,6 +34,7 @@ from tallymark.engine.errors import (
     PreconditionFailed,
     ResourceExhausted,
 )
+from tallymark.engine.ledger import Ledger, defined_record, sink_ended_record, sink_staged_record
 from tallymark.engine.message import Payload
 from tallymark.engine.records import Record
 from tallymark.engine.routing import Targets
@@ -141,7 +142,7 @@ class Sinks:
         "clock",
         "deadlines",
         "new_id",
-        "records",
+        "ledger",
         "sinks",
         "staged",
         "staged_bytes",
@@ -157,7 +158,7 @@ class Sinks:
         entrance: Entrance,
         store: Store,
         vhosts: dict[str, VirtualHost],
-        records: list[Record],
+        ledger: Ledger,
         new_id: Callable[[], int],
     ) -> None:
         self.clock = clock
@@ -165,7 +166,7 @@ class Sinks:
         self._entrance = entrance
         self.store = store
         self._vhosts = vhosts
-        self.records = records
+        self.ledger = ledger
         self.new_id = new_id
         self.sinks: dict[tuple[str, str], Sink] = {}
         """Sinks by virtual host and name."""
@@ -202,7 +203,7 @@ class Sinks:
             payload = part.payload
             self.store.enter(payload, payload.count)
             self._entrance.keep(payload)
-            self.records.append(staged_record(staging, part, len(staging.parts), now))
+            self.ledger.emit(part_record(staging, part, len(staging.parts), part.payload, now))
             staging.add(part)
         self._enter(staging)
         return staging
@@ -246,12 +247,7 @@ class Sinks:
         self.staged_bytes -= staging.size
         for part in staging.parts:
             self.store.finish(part.payload, part.payload.count)
-        self.records.append(
-            Record(
-                records.SINK_ENDED, 0, 0, staging.count, self.clock.now_ms, owner=staging.id,
-                reason=reason,
-            )
-        )  # fmt: skip
+        self.ledger.emit(sink_ended_record(staging.id, staging.count, reason))
 
     # -- committing
 
@@ -412,7 +408,7 @@ class Sinks:
         sink.due_ms = self.clock.now_ms + forget_ms if forget_ms else 0
         if sink.due_ms:
             self.deadlines.arm(sink, sink.due_ms)
-        self.records.append(_definition(self.definition(sink), self.clock.now_ms))
+        self.ledger.emit(defined_record(self.definition(sink)))
 
     # -- expiry
 
@@ -452,7 +448,7 @@ class Sinks:
         definition: dict[str, object] = {
             "op": "drop_sink", "vhost": sink.vhost, "name": sink.name,
         }  # fmt: skip
-        self.records.append(_definition(definition, self.clock.now_ms))
+        self.ledger.emit(defined_record(definition))
 
     def look_at_staging(self, staging: Staging) -> None:
         """Delete a staging if it has expired."""
@@ -554,16 +550,17 @@ class Sinks:
         return count
 
 
-def staged_record(staging: Staging, part: StagedPart, index: int, now_ms: int) -> Record:
-    """Return the SINK_STAGED record of a part."""
+def part_record(
+    staging: Staging, part: StagedPart, index: int, payload: Payload, now_ms: int
+) -> Record:
+    """Return the SINK_STAGED record of a part. payload: the part's, or what a checkpoint names
+    instead."""
     said: dict[str, str] = {"vhost": staging.vhost, "sink": staging.sink}
     if part.annotations is not None:
         said["known"] = part.annotations.to_bytes().decode()
-    return Record(
-        records.SINK_STAGED, 0, index, part.payload.count, now_ms, part.payload, 0, staging.id,
-        staging.due_ms, 0, records.MANDATORY if part.mandatory else 0,
-        json.dumps(said, separators=(",", ":")).encode(),
-    )  # fmt: skip
+    return sink_staged_record(
+        staging.id, index, payload, staging.due_ms, part.mandatory, said, now_ms
+    )
 
 
 def _unroutable(stretch: Stretch) -> int:
@@ -583,11 +580,6 @@ def _unroutable(stretch: Stretch) -> int:
 def _counts_time(targets: Targets) -> bool:
     """Return whether one of the queues needs the time at which messages entered."""
     return any(queue.watched or queue.settings.is_stream for queue in targets.queues)
-
-
-def _definition(definition: dict[str, object], now_ms: int) -> Record:
-    blob = json.dumps(definition, separators=(",", ":")).encode()
-    return Record(records.DEFINITION, 0, 0, 0, now_ms, blob=blob)
 
 
 def _number(definition: dict[str, object], key: str) -> int:

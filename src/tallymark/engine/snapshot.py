@@ -3,21 +3,33 @@ restarted broker compared with notes about the end of its journal."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 from tallymark.engine import records
 from tallymark.engine.arguments import named
 from tallymark.engine.broker import Broker
-from tallymark.engine.entrance import forget_ids, publishers_record
-from tallymark.engine.leases import leased_record, verdicts_record
+from tallymark.engine.entrance import forget_ids
+from tallymark.engine.ledger import (
+    Ledger,
+    counters_record,
+    deferred_record,
+    defined_record,
+    definition_record,
+    lease_settled_record,
+    leased_record,
+    live_record,
+    mark_record,
+    payload_record,
+    publishers_record,
+    seen_record,
+    verdicts_record,
+)
 from tallymark.engine.message import Pack, Payload, Slice
-from tallymark.engine.pending import pending_record
+from tallymark.engine.pending import letter_record
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import Record
 from tallymark.engine.session import InFlight
-from tallymark.engine.settlement import deferred_record
-from tallymark.engine.sinks import staged_record
+from tallymark.engine.sinks import part_record
 from tallymark.engine.subscription import ranges_of
 from tallymark.engine.walltime import in_wall_time
 
@@ -37,24 +49,23 @@ def _in_flight(broker: Broker) -> list[InFlight]:
 def snapshot(broker: Broker, clean: bool) -> list[Record]:
     """Return the records from which a Restorer makes this broker again. Called right after a
     commit: they describe the journal up to there. Packed payloads are written out by
-    records.expanded.
+    ledger.expanded.
 
     clean: nobody is connected and nobody will be: what was handed out is known exactly, so that
     the marks are left out and only what really was delivered comes back flagged.
     """
-    now_ms = broker.clock.now_ms
-    out: list[Record] = []
-    ids = {
+    out = Ledger(broker.clock)
+    ids: dict[str, object] = {
         "op": "ids",
         "queue": broker.queue_ids.last,
         "owner": broker.owner_ids.last,
         "message": broker.message_ids.last,
         "epoch": broker.leases.epochs,
     }
-    out.append(_definition(ids, now_ms))
+    out.emit(defined_record(ids))
     for vhost in broker.vhosts.values():
         for blob in vhost.definitions():
-            out.append(Record(records.DEFINITION, 0, 0, 0, now_ms, blob=blob))
+            out.emit(definition_record(blob))
     placed: dict[int, Payload] = {}
     for queue in broker.queues.values():
         if queue.stored:
@@ -63,70 +74,55 @@ def snapshot(broker: Broker, clean: bool) -> list[Record]:
         if entry.queue.stored:
             for low, high in entry.pieces(entry.first, entry.last):
                 owner = entry.consumer.id if entry.consumer is not None else 0
-                _add_live(entry.queue, entry.part(low, high), owner, True, placed, out, now_ms)
+                flags = records.LIVE_ACQUIRED
+                _add_live(entry.queue, entry.part(low, high), placed, out, owner, flags)
     for payload in broker.transactions.payloads():
-        _add_payload(payload, placed, out, now_ms)  # a commit may name what no queue has now
+        _add_payload(payload, placed, out)  # a commit may name what no queue has now
     for staging in broker.sinks.stagings.values():
         for index, part in enumerate(staging.parts):
-            record = staged_record(staging, part, index, part.staged_ms)
-            record.payload = _add_payload(part.payload, placed, out, now_ms)
-            out.append(record)
+            payload = _add_payload(part.payload, placed, out)
+            out.emit(part_record(staging, part, index, payload, part.staged_ms))
     for sink in broker.sinks.sinks.values():
-        out.append(_definition(broker.sinks.definition(sink), now_ms))
-    return in_wall_time(out, broker.clock.ahead_ms)
+        out.emit(defined_record(broker.sinks.definition(sink)))
+    return in_wall_time(out.take(), broker.clock.ahead_ms)
 
 
 def _snapshot_queue(
-    broker: Broker, queue: Queue, clean: bool, placed: dict[int, Payload], out: list[Record]
+    broker: Broker, queue: Queue, clean: bool, placed: dict[int, Payload], out: Ledger
 ) -> None:
-    now_ms = broker.clock.now_ms
-    blob = json.dumps(queue.counters(), separators=(",", ":")).encode()
-    out.append(Record(records.COUNTERS, queue.id, 0, 0, now_ms, blob=blob))
+    out.emit(counters_record(queue.id, queue.counters()))
     if queue.mark and not clean:
-        out.append(Record(records.MARK, queue.id, queue.mark, 0, now_ms))
+        out.emit(mark_record(queue.id, queue.mark))
     for piece in queue.slices():
-        _add_live(queue, piece, 0, False, placed, out, now_ms)
+        _add_live(queue, piece, placed, out)
     for entry in queue.quarantine:  # the restart tries to read them again
         if entry.letter is None:
-            _add_live(queue, entry.piece, 0, False, placed, out, now_ms)
+            _add_live(queue, entry.piece, placed, out)
     for due_ms, _, to_tail, piece in queue.deferrals:
-        _add_live(queue, piece, 0, False, placed, out, now_ms)
-        out.append(deferred_record(queue, piece, now_ms, 0, due_ms, False, to_tail))
+        _add_live(queue, piece, placed, out)
+        out.emit(deferred_record(queue.id, piece, due_ms, to_tail))
     for letter in [*queue.letters, *[x.letter for x in queue.quarantine if x.letter is not None]]:
-        record = pending_record(queue, letter)
-        if record.payload is not None:
-            record.payload = _add_payload(record.payload, placed, out, now_ms)
-        out.append(record)
+        payload = letter.piece.payload
+        if payload.persistent:
+            payload = _add_payload(payload, placed, out)
+        out.emit(letter_record(queue, letter, payload))
     if queue.archive is not None:
-        out.append(queue.archive.to_record(queue, now_ms))
+        out.emit(queue.archive.to_record(queue))
     if queue.publishers:
-        out.append(publishers_record(queue, queue.publishers, now_ms))
-    forget_ids(queue, now_ms)
+        out.emit(publishers_record(queue.id, queue.publishers))
+    forget_ids(queue, broker.clock.now_ms)
     for time_ms, ids in _ids_by_time(queue):
-        blob = json.dumps(ids, separators=(",", ":")).encode()
-        out.append(Record(records.SEEN, queue.id, 0, len(ids), time_ms, blob=blob))
+        out.emit(seen_record(queue.id, ids, time_ms))
     for subscription in queue.subscriptions:
-        out.append(_definition(broker.leases.definition(subscription), now_ms))
-        out.append(
-            Record(
-                records.LEASE_SETTLED,
-                queue.id,
-                0,
-                0,
-                now_ms,
-                None,
-                0,
-                subscription.epoch,
-                subscription.floor,
-            )
-        )
+        epoch = subscription.epoch
+        out.emit(defined_record(broker.leases.definition(subscription)))
+        out.emit(lease_settled_record(queue.id, epoch, subscription.floor))
         for lease in subscription.leases:
-            piece = lease.slice
-            record = leased_record(subscription, lease.first, piece, now_ms)
-            record.payload = _add_payload(piece.payload, placed, out, now_ms)
-            out.append(record)
+            row = leased_record(queue.id, epoch, lease.first, lease.slice)
+            row.payload = _add_payload(lease.slice.payload, placed, out)
+            out.emit(row)
         if subscription.verdicts:
-            out.append(verdicts_record(subscription, ranges_of(subscription.verdicts), now_ms))
+            out.emit(verdicts_record(queue.id, epoch, ranges_of(subscription.verdicts)))
 
 
 def _ids_by_time(queue: Queue) -> list[tuple[int, list[str]]]:
@@ -141,42 +137,23 @@ def _ids_by_time(queue: Queue) -> list[tuple[int, list[str]]]:
 def _add_live(
     queue: Queue,
     piece: Slice,
-    owner: int,
-    acquired: bool,
     placed: dict[int, Payload],
-    out: list[Record],
-    now_ms: int,
+    out: Ledger,
+    owner: int = 0,
+    flags: int = 0,
 ) -> None:
     payload: Payload | None = None
-    flags = records.LIVE_ACQUIRED if acquired else 0
     pack = piece.payload.pack
     if pack is not None:
         payload = piece.payload
         if queue.settings.is_stream and not pack.annotations:
             flags |= records.LIVE_PACKED
     elif piece.payload.persistent and piece.payload.position >= 0:
-        payload = _add_payload(piece.payload, placed, out, now_ms)
-    out.append(
-        Record(
-            records.LIVE,
-            queue.id,
-            piece.first,
-            len(piece),
-            now_ms,
-            payload,
-            piece.lo,
-            owner,
-            piece.acquired | piece.failed << 32,
-            piece.priority,
-            flags,
-            piece.known(),
-        )
-    )
+        payload = _add_payload(piece.payload, placed, out)
+    out.emit(live_record(queue.id, piece, payload, owner, flags))
 
 
-def _add_payload(
-    payload: Payload, placed: dict[int, Payload], out: list[Record], now_ms: int
-) -> Payload:
+def _add_payload(payload: Payload, placed: dict[int, Payload], out: Ledger) -> Payload:
     """Add a payload as the checkpoint names it: a copy without bytes that keeps its position. The
     checkpoint is written later, when the engine may have released the original."""
     copy = placed.get(id(payload))
@@ -195,13 +172,8 @@ def _add_payload(
         copy.position = payload.position
         copy.sum = payload.sum
         placed[id(payload)] = copy
-        out.append(Record(records.PAYLOAD, 0, copy.first_id, copy.count, copy.arrived_ms, copy))
+        out.emit(payload_record(copy))
     return copy
-
-
-def _definition(definition: dict[str, object], now_ms: int) -> Record:
-    blob = json.dumps(definition, separators=(",", ":")).encode()
-    return Record(records.DEFINITION, 0, 0, 0, now_ms, blob=blob)
 
 
 def live_payloads(broker: Broker) -> list[Payload]:

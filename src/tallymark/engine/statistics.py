@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Final
 
-from tallymark.engine import records
+from tallymark.engine.ledger import consumer_record
 from tallymark.engine.records import Record
 from tallymark.engine.session import UNLIMITED, Consumer
 
@@ -44,8 +43,8 @@ def _oldest_held(consumer: Consumer, now_ms: int) -> int | None:
     return None
 
 
-def consumer_record(consumer: Consumer, reason: int, now_ms: int) -> Record:
-    """Return the ledger's record of a consumer's progress. reason: records.CONSUMER_*."""
+def progress_record(consumer: Consumer, event: int, now_ms: int) -> Record:
+    """Return the ledger's record of a consumer's progress. event: records.CONSUMER_*."""
     connection = consumer.session.connection
     about: dict[str, object] = {
         "v": VERSION,
@@ -56,8 +55,4 @@ def consumer_record(consumer: Consumer, reason: int, now_ms: int) -> Record:
         **figures(consumer, now_ms),
     }
     consumer.told = consumer.progress
-    return Record(
-        records.CONSUMER, consumer.queue.id, 0, 0, now_ms, owner=consumer.id,
-        other=consumer.pace.done, reason=reason,
-        blob=json.dumps(about, separators=(",", ":")).encode(),
-    )  # fmt: skip
+    return consumer_record(consumer.queue.id, consumer.id, event, consumer.pace.done, about)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, final
 
 from tallymark.engine import records
 from tallymark.engine.errors import BytesLost, Unreadable
+from tallymark.engine.ledger import Ledger, payload_record
 from tallymark.engine.message import NOWHERE, ON_ITS_WAY, Payload
-from tallymark.engine.records import Record
 
 if TYPE_CHECKING:
     from tallymark.engine.queue import Queue
@@ -189,9 +189,9 @@ class Store:
             self.released.append((payload.position, payload.size))
             payload.position = NOWHERE
 
-    def spill(self, budget: int, written: int, out: list[Record]) -> None:
+    def spill(self, budget: int, written: int, ledger: Ledger) -> None:
         """Reduce memory to `budget` bytes. Payloads below journal position `written` lose their
-        bytes; transient ones first get a position by a record in `out`, but no more of them than
+        bytes; transient ones first get a position by a row of the ledger, but no more of them than
         needed, since bytes on their way to the journal count as gone."""
         held: list[Payload] = []
         residents = self._residents
@@ -203,17 +203,7 @@ class Store:
             elif payload.position < 0 or payload.position + payload.size > written:
                 if payload.position == NOWHERE and payload.live:
                     payload.position = ON_ITS_WAY
-                    out.append(
-                        Record(
-                            records.PAYLOAD,
-                            0,
-                            payload.first_id,
-                            payload.count,
-                            payload.arrived_ms,
-                            payload,
-                            flags=records.TRANSIENT,
-                        )
-                    )
+                    ledger.emit(payload_record(payload, records.TRANSIENT))
                 if payload.position != NOWHERE:
                     excess -= payload.size
                 held.append(payload)

@@ -38,9 +38,9 @@ from tallymark.engine.deadlines import Deadlines
 from tallymark.engine.effects import Effect, TransactionExpired
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import RolledBack
+from tallymark.engine.ledger import Ledger, committed_record, staged_record, unstaged_record
 from tallymark.engine.message import NOWHERE, Payload
 from tallymark.engine.queue import Queue
-from tallymark.engine.records import Record
 from tallymark.engine.routing import Targets
 from tallymark.engine.session import InFlight, Session
 from tallymark.engine.settlement import Settlement, counts_as
@@ -83,7 +83,7 @@ class Transactions:
         "new_id",
         "new_message_ids",
         "open",
-        "records",
+        "ledger",
         "rolled_back",
         "store",
         "torn",
@@ -98,7 +98,7 @@ class Transactions:
         settlement: Settlement,
         store: Store,
         vhosts: dict[str, VirtualHost],
-        records: list[Record],
+        ledger: Ledger,
         effects: list[Effect],
         new_id: Callable[[], int],
         new_message_ids: Callable[[int], int],
@@ -109,7 +109,7 @@ class Transactions:
         self._settlement = settlement
         self.store = store
         self._vhosts = vhosts
-        self.records = records
+        self.ledger = ledger
         self.effects = effects
         self.new_id = new_id
         self.new_message_ids = new_message_ids
@@ -287,7 +287,7 @@ class Transactions:
                     if rest is not None:
                         kept.append(rest)
                 if at < told:
-                    self._record(records.UNSTAGED, transaction, part, 0)
+                    self._record_unstaged(transaction, part)
                 self._unstage(part)
                 transaction.settled -= part.left
                 found.append(part)
@@ -317,7 +317,7 @@ class Transactions:
             for settlement in transaction.take_untold():
                 for entry in settlement.entries:
                     outcome = counts_as(entry.queue, settlement.outcome)
-                    self._record(records.STAGED, transaction, entry, outcome)
+                    self._record_staged(transaction, entry, outcome)
         self.untold.clear()
 
     def press(self) -> None:
@@ -420,21 +420,23 @@ class Transactions:
 
     def _carry_out(self, transaction: Transaction) -> None:
         now = self.clock.now_ms
-        before = len(self.records)
+        before = len(self.ledger.rows)
         known: dict[Annotations | None, Annotations] = {}
         for run in transaction.runs:
             self._publish(run, now, known)
         stored = False
         for settlement in transaction.settlements:
             stored = self._settle(settlement) or stored
-        transaction.is_stored = stored or len(self.records) > before
+        transaction.is_stored = stored or len(self.ledger.rows) > before
         if transaction.is_stored:
-            self.records.append(
-                Record(
-                    records.COMMITTED, 0, transaction.session.id, transaction.published, now,
-                    owner=transaction.id, other=transaction.settled,
+            self.ledger.emit(
+                committed_record(
+                    transaction.session.id,
+                    transaction.id,
+                    transaction.published,
+                    transaction.settled,
                 )
-            )  # fmt: skip
+            )
 
     def _publish(
         self, run: StagedRun, now: int, known: dict[Annotations | None, Annotations]
@@ -497,7 +499,7 @@ class Transactions:
                 self.store.finish(run.payload, run.count)
         for settlement in transaction.told():
             for entry in settlement.entries:
-                self._record(records.UNSTAGED, transaction, entry, 0)
+                self._record_unstaged(transaction, entry)
         reopened: dict[Session, list[InFlight]] = {}
         for settlement in transaction.settlements:
             session = settlement.session
@@ -640,18 +642,25 @@ class Transactions:
             assert published == transaction.published, (transaction.id, published)
         return by_queue, by_session
 
-    def _record(self, kind: int, transaction: Transaction, entry: InFlight, reason: int) -> None:
-        queue = entry.queue
-        if not queue.stored or queue.deleted or entry.void:
-            return
-        for low, high in entry.pieces(entry.first, entry.last):
-            first = entry.slice.first + low - entry.first
-            self.records.append(
-                Record(
-                    kind, queue.id, first, high - low + 1, self.clock.now_ms,
-                    owner=transaction.id, reason=reason,
-                )
-            )  # fmt: skip
+    def _record_staged(self, transaction: Transaction, entry: InFlight, outcome: int) -> None:
+        for first, count in _stored_ranges(entry):
+            self.ledger.emit(staged_record(entry.queue.id, first, count, transaction.id, outcome))
+
+    def _record_unstaged(self, transaction: Transaction, entry: InFlight) -> None:
+        for first, count in _stored_ranges(entry):
+            self.ledger.emit(unstaged_record(entry.queue.id, first, count, transaction.id))
+
+
+def _stored_ranges(entry: InFlight) -> list[tuple[int, int]]:
+    """Return the sequences that an entry holds, as (first, count); none if its queue is not stored
+    or is gone."""
+    queue = entry.queue
+    if not queue.stored or queue.deleted or entry.void:
+        return []
+    return [
+        (entry.slice.first + low - entry.first, high - low + 1)
+        for low, high in entry.pieces(entry.first, entry.last)
+    ]
 
 
 def _gone_text(payload: Payload) -> str:

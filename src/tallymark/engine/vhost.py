@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, final
 
-from tallymark.engine import definitions, rebuild, records
+from tallymark.engine import definitions, rebuild
 from tallymark.engine.arguments import (
     QUEUE_ARGUMENTS,
     check_lasting,
@@ -48,11 +48,11 @@ from tallymark.engine.exchange import (
     identity_of,
     make_exchange,
 )
+from tallymark.engine.ledger import Ledger, definition_record
 from tallymark.engine.policies import Policy, check_definition
 from tallymark.engine.policy_table import PolicyTable
 from tallymark.engine.queue import Queue
 from tallymark.engine.rebuild import binding_from, durable_definitions, exchange_from, queue_from
-from tallymark.engine.records import Record
 from tallymark.engine.routing import Router, Targets
 
 __all__ = ["PREDECLARED", "Targets", "VirtualHost"]
@@ -88,7 +88,7 @@ class VirtualHost:
         "operator_policies",
         "policies",
         "queues",
-        "records",
+        "ledger",
         "resettled",
     )
 
@@ -96,11 +96,11 @@ class VirtualHost:
         self,
         name: str,
         clock: Clock,
-        records: list[Record],
+        ledger: Ledger,
         next_queue_id: Callable[[], int],
     ) -> None:
         self.name = name
-        self.records = records
+        self.ledger = ledger
         """List to which definitions are appended. The reader must clear this list or set another
         one."""
         self.next_queue_id = next_queue_id
@@ -664,8 +664,7 @@ class VirtualHost:
         )
 
     def _record(self, definition: dict[str, object]) -> None:
-        blob = definitions.encode(definition)
-        self.records.append(Record(records.DEFINITION, 0, 0, 0, self.clock.now_ms, blob=blob))
+        self.ledger.emit(definition_record(definitions.encode(definition)))
 
 
 def _is_orphan(exchange: Exchange) -> bool:

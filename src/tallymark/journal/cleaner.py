@@ -16,7 +16,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final, final
 
-from tallymark.engine.records import Record, expanded
+from tallymark.engine.ledger import expanded
+from tallymark.engine.records import Record
 from tallymark.journal import anchor as anchors
 from tallymark.journal.anchor import Anchor
 from tallymark.journal.files import Files

@@ -32,8 +32,9 @@ from pathlib import Path
 from typing import Final, final
 
 from tallymark.engine.errors import BytesLost as BytesLost
+from tallymark.engine.ledger import moved_record, payload_record
 from tallymark.engine.message import Payload
-from tallymark.engine.records import MOVED, PAYLOAD, Record
+from tallymark.engine.records import Record
 from tallymark.engine.walltime import in_wall_time
 from tallymark.journal import anchor as anchors
 from tallymark.journal import cleaner as cleaning
@@ -600,11 +601,8 @@ class Journal:
             )  # fmt: skip
             copy.sum = p.sum
             copies.append(copy)
-            arrived_ms = p.arrived_ms
-            records.append(
-                Record(PAYLOAD, 0, p.first_id, p.count, arrived_ms, copy, flags=RELOCATED)
-            )
-            records.append(Record(MOVED, 0, p.first_id, p.count, now_ms, copy, other=p.position))
+            records.append(payload_record(copy, RELOCATED))
+            records.append(moved_record(copy, p.position, now_ms))
         if not moving:
             return self.end
         self.commit(in_wall_time(records, ahead_ms), now_ms + ahead_ms)

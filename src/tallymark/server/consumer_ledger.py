@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from tallymark.engine import records
-from tallymark.engine.statistics import consumer_record
+from tallymark.engine.statistics import progress_record
 
 if TYPE_CHECKING:
     from tallymark.server.node import Node
@@ -36,8 +36,8 @@ class ConsumerLedger:
                 if consumer.told == consumer.progress:
                     continue
                 self._node.tell_time()
-                broker.records.append(
-                    consumer_record(consumer, records.CONSUMER_GOES_ON, broker.clock.now_ms)
+                broker.ledger.emit(
+                    progress_record(consumer, records.CONSUMER_GOES_ON, broker.clock.now_ms)
                 )
                 written += 1
                 if written % AT_ONCE == 0:

@@ -348,7 +348,7 @@ class Node:
         for connection in broker.dispatcher.spent:
             self._give_room(connection)
         effects = broker.turn(now)
-        if not broker.records or not self._may_linger():
+        if not broker.ledger.rows or not self._may_linger():
             self._commit(now)
         effects += broker.synced(self.journal.synced)
         if effects:
@@ -366,7 +366,7 @@ class Node:
         if (
             broker.dispatcher.has_work()
             or broker.store.is_behind
-            or (broker.records and self._lingering is None)
+            or (broker.ledger.rows and self._lingering is None)
         ):
             self.schedule()
         else:
@@ -432,7 +432,7 @@ class Node:
             broker.is_awaited()
             or self._at_commit
             or self._read_bytes > LINGER_BYTES
-            or len(broker.records) > LINGER_RECORDS
+            or len(broker.ledger.rows) > LINGER_RECORDS
         ):
             return False
         if self._lingering is None:
@@ -452,7 +452,7 @@ class Node:
         self._linger_over = False
         self._read_bytes = 0
         broker, journal = self.broker, self.journal
-        if broker.records:
+        if broker.ledger.rows:
             records = broker.take_records()
             position = journal.commit(records, self._clock.to_wall(now))
         else:

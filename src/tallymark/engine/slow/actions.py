@@ -7,7 +7,6 @@ hold too stay there.
 
 from __future__ import annotations
 
-import json
 from typing import Final, final
 
 from tallymark.engine import records
@@ -15,9 +14,9 @@ from tallymark.engine.broker import Broker
 from tallymark.engine.delivery import IN_A_TURN
 from tallymark.engine.effects import CloseConsumer, CloseSession
 from tallymark.engine.errors import TooSlow
+from tallymark.engine.ledger import slow_record
 from tallymark.engine.message import Slice
 from tallymark.engine.ready import Ready
-from tallymark.engine.records import Record
 from tallymark.engine.slow.consumers import Reading, messages_of
 
 TEXT: Final = "Consuming too slow."
@@ -131,10 +130,6 @@ class SlowSubscription:
 def record(broker: Broker, reading: Reading, event: int, values: dict[str, object]) -> None:
     """Add a record to the ledger about a subscription's state or an action on it. event:
     records.SLOW_*; values: those of the reading, taken before its consumer was ended."""
-    broker.records.append(
-        Record(
-            records.SLOW, reading.queue.id, 0, 0, broker.clock.now_ms,
-            owner=reading.consumers[0].id, reason=event,
-            blob=json.dumps({"v": 1, **values}, separators=(",", ":")).encode(),
-        )
-    )  # fmt: skip
+    broker.ledger.emit(
+        slow_record(reading.queue.id, reading.consumers[0].id, event, {"v": 1, **values})
+    )

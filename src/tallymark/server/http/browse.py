@@ -13,10 +13,10 @@ from typing import Final
 from aiohttp import web
 
 from tallymark.engine.errors import NotFound
+from tallymark.engine.extents import Excerpts
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
-from tallymark.engine.records import LIVE, Record
-from tallymark.server.http.blocks import Excerpts, send_blocks
+from tallymark.server.http.blocks import send_blocks
 from tallymark.server.http.requests import HttpContext, Refused, answer, number_in, user_of
 
 PLAN_S: Final = 600.0
@@ -94,21 +94,13 @@ class Browsing:
                     break
                 part = piece.part(at - start, min(end, high) - start)
                 store.load(part.payload)
-                payload, lo, n = excerpts.add(part)
-                excerpts.records.append(
-                    Record(
-                        LIVE, plan.queue.id, part.first, n, payload.arrived_ms, payload, lo,
-                        other=part.acquired | part.failed << 32, reason=part.priority,
-                        blob=part.known(),
-                    )
-                )  # fmt: skip
-                at += n
+                at += excerpts.add(part)
             return at
 
         plan.readers += 1
         try:
             ahead_ms = self._node.broker.clock.ahead_ms
-            return await send_blocks(request, low, high, take, ahead_ms)
+            return await send_blocks(request, plan.queue.id, low, high, take, ahead_ms)
         finally:
             plan.readers -= 1
             self._arm(name, plan)

@@ -229,7 +229,7 @@ class Streams:
         )
 
     def _in_wall_time(self, extents: StreamExtents) -> list[Record]:
-        return in_wall_time(extents.records, self._node.broker.clock.ahead_ms)
+        return in_wall_time(extents.rows, self._node.broker.clock.ahead_ms)
 
     def _take(self, request: web.Request) -> tuple[Queue, StreamExtents, list[Slice]]:
         """Return what answers a request with from, to, max_bytes and plan. What the slices mean

@@ -15,16 +15,15 @@ from aiohttp import web
 
 from tallymark.engine.arguments import named
 from tallymark.engine.errors import Gone, NotFound, Unreadable
-from tallymark.engine.extents import PIECES, LeaseExtents
+from tallymark.engine.extents import PIECES, Excerpts, LeaseExtents
 from tallymark.engine.message import Slice
-from tallymark.engine.records import LEASED, Record
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED
 from tallymark.engine.subscription import Subscription
 from tallymark.engine.walltime import in_wall_time
 from tallymark.journal import layout
 from tallymark.journal.journal import BytesLost
 from tallymark.server.access.user import permission_in
-from tallymark.server.http.blocks import Excerpts, send_blocks
+from tallymark.server.http.blocks import send_blocks
 from tallymark.server.http.extents import (
     ANSWER_BYTES,
     MOST_ANSWER_BYTES,
@@ -177,20 +176,13 @@ class Subscriptions:
             self._http.check_read(request, subscription.queue)
             for first, piece in subscription.part(at, high):
                 leases.load(subscription, piece)
-                payload, lo, n = excerpts.add(piece)
-                excerpts.records.append(
-                    Record(
-                        LEASED, subscription.queue.id, piece.first, n, payload.arrived_ms,
-                        payload, lo, subscription.epoch, first, piece.priority,
-                        min(piece.acquired, 255), piece.known(),
-                    )
-                )  # fmt: skip
+                n = excerpts.add_leased(subscription.epoch, first, piece)
                 if excerpts.full:
                     return first + n
             return high
 
         ahead_ms = self._node.broker.clock.ahead_ms
-        return await send_blocks(request, low, high, take, ahead_ms)
+        return await send_blocks(request, subscription.queue.id, low, high, take, ahead_ms)
 
     async def _read_apart(self, request: web.Request) -> web.StreamResponse:
         """One block, whose raw is sent from where it lies in the journal; the header NEXT says
@@ -228,7 +220,7 @@ class Subscriptions:
             if len(found) < PIECES:
                 extents.next = high  # what is missing was lost
         try:
-            rows = in_wall_time(extents.records, self._node.broker.clock.ahead_ms)
+            rows = in_wall_time(extents.rows, self._node.broker.clock.ahead_ms)
             head, padding = layout.pack_apart(rows)
             headers = {NEXT: str(extents.next)}
             return await send_apart(

@@ -11,9 +11,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from tallymark.engine import definitions, records
 from tallymark.engine.arguments import check_default_type
-from tallymark.engine.records import Record
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.access.limits import forget_limits
 from tallymark.server.access.user import Permission, TokenUser, User, UsersError, permission_in
@@ -40,24 +38,13 @@ def delete_vhost(node: Node, name: str) -> None:
     Raises NotFound.
     """
     broker = node.broker
-    vhost = broker.vhost(name)
+    broker.vhost(name)  # there must be one
     for client in node.amqp_clients():
         entered = client.bridge.entered
         if entered is not None and entered.vhost == name:
             client.bridge.shutdown(f"vhost '{name}' is deleted")
             node.touch(client)
-    deleter = broker.open_connection(name, "", "")
-    for queue in list(vhost.queues.values()):
-        if not queue.deleted:  # by the end of another, as those of an ephemeral NSQ topic
-            broker.delete_queue(deleter, queue.name, False, False)
-    broker.close_connection(deleter, False)
-    for exchange in list(vhost.exchanges):
-        if exchange and not exchange.startswith("amq."):
-            vhost.delete_exchange(exchange, False)
-    broker.sinks.forget_vhost(name)
-    blob = definitions.vhost_deletion(name)
-    broker.records.append(Record(records.DEFINITION, 0, 0, 0, broker.clock.now_ms, blob=blob))
-    del broker.vhosts[name]
+    broker.delete_vhost(name)
     users = set(broker.quotas.users)
     forget_limits(node.config.data_dir, broker.quotas, broker.vhosts, users)
 
