@@ -17,7 +17,8 @@ from tallymark.engine import definitions
 from tallymark.engine.clock import Clock
 from tallymark.engine.definitions import canonical, from_json, to_json
 from tallymark.engine.errors import BrokerError
-from tallymark.engine.records import DEFINITION, Record
+from tallymark.engine.ledger import Ledger
+from tallymark.engine.records import DEFINITION
 from tallymark.engine.vhost import VirtualHost
 
 TEXTS = st.text(max_size=8) | st.sampled_from(["$bytes", "$table", "$", "\udcff", "a\0b"])
@@ -70,9 +71,10 @@ def test_canonical_tells_types_apart_and_not_orders() -> None:
     assert canonical({"$a": 1, "$b": 2}) == canonical({"$b": 2, "$a": 1})
 
 
-def host_of(records: list[Record]) -> VirtualHost:
+def new_host() -> VirtualHost:
     ids = count(1)
-    vhost = VirtualHost("/v", Clock(), records, lambda: next(ids))
+    clock = Clock()
+    vhost = VirtualHost("/v", clock, Ledger(clock), lambda: next(ids))
     vhost.clock.tell(1234)
     return vhost
 
@@ -112,11 +114,10 @@ COMMANDS = st.one_of(
 
 
 def replayed(blobs: list[bytes]) -> VirtualHost:
-    records: list[Record] = []
-    vhost = host_of(records)
+    vhost = new_host()
     for blob in blobs:
         vhost.apply_definition(blob)
-    assert records == []
+    assert vhost.ledger.rows == []
     return vhost
 
 
@@ -124,16 +125,15 @@ def replayed(blobs: list[bytes]) -> VirtualHost:
 def test_replay_and_snapshot_rebuild_what_is_durable(
     history: list[tuple[object, ...]],
 ) -> None:
-    records: list[Record] = []
-    vhost = host_of(records)
+    vhost = new_host()
     for name, *args in history:
-        before = (vhost.generation, len(records), sorted(vhost.definitions()))
+        before = (vhost.generation, len(vhost.ledger.rows), sorted(vhost.definitions()))
         try:
             getattr(vhost, str(name))(*args)
         except BrokerError:
-            assert before == (vhost.generation, len(records), sorted(vhost.definitions()))
+            assert before == (vhost.generation, len(vhost.ledger.rows), sorted(vhost.definitions()))
     durable = sorted(vhost.definitions())
-    after_replay = replayed([record.blob for record in records])
+    after_replay = replayed([record.blob for record in vhost.ledger.rows])
     assert sorted(after_replay.definitions()) == durable
     after_snapshot = replayed(vhost.definitions())
     assert sorted(after_snapshot.definitions()) == durable
@@ -146,7 +146,7 @@ def test_replay_and_snapshot_rebuild_what_is_durable(
 
 @given(st.lists(COMMANDS, max_size=30))
 def test_tables_stay_consistent(history: list[tuple[object, ...]]) -> None:
-    vhost = host_of([])
+    vhost = new_host()
     for name, *args in history:
         with suppress(BrokerError):
             getattr(vhost, str(name))(*args)
@@ -164,12 +164,13 @@ def test_tables_stay_consistent(history: list[tuple[object, ...]]) -> None:
 
 
 def operations(records: list[Record]) -> list[str]:
-    return [definitions.text_of(definitions.decode(record.blob), "op") for record in records]
+    return [
+        definitions.text_of(definitions.decode(record.blob), "op") for record in vhost.ledger.rows
+    ]
 
 
 def test_only_what_is_durable_at_both_ends_is_recorded() -> None:
-    records: list[Record] = []
-    vhost = host_of(records)
+    vhost = new_host()
     vhost.declare_exchange("lasting", "direct", True, False, False, {}, False)
     vhost.declare_exchange("passing", "direct", False, False, False, {}, False)
     vhost.declare_queue("lasting", True, False, False, {}, 1, False)
@@ -208,7 +209,7 @@ def test_queue_definition_in_full() -> None:
 
 
 def test_deletion_of_an_earlier_queue_spares_its_successor() -> None:
-    vhost = host_of([])
+    vhost = new_host()
     vhost.declare_queue("q", True, False, False, {}, 1, False)
     vhost.apply_definition(b'{"op":"delete_queue","vhost":"/v","id":7,"name":"q"}')
     assert "q" in vhost.queues
