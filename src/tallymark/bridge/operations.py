@@ -32,6 +32,8 @@ from tallymark.engine.exchange import ALTERNATE, check_type
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import Connection
 from tallymark.engine.vhost import VirtualHost
+from tallymark.wire.amqp091.errors import WireError
+from tallymark.wire.amqp091.fields import decode_table, encode_table
 
 DEAD_LETTER_EXCHANGE: Final = "x-dead-letter-exchange"
 NSQ_TOPIC: Final = "x-nsq-topic"
@@ -277,6 +279,15 @@ def refuse_breaks(name: str) -> None:
     takes it out [rabbitmq]."""
     if cleaned(name) != name:
         raise InvalidCommand(f"bad name {name!r}: line feed and carriage return are not allowed")
+
+
+def arguments_of(table: dict[str, object]) -> dict[str, object]:
+    """Return arguments that did not come over AMQP 0-9-1 as if they had. Raises InvalidCommand:
+    no table of AMQP has room or a type for them."""
+    try:
+        return decode_table(encode_table(table))
+    except (ValueError, TypeError, RecursionError, WireError) as error:
+        raise InvalidCommand(f"arguments that no AMQP table holds: {error}") from error
 
 
 def _binding_lasts(vhost: VirtualHost, source: str, kind: str, destination: str) -> bool:

@@ -570,8 +570,9 @@ class Node:
             client.touched = True
             self._touched.append(client)
 
-    async def durable(self) -> None:
-        """Return when everything the engine has done so far is on disk, in every sync mode.
+    async def recorded(self) -> None:
+        """Return when confirms of what the engine has done so far would leave: it is on disk, or
+        written, as the sync mode has it.
 
         Raises:
             JournalFailed: it never will be.
@@ -583,6 +584,11 @@ class Node:
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not waiter.done():
             raise JournalFailed(str(self.failed.result()))
+
+    async def durable(self) -> None:
+        """Return when everything the engine has done so far is on disk, in every sync mode. Raises
+        JournalFailed: it never will be."""
+        await self.recorded()
         if self.config.sync != "commit" and not await asyncio.to_thread(self.journal.flush):
             raise JournalFailed("the journal could not be written")
 

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from tallymark.bridge.identity import BROKER
+from tallymark.bridge.operations import arguments_of
 from tallymark.engine.arguments import (
     QUEUE_ARGUMENTS,
     QUEUE_TYPES,
@@ -48,8 +49,6 @@ from tallymark.server.access.user import (
     check_permission,
     hashed_user,
 )
-from tallymark.wire.amqp091.errors import WireError
-from tallymark.wire.amqp091.fields import decode_table, encode_table
 
 SHA256: Final = "rabbit_password_hashing_sha256"
 OPERATOR_POLICY: Final = "operator_policy"
@@ -462,13 +461,8 @@ def _short(entry: Entry, name: str, default: object = _NOTHING) -> str:
 
 
 def _arguments(entry: Entry) -> dict[str, Any]:
-    """Arguments, such as a client could have declared. Raises Wrong."""
-    arguments = dict(_get(entry, "arguments", dict, {}))
-    try:
-        decode_table(encode_table(arguments))
-    except (ValueError, TypeError, RecursionError, WireError) as error:
-        raise Wrong(f"arguments that no AMQP table holds: {error}") from error
-    return arguments
+    """Arguments, such as a client could have declared. Raises Wrong, InvalidCommand."""
+    return arguments_of(dict(_get(entry, "arguments", dict, {})))
 
 
 WORDS: Final[dict[type, str]] = {str: "text", bool: "true or false", dict: "an object"}

@@ -53,7 +53,8 @@ STATUS: Final[dict[type[BrokerError], tuple[int, str]]] = {
 }
 """Any other engine error is 400, bad_request."""
 OWN: Final = "/api/tallymark/"
-"""Paths that RabbitMQ has not; at its own a refused access is 401, as its clients expect."""
+"""Paths that RabbitMQ has not; at its own a refused access is 401 and another connection's queue
+400, as its clients expect."""
 IDENTITY: Final = "identity"
 MAX_REQUEST: Final = 1 << 20
 
@@ -161,6 +162,8 @@ class HttpServer:
             return self._refuse(request, error.status, word, str(error))
         except BrokerError as error:
             status, word = STATUS.get(type(error), (400, "bad_request"))
+            if isinstance(error, ResourceLocked) and not request.path.startswith(OWN):
+                status, word = 400, "bad_request"
             return self._refuse(request, status, word, str(error))
         except JournalFailed as error:
             return self._refuse(request, 503, "stopping", str(error))

@@ -29,8 +29,6 @@ from tallymark.wire.amqp091.methods import (
     ConfirmSelectOk,
     QueueDeclare,
     QueueDeclareOk,
-    QueuePurge,
-    QueuePurgeOk,
 )
 from tallymark.wire.amqp091.properties import Properties, decode_properties, encode_properties
 
@@ -95,8 +93,7 @@ class Messages(Routes):
         return answer([_shown(one, encoding, cut) for one in found])
 
     async def _purge(self, request: web.Request) -> web.Response:
-        async with self.channel(request) as channel:
-            await channel.call(QueuePurge(request.match_info["name"]), QueuePurgeOk)
+        self.operations(request).purge_queue(request.match_info["name"])
         await self.node.durable()
         return web.Response(status=204)
 

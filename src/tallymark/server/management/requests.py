@@ -15,8 +15,10 @@ import msgspec
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
+from tallymark.bridge.operations import Operations, arguments_of
 from tallymark.engine.errors import AccessRefused, NotFound
 from tallymark.engine.patterns import PatternRefused, compile_pattern
+from tallymark.engine.session import Connection
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.access.user import permission_in, sees
 from tallymark.server.http.requests import (
@@ -44,6 +46,8 @@ FORM: Final = "multipart/form-data"
 DEFAULT_EXCHANGE: Final = "amq.default"
 ORDER: Final = ("vhost", "name", "source", "destination", "routing_key", "properties_key", "user")
 MISSING: Final = object()
+NOBODY: Final = 0
+"""Id of a connection that owns no queue."""
 DIGITS: Final = 20
 """Digits that a number sent as text may have."""
 
@@ -103,6 +107,10 @@ class Fields:
         if not isinstance(found, dict):
             raise self.wrong(name, "an object")
         return found
+
+    def arguments(self) -> dict[str, object]:
+        """Return the arguments of a declaration. Raises InvalidCommand."""
+        return arguments_of(self.table("arguments"))
 
     def wrong(self, name: str, expected: str) -> Refused:
         if name not in self.value:
@@ -196,6 +204,22 @@ class Routes:
         """Wait until the user may publish in the virtual host that the path names. Raises HeldBack
         where the limits of its rate ask for too long a wait, NotFound, and Refused 401."""
         await self.node.pacer.turn(self.vhost(request).name, user_of(request).name)
+
+    def operations(self, request: web.Request) -> Operations:
+        """Return the operations of the user in the virtual host that the path names. Raises
+        NotFound, AccessRefused: it may not enter."""
+        vhost = self.node.broker.vhost(request.match_info["vhost"]).name
+        access = self.http.access(request, vhost)
+        nobody = Connection(NOBODY, vhost, access.user, "http")
+        return Operations(self.node.broker, nobody, access)
+
+    async def done(self, lasts: bool, is_new: bool = False) -> web.Response:
+        """Return the answer to an operation: where its result lasts, once that is on disk."""
+        if lasts:
+            await self.node.recorded()
+        else:
+            self.node.schedule()
+        return web.Response(status=201 if is_new else 204)
 
     def channel(self, request: web.Request) -> Channel:
         """An AMQP channel in the user's name in the virtual host that the path names.

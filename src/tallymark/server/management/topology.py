@@ -1,7 +1,7 @@
 """Queues, exchanges and bindings over HTTP, as RabbitMQ's management interface has them.
 
-Changes are AMQP methods in the user's name, so what is refused, and in which words, is the same as
-over AMQP; an answer to a change of what is durable means that it is on disk.
+Changes are the same operations as over AMQP (bridge/operations.py), so what is refused is the same,
+in the same words; an answer to a change of what is durable means that it is on disk.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from urllib.parse import quote, unquote, unquote_plus
 
 from aiohttp import web
 
+from tallymark.bridge.operations import queue_of
+from tallymark.bridge.permissions import EXCHANGE, QUEUE
 from tallymark.engine.errors import NotFound
 from tallymark.engine.exchange import Binding, Exchange
 from tallymark.engine.queue import Queue
@@ -33,24 +35,6 @@ from tallymark.server.management.rows import (
     queue_details,
     queue_row,
 )
-from tallymark.wire.amqp091.methods import (
-    ExchangeBind,
-    ExchangeBindOk,
-    ExchangeDeclare,
-    ExchangeDeclareOk,
-    ExchangeDelete,
-    ExchangeDeleteOk,
-    ExchangeUnbind,
-    ExchangeUnbindOk,
-    QueueBind,
-    QueueBindOk,
-    QueueDeclare,
-    QueueDeclareOk,
-    QueueDelete,
-    QueueDeleteOk,
-    QueueUnbind,
-    QueueUnbindOk,
-)
 
 KEPT: Final = "surrogateescape"
 """Error handler with which keys that are not UTF-8 are quoted."""
@@ -63,14 +47,6 @@ def exchange_name(request: web.Request, part: str = "name") -> str:
     """The exchange that the path names; the default one has no name of its own."""
     name = request.match_info[part]
     return "" if name == DEFAULT_EXCHANGE else name
-
-
-def queue_in(vhost: VirtualHost, name: str) -> Queue:
-    """Raises NotFound."""
-    found = vhost.queues.get(name)
-    if found is None:
-        raise NotFound(f"no queue '{name}' in vhost '{vhost.name}'")
-    return found
 
 
 class Topology(Routes):
@@ -109,28 +85,25 @@ class Topology(Routes):
 
     def _found_queue(self, request: web.Request) -> tuple[VirtualHost, Queue]:
         vhost = self.vhost(request)
-        return vhost, queue_in(vhost, request.match_info["name"])
+        return vhost, queue_of(vhost, request.match_info["name"])
 
     async def _queue(self, request: web.Request) -> web.Response:
         return shown(request, queue_details(self.node, *self._found_queue(request)))
 
     async def _put_queue(self, request: web.Request) -> web.Response:
-        name, fields = request.match_info["name"], await fields_of(request)
-        declare = QueueDeclare(
-            name, durable=fields.flag("durable"), auto_delete=fields.flag("auto_delete"),
-            arguments=fields.table("arguments"),
+        fields = await fields_of(request)
+        made = self.operations(request).declare_queue(
+            request.match_info["name"], fields.flag("durable"), False, fields.flag("auto_delete"),
+            fields.arguments(),
         )  # fmt: skip
-        async with self.channel(request) as channel:
-            is_new = name not in self.node.broker.vhost(request.match_info["vhost"]).queues
-            await channel.call(declare, QueueDeclareOk)
-        return web.Response(status=201 if is_new else 204)
+        return await self.done(made.queue.stored, made.is_new)
 
     async def _delete_queue(self, request: web.Request) -> web.Response:
         _, queue = self._found_queue(request)
-        delete = QueueDelete(queue.name, _asked(request, "if-unused"), _asked(request, "if-empty"))
-        async with self.channel(request) as channel:
-            await channel.call(delete, QueueDeleteOk)
-        return web.Response(status=204)
+        done = self.operations(request).delete_queue(
+            queue.name, _asked(request, "if-unused"), _asked(request, "if-empty")
+        )
+        return await self.done(done.lasts)
 
     async def _bindings_of_queue(self, request: web.Request) -> web.Response:
         vhost, queue = self._found_queue(request)
@@ -156,23 +129,18 @@ class Topology(Routes):
         return shown(request, exchange_row(*self._found_exchange(request)))
 
     async def _put_exchange(self, request: web.Request) -> web.Response:
-        name, fields = exchange_name(request), await fields_of(request)
-        declare = ExchangeDeclare(
-            name, fields.text("type", "direct"), durable=fields.flag("durable"),
-            auto_delete=fields.flag("auto_delete"), internal=fields.flag("internal"),
-            arguments=fields.table("arguments"),
+        fields = await fields_of(request)
+        done = self.operations(request).declare_exchange(
+            exchange_name(request), fields.text("type", "direct"), fields.flag("durable"),
+            fields.flag("auto_delete"), fields.flag("internal"), fields.arguments(),
         )  # fmt: skip
-        async with self.channel(request) as channel:
-            is_new = name not in self.node.broker.vhost(request.match_info["vhost"]).exchanges
-            await channel.call(declare, ExchangeDeclareOk)
-        return web.Response(status=201 if is_new else 204)
+        return await self.done(done.lasts, done.is_new)
 
     async def _delete_exchange(self, request: web.Request) -> web.Response:
         _, exchange = self._found_exchange(request)
-        async with self.channel(request) as channel:
-            delete = ExchangeDelete(exchange.name, _asked(request, "if-unused"))
-            await channel.call(delete, ExchangeDeleteOk)
-        return web.Response(status=204)
+        unused = _asked(request, "if-unused")
+        done = self.operations(request).delete_exchange(exchange.name, unused)
+        return await self.done(done.lasts)
 
     async def _bindings_of(self, request: web.Request) -> web.Response:
         vhost, exchange = self._found_exchange(request)
@@ -195,7 +163,7 @@ class Topology(Routes):
         vhost = self.vhost(request)
         source = vhost.exchange(exchange_name(request, "source"))
         if request.match_info["kind"] == "q":
-            return vhost, source, queue_in(vhost, request.match_info["destination"])
+            return vhost, source, queue_of(vhost, request.match_info["destination"])
         return vhost, source, vhost.exchange(exchange_name(request, "destination"))
 
     def _between(self, request: web.Request) -> list[Binding]:
@@ -228,32 +196,24 @@ class Topology(Routes):
 
     async def _bind(self, request: web.Request) -> web.Response:
         fields = await fields_of(request)
-        key, arguments = fields.text("routing_key", ""), fields.table("arguments")
+        key, arguments = fields.text("routing_key", ""), fields.arguments()
         source, destination = exchange_name(request, "source"), request.match_info["destination"]
-        async with self.channel(request) as channel:
-            if request.match_info["kind"] == "q":
-                bind = QueueBind(destination, source, key, arguments=arguments)
-                await channel.call(bind, QueueBindOk)
-            else:
-                destination = exchange_name(request, "destination")
-                both = ExchangeBind(destination, source, key, arguments=arguments)
-                await channel.call(both, ExchangeBindOk)
+        kind = QUEUE
+        if request.match_info["kind"] == "e":
+            kind, destination = EXCHANGE, exchange_name(request, "destination")
+        done = self.operations(request).bind(source, kind, destination, key, arguments)
+        bound = await self.done(done.lasts, is_new=True)
         made = properties_key(key, arguments)
-        location = f"{quote(destination, safe='')}/{quote(made, safe='')}"
-        return web.Response(status=201, headers={"Location": location})
+        bound.headers["Location"] = f"{quote(destination, safe='')}/{quote(made, safe='')}"
+        return bound
 
     async def _unbind(self, request: web.Request) -> web.Response:
         binding = self._found_binding(request)
-        source, destination = binding.source.name, binding.destination()
-        key, arguments = binding.key, binding.arguments
-        async with self.channel(request) as channel:
-            if binding.queue is not None:
-                unbind = QueueUnbind(destination, source, key, arguments)
-                await channel.call(unbind, QueueUnbindOk)
-            else:
-                both = ExchangeUnbind(destination, source, key, arguments=arguments)
-                await channel.call(both, ExchangeUnbindOk)
-        return web.Response(status=204)
+        done = self.operations(request).unbind(
+            binding.source.name, binding.kind(), binding.destination(), binding.key,
+            binding.arguments,
+        )  # fmt: skip
+        return await self.done(done.lasts)
 
 
 def _asked(request: web.Request, name: str) -> bool:
