@@ -163,7 +163,7 @@ def test_tables_stay_consistent(history: list[tuple[object, ...]]) -> None:
     assert inbound == len(vhost.bindings())
 
 
-def operations(records: list[Record]) -> list[str]:
+def operations(vhost: VirtualHost) -> list[str]:
     return [
         definitions.text_of(definitions.decode(record.blob), "op") for record in vhost.ledger.rows
     ]
@@ -176,28 +176,28 @@ def test_only_what_is_durable_at_both_ends_is_recorded() -> None:
     vhost.declare_queue("lasting", True, False, False, {}, 1, False)
     vhost.declare_queue("passing", False, False, False, {}, 1, False)
     vhost.declare_queue("own", True, True, False, {}, 1, False)
-    assert operations(records) == ["exchange", "queue"]
+    assert operations(vhost) == ["exchange", "queue"]
     for queue in ("lasting", "passing", "own"):
         for exchange in ("lasting", "passing"):
             vhost.bind_queue(queue, exchange, "k", {}, 1)
             vhost.bind_queue(queue, exchange, "k", {}, 1)
     vhost.bind_exchange("passing", "lasting", "k", {})
-    assert operations(records)[2:] == ["binding"]
+    assert operations(vhost)[2:] == ["binding"]
     vhost.unbind_queue("lasting", "lasting", "k", {}, 1)
     vhost.delete_queue("passing", False, False, 1)
     vhost.delete_queue("lasting", False, False, 1)
     vhost.delete_exchange("passing", False)
     vhost.delete_exchange("lasting", False)
-    assert operations(records)[3:] == ["unbind", "delete_queue", "delete_exchange"]
-    assert {(record.kind, record.queue, record.time_ms) for record in records} == {
+    assert operations(vhost)[3:] == ["unbind", "delete_queue", "delete_exchange"]
+    assert {(record.kind, record.queue, record.time_ms) for record in vhost.ledger.rows} == {
         (DEFINITION, 0, 1234)
     }
 
 
 def test_queue_definition_in_full() -> None:
-    records: list[Record] = []
-    host_of(records).declare_queue("q", True, False, False, {"x-max-length": 9}, 1, False)
-    assert definitions.decode(records[0].blob) == {
+    vhost = new_host()
+    vhost.declare_queue("q", True, False, False, {"x-max-length": 9}, 1, False)
+    assert definitions.decode(vhost.ledger.rows[0].blob) == {
         "op": "queue",
         "vhost": "/v",
         "id": 1,
