@@ -86,13 +86,14 @@ timings:  ## how long set-up, build, demo and test take on a fresh clone (docs/c
 	rm -rf build/fresh
 	@$(PYTHON) .ci/step.py --table
 
+# All at once: the tests wait more than they compute, and those that run interpreted need no compiler.
 test: setup  ## everything brief: checks, what can differ interpreted, all tests as installed
-	$(MAKE) --no-print-directory -j3 check test-pure install
-	$(MAKE) --no-print-directory test-installed
+	$(MAKE) --no-print-directory -j3 check test-pure test-installed
 
-# It needs nothing compiled: it runs while the compiler does.
 test-pure: $(VENV)/.dependencies
-	PYTHONPATH=src $(BIN)/python $(PYTEST) $$(sed 's/#.*//' tests/interpreted.txt)
+	@PYTHONPATH=src $(STEP) "tests" interpreted "Tests of what can differ when interpreted" \
+	$(BIN)/python $(PYTEST) $$(sed 's/#.*//' tests/interpreted.txt)
+	@tail -n 1 build/steps/interpreted.log
 
 test-installed: install
 	$(BIN)/python $(PYTEST) -n $(WORKERS) tests

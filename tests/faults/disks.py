@@ -34,24 +34,33 @@ static int there(const char *name) {
     snprintf(path, sizeof path, "%s/%s", getenv("SHIM_FOLDER"), name);
     return access(path, F_OK) == 0;
 }
-static int broken(const char *name) {
+static void mark(const char *what, char *path, size_t size) {
+    snprintf(path, size, "%s/%s.%ld", getenv("SHIM_FOLDER"), what, (long)syscall(SYS_gettid));
+    close(open(path, O_CREAT | O_WRONLY, 0600));
+}
+static __thread int writes;
+static void hang(void) {
+    char path[4096];
+    if (!there("hang")) return;
+    mark(writes ? "writer-hangs" : "hangs", path, sizeof path);
     while (there("hang")) usleep(1000);
+    unlink(path);
+}
+static int broken(const char *name) {
+    writes = 1;
+    hang();
     if (!there(name)) return 0;
     errno = EIO;
     return 1;
 }
-static void mark(char *path, size_t size) {
-    snprintf(path, size, "%s/syncing.%ld", getenv("SHIM_FOLDER"), (long)syscall(SYS_gettid));
-    close(open(path, O_CREAT | O_WRONLY, 0600));
-}
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 static int synced(int (*real)(int), int fd) {
     char path[4096];
-    mark(path, sizeof path);
+    mark("syncing", path, sizeof path);
     while (there("hang")) {
         unlink(path);
-        usleep(1000);
-        mark(path, sizeof path);
+        hang();
+        mark("syncing", path, sizeof path);
         if (there("hang")) unlink(path);
     }
     int fails = there("sync");
@@ -85,6 +94,11 @@ class Shim:
         """Writes and syncs begun from now on do not return; no sync begun before is under way."""
         (self._folder / "hang").touch()
         until(lambda: not any(self._folder.glob("syncing.*")), what="syncs have ended or hang")
+
+    def writer_hangs(self) -> bool:
+        """Return whether the journal's writer is in a call that hangs: it has told the broker of
+        every sync before that call."""
+        return any(self._folder.glob("writer-hangs.*"))
 
     def go_on(self) -> None:
         (self._folder / "hang").unlink(missing_ok=True)

@@ -161,7 +161,8 @@ def test_a_call_that_fails_ends_the_broker_and_nothing_more_is_confirmed(
         idle = Bare(broker.amqp_port)
         idle.greet(tune_ok())
         shim.hang()
-        # What had been synced before is confirmed: the loop has heard of it, and then has sent it.
+        # What had been synced before is confirmed: the loop was told of it, and then has sent it.
+        until(shim.writer_hangs, publisher.work)
         for _ in range(2):
             broker.http("GET", "/api/tallymark/status")
         before = -1
