@@ -75,7 +75,7 @@ class Node:
         self.broker.publish(session, self.vhost.route("", [queue], None), payload)
 
     def bound(self) -> list[tuple[str, str, str]]:
-        return [(b.source.name, b.destination(), b.key) for b in self.vhost.bindings()]
+        return [(b.source.name, b.destination(), b.key) for b in self.vhost.topology.bindings()]
 
 
 def request(method: str, target: str, body: object = None) -> bytes:

@@ -351,8 +351,8 @@ def test_a_delayed_exchange_outlives_a_restart_as_what_it_is() -> None:
     peer.ask(QueueBind("q", "x", "a.*"))
     vhost = peer.rig.broker.vhosts["/"]
     again = Rig().broker.vhosts["/"]
-    for blob in vhost.definitions():
-        again.apply_definition(blob)
+    for blob in vhost.topology.definitions():
+        again.topology.apply(blob)
     assert again.exchanges["x"].type == "x-delayed-message"
     assert [one.name for one in again.route("x", ["a.b"], None).queues] == ["q"]
     assert again.route("x", ["b.a"], None).queues == []

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from tallymark.engine import definitions
 from tallymark.engine.clock import Clock
-from tallymark.engine.definitions import canonical, from_json, to_json
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.ledger import Ledger
 from tallymark.engine.records import DEFINITION
+from tallymark.engine.table_json import canonical, from_json, to_json
 from tallymark.engine.vhost import VirtualHost
 
 TEXTS = st.text(max_size=8) | st.sampled_from(["$bytes", "$table", "$", "\udcff", "a\0b"])
@@ -116,7 +116,7 @@ COMMANDS = st.one_of(
 def replayed(blobs: list[bytes]) -> VirtualHost:
     vhost = new_host()
     for blob in blobs:
-        vhost.apply_definition(blob)
+        vhost.topology.apply(blob)
     assert vhost.ledger.rows == []
     return vhost
 
@@ -127,16 +127,20 @@ def test_replay_and_snapshot_rebuild_what_is_durable(
 ) -> None:
     vhost = new_host()
     for name, *args in history:
-        before = (vhost.generation, len(vhost.ledger.rows), sorted(vhost.definitions()))
+        before = (vhost.generation, len(vhost.ledger.rows), sorted(vhost.topology.definitions()))
         try:
             getattr(vhost, str(name))(*args)
         except BrokerError:
-            assert before == (vhost.generation, len(vhost.ledger.rows), sorted(vhost.definitions()))
-    durable = sorted(vhost.definitions())
+            assert before == (
+                vhost.generation,
+                len(vhost.ledger.rows),
+                sorted(vhost.topology.definitions()),
+            )
+    durable = sorted(vhost.topology.definitions())
     after_replay = replayed([record.blob for record in vhost.ledger.rows])
-    assert sorted(after_replay.definitions()) == durable
-    after_snapshot = replayed(vhost.definitions())
-    assert sorted(after_snapshot.definitions()) == durable
+    assert sorted(after_replay.topology.definitions()) == durable
+    after_snapshot = replayed(vhost.topology.definitions())
+    assert sorted(after_snapshot.topology.definitions()) == durable
     for key in ("1", "a.b"):
         for exchange in after_snapshot.exchanges.values():
             once = after_snapshot.route_from(exchange, [key], None)
@@ -150,17 +154,17 @@ def test_tables_stay_consistent(history: list[tuple[object, ...]]) -> None:
     for name, *args in history:
         with suppress(BrokerError):
             getattr(vhost, str(name))(*args)
-    for binding in vhost.bindings():
+    for binding in vhost.topology.bindings():
         assert vhost.exchanges[binding.source.name] is binding.source
         if binding.queue is not None:
             assert vhost.queues[binding.queue.name] is binding.queue
-            assert binding in vhost.inbound[binding.queue.id]
+            assert binding in vhost.topology.inbound[binding.queue.id]
         else:
             assert binding.exchange is vhost.exchanges[binding.destination()]
             assert binding in binding.exchange.inbound
-    inbound = sum(len(bound) for bound in vhost.inbound.values())
+    inbound = sum(len(bound) for bound in vhost.topology.inbound.values())
     inbound += sum(len(exchange.inbound) for exchange in vhost.exchanges.values())
-    assert inbound == len(vhost.bindings())
+    assert inbound == len(vhost.topology.bindings())
 
 
 def operations(vhost: VirtualHost) -> list[str]:
@@ -211,7 +215,7 @@ def test_queue_definition_in_full() -> None:
 def test_deletion_of_an_earlier_queue_spares_its_successor() -> None:
     vhost = new_host()
     vhost.declare_queue("q", True, False, False, {}, 1, False)
-    vhost.apply_definition(b'{"op":"delete_queue","vhost":"/v","id":7,"name":"q"}')
+    vhost.topology.apply(b'{"op":"delete_queue","vhost":"/v","id":7,"name":"q"}')
     assert "q" in vhost.queues
 
 
@@ -230,7 +234,7 @@ def test_changes_of_what_is_missing_are_passed_over() -> None:
             definitions.vhost_deletion("/v"),
         ]
     )
-    assert vhost.definitions() == [definitions.vhost_definition("/v")]
+    assert vhost.topology.definitions() == [definitions.vhost_definition("/v")]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.engine import definitions, rebuild, records
+from tallymark.engine import definitions, records
 from tallymark.engine.broker import Broker
 from tallymark.engine.clock import Clock
 from tallymark.engine.errors import NotFound, PreconditionFailed
@@ -77,8 +77,8 @@ class Host:
         """The host that a restart makes of its records, or of a checkpoint."""
         blobs = [record.blob for record in self.ledger.rows if record.kind == records.DEFINITION]
         other = Host()
-        for blob in self.vhost.definitions() if snapshot else blobs:
-            other.vhost.apply_definition(blob)
+        for blob in self.vhost.topology.definitions() if snapshot else blobs:
+            other.vhost.topology.apply(blob)
         return other
 
 
@@ -386,7 +386,7 @@ def test_a_definition_is_never_put_together_from_two_policies(host: Host) -> Non
     host.set(Policy("high", "", {"message-ttl": 60}, 2))
     queue = host.queue("q")
     assert (queue.settings.ttl_ms, queue.settings.max_length) == (60, -1)
-    assert host.vhost.policy_of(queue) is host.vhost.policies["high"]
+    assert host.vhost.policy_table.of_queue(queue, False) is host.vhost.policies["high"]
 
 
 # -- operator policies
@@ -426,8 +426,8 @@ def test_an_operators_limit_binds_arguments_and_policies_alike(host: Host) -> No
     capped = Policy("cap", "", {"max-length": 10, "delivery-limit": 3})
     assert host.set(capped, operator=True) == ["q"]
     assert (queue.settings.max_length, queue.settings.delivery_limit) == (10, 3)
-    assert host.vhost.operator_policy_of(queue) is capped
-    assert host.vhost.policy_of(queue) is host.vhost.policies["p"]
+    assert host.vhost.policy_table.of_queue(queue, True) is capped
+    assert host.vhost.policy_table.of_queue(queue, False) is host.vhost.policies["p"]
     assert host.delete("cap", operator=True) == ["q"]
     assert (queue.settings.max_length, queue.settings.delivery_limit) == (50, -1)
 
@@ -528,7 +528,7 @@ def test_an_alternate_exchange_by_policy_comes_and_goes(host: Host) -> None:
     assert host.route("e", "k") == []
     host.set(Policy("p", "^e$", {"alternate-exchange": "spare"}, apply_to="exchanges"))
     assert host.route("e", "k") == ["rest"]
-    assert host.vhost.policy_of_exchange(host.vhost.exchange("e")) is host.vhost.policies["p"]
+    assert host.vhost.policy_table.of_exchange(host.vhost.exchange("e")) is host.vhost.policies["p"]
     host.delete("p")
     assert host.route("e", "k") == []
 
@@ -602,20 +602,20 @@ def test_a_broker_that_crashed_has_its_policies_again(checkpoint: bool) -> None:
 
 
 def test_a_stored_policy_that_is_not_understood_is_not_guessed_at(host: Host) -> None:
-    record = rebuild.of_policy("/", length("p", 5), False)
+    record = definitions.of_policy("/", length("p", 5), False)
     for field, value in (("apply_to", "moons"), ("priority", "1")):
         with pytest.raises(ValueError, match=field.split("_")[0]):
-            host.vhost.apply_definition(definitions.encode({**record, field: value}))
+            host.vhost.topology.apply(definitions.encode({**record, field: value}))
     assert host.vhost.policies == {}
 
 
 def test_a_stored_pattern_that_is_refused_today_fits_nothing_and_is_told_of(host: Host) -> None:
     """It was taken by a version with another engine: a start must not fail for it."""
-    record = rebuild.of_policy("/", length("p", 5), False)
-    host.vhost.apply_definition(definitions.encode({**record, "pattern": "(?<=a)b"}))
+    record = definitions.of_policy("/", length("p", 5), False)
+    host.vhost.topology.apply(definitions.encode({**record, "pattern": "(?<=a)b"}))
     host.vhost.declare_queue("ab", True, False, False, {}, ME, False)
     assert host.vhost.queues["ab"].settings.max_length == -1
-    [(name, why)] = host.vhost.policy_problems()
+    [(name, why)] = host.vhost.policy_table.problems()
     assert name == "p"
     assert "(?<=" in why
 
@@ -644,8 +644,8 @@ def test_a_policy_of_streams_holds_for_streams_only(host: Host) -> None:
     policy = Policy("p", "", {"max-age": "1h", "max-length-bytes": 7}, apply_to="streams")
     assert host.set(policy) == ["s"]
     assert (stream.settings.max_age_ms, stream.settings.retain_bytes) == (3_600_000, 7)
-    assert host.vhost.policy_of(stream) is policy
-    assert host.vhost.policy_of(other) is None
+    assert host.vhost.policy_table.of_queue(stream, False) is policy
+    assert host.vhost.policy_table.of_queue(other, False) is None
     assert host.set(Policy("p", "", {"max-age": "1h"}, apply_to="classic_queues")) == ["s"]
     assert stream.settings.max_age_ms == -1
 
@@ -673,7 +673,7 @@ def test_a_queue_whose_declaration_says_no_type_has_the_default_one(
     if by_policy:
         host.set(Policy("p", "", {"default-queue-type": "stream"}, apply_to="queues"))
     else:
-        host.vhost.default_queue_type = "stream"
+        host.vhost.topology.default_queue_type = "stream"
     assert typed(host, "s") == "stream"
     assert typed(host, "s", {"x-queue-type": "classic"}) == "classic"
     assert typed(host, "") is None
@@ -686,7 +686,7 @@ def test_a_queue_whose_declaration_says_no_type_has_the_default_one(
 
 
 def test_a_policys_default_type_goes_before_the_virtual_hosts(host: Host) -> None:
-    host.vhost.default_queue_type = "quorum"
+    host.vhost.topology.default_queue_type = "quorum"
     host.set(Policy("p", "^s", {"default-queue-type": "stream"}))
     host.set(Policy("no", "^n", {"default-queue-type": "stream"}, apply_to="streams"))
     assert [typed(host, name) for name in ("s", "n", "x")] == ["stream", "quorum", "quorum"]
@@ -702,7 +702,7 @@ def test_a_default_queue_type_outlives_a_restart(checkpoint: bool) -> None:
     if checkpoint:
         rig.checkpoint()
     after = rig.restart()
-    assert after.vhost.default_queue_type == "stream"
+    assert after.vhost.topology.default_queue_type == "stream"
     after.broker.set_default_queue_type(after.vhost, "")
     after.settle_down()
-    assert after.restart().vhost.default_queue_type == ""
+    assert after.restart().vhost.topology.default_queue_type == ""

@@ -148,7 +148,7 @@ def test_sequences_of_a_lost_block_that_were_settled_are_not_given_out_again() -
 def state(rig: Rig) -> dict[object, object]:
     """Everything durable that the broker holds, as values that can be compared."""
     broker = rig.broker
-    found: dict[object, object] = {"topology": sorted(rig.vhost.definitions())}
+    found: dict[object, object] = {"topology": sorted(rig.vhost.topology.definitions())}
     for queue in broker.queues.values():
         ready = []
         for piece in queue.slices():

@@ -17,7 +17,8 @@ from tallymark.engine.errors import (
 )
 from tallymark.engine.ledger import Ledger
 from tallymark.engine.queue import Queue
-from tallymark.engine.vhost import PREDECLARED, VirtualHost
+from tallymark.engine.topology import PREDECLARED
+from tallymark.engine.vhost import VirtualHost
 
 ME, OTHER = 1, 2
 
@@ -345,13 +346,13 @@ def test_a_bindings_identity_is_source_destination_key_and_arguments(host: Host)
     ]
     for arguments in tables:
         host.vhost.bind_queue("q", "amq.direct", "k", arguments, ME)
-    assert len(host.vhost.bindings()) == 5
+    assert len(host.vhost.topology.bindings()) == 5
     host.vhost.bind_queue("q", "amq.fanout", "k", {}, ME)
     host.vhost.bind_queue("q", "amq.direct", "j", {}, ME)
-    assert len(host.vhost.bindings()) == 7
+    assert len(host.vhost.topology.bindings()) == 7
     host.vhost.unbind_queue("q", "amq.direct", "k", {"a": 1}, ME)
     assert host.routed("amq.direct", "k") == ["q"]
-    assert len(host.vhost.bindings()) == 6
+    assert len(host.vhost.topology.bindings()) == 6
 
 
 def test_bad_bindings(host: Host) -> None:
@@ -359,7 +360,7 @@ def test_bad_bindings(host: Host) -> None:
     host.queue("q")
     refusal(PreconditionFailed, host.bind, "q", "hash", "heavy")
     refusal(PreconditionFailed, host.vhost.bind_queue, "q", "amq.match", "", {"x-match": "no"}, ME)
-    assert host.vhost.bindings() == []
+    assert host.vhost.topology.bindings() == []
 
 
 def test_deleting_a_queue_deletes_its_bindings(host: Host) -> None:
@@ -367,8 +368,8 @@ def test_deleting_a_queue_deletes_its_bindings(host: Host) -> None:
     host.bind("q", "amq.direct", "k")
     host.bind("q", "amq.topic", "#")
     host.vhost.delete_queue("q", False, False, ME)
-    assert host.vhost.bindings() == []
-    assert host.vhost.inbound == {}
+    assert host.vhost.topology.bindings() == []
+    assert host.vhost.topology.inbound == {}
     assert host.routed("amq.direct", "k") == host.routed("amq.topic", "k") == []
     host.queue("q")
     assert host.routed("amq.direct", "k") == []
@@ -419,7 +420,7 @@ def test_auto_delete_in_a_circle(host: Host) -> None:
     host.link("a", "a")
     host.vhost.delete_exchange("a", False)
     assert "b" not in host.vhost.exchanges
-    assert host.vhost.bindings() == []
+    assert host.vhost.topology.bindings() == []
 
 
 # -- routing

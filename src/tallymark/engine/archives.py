@@ -6,14 +6,10 @@ more than what was archived.
 
 A stream has one archive, with an id of its own, which grows at its end. Between two ranges no
 message may be missing that the stream still retains. All numbers here are sequences.
-
-The blob of an ARCHIVED record: {"archive": id, "checksum": text, "place": text}; `other` is the
-number of messages.
 """
 
 from __future__ import annotations
 
-import json
 from typing import Final, final
 
 from tallymark.engine import records, streams
@@ -21,59 +17,14 @@ from tallymark.engine.arguments import named
 from tallymark.engine.clock import Clock
 from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.errors import Fenced, PreconditionFailed
-from tallymark.engine.ledger import Ledger, archived_record
+from tallymark.engine.ledger import Ledger
 from tallymark.engine.queue import Queue
-from tallymark.engine.records import Record
+from tallymark.engine.streams import Archived
 
 IN_A_TURN: Final = 1000
 """Number of slices deleted in one turn."""
 MOST: Final = 1 << 31
 """Maximum number of sequences in one range."""
-
-
-@final
-class Archived:
-    """The newest range of a stream's archive: sequences low..high-1."""
-
-    __slots__ = ("archive", "checksum", "high", "low", "place", "rows")
-
-    def __init__(
-        self, low: int, high: int, rows: int, archive: str, checksum: str, place: str
-    ) -> None:
-        self.low = low
-        self.high = high
-        self.rows = rows
-        """Count of messages in it; lower than the count of sequences if some are missing."""
-        self.archive = archive
-        """Id of the archive."""
-        self.checksum = checksum
-        """Checksum of the rows, computed by the archiver."""
-        self.place = place
-        """Description of the range's place, for people."""
-
-    def same(self, other: Archived) -> bool:
-        return (
-            self.low == other.low
-            and self.high == other.high
-            and self.rows == other.rows
-            and self.archive == other.archive
-            and self.checksum == other.checksum
-        )
-
-    def to_record(self, queue: Queue) -> Record:
-        place = {"archive": self.archive, "checksum": self.checksum, "place": self.place}
-        return archived_record(queue.id, self.low, self.high, self.rows, place)
-
-    @staticmethod
-    def from_record(record: Record) -> Archived:
-        """Decode an ARCHIVED record. Raises ValueError for one of a newer version."""
-        found: object = json.loads(record.blob)
-        if not isinstance(found, dict) or set(found) != {"archive", "checksum", "place"}:
-            raise ValueError(f"archived {found!r}, expected archive, checksum and place")
-        return Archived(
-            record.first, record.first + record.count, record.other, str(found["archive"]),
-            str(found["checksum"]), str(found["place"]),
-        )  # fmt: skip
 
 
 @final

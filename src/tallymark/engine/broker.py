@@ -48,6 +48,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.quotas import Quotas
 from tallymark.engine.records import Record
 from tallymark.engine.redrive import Redrives
+from tallymark.engine.routing import Targets
 from tallymark.engine.seeking import Seeking
 from tallymark.engine.session import RETURNED, UNLIMITED, Connection, Consumer, Session
 from tallymark.engine.settlement import Settlement
@@ -61,7 +62,7 @@ from tallymark.engine.subscription import Subscription
 from tallymark.engine.timeouts import Timeouts
 from tallymark.engine.transactions import Transactions
 from tallymark.engine.upkeep import Upkeep
-from tallymark.engine.vhost import Targets, VirtualHost
+from tallymark.engine.vhost import VirtualHost
 from tallymark.engine.walltime import in_wall_time
 
 DEFAULT_VHOST: Final = "/"
@@ -219,8 +220,8 @@ class Broker:
         Raises: PreconditionFailed.
         """
         check_default_type(type)
-        if vhost.default_queue_type != type:
-            vhost.default_queue_type = type
+        if vhost.topology.default_queue_type != type:
+            vhost.topology.default_queue_type = type
             self.ledger.emit(definition_record(definitions.vhost_definition(vhost.name, type)))
 
     def vhost(self, name: str) -> VirtualHost:
@@ -673,7 +674,7 @@ class Broker:
         if queue.holds_publishers == held or queue.deleted:
             return
         queue.holds_publishers = held
-        self.vhost(queue.vhost).routes_changed()
+        self.vhost(queue.vhost).topology.changed()
         if not held:
             self._release_publishers(queue)
 

@@ -31,8 +31,9 @@ from tallymark.engine.message import NOWHERE, Route, Slice
 from tallymark.engine.pending import PendingLetters
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Letter, Queue
+from tallymark.engine.routing import Targets
 from tallymark.engine.settings import DROP_HEAD, REJECT_PUBLISH_DLX
-from tallymark.engine.vhost import Targets, VirtualHost
+from tallymark.engine.vhost import VirtualHost
 
 HOP_LIMIT_HEADER: Final = b"x-opt-dead-letter-hop-limit"
 CYCLES_TOLD: Final = 10_000

@@ -29,11 +29,12 @@ begins with a dollar sign:
 from __future__ import annotations
 
 import json
-from base64 import b64decode, b64encode
-from datetime import datetime
-from decimal import Decimal
-from math import isfinite
 from typing import Final
+
+from tallymark.engine.exchange import Binding, Exchange, make_exchange
+from tallymark.engine.policies import Policy
+from tallymark.engine.queue import Queue
+from tallymark.engine.table_json import from_json, to_json
 
 VHOST: Final = "vhost"
 DELETE_VHOST: Final = "delete_vhost"
@@ -50,66 +51,6 @@ DELETE_POLICY: Final = "delete_policy"
 OPERATOR_POLICY: Final = "operator_policy"
 DELETE_OPERATOR_POLICY: Final = "delete_operator_policy"
 POLICY_OPS: Final = (POLICY, DELETE_POLICY, OPERATOR_POLICY, DELETE_OPERATOR_POLICY)
-
-
-def to_json(value: object) -> object:
-    """Convert a table value to one that JSON can express. Raises TypeError for a type that no table
-    holds."""
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value) if isfinite(value) else {"$float": str(float(value))}
-    if isinstance(value, (bytes, bytearray)):
-        return {"$bytes": b64encode(value).decode("ascii")}
-    if isinstance(value, (list, tuple)):
-        return [to_json(item) for item in value]
-    if isinstance(value, dict):
-        table: dict[str, object] = {str(name): to_json(item) for name, item in value.items()}
-        for name in table:
-            if name.startswith("$"):
-                return {"$table": [[key, table[key]] for key in sorted(table)]}
-        return table
-    if isinstance(value, Decimal):
-        return {"$decimal": str(value)}
-    if isinstance(value, datetime):
-        return {"$timestamp": value.isoformat()}
-    raise TypeError(f"argument of type {type(value).__name__}, expected a table value")
-
-
-def from_json(value: object) -> object:
-    """Decode a value from JSON; the inverse of to_json. Raises ValueError for an unknown tag."""
-    if isinstance(value, list):
-        return [from_json(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if len(value) == 1:
-        for name, held in value.items():
-            if name.startswith("$"):
-                return _untagged(name, held)
-    return {str(name): from_json(item) for name, item in value.items()}
-
-
-def _untagged(tag: str, held: object) -> object:
-    if tag == "$table" and isinstance(held, list):
-        return {str(pair[0]): from_json(pair[1]) for pair in held}
-    if isinstance(held, str):
-        if tag == "$bytes":
-            return b64decode(held)
-        if tag == "$float":
-            return float(held)
-        if tag == "$decimal":
-            return Decimal(held)
-        if tag == "$timestamp":
-            return datetime.fromisoformat(held)
-    raise ValueError(f"value tagged {tag!r} in a definition: written by a newer version?")
-
-
-def canonical(value: object) -> str:
-    """Return one text per value, with types distinguished and table order ignored, for use as a
-    key."""
-    return json.dumps(to_json(value), sort_keys=True, separators=(",", ":"))
 
 
 def encode(definition: dict[str, object]) -> bytes:
@@ -162,7 +103,7 @@ def table_of(definition: dict[str, object], field: str) -> dict[str, object]:
     return value
 
 
-def words_of(definition: dict[str, object], field: str) -> str:
+def optional_text_of(definition: dict[str, object], field: str) -> str:
     """Return a field that must be text; empty when it is missing. Raises ValueError."""
     return text_of(definition, field) if field in definition else ""
 
@@ -180,3 +121,117 @@ def vhost_deletion(vhost: str) -> bytes:
     """Return the definition of a virtual host's deletion. It is written after everything in it is
     gone."""
     return encode({"op": DELETE_VHOST, "vhost": vhost})
+
+
+def of_exchange(vhost: str, exchange: Exchange) -> dict[str, object]:
+    return {
+        "op": EXCHANGE,
+        "vhost": vhost,
+        "name": exchange.name,
+        "type": exchange.type,
+        "durable": exchange.durable,
+        "auto_delete": exchange.auto_delete,
+        "internal": exchange.internal,
+        "arguments": to_json(exchange.arguments),
+    }
+
+
+def of_exchange_deletion(vhost: str, exchange: Exchange) -> dict[str, object]:
+    return {"op": DELETE_EXCHANGE, "vhost": vhost, "name": exchange.name}
+
+
+def of_queue(vhost: str, queue: Queue) -> dict[str, object]:
+    return {
+        "op": QUEUE,
+        "vhost": vhost,
+        "id": queue.id,
+        "name": queue.name,
+        "durable": queue.durable,
+        "auto_delete": queue.auto_delete,
+        "arguments": to_json(queue.arguments),
+    }
+
+
+def of_queue_deletion(vhost: str, queue: Queue) -> dict[str, object]:
+    return {"op": DELETE_QUEUE, "vhost": vhost, "id": queue.id, "name": queue.name}
+
+
+def of_pause(vhost: str, queue: Queue) -> dict[str, object]:
+    return {
+        "op": PAUSE_QUEUE,
+        "vhost": vhost,
+        "id": queue.id,
+        "name": queue.name,
+        "paused": queue.paused,
+    }
+
+
+def of_binding(op: str, vhost: str, binding: Binding) -> dict[str, object]:
+    """Return the definition of a binding or unbinding. op: BINDING or UNBIND."""
+    return {
+        "op": op,
+        "vhost": vhost,
+        "source": binding.source.name,
+        "kind": binding.kind(),
+        "destination": binding.destination(),
+        "key": binding.key,
+        "arguments": to_json(binding.arguments),
+    }
+
+
+def of_policy(vhost: str, policy: Policy, operator: bool) -> dict[str, object]:
+    return {
+        "op": OPERATOR_POLICY if operator else POLICY,
+        "vhost": vhost,
+        "name": policy.name,
+        "pattern": policy.pattern,
+        "definition": to_json(policy.definition),
+        "priority": policy.priority,
+        "apply_to": policy.apply_to,
+    }
+
+
+def of_policy_deletion(vhost: str, name: str, operator: bool) -> dict[str, object]:
+    op = DELETE_OPERATOR_POLICY if operator else DELETE_POLICY
+    return {"op": op, "vhost": vhost, "name": name}
+
+
+def exchange_from(definition: dict[str, object]) -> Exchange:
+    """Make an exchange from its definition. Raises ValueError, InvalidCommand (type)."""
+    return make_exchange(
+        text_of(definition, "name"),
+        text_of(definition, "type"),
+        flag_of(definition, "durable"),
+        flag_of(definition, "auto_delete"),
+        flag_of(definition, "internal"),
+        arguments_of(definition),
+    )
+
+
+def queue_from(definition: dict[str, object]) -> Queue:
+    """Make a queue from its definition. Raises ValueError."""
+    return Queue(
+        id_of(definition),
+        text_of(definition, "name"),
+        text_of(definition, "vhost"),
+        flag_of(definition, "durable"),
+        0,
+        flag_of(definition, "auto_delete"),
+        arguments_of(definition),
+    )
+
+
+def binding_from(
+    definition: dict[str, object], exchanges: dict[str, Exchange], queues: dict[str, Queue]
+) -> Binding | None:
+    """Make a binding from its definition; None if one of its ends does not exist. Raises
+    ValueError."""
+    source = exchanges.get(text_of(definition, "source"))
+    destination = text_of(definition, "destination")
+    to_queue = text_of(definition, "kind") == "queue"
+    queue = queues.get(destination) if to_queue else None
+    exchange = None if to_queue else exchanges.get(destination)
+    if source is None or (queue is None and exchange is None):
+        return None
+    key = text_of(definition, "key")
+    return Binding(source, queue, exchange, key, arguments_of(definition))

@@ -33,9 +33,9 @@ from tallymark.engine.arguments import (
     type_name,
     wire_bytes,
 )
-from tallymark.engine.definitions import canonical
 from tallymark.engine.errors import InvalidCommand, PreconditionFailed
 from tallymark.engine.matching import HashRing, HeaderTable, TopicTrie, check_match
+from tallymark.engine.table_json import canonical
 
 if TYPE_CHECKING:
     from tallymark.engine.queue import Queue

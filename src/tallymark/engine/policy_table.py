@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import final
 
-from tallymark.engine import definitions, rebuild
-from tallymark.engine.definitions import canonical
+from tallymark.engine import definitions
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.exchange import ALTERNATE, Exchange
 from tallymark.engine.policies import (
@@ -28,6 +27,7 @@ from tallymark.engine.policies import (
 )
 from tallymark.engine.queue import Queue
 from tallymark.engine.settings import Settings
+from tallymark.engine.table_json import canonical
 
 
 @final
@@ -122,7 +122,7 @@ class PolicyTable:
         found = []
         for operator in (False, True):
             for policy in self.table(operator).values():
-                found.append(definitions.encode(rebuild.of_policy(vhost, policy, operator)))
+                found.append(definitions.encode(definitions.of_policy(vhost, policy, operator)))
         return found
 
     def apply(self, definition: dict[str, object]) -> None:

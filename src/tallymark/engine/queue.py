@@ -23,9 +23,8 @@ from tallymark.engine.ready import Ready
 from tallymark.engine.settings import OFF, UNLIMITED, Settings
 
 if TYPE_CHECKING:
-    from tallymark.engine.archives import Archived
     from tallymark.engine.session import Consumer
-    from tallymark.engine.streams import Pin
+    from tallymark.engine.streams import Archived, Pin
     from tallymark.engine.subscription import Subscription
 
 

@@ -16,7 +16,6 @@ from typing import Final, final
 
 from tallymark.engine import definitions, records
 from tallymark.engine.annotations import Annotations, ready_since
-from tallymark.engine.archives import Archived
 from tallymark.engine.arguments import named
 from tallymark.engine.broker import Broker
 from tallymark.engine.intervals import Deferral, Deferrals, IntervalSet, Tally
@@ -27,6 +26,7 @@ from tallymark.engine.queue import Letter, Queue
 from tallymark.engine.records import Record
 from tallymark.engine.session import FAILED, RETURNED
 from tallymark.engine.settings import OFF
+from tallymark.engine.streams import Archived
 from tallymark.engine.subscription import Subscription
 
 TELL_ONLY: Final = (records.SLOW, records.CONSUMER)
@@ -329,7 +329,7 @@ class Restorer:
         broker = self._broker
         vhost_name = definitions.text_of(definition, "vhost")
         vhost = broker.vhosts.get(vhost_name) or broker.enter_vhost(vhost_name)
-        vhost.apply_definition(blob)
+        vhost.topology.apply(blob)
         op = definition["op"]
         if op == definitions.DELETE_VHOST:
             del broker.vhosts[vhost_name]

@@ -64,7 +64,7 @@ def snapshot(broker: Broker, clean: bool) -> list[Record]:
     }
     out.emit(defined_record(ids))
     for vhost in broker.vhosts.values():
-        for blob in vhost.definitions():
+        for blob in vhost.topology.definitions():
             out.emit(definition_record(blob))
     placed: dict[int, Payload] = {}
     for queue in broker.queues.values():

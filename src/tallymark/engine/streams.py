@@ -14,20 +14,18 @@ and stay readable under the pin.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, final
-
-from tallymark.engine.arguments import age_ms, erlang_term, type_name
-from tallymark.engine.clock import Clock
-from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.queue import Queue
-
-if TYPE_CHECKING:
-    from tallymark.engine.session import Consumer
+import json
 from bisect import bisect_left
+from typing import Final, final
 
-from tallymark.engine.arguments import named
-from tallymark.engine.errors import Fenced, Gone
+from tallymark.engine.arguments import age_ms, erlang_term, named, type_name
+from tallymark.engine.clock import Clock
+from tallymark.engine.errors import Fenced, Gone, PreconditionFailed
+from tallymark.engine.ledger import archived_record
 from tallymark.engine.message import Slice
+from tallymark.engine.queue import Queue
+from tallymark.engine.records import Record
+from tallymark.engine.session import Consumer
 from tallymark.engine.store import Store
 
 FIRST: Final = "first"
@@ -241,3 +239,52 @@ def batch(queue: Queue, low: int, most: int, most_bytes: int) -> Batch:
     if found.messages < most:
         found.end = max(found.end, end)  # includes missing sequences at the end
     return found
+
+
+@final
+class Archived:
+    """The newest range of a stream's archive: sequences low..high-1.
+
+    The blob of its record: {"archive": id, "checksum": text, "place": text}; `other` is the number
+    of messages.
+    """
+
+    __slots__ = ("archive", "checksum", "high", "low", "place", "rows")
+
+    def __init__(
+        self, low: int, high: int, rows: int, archive: str, checksum: str, place: str
+    ) -> None:
+        self.low = low
+        self.high = high
+        self.rows = rows
+        """Count of messages in it; lower than the count of sequences if some are missing."""
+        self.archive = archive
+        """Id of the archive."""
+        self.checksum = checksum
+        """Checksum of the rows, computed by the archiver."""
+        self.place = place
+        """Description of the range's place, for people."""
+
+    def same(self, other: Archived) -> bool:
+        return (
+            self.low == other.low
+            and self.high == other.high
+            and self.rows == other.rows
+            and self.archive == other.archive
+            and self.checksum == other.checksum
+        )
+
+    def to_record(self, queue: Queue) -> Record:
+        place = {"archive": self.archive, "checksum": self.checksum, "place": self.place}
+        return archived_record(queue.id, self.low, self.high, self.rows, place)
+
+    @staticmethod
+    def from_record(record: Record) -> Archived:
+        """Decode an ARCHIVED record. Raises ValueError for one of a newer version."""
+        found: object = json.loads(record.blob)
+        if not isinstance(found, dict) or set(found) != {"archive", "checksum", "place"}:
+            raise ValueError(f"archived {found!r}, expected archive, checksum and place")
+        return Archived(
+            record.first, record.first + record.count, record.other, str(found["archive"]),
+            str(found["checksum"]), str(found["place"]),
+        )  # fmt: skip

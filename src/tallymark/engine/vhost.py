@@ -3,7 +3,7 @@
 Every command checks everything before it changes anything. Changes of objects that survive a
 restart (policies, durable exchanges, durable queues that are not exclusive, bindings between these)
 leave one DEFINITION record each, see definitions.py. Replaying these records, or a snapshot,
-rebuilds the virtual host.
+rebuilds the virtual host's topology (topology.py).
 
 Texts and rules are those of RabbitMQ 3.10 where the specification leaves a choice: unbinding what
 is not bound and deleting an exchange that is not there succeed; exclusive queues are never durable;
@@ -13,9 +13,9 @@ line breaks are taken out of declared names. Names are otherwise not restricted.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, final
+from typing import final
 
-from tallymark.engine import definitions, rebuild
+from tallymark.engine import definitions
 from tallymark.engine.arguments import (
     QUEUE_ARGUMENTS,
     check_lasting,
@@ -36,61 +36,23 @@ from tallymark.engine.errors import (
     ResourceLocked,
 )
 from tallymark.engine.exchange import (
-    DIRECT,
-    FANOUT,
-    HEADERS,
-    TOPIC,
     Binding,
     Exchange,
     check_exchange_arguments,
     check_same_exchange,
     check_type,
-    identity_of,
     make_exchange,
 )
 from tallymark.engine.ledger import Ledger, definition_record
 from tallymark.engine.policies import Policy, check_definition
-from tallymark.engine.policy_table import PolicyTable
 from tallymark.engine.queue import Queue
-from tallymark.engine.rebuild import binding_from, durable_definitions, exchange_from, queue_from
-from tallymark.engine.routing import Router, Targets
-
-__all__ = ["PREDECLARED", "Targets", "VirtualHost"]
-
-PREDECLARED: Final = (
-    ("", DIRECT, False),
-    ("amq.direct", DIRECT, False),
-    ("amq.fanout", FANOUT, False),
-    ("amq.headers", HEADERS, False),
-    ("amq.match", HEADERS, False),
-    ("amq.rabbitmq.trace", TOPIC, True),
-    ("amq.topic", TOPIC, False),
-)
-"""Name, type, internal: exchanges that every virtual host has from the start; durable, never
-deleted."""
+from tallymark.engine.routing import Targets
+from tallymark.engine.topology import Topology
 
 
 @final
 class VirtualHost:
     """A virtual host (see the module's docstring). Not for use by two threads."""
-
-    __slots__ = (
-        "_policies",
-        "_router",
-        "clock",
-        "default_queue_type",
-        "exchanges",
-        "generation",
-        "inbound",
-        "name",
-        "name_seed",
-        "next_queue_id",
-        "operator_policies",
-        "policies",
-        "queues",
-        "ledger",
-        "resettled",
-    )
 
     def __init__(
         self,
@@ -107,26 +69,22 @@ class VirtualHost:
         self.clock = clock
         self.name_seed = b""
         """Random bytes, set by the owner at start, that make server-given names unguessable."""
-        self.default_queue_type = ""
-        """Type of queues whose declaration names none; "": classic. Changed by the Broker only."""
-        self.exchanges: dict[str, Exchange] = {}
-        self.queues: dict[str, Queue] = {}
-        self.inbound: dict[int, dict[Binding, None]] = {}
-        """Bindings by the id of their destination queue."""
-        self.generation = 1
-        """Number that grows with every change of declarations, bindings and policies. Cached routes
-        are valid for one generation."""
-        self._router = Router(self.exchanges, self.queues)
-        self._policies = PolicyTable(self.exchanges, self.queues)
-        self.policies = self._policies.user
+        self.topology = Topology(name)
+        self.exchanges = self.topology.exchanges
+        self.queues = self.topology.queues
+        self.policy_table = self.topology.policies
+        self.policies = self.policy_table.user
         """Policies by name; changed by set_policy and delete_policy only."""
-        self.operator_policies = self._policies.operator
+        self.operator_policies = self.policy_table.operator
         self.resettled: list[Queue] = []
         """Queues whose settings were changed by a policy. The Broker attends to them and clears the
         list."""
-        for predeclared, type, internal in PREDECLARED:
-            exchange = make_exchange(predeclared, type, True, False, internal, {})
-            self.exchanges[predeclared] = exchange
+
+    @property
+    def generation(self) -> int:
+        """Number that grows with every change of declarations, bindings and policies. Cached routes
+        are valid for one generation."""
+        return self.topology.generation
 
     # -- routing
 
@@ -147,14 +105,14 @@ class VirtualHost:
     ) -> Targets:
         """Route as `route` does, from an exchange that may be internal. Dead letters may go to
         such."""
-        return self._router.route(source, keys, headers)
+        return self.topology.router.route(source, keys, headers)
 
     def needs_headers(self, exchange: str) -> bool:
         """Return whether routing from this exchange may look at headers or properties.
 
         Raises: NotFound.
         """
-        return self._router.needs_headers(self.exchange(exchange))
+        return self.topology.router.needs_headers(self.exchange(exchange))
 
     def routes_singly(self, exchange: str) -> bool:
         """Return whether each message published to this exchange must be routed by itself, though
@@ -162,15 +120,7 @@ class VirtualHost:
 
         Raises: NotFound.
         """
-        return self._router.routes_singly(self.exchange(exchange))
-
-    def routes_changed(self) -> None:
-        """Invalidate cached routes after a change of queue state that they contain."""
-        self._changed()
-
-    def _changed(self) -> None:
-        self.generation += 1
-        self._router.changed()
+        return self.topology.router.routes_singly(self.exchange(exchange))
 
     # -- exchanges
 
@@ -210,9 +160,9 @@ class VirtualHost:
         check_new_name("exchange", name)
         check_exchange_arguments(self._exchange_text(name), type, arguments)
         exchange = make_exchange(name, type, durable, auto_delete, internal, arguments)
-        self._enter_exchange(exchange)
+        self.topology.add_exchange(exchange)
         if durable:
-            self._record(rebuild.of_exchange(self.name, exchange))
+            self._record(definitions.of_exchange(self.name, exchange))
         return exchange
 
     def delete_exchange(self, name: str, if_unused: bool) -> None:
@@ -232,11 +182,6 @@ class VirtualHost:
             raise PreconditionFailed(f"{self._exchange_text(name)} in use")
         self._delete_exchanges([exchange])
 
-    def _enter_exchange(self, exchange: Exchange) -> None:
-        self.exchanges[exchange.name] = exchange
-        self._policies.settle_exchange(exchange)
-        self._changed()
-
     def _delete_exchanges(self, doomed: list[Exchange]) -> None:
         """Delete exchanges, and then those auto-delete exchanges that lose their last binding by
         it."""
@@ -244,21 +189,10 @@ class VirtualHost:
             exchange = doomed.pop()
             if self.exchanges.get(exchange.name) is not exchange:
                 continue
-            sources = self._forget_exchange(exchange)
+            sources = self.topology.remove_exchange(exchange)
             if exchange.durable:
-                self._record(rebuild.of_exchange_deletion(self.name, exchange))
+                self._record(definitions.of_exchange_deletion(self.name, exchange))
             doomed.extend([source for source in sources if _is_orphan(source)])
-
-    def _forget_exchange(self, exchange: Exchange) -> list[Exchange]:
-        """Remove an exchange and its bindings; return the exchanges that were bound to it."""
-        for binding in list(exchange.bindings.values()):
-            self._detach(binding)
-        inbound = list(exchange.inbound)
-        for binding in inbound:
-            self._detach(binding)
-        del self.exchanges[exchange.name]
-        self._changed()
-        return [binding.source for binding in inbound]
 
     # -- queues
 
@@ -316,9 +250,9 @@ class VirtualHost:
             auto_delete,
             arguments,
         )
-        self._enter_queue(queue)
+        self.topology.add_queue(queue)
         if lasting:
-            self._record(rebuild.of_queue(self.name, queue))
+            self._record(definitions.of_queue(self.name, queue))
         return queue
 
     def with_type(
@@ -337,7 +271,7 @@ class VirtualHost:
         """
         if "x-queue-type" in arguments or not name or not durable or exclusive or auto_delete:
             return arguments
-        type: object = self._policies.default_type(name) or self.default_queue_type
+        type: object = self.policy_table.default_type(name) or self.topology.default_queue_type
         current = self.queues.get(cleaned(name))
         if type and current is not None:
             type = current.arguments.get("x-queue-type")
@@ -370,7 +304,7 @@ class VirtualHost:
         """Stop or resume deliveries from the queue [NQ-9]."""
         queue.paused = paused
         if queue.durable:
-            self._record(rebuild.of_pause(self.name, queue))
+            self._record(definitions.of_pause(self.name, queue))
 
     def expire_queue(self, queue: Queue) -> None:
         """Delete a queue that was unused for the time of x-expires, and record it."""
@@ -380,25 +314,11 @@ class VirtualHost:
         """Return the exclusive queues of a connection, to be deleted when it ends. O(queues)."""
         return [queue for queue in self.queues.values() if queue.exclusive_owner == owner]
 
-    def _enter_queue(self, queue: Queue) -> None:
-        self.queues[queue.name] = queue
-        self._policies.settle_queue(queue)
-        self._changed()
-
     def _delete_queue(self, queue: Queue) -> None:
-        sources = self._forget_queue(queue)
+        sources = self.topology.remove_queue(queue)
         if queue.durable:
-            self._record(rebuild.of_queue_deletion(self.name, queue))
+            self._record(definitions.of_queue_deletion(self.name, queue))
         self._delete_exchanges([source for source in sources if _is_orphan(source)])
-
-    def _forget_queue(self, queue: Queue) -> list[Exchange]:
-        """Remove a queue and its bindings; return the exchanges that were bound to it."""
-        inbound = list(self.inbound.get(queue.id, ()))
-        for binding in inbound:
-            self._detach(binding)
-        del self.queues[queue.name]
-        self._changed()
-        return [binding.source for binding in inbound]
 
     # -- bindings
 
@@ -428,7 +348,7 @@ class VirtualHost:
         Raises: AccessRefused (default exchange), ResourceLocked (another connection's queue).
         """
         self._refuse_default(exchange)
-        binding = self._find_binding(exchange, "queue", queue, key, arguments)
+        binding = self.topology.find_binding(exchange, "queue", queue, key, arguments)
         if binding is not None:
             if binding.queue is not None:
                 self._check_owner(binding.queue, owner)
@@ -459,58 +379,20 @@ class VirtualHost:
         """
         self._refuse_default(destination)
         self._refuse_default(source)
-        binding = self._find_binding(source, "exchange", destination, key, arguments)
+        binding = self.topology.find_binding(source, "exchange", destination, key, arguments)
         if binding is not None:
             self._unbind(binding)
 
-    def bindings(self) -> list[Binding]:
-        """Return all bindings, without the implied ones of the default exchange."""
-        found: list[Binding] = []
-        for exchange in self.exchanges.values():
-            found.extend(exchange.bindings.values())
-        return found
-
-    def _find_binding(
-        self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object]
-    ) -> Binding | None:
-        exchange = self.exchanges.get(source)
-        if exchange is None:
-            return None
-        return exchange.bindings.get(identity_of(kind, destination, key, arguments))
-
     def _bind(self, binding: Binding) -> None:
-        if binding.identity in binding.source.bindings:
-            return
-        self._attach(binding)
-        if binding.durable:
-            self._record(rebuild.of_binding(definitions.BINDING, self.name, binding))
+        if self.topology.add_binding(binding) and binding.durable:
+            self._record(definitions.of_binding(definitions.BINDING, self.name, binding))
 
     def _unbind(self, binding: Binding) -> None:
-        self._detach(binding)
+        self.topology.remove_binding(binding)
         if binding.durable:
-            self._record(rebuild.of_binding(definitions.UNBIND, self.name, binding))
-        self._changed()
+            self._record(definitions.of_binding(definitions.UNBIND, self.name, binding))
         if _is_orphan(binding.source):
             self._delete_exchanges([binding.source])
-
-    def _attach(self, binding: Binding) -> None:
-        binding.source.add(binding)
-        if binding.queue is not None:
-            self.inbound.setdefault(binding.queue.id, {})[binding] = None
-        elif binding.exchange is not None:
-            binding.exchange.inbound[binding] = None
-        self._changed()
-
-    def _detach(self, binding: Binding) -> None:
-        """Remove a binding from both its ends. The caller calls _changed."""
-        binding.source.remove(binding)
-        if binding.queue is not None:
-            bound = self.inbound[binding.queue.id]
-            del bound[binding]
-            if not bound:
-                del self.inbound[binding.queue.id]
-        elif binding.exchange is not None:
-            del binding.exchange.inbound[binding]
 
     # -- policies
 
@@ -521,47 +403,25 @@ class VirtualHost:
         Raises: PreconditionFailed (its definition); then what was there stays.
         """
         check_definition(policy.definition, operator)
-        definition = rebuild.of_policy(self.name, policy, operator)
-        if self._policies.put(policy, operator):
+        definition = definitions.of_policy(self.name, policy, operator)
+        if self.policy_table.put(policy, operator):
             self._record(definition)
             self._policies_changed()
 
     def delete_policy(self, name: str, operator: bool) -> None:
         """Delete a policy, effective at once. Raises NotFound."""
-        table = self._policies.table(operator)
+        table = self.policy_table.table(operator)
         if name not in table:
             raise NotFound(
                 f"no {named('operator policy' if operator else 'policy', name, self.name)}"
             )
         del table[name]
-        self._record(rebuild.of_policy_deletion(self.name, name, operator))
+        self._record(definitions.of_policy_deletion(self.name, name, operator))
         self._policies_changed()
 
-    def policy_of(self, queue: Queue) -> Policy | None:
-        """Return the policy in effect for a queue. O(policies)."""
-        return self._policies.of_queue(queue, False)
-
-    def operator_policy_of(self, queue: Queue) -> Policy | None:
-        """Return the operator policy in effect for a queue. O(policies)."""
-        return self._policies.of_queue(queue, True)
-
-    def policy_of_exchange(self, exchange: Exchange) -> Policy | None:
-        """Return the policy in effect for an exchange. O(policies)."""
-        return self._policies.of_exchange(exchange)
-
-    def creates_queue(self, name: str) -> bool:
-        """Return whether a policy creates a queue of that name when an AMQP 1.0 client attaches to
-        it. O(policies)."""
-        return self._policies.creates(name)
-
-    def policy_problems(self) -> list[tuple[str, str]]:
-        """Return names and error texts of stored policies that fit nothing because their patterns
-        are refused."""
-        return self._policies.problems()
-
     def _policies_changed(self) -> None:
-        self.resettled.extend(self._policies.settle_all())
-        self._changed()
+        self.resettled.extend(self.policy_table.settle_all())
+        self.topology.changed()
 
     # -- rules
 
@@ -585,83 +445,6 @@ class VirtualHost:
 
     def _queue_text(self, name: str) -> str:
         return named("queue", name, self.name)
-
-    # -- definitions
-
-    def definitions(self) -> list[bytes]:
-        """Return everything that survives a restart, as definitions that rebuild it if applied in
-        order to a new virtual host. The first one is the virtual host's own."""
-        predeclared = [name for name, _, _ in PREDECLARED]
-        made = [one for one in self.exchanges.values() if one.name not in predeclared]
-        return [
-            definitions.vhost_definition(self.name, self.default_queue_type),
-            *self._policies.definitions(self.name),
-            *durable_definitions(self.name, made, self.queues.values(), self.bindings()),
-        ]
-
-    def apply_definition(self, blob: bytes) -> None:
-        """Apply a recorded change without recording it again.
-
-        A change has no consequences of its own here: these have records of their own. A change is
-        ignored if its object exists already, or depends on one that does not exist, which happens
-        only after damage to the journal was accepted.
-        Raises: ValueError, InvalidCommand (exchange type) when it cannot be decoded.
-        """
-        definition = definitions.decode(blob)
-        op = definitions.text_of(definition, "op")
-        if op == definitions.EXCHANGE:
-            self._apply_exchange(definition)
-        elif op == definitions.QUEUE:
-            self._apply_queue(definition)
-        elif op == definitions.BINDING:
-            self._apply_binding(definition)
-        elif op == definitions.UNBIND:
-            bound = self._described_binding(definition)
-            if bound is not None:
-                self._detach(bound)
-                self._changed()
-        elif op == definitions.DELETE_EXCHANGE:
-            exchange = self.exchanges.get(definitions.text_of(definition, "name"))
-            if exchange is not None:
-                self._forget_exchange(exchange)
-        elif op == definitions.PAUSE_QUEUE:
-            paused = self.queues.get(definitions.text_of(definition, "name"))
-            if paused is not None and paused.id == definitions.id_of(definition):
-                paused.paused = definitions.flag_of(definition, "paused")
-        elif op == definitions.DELETE_QUEUE:
-            queue = self.queues.get(definitions.text_of(definition, "name"))
-            if queue is not None and queue.id == definitions.id_of(definition):
-                self._forget_queue(queue)
-        elif op in definitions.POLICY_OPS:
-            self._policies.apply(definition)
-            self._changed()
-        elif op == definitions.VHOST:
-            self.default_queue_type = definitions.words_of(definition, "default_queue_type")
-        elif op != definitions.DELETE_VHOST:
-            raise ValueError(f"definition op {op!r}: written by a newer version?")
-
-    def _apply_exchange(self, definition: dict[str, object]) -> None:
-        exchange = exchange_from(definition)
-        if exchange.name not in self.exchanges:
-            self._enter_exchange(exchange)
-
-    def _apply_queue(self, definition: dict[str, object]) -> None:
-        if definitions.text_of(definition, "name") not in self.queues:
-            self._enter_queue(queue_from(definition))
-
-    def _apply_binding(self, definition: dict[str, object]) -> None:
-        binding = binding_from(definition, self.exchanges, self.queues)
-        if binding is not None and binding.identity not in binding.source.bindings:
-            self._attach(binding)
-
-    def _described_binding(self, definition: dict[str, object]) -> Binding | None:
-        return self._find_binding(
-            definitions.text_of(definition, "source"),
-            definitions.text_of(definition, "kind"),
-            definitions.text_of(definition, "destination"),
-            definitions.text_of(definition, "key"),
-            definitions.arguments_of(definition),
-        )
 
     def _record(self, definition: dict[str, object]) -> None:
         self.ledger.emit(definition_record(definitions.encode(definition)))

@@ -471,7 +471,7 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
     set_policies(broker, config.policies)
     for made in broker.vhosts.values():
         made.name_seed = secrets.token_bytes(32)
-        for name, problem in made.policy_problems():
+        for name, problem in made.policy_table.problems():
             log.warning("policy.without_effect", policy=name, vhost=made.name, reason=problem)
     journal.start()
     node = Node(config, features, broker, journal, loop)

@@ -21,7 +21,7 @@ from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Part
 from tallymark.engine.errors import BrokerError
 from tallymark.engine.message import Payload, Route
-from tallymark.engine.vhost import Targets
+from tallymark.engine.routing import Targets
 from tallymark.wire.amqp091.errors import NOT_IMPLEMENTED, WireError
 from tallymark.wire.amqp091.events import PublishReceived
 from tallymark.wire.amqp091.kernel import PERSISTENT, SPECIAL

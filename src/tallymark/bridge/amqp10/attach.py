@@ -341,7 +341,9 @@ def _find_queue(session: Session, name: str) -> Queue:
 def _creates(session: Session, name: str) -> bool:
     """Return whether an attach declares a queue of that name, by configuration or policy."""
     rule = session.client.settings.auto_create
-    return (rule is not None and rule.matches(name)) or session.client.vhost.creates_queue(name)
+    return (rule is not None and rule.matches(name)) or session.client.vhost.policy_table.creates(
+        name
+    )
 
 
 def _make_node(session: Session) -> Queue:

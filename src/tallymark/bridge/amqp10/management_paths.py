@@ -15,7 +15,7 @@ from typing import Final, final
 from urllib.parse import quote, unquote_to_bytes
 
 from tallymark.engine.arguments import wire_bytes
-from tallymark.engine.definitions import canonical
+from tallymark.engine.table_json import canonical
 
 _MALFORMED: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 _BINDING: Final = re.compile(

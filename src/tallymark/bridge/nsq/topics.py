@@ -36,9 +36,10 @@ from tallymark.engine.errors import (
 from tallymark.engine.exchange import FANOUT, Exchange
 from tallymark.engine.message import Payload, Route
 from tallymark.engine.queue import Queue
+from tallymark.engine.routing import Targets
 from tallymark.engine.session import Connection, Session
 from tallymark.engine.settings import DROP_TAIL, REJECT_PUBLISH
-from tallymark.engine.vhost import Targets, VirtualHost
+from tallymark.engine.vhost import VirtualHost
 from tallymark.wire.nsq.kernel import FORMAT
 from tallymark.wire.nsq.names import is_ephemeral
 

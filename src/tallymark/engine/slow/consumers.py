@@ -280,7 +280,7 @@ class SlowConsumers:
         vhost = self._vhosts.get(queue.vhost)
         if vhost is None or queue.deleted or not _owners(queue):
             return False
-        return any(b.source.routes_as == TOPIC for b in vhost.inbound.get(queue.id, ()))
+        return any(b.source.routes_as == TOPIC for b in vhost.topology.inbound.get(queue.id, ()))
 
     # -- measurement
 

@@ -88,9 +88,9 @@ def export_vhost(vhost: VirtualHost, limits: Quotas) -> dict[str, Any]:
 
 def _vhost(vhost: VirtualHost) -> dict[str, Any]:
     row: dict[str, Any] = {"name": vhost.name}
-    if vhost.default_queue_type:
-        row["default_queue_type"] = vhost.default_queue_type
-        row["metadata"] = {"default_queue_type": vhost.default_queue_type}
+    if vhost.topology.default_queue_type:
+        row["default_queue_type"] = vhost.topology.default_queue_type
+        row["metadata"] = {"default_queue_type": vhost.topology.default_queue_type}
     return row
 
 
@@ -139,7 +139,7 @@ def _sections(vhost: VirtualHost, limits: Quotas) -> dict[str, list[dict[str, An
         ],
         "bindings": [
             {k: v for k, v in binding_row("", one).items() if k not in ("vhost", "properties_key")}
-            for one in vhost.bindings()
+            for one in vhost.topology.bindings()
             if one.queue is None or not one.queue.exclusive_owner
         ],
     }

@@ -39,7 +39,8 @@ from tallymark.engine.exchange import (
 )
 from tallymark.engine.policies import Policy, policy_fields, policy_from, without_effect
 from tallymark.engine.quotas import OF_USERS, OF_VHOSTS
-from tallymark.engine.vhost import PREDECLARED, VirtualHost
+from tallymark.engine.topology import PREDECLARED
+from tallymark.engine.vhost import VirtualHost
 from tallymark.server.access.user import (
     ADMINISTRATOR,
     Permission,

@@ -16,12 +16,12 @@ from urllib.parse import quote_plus
 
 from tallymark.bridge.amqp091.channel import Channel
 from tallymark.bridge.amqp10.client import Session
-from tallymark.engine.definitions import canonical
 from tallymark.engine.exchange import Binding, Exchange
 from tallymark.engine.policies import merged
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import UNLIMITED, Consumer
 from tallymark.engine.streams import offset_of
+from tallymark.engine.table_json import canonical
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.amqp import AmqpClient
 from tallymark.server.client import Client
@@ -61,7 +61,10 @@ def queue_counts(queue: Queue) -> dict[str, int]:
 
 
 def queue_row(node: Node, vhost: VirtualHost, queue: Queue) -> dict[str, Any]:
-    policy, operator = vhost.policy_of(queue), vhost.operator_policy_of(queue)
+    policy, operator = (
+        vhost.policy_table.of_queue(queue, False),
+        vhost.policy_table.of_queue(queue, True),
+    )
     exclusive = [consumer.tag for consumer in queue.consumers if consumer.exclusive]
     active = queue.active if queue.settings.single_active else None
     held_bytes = queue.acquired_bytes + queue.staged_bytes
@@ -146,7 +149,7 @@ def consumer_row(consumer: Consumer) -> dict[str, Any]:
 
 def exchange_row(vhost: VirtualHost, exchange: Exchange) -> dict[str, Any]:
     """Return an exchange's row as RabbitMQ shows it: `policy` only where there is one."""
-    policy = vhost.policy_of_exchange(exchange)
+    policy = vhost.policy_table.of_exchange(exchange)
     row: dict[str, Any] = {
         "name": exchange.name,
         "vhost": vhost.name,
@@ -190,7 +193,7 @@ def binding_rows(vhost: VirtualHost) -> Iterator[dict[str, Any]]:
     """Yield all bindings of a virtual host, the implied ones first."""
     for queue in vhost.queues.values():
         yield implied_row(queue)
-    for binding in vhost.bindings():
+    for binding in vhost.topology.bindings():
         yield binding_row(vhost.name, binding)
 
 

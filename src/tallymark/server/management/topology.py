@@ -107,7 +107,7 @@ class Topology(Routes):
 
     async def _bindings_of_queue(self, request: web.Request) -> web.Response:
         vhost, queue = self._found_queue(request)
-        inbound = vhost.inbound.get(queue.id, ())
+        inbound = vhost.topology.inbound.get(queue.id, ())
         rows = [implied_row(queue), *(binding_row(vhost.name, one) for one in inbound)]
         return listed(request, rows)
 

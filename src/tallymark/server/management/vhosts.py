@@ -66,9 +66,9 @@ def vhost_row(vhost: VirtualHost) -> dict[str, Any]:
         "cluster_state": {node_name(): "running"},
         **counted(totals),
     }
-    if vhost.default_queue_type:
-        row["default_queue_type"] = vhost.default_queue_type
-        row["metadata"]["default_queue_type"] = vhost.default_queue_type
+    if vhost.topology.default_queue_type:
+        row["default_queue_type"] = vhost.topology.default_queue_type
+        row["metadata"]["default_queue_type"] = vhost.topology.default_queue_type
     if published:
         row["message_stats"] = counted({"publish": published, "ack": settled})
     return row
