@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import socket
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import cramjam
 import pika
 import pytest
 
 from bench.lean import method
+from tallymark.server.node import Node
 from tallymark.wire.amqp091.frames import HEARTBEAT_FRAME
 from tallymark.wire.line import SHARE
-from tallymark.wire.nsq.commands import identify, pub, rdy, sub
+from tallymark.wire.nsq.commands import MAGIC, NOP, identify, pub, rdy, sub
+from tallymark.wire.nsq.snappy import IDENTIFIER, masked_checksum
+from tallymark.wire.nsq.upgrades import PIECE_MAX
+from tests.server.inside import with_broker
 from tests.server.lines import DOORS
 from tests.server.nsqd import Client as NsqClient
 from tests.server.nsqd import topic
@@ -21,6 +30,9 @@ from tests.support.nsq import Limits as NsqLimits
 from tests.support.nsq import Server as NsqWire
 from tests.support.process import BrokerProcess
 
+MIB = 1 << 20
+ONE_READ = 256 * 1024
+"""Bytes that a loop reads from a socket at a time."""
 BY_NAME = {door.name: door for door in DOORS}
 MANY = 5 * SHARE + 7
 """Frames or commands: several shares, and a rest."""
@@ -128,3 +140,51 @@ def test_bombs_of_deflate_leave_others_their_turn(broker: BrokerProcess) -> None
         assert topic(broker.nsq_http_url, "bomb")["message_count"] < 8 * count
         for raw in held:
             raw.close()
+
+
+def snappy_bomb() -> bytes:
+    """A chunk of 3 KiB that stands for 16,384 NOPs."""
+    piece = NOP * (65_536 // len(NOP))
+    content = masked_checksum(piece) + bytes(cramjam.snappy.compress_raw(piece))
+    return b"\0" + len(content).to_bytes(3, "little") + content
+
+
+def deflate_bomb() -> bytes:
+    """A block of 1 KiB that stands for a MiB of NOPs."""
+    squeeze = zlib.compressobj(9, wbits=-15)
+    return squeeze.compress(NOP * (MIB // len(NOP))) + squeeze.flush(zlib.Z_SYNC_FLUSH)
+
+
+@pytest.mark.parametrize(
+    ("kind", "begin", "bomb"),
+    [("snappy", IDENTIFIER, snappy_bomb()), ("deflate", b"", deflate_bomb())],
+)
+def test_compressed_input_is_read_as_slowly_as_it_is_worked_on(
+    tmp_path: Path, kind: str, begin: bytes, bomb: bytes
+) -> None:
+    """A client sends without end what stands for much more: the broker holds no more of it than one
+    read of the socket, and counts that."""
+
+    async def play(ports: dict[str, int], node: Node) -> None:
+        loop = asyncio.get_running_loop()
+        raw = socket.socket()
+        raw.setblocking(False)
+        await loop.sock_connect(raw, ("127.0.0.1", ports["nsq_port"]))
+        about = {"feature_negotiation": True, kind: True, "heartbeat_interval": -1}
+        await loop.sock_sendall(raw, MAGIC + identify(json.dumps(about).encode()) + begin)
+        seen = b""
+        while f'"{kind}":true'.encode() not in seen:
+            seen += await loop.sock_recv(raw, 65_536)
+        [client] = node.clients.values()
+        most = 0
+        data = bomb * (2 * MIB // len(bomb))
+        at = 0
+        for _ in range(100):
+            with contextlib.suppress(BlockingIOError):
+                at = (at + raw.send(data[at:])) % len(data)
+            await asyncio.sleep(0)
+            most = max(most, client.input_bytes())
+        raw.close()
+        assert len(bomb) < most < ONE_READ + PIECE_MAX
+
+    asyncio.run(with_broker(tmp_path, play))

@@ -70,6 +70,12 @@ class Client(asyncio.Protocol):
         self.is_in_line = False
         """True while it stands in the line of postponed input."""
         self.is_reading = True
+        """True while its socket is read."""
+        self.holds_input = False
+        """True while input that was read waits to be decoded: the socket is not read meanwhile, so
+        that no more of it piles up."""
+        self.encoded_bytes = 0
+        """Bytes of input that are not decoded yet."""
         self.is_full = False
         """True while the socket's send buffer is full."""
         self.is_over = False
@@ -193,27 +199,32 @@ class Client(asyncio.Protocol):
         self.read_or_not()
         self.catch_up()
 
-    def read_or_not(self) -> None:
-        """Have the transport read, or not, as it should be now."""
-        wanted = self.is_over or not (
+    def takes_input(self) -> bool:
+        """Return whether the bridge may be given input now."""
+        return not (
             self.resting
             or self.is_paced
             or self.yielding
             or not self.bridge.wants_data
             or self.is_clogged()
         )
+
+    def read_or_not(self) -> None:
+        """Have the transport read, or not, as it should be now."""
+        wanted = self.is_over or self.takes_input()
+        if wanted and self.holds_input and not self.is_over:
+            wanted = False
+            self.go_on_decoding()
         if wanted == self.is_reading or self.transport.is_closing():
             return
         self.is_reading = wanted
         if wanted:
             self.transport.resume_reading()
-            self.reading_again()
         else:
             self.transport.pause_reading()
 
-    def reading_again(self) -> None:
-        """Handle input that was read before a pause and is still waiting: the transport reads
-        again."""
+    def go_on_decoding(self) -> None:
+        """Decode the input that `holds_input` tells of, soon."""
 
     def is_clogged(self) -> bool:
         """Return whether its unread output exceeds `may_lag`, so that answers to new requests would
@@ -266,7 +277,7 @@ class Client(asyncio.Protocol):
 
     def input_bytes(self) -> int:
         """See buffers.py."""
-        return 0 if self.is_over else self.bridge.input_bytes
+        return 0 if self.is_over else self.bridge.input_bytes + self.encoded_bytes
 
     # -- who it is
 

@@ -394,7 +394,7 @@ class Node:
             if due_ms is not None and (armed is None or due_ms < armed.due_ms):
                 self.deadlines.arm(client, due_ms)
             # Client.input_bytes and output_bytes
-            input_bytes = 0 if client.is_over else bridge.input_bytes
+            input_bytes = 0 if client.is_over else bridge.input_bytes + client.encoded_bytes
             output_bytes = client.transport.get_write_buffer_size() + bridge.output_bytes
             if input_bytes != client.input_weight or input_bytes + output_bytes != client.weight:
                 self.buffers.count(client, input_bytes, output_bytes)

@@ -63,6 +63,8 @@ class NsqClient(Client):
         """Runs while the socket takes no more."""
         self._written_bytes = 0
         """Handed to the transport, as they leave the layers."""
+        self._is_drain_due = False
+        """True while the loop is to call `_drain_later`."""
         self._has_ended = False
         """True once the client sent its end of stream."""
 
@@ -94,26 +96,41 @@ class NsqClient(Client):
         self._drain()
 
     def _drain(self) -> None:
-        """Pass the layers' decoded input to the bridge."""
+        """Pass the layers' decoded input to the bridge. What it cannot take now waits in the
+        layers, and the socket is not read until they are empty."""
+        holds_input = self._handshake is None and not self.is_over
+        taken = 0
         try:
-            taken = 0
             while (
-                self.is_reading
-                and self._handshake is None
-                and not self.is_over
+                holds_input
+                and self.takes_input()
                 and not self.bridge.is_behind
+                and not self.is_over
+                and self._handshake is None
             ):
                 piece = self._layers.read()
                 if not piece:
+                    holds_input = False
                     break
                 self._node.received(self, piece)
                 taken += len(piece)
                 if taken >= SHARE_BYTES:
                     self.let_others()
         except LayerError as error:
+            holds_input = False
             self._unreadable(error)
+        self.holds_input = holds_input and self._handshake is None
+        self.encoded_bytes = self._layers.held_bytes()
+        if self.holds_input or not self.is_reading:
+            self.read_or_not()
+
+    def go_on_decoding(self) -> None:
+        if not self._is_drain_due:
+            self._is_drain_due = True
+            self._node.loop.call_soon(self._drain_later)
 
     def _drain_later(self) -> None:
+        self._is_drain_due = False
         if self.transport.is_closing() or not self._layers:
             return
         try:
@@ -147,10 +164,6 @@ class NsqClient(Client):
         if self.bridge.pending_auth is not None:
             self.bridge.reason = self.bridge.reason or "peer left while its password was checked"
             self.transport.abort()
-
-    def reading_again(self) -> None:
-        if self._layers:
-            self._node.loop.call_soon(self._drain_later)
 
     def may_lag(self) -> int:
         """Bytes of unread output up to which the client is read: a subscriber may still send FIN
@@ -254,7 +267,7 @@ class NsqClient(Client):
         self._layers.add(inner)
         inner.feed(bridge.take_unread())
         bridge.upgraded()
-        self._node.loop.call_soon(self._drain_later)
+        self.go_on_decoding()
 
     def _shake_hands(self, layer: TlsLayer) -> None:
         try:
@@ -271,7 +284,7 @@ class NsqClient(Client):
             self._time_is_kept()
             self.bridge.upgraded()
             self._node.touch(self)
-            self._node.loop.call_soon(self._drain_later)
+            self.go_on_decoding()
 
     def _give_up(self) -> None:
         self._too_long = None

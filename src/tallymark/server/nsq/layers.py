@@ -30,6 +30,9 @@ class Layer(Protocol):
     def read(self) -> bytes:
         """Return up to PIECE_MAX bytes of decoded input; empty: feed more. Raises LayerError."""
 
+    def held_bytes(self) -> int:
+        """Bytes of input that are not decoded yet."""
+
     def encode(self, data: bytes) -> bytes:
         """Return `data` as it is sent."""
 
@@ -66,6 +69,9 @@ class TlsLayer:
             return b""  # closed inside TLS: the socket's end follows
         except ssl.SSLError as error:
             raise LayerError(f"tls: {error}") from None
+
+    def held_bytes(self) -> int:
+        return self._incoming.pending
 
     def encode(self, data: bytes) -> bytes:
         view = memoryview(data)
@@ -106,6 +112,9 @@ class Compression:
     def read(self) -> bytes:
         return self._decoder.read()
 
+    def held_bytes(self) -> int:
+        return self._decoder.held_bytes()
+
     def encode(self, data: bytes) -> bytes:
         return self._encoder.encode(data)
 
@@ -134,6 +143,10 @@ class Layers:
     def feed(self, data: bytes) -> None:
         """Add input from the socket."""
         self._layers[0].feed(data)
+
+    def held_bytes(self) -> int:
+        """Bytes of input that are not decoded yet."""
+        return sum(layer.held_bytes() for layer in self._layers)
 
     def read(self) -> bytes:
         """Return the next piece of input for the bridge; empty: feed more. Raises LayerError."""

@@ -44,6 +44,10 @@ class DeflateDecoder:
         if data:
             self._inbox.add(data)
 
+    def held_bytes(self) -> int:
+        """Bytes of input that are not decoded yet."""
+        return self._inbox.size() + len(self._inflate.unconsumed_tail)
+
     def read(self) -> bytes:
         """Return up to PIECE_MAX decoded bytes; empty: more input is needed. Raises LayerError for
         input that is not deflate, or follows its end."""

@@ -80,6 +80,10 @@ class SnappyDecoder:
         if data:
             self._inbox.add(data)
 
+    def held_bytes(self) -> int:
+        """Bytes of input that are not decoded yet."""
+        return self._inbox.size()
+
     def read(self) -> bytes:
         """Return up to PIECE_MAX decoded bytes; empty: more input is needed. Raises LayerError for
         input that is not snappy."""
