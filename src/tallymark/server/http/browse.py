@@ -1,14 +1,10 @@
 """Browsing a queue over HTTP: read the ready messages without taking any.
 
-A plan pins the messages that were ready when it was made, so that all readers see the same ones,
-whatever is consumed meanwhile. A plan that is not read for PLAN_S is dropped.
+A plan (plans.py) pins the messages that were ready when it was made, so that all readers see the
+same ones, whatever is consumed meanwhile.
 """
 
 from __future__ import annotations
-
-import asyncio
-import secrets
-from typing import Final
 
 from aiohttp import web
 
@@ -17,26 +13,21 @@ from tallymark.engine.extents import Excerpts
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.server.http.blocks import send_blocks
-from tallymark.server.http.requests import HttpContext, Refused, answer, number_in, user_of
-
-PLAN_S: Final = 600.0
-MAX_PLANS: Final = 1000
+from tallymark.server.http.plans import PLAN_S, Plan, Plans
+from tallymark.server.http.requests import HttpContext, Refused, answer, number_in
 
 
-class Plan:
+class Pinned:
     """Pinned slices of one queue; row numbers count from 0 over all of them."""
 
-    def __init__(self, queue: Queue, pieces: list[Slice], owner: str) -> None:
+    def __init__(self, queue: Queue, pieces: list[Slice]) -> None:
         self.queue = queue
         self.pieces = pieces
-        self.owner = owner
         self.starts: list[int] = []
         self.messages = 0
         for piece in pieces:
             self.starts.append(self.messages)
             self.messages += len(piece)
-        self.readers = 0
-        self.timer: asyncio.TimerHandle | None = None
 
 
 class Browsing:
@@ -45,7 +36,9 @@ class Browsing:
     def __init__(self, http: HttpContext) -> None:
         self._http = http
         self._node = http.node
-        self._plans: dict[str, Plan] = {}
+        self._plans: Plans[Pinned] = Plans(
+            http.node, lambda pinned: http.node.broker.unpin(pinned.pieces)
+        )
 
     def add_to(self, app: web.Application) -> None:
         app.router.add_get("/api/tallymark/browse/plans/{plan}/read", self._read)
@@ -54,8 +47,7 @@ class Browsing:
 
     def close(self) -> None:
         """Give up every plan."""
-        for name in list(self._plans):
-            self._drop(name)
+        self._plans.close()
 
     async def _make(self, request: web.Request) -> web.Response:
         queue = self._http.queue(request)
@@ -65,28 +57,25 @@ class Browsing:
                 f"queue '{queue.name}' in vhost '{queue.vhost}' is a stream: it is read by offset, "
                 "under /api/tallymark/streams",
             )  # fmt: skip
-        if len(self._plans) >= MAX_PLANS:
-            raise Refused(429, "resource_exhausted", f"{MAX_PLANS} browse plans are in use")
-        plan = Plan(queue, self._node.broker.pin(queue), user_of(request).name)
-        name = secrets.token_urlsafe(16)
-        self._plans[name] = plan
-        self._arm(name, plan)
-        ranges = [[piece.first, len(piece)] for piece in plan.pieces]
-        return answer({"plan": name, "ranges": ranges, "messages": plan.messages})
+        plan = self._plans.make(request, lambda: Pinned(queue, self._node.broker.pin(queue)))
+        pinned = plan.content
+        ranges = [[piece.first, len(piece)] for piece in pinned.pieces]
+        return answer({"plan": plan.name, "ranges": ranges, "messages": pinned.messages})
 
     async def _read(self, request: web.Request) -> web.StreamResponse:
-        name, plan = self._find(request)
+        plan = self._find(request)
+        pinned = plan.content
         low, high = number_in(request, "from"), number_in(request, "to")
-        if not low <= high <= plan.messages:
+        if not low <= high <= pinned.messages:
             raise Refused(
                 400, "bad_request", f"rows {low} to {high}, expected 0 <= from <= to <= "
-                f"{plan.messages}",
+                f"{pinned.messages}",
             )  # fmt: skip
         store = self._node.broker.store
 
         def take(at: int, excerpts: Excerpts) -> int:
-            self._http.check_read(request, plan.queue)
-            for start, piece in zip(plan.starts, plan.pieces, strict=True):
+            self._http.check_read(request, pinned.queue)
+            for start, piece in zip(pinned.starts, pinned.pieces, strict=True):
                 end = start + len(piece)
                 if end <= at:
                     continue
@@ -97,45 +86,21 @@ class Browsing:
                 at += excerpts.add(part)
             return at
 
-        plan.readers += 1
+        self._plans.begin_read(plan)
         try:
             ahead_ms = self._node.broker.clock.ahead_ms
-            return await send_blocks(request, plan.queue.id, low, high, take, ahead_ms)
+            return await send_blocks(request, pinned.queue.id, low, high, take, ahead_ms)
         finally:
-            plan.readers -= 1
-            self._arm(name, plan)
+            self._plans.end_read(plan)
 
     async def _delete(self, request: web.Request) -> web.Response:
-        name, _ = self._find(request)
-        self._drop(name)
+        self._plans.give_up(self._find(request))
         return answer({})
 
-    def _find(self, request: web.Request) -> tuple[str, Plan]:
+    def _find(self, request: web.Request) -> Plan[Pinned]:
         name = request.match_info["plan"]
-        plan = self._plans.get(name)
-        if plan is None or plan.owner != user_of(request).name:
-            raise NotFound(f"no browse plan '{name}': unknown, or unused for {PLAN_S:.0f} s")
-        self._http.check_read(request, plan.queue)
-        return name, plan
-
-    def _arm(self, name: str, plan: Plan) -> None:
-        if plan.timer is not None:
-            plan.timer.cancel()
-        if name in self._plans:
-            plan.timer = self._node.loop.call_later(PLAN_S, self._expire, name)
-
-    def _expire(self, name: str) -> None:
-        plan = self._plans.get(name)
+        plan = self._plans.find(request, name)
         if plan is None:
-            return
-        if plan.readers:
-            self._arm(name, plan)
-        else:
-            self._drop(name)
-
-    def _drop(self, name: str) -> None:
-        plan = self._plans.pop(name)
-        if plan.timer is not None:
-            plan.timer.cancel()
-        self._node.broker.unpin(plan.pieces)
-        self._node.schedule()
+            raise NotFound(f"no browse plan '{name}': unknown, or unused for {PLAN_S:.0f} s")
+        self._http.check_read(request, plan.content.queue)
+        return plan

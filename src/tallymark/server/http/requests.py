@@ -50,8 +50,11 @@ async def body_of(request: web.Request, kind: type[Body]) -> Body:
     return found
 
 
-def number_in(request: web.Request, name: str) -> int:
-    """A whole number from the query string. Raises Refused 400."""
+def number_in(request: web.Request, name: str, default: int | None = None) -> int:
+    """Return a whole number from the query string. A default of None makes it required. Raises
+    Refused 400."""
+    if default is not None and name not in request.query:
+        return default
     text = request.query.get(name, "")
     if not (text.isascii() and text.isdigit()):
         raise Refused(400, "bad_request", f"{name} is {text!r}, expected a whole number")

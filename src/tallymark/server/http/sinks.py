@@ -78,7 +78,7 @@ class Sinks(Routes):
     async def _stage(self, request: web.Request) -> web.Response:
         vhost, sink = _names(request)
         count = number_in(request, "count")
-        expires_ms = number_in(request, "expires_ms") if "expires_ms" in request.query else 0
+        expires_ms = number_in(request, "expires_ms", 0)
         if expires_ms > LONGEST_MS:
             raise Refused(
                 400, "bad_request", f"expires_ms is {expires_ms}, expected at most {LONGEST_MS}"

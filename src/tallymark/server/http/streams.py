@@ -3,8 +3,7 @@
 Reading changes nothing and keeps nothing: any number of readers ask for ranges, and each answer is
 sent from the journal's files as it is (http/extents.py). Readers see what is on disk. A range of
 which retention has taken a part is answered 410; who has to be able to read it again makes a
-*plan*, which holds it. A plan that nobody reads for PLAN_S is given up, and none outlives the
-broker.
+*plan* (plans.py), which holds it.
 
 `id` in a request is the stream's, as STAT gives it: a stream that was deleted and made again under
 its name is refused with 409, so that offsets of the one are not taken for those of the other.
@@ -13,7 +12,8 @@ its name is refused with 409, so that offsets of the one are not taken for those
 from __future__ import annotations
 
 import asyncio
-import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -36,20 +36,17 @@ from tallymark.server.http.extents import (
     NEXT,
     send_apart,
 )
+from tallymark.server.http.plans import PLAN_S, Plan, Plans
 from tallymark.server.http.requests import (
     HttpContext,
-    Refused,
     answer,
     body_of,
     number_in,
     require_administrator,
-    user_of,
 )
 
 MOST: Final = (1 << 62) - 1
 LONGEST_WAIT_MS: Final = 60_000
-PLAN_S: Final = 600.0
-MAX_PLANS: Final = 1000
 
 
 class Range(msgspec.Struct, forbid_unknown_fields=True, rename={"low": "from", "high": "to"}):
@@ -60,15 +57,12 @@ class Range(msgspec.Struct, forbid_unknown_fields=True, rename={"low": "from", "
     id: int = 0
 
 
-class Plan:
-    """A pinned range and who may read it."""
+class Pinned:
+    """A pinned range of one stream."""
 
-    def __init__(self, queue: Queue, pin: Pin, owner: str) -> None:
+    def __init__(self, queue: Queue, pin: Pin) -> None:
         self.queue = queue
         self.pin = pin
-        self.owner = owner
-        self.readers = 0
-        self.timer: asyncio.TimerHandle | None = None
 
 
 class Streams:
@@ -77,7 +71,7 @@ class Streams:
     def __init__(self, http: HttpContext) -> None:
         self._http = http
         self._node = http.node
-        self._plans: dict[str, Plan] = {}
+        self._plans: Plans[Pinned] = Plans(http.node, self._unpin)
 
     def add_to(self, app: web.Application) -> None:
         one = "/api/tallymark/streams/{vhost}/{queue}"
@@ -93,13 +87,12 @@ class Streams:
 
     def close(self) -> None:
         """Give up every plan."""
-        for name in list(self._plans):
-            self._drop(name)
+        self._plans.close()
 
     def _find(self, request: web.Request) -> Queue:
         """The stream that the path names, which is the one with the id in the query."""
         queue = self._http.queue(request)
-        streams.check_stream(queue, _number(request, "id", 0))
+        streams.check_stream(queue, number_in(request, "id", 0))
         return queue
 
     # -- where
@@ -147,10 +140,10 @@ class Streams:
         """Return the extent of a batch that begins at an offset, within the reader's limits; wait
         until there is one."""
         first = number_in(request, "from")
-        most = _number(request, "max_rows", MOST) or MOST
-        most_bytes = _number(request, "max_bytes", MOST) or MOST
+        most = number_in(request, "max_rows", MOST) or MOST
+        most_bytes = number_in(request, "max_bytes", MOST) or MOST
         loop = self._node.loop
-        wait_ms = min(_number(request, "wait_ms", 0), LONGEST_WAIT_MS)
+        wait_ms = min(number_in(request, "wait_ms", 0), LONGEST_WAIT_MS)
         deadline = loop.time() + wait_ms / 1000
         while True:
             queue = self._find(request)  # again after each wait: it may be another by now
@@ -190,24 +183,18 @@ class Streams:
     async def _read(self, request: web.Request) -> web.StreamResponse:
         """Offsets from..to-1, or as many of them as fit an answer: one block, whose raw is sent
         from where it lies."""
-        queue, extents, pieces = self._take(request)
-        try:
+        with self._taken(request) as extents:
             head, padding = layout.pack_apart(self._in_wall_time(extents))
             headers = {NEXT: str(extents.next - 1)}
             journal = self._node.journal
             return await send_apart(request, journal, head, extents.spans, padding, headers)
-        except BytesLost as error:
-            raise Gone(f"{named('stream', queue.name, queue.vhost)}: {error}") from error
-        finally:
-            self._let_go(request, pieces)
 
     async def _places(self, request: web.Request) -> web.Response:
         """Answer administrators, whose programs read the journal's files themselves: rows with
         positions in place of bytes, and the files that have these positions. What the files hold
         stays for as long as a plan holds it."""
         require_administrator(request)
-        queue, extents, pieces = self._take(request)
-        try:
+        with self._taken(request) as extents:
             journal = self._node.journal
             files: dict[str, str] = {}
             for span in extents.spans:
@@ -215,10 +202,6 @@ class Streams:
                 if number not in files:
                     files[number] = str(journal.path_of(span.position).absolute())
             block = layout.pack_places(self._in_wall_time(extents))
-        except BytesLost as error:
-            raise Gone(f"{named('stream', queue.name, queue.vhost)}: {error}") from error
-        finally:
-            self._let_go(request, pieces)
         return web.Response(
             body=block,
             content_type="application/octet-stream",
@@ -231,15 +214,32 @@ class Streams:
     def _in_wall_time(self, extents: StreamExtents) -> list[Record]:
         return in_wall_time(extents.rows, self._node.broker.clock.ahead_ms)
 
-    def _take(self, request: web.Request) -> tuple[Queue, StreamExtents, list[Slice]]:
-        """Return what answers a request with from, to, max_bytes and plan. What the slices mean
-        stays in the journal until `_let_go`."""
+    @contextmanager
+    def _taken(self, request: web.Request) -> Iterator[StreamExtents]:
+        """Answer a request with from, to, max_bytes and plan: what the extents mean stays in the
+        journal inside of the block. Raises Gone: bytes of it are lost."""
         queue = self._find(request)
+        name = request.query.get("plan", "")
+        plan = self._find_plan(request, queue, name) if name else None
+        extents, pieces = self._extents(request, queue, None if plan is None else plan.content.pin)
+        if plan is not None:
+            self._plans.begin_read(plan)
+        try:
+            yield extents
+        except BytesLost as error:
+            raise Gone(f"{named('stream', queue.name, queue.vhost)}: {error}") from error
+        finally:
+            self._node.broker.unpin(pieces)
+            if plan is not None:
+                self._plans.end_read(plan)
+
+    def _extents(
+        self, request: web.Request, queue: Queue, pin: Pin | None
+    ) -> tuple[StreamExtents, list[Slice]]:
+        """Return where the rows of a range lie, and the slices that are held for it."""
         low, high = number_in(request, "from") + 1, number_in(request, "to") + 1
-        plan = self._plan(request, queue)
-        pin = None if plan is None else plan.pin
         streams.check_range(queue, low, high, pin)
-        most_bytes = _number(request, "max_bytes", ANSWER_BYTES) or ANSWER_BYTES
+        most_bytes = number_in(request, "max_bytes", ANSWER_BYTES) or ANSWER_BYTES
         most_bytes = min(most_bytes, MOST_ANSWER_BYTES)
         if queue.kept_from <= low < high:  # what else is in the range is not looked at
             high = min(high, streams.batch(queue, low, MOST, most_bytes).end)
@@ -259,17 +259,7 @@ class Streams:
                 break
         else:
             extents.pass_over(high)
-        if plan is not None:
-            plan.readers += 1
-        return queue, extents, pieces
-
-    def _let_go(self, request: web.Request, pieces: list[Slice]) -> None:
-        self._node.broker.unpin(pieces)
-        name = request.query.get("plan", "")
-        plan = self._plans.get(name)
-        if plan is not None:
-            plan.readers -= 1
-            self._arm(name, plan)
+        return extents, pieces
 
     # -- plans
 
@@ -277,55 +267,25 @@ class Streams:
         wanted = await body_of(request, Range)
         queue = self._http.queue(request)
         streams.check_stream(queue, wanted.id)
-        if len(self._plans) >= MAX_PLANS:
-            raise Refused(429, "resource_exhausted", f"{MAX_PLANS} plans are in use")
-        pin = streams.pin(queue, wanted.low + 1, wanted.high + 1)
-        name = secrets.token_urlsafe(16)
-        self._plans[name] = plan = Plan(queue, pin, user_of(request).name)
-        self._arm(name, plan)
-        return answer({"plan": name, "id": queue.id, "from": wanted.low, "to": wanted.high})
+        plan = self._plans.make(
+            request,
+            lambda: Pinned(queue, streams.pin(queue, wanted.low + 1, wanted.high + 1)),
+        )
+        return answer({"plan": plan.name, "id": queue.id, "from": wanted.low, "to": wanted.high})
 
     async def _delete(self, request: web.Request) -> web.Response:
-        self._own_plan(request.match_info["plan"], self._http.queue(request), request)
-        self._drop(request.match_info["plan"])
+        queue = self._http.queue(request)
+        self._plans.give_up(self._find_plan(request, queue, request.match_info["plan"]))
         return answer({})
 
-    def _plan(self, request: web.Request, queue: Queue) -> Plan | None:
-        """The plan in the query, if there is one."""
-        name = request.query.get("plan", "")
-        return self._own_plan(name, queue, request) if name else None
-
-    def _own_plan(self, name: str, queue: Queue, request: web.Request) -> Plan:
-        plan = self._plans.get(name)
-        if plan is None or plan.owner != user_of(request).name or plan.queue is not queue:
+    def _find_plan(self, request: web.Request, queue: Queue, name: str) -> Plan[Pinned]:
+        plan = self._plans.find(request, name)
+        if plan is None or plan.content.queue is not queue:
             raise NotFound(
                 f"no plan '{name}' of {named('stream', queue.name, queue.vhost)}: unknown, unused "
                 f"for {PLAN_S:.0f} s, or from before the broker was started"
             )
         return plan
 
-    def _arm(self, name: str, plan: Plan) -> None:
-        if plan.timer is not None:
-            plan.timer.cancel()
-        plan.timer = self._node.loop.call_later(PLAN_S, self._expire, name)
-
-    def _expire(self, name: str) -> None:
-        plan = self._plans.get(name)
-        if plan is None:
-            return
-        if plan.readers:
-            self._arm(name, plan)
-        else:
-            self._drop(name)
-
-    def _drop(self, name: str) -> None:
-        plan = self._plans.pop(name)
-        if plan.timer is not None:
-            plan.timer.cancel()
-        streams.unpin(plan.queue, plan.pin, self._node.broker.store)
-        self._node.schedule()
-
-
-def _number(request: web.Request, name: str, default: int) -> int:
-    """A whole number from the query, which may be missing. Raises Refused 400."""
-    return number_in(request, name) if name in request.query else default
+    def _unpin(self, pinned: Pinned) -> None:
+        streams.unpin(pinned.queue, pinned.pin, self._node.broker.store)
