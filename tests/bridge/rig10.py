@@ -109,7 +109,7 @@ class Rig(rig.Rig):
 
 
 def carry_out(effect: Effect) -> None:
-    """As server/node.py does."""
+    """As server/client.py does."""
     if isinstance(effect, Deliver):
         _bridge_of(effect.consumer.session).deliver(effect)
     elif isinstance(effect, Confirm):

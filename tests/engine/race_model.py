@@ -256,7 +256,7 @@ class Race:
         self.history.append(f"set wall clock {step:+}")
         self.rig.set_wall_clock(step)
         self.wait(0)
-        self.rig.checkpoint()  # as the server does at each jump (`Node.tell_time`)
+        self.rig.checkpoint()  # as the server does at each jump (`Turns.tell_time`)
 
     def restart(self) -> None:
         """From the log, from a checkpoint and the log, or after an orderly stop."""

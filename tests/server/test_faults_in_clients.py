@@ -25,11 +25,11 @@ from tests.support.amqp10_socket import Client as Client10
 from tests.support.process import BrokerProcess
 
 FAULT = """
-from tallymark.server.node import Node
+from tallymark.server.client import Client
 from tallymark.server.nsq.auth import Authorities
 from tallymark.server.access.users import Users
 
-check, due = Users.check, Node._due
+check, due = Users.check, Client._due
 
 async def faulty_check(users, name, password, peer):
     if name == "bug":
@@ -39,12 +39,12 @@ async def faulty_check(users, name, password, peer):
 async def faulty_query(authorities, *rest):
     raise ZeroDivisionError("in the task that asks an auth server")
 
-def faulty_due(node, client):
+def faulty_due(client):
     if client.has_entered:
         raise ZeroDivisionError("in a tick")
-    due(node, client)
+    due(client)
 
-Users.check, Node._due, Authorities.query = faulty_check, faulty_due, faulty_query
+Users.check, Client._due, Authorities.query = faulty_check, faulty_due, faulty_query
 """
 BY_NAME = {door.name: door for door in DOORS}
 
@@ -107,7 +107,7 @@ begin = Client.begin
 def begin_and_end(client, work):
     begin(client, work)
     client.bridge.shutdown("ended as its task begins")
-    client._node.touch(client)
+    client.touch()
 
 Client.begin = begin_and_end
 """

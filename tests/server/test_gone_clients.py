@@ -74,7 +74,7 @@ def test_nothing_of_a_client_stays_and_no_cycle_keeps_it(tmp_path: Path, name: s
             )
         finally:
             gc.enable()
-        assert len(node.deadlines) < 100
+        assert len(node.clients.deadlines) < 100
 
     with asyncio.Runner(loop_factory=run._loop_factory()) as runner:
         runner.run(with_broker(tmp_path / "data", play))

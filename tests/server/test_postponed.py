@@ -92,11 +92,11 @@ def test_who_waits_for_room_is_worked_on_after_a_flush_and_not_before(tmp_path: 
             await asyncio.to_thread(raw.sendall, opened + sent)
             queues = node.broker.vhost("/").queues
             await asyncio.to_thread(until, lambda: "q" in queues and queues["q"].ready == COUNT)
-            reads, turns = node._reads, node.turns
+            reads, turns = node.clients.reads, node.turns
             get = method(1, (60, 70), b"\0\0" + short("q") + b"\x01")
             await asyncio.to_thread(raw.sendall, get * COUNT)
             await asyncio.to_thread(read, raw, COUNT * len(BODY))
-            spent.append((node._reads - reads, node.turns - turns))
+            spent.append((node.clients.reads - reads, node.turns - turns))
 
     with asyncio.Runner(loop_factory=run._loop_factory()) as runner:
         runner.run(with_broker(tmp_path / "data", play))
@@ -122,7 +122,7 @@ def test_what_a_deadline_has_worked_on_counts_against_the_publish_rate(tmp_path:
             [(client, timer)] = resting.items()
             assert client.bridge.is_behind
             before = node.broker.published
-            node._due(client)
+            client._due()
             seen.append((node.broker.published - before, resting[client].when() - timer.when()))
 
     with asyncio.Runner(loop_factory=run._loop_factory()) as runner:

@@ -18,16 +18,16 @@ from tests.support.process import BrokerProcess
 
 FAULT = """
 from tallymark.engine.effects import Deliver
-from tallymark.server.node import Node
+from tallymark.server.turns import Turns
 
-carry_out = Node._carry_out
+carry_out = Turns._carry_out
 
 def faulty(node, effect):
     if isinstance(effect, Deliver) and effect.consumer.queue.name == "poison":
         raise ValueError("no words for this message")
     carry_out(node, effect)
 
-Node._carry_out = faulty
+Turns._carry_out = faulty
 """
 
 

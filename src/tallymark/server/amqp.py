@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import ssl
-from typing import TYPE_CHECKING
 
 from tallymark.bridge.amqp import AMQP_10, UNDECIDED, AmqpBridge, protocol_of
 from tallymark.bridge.amqp091 import connection as amqp091
@@ -19,12 +18,11 @@ from tallymark.server.access import audit
 from tallymark.server.access.scram import SCRAM, ScramError, ScramKeys, ScramServer
 from tallymark.server.access.tls import common_name
 from tallymark.server.access.user import User, UsersError, permissions_of
-from tallymark.server.client import Client, address_text
+from tallymark.server.client import Client
 from tallymark.server.clock import now_ms
+from tallymark.server.listening import address_text
 from tallymark.server.logs import log_of
-
-if TYPE_CHECKING:
-    from tallymark.server.node import Node
+from tallymark.server.node import Node
 
 log = log_of("amqp")
 
@@ -45,7 +43,8 @@ class AmqpClient(Client):
 
     def __init__(self, node: Node, settings: Settings | None) -> None:
         """settings: None where the connection is made otherwise, with a bridge of its own."""
-        super().__init__(node)
+        super().__init__(node.clients)
+        self._node = node
         self._settings = settings
         self._scram: ScramServer | None = None
         self._keys: ScramKeys | None = None
@@ -68,7 +67,7 @@ class AmqpClient(Client):
 
     def take(self, data: bytes) -> None:
         assert self._start is not None
-        self._node.received(self, self._decide(self._start + data))
+        self._clients.received(self, self._decide(self._start + data))
 
     def _decide(self, start: bytes) -> bytes:
         """Detect the client's protocol; return the input that remains for the bridge."""
@@ -82,7 +81,7 @@ class AmqpClient(Client):
             assert self._settings is not None
             bridge = Amqp10(self._node.broker, self._settings.amqp10, self.peer, self._common_name)
             bridge.tick(now_ms())
-            self._node.speaks_otherwise(self, bridge)
+            self._clients.speaks_otherwise(self, bridge)
         return start
 
     def flush(self) -> None:

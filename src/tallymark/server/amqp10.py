@@ -36,7 +36,7 @@ def settings_of(node: Node, node_name: str) -> Settings:
     return Settings(
         limits_of(config),
         lambda: secrets.token_urlsafe(16),
-        node.replies,
+        node.clients.replies,
         node.watch,
         node_name=node_name,
         platform=f"Python {platform.python_version()}",

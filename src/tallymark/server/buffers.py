@@ -15,14 +15,11 @@ read, so that its sum is always true.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from tallymark.server.clock import now_ms
 from tallymark.server.logs import log_of
-
-if TYPE_CHECKING:
-    from tallymark.server.node import Node
+from tallymark.server.turns import Turns
 
 SCARCE: Final = 64 * 1024
 """Bytes that may wait in a socket's buffer while connections take too much in all."""
@@ -46,6 +43,9 @@ class Weighed(Protocol):
     def input_bytes(self) -> int:
         """Bytes of frames and contents that are still incomplete."""
 
+    def limit_output(self) -> None:
+        """Take over how much may wait in the socket's buffer."""
+
     def too_much(self, reason: str) -> None:
         """Close the connection: it holds most of the input that is not complete."""
 
@@ -53,13 +53,12 @@ class Weighed(Protocol):
 class Buffers:
     """The sums over all connections of a node."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
         self.total = 0
         """Bytes of output and input."""
         self.input = 0
-        self.others: dict[Weighed, None] = {}
-        """Connections that are no clients of the node: HTTP's."""
+        self._members: dict[Weighed, None] = {}
         self.is_scarce = False
         """True while connections use too much memory together: each may then buffer less."""
         self._recounted_ms = -RECOUNT_MS
@@ -68,7 +67,7 @@ class Buffers:
 
     def limits_changed(self) -> None:
         """Take over the configuration, and how scarce memory is."""
-        config = self._node.config
+        config = self._turns.config
         self.most = config.max_memory // 2
         """Bytes of output and input that are not too many."""
         self.input_limit = max(self.most, config.max_message_size + MIB)
@@ -76,6 +75,10 @@ class Buffers:
         usual = config.write_high_water
         self.high_water = min(SCARCE, usual) if self.is_scarce else usual
         """Bytes that may wait in a socket's buffer before nothing more is taken for it."""
+
+    def enter(self, one: Weighed) -> None:
+        """Count a new connection from now on."""
+        self._members[one] = None
 
     def weigh(self, one: Weighed) -> None:
         """Count a connection again, after it was read from or written to."""
@@ -91,7 +94,7 @@ class Buffers:
 
     def forget(self, one: Weighed) -> None:
         """Remove a connection from the sums."""
-        self.others.pop(one, None)
+        self._members.pop(one, None)
         self.input -= one.input_weight
         self.total -= one.weight
         one.weight = one.input_weight = 0
@@ -110,18 +113,18 @@ class Buffers:
         now = now_ms()
         if now - self._recounted_ms >= RECOUNT_MS:
             self._recounted_ms = now
-            for one in self._all():
+            for one in self._members:
                 self.weigh(one)
             is_scarce = self.total > (limit // 2 if self.is_scarce else limit)
             if is_scarce != self.is_scarce:
                 self.is_scarce = is_scarce
                 self.limits_changed()
-                for client in list(self._node.clients.values()):
-                    client.limit_output(client.transport)
+                for one in list(self._members):
+                    one.limit_output()
         return self.total
 
     def _shed(self) -> None:
-        for one in sorted(self._all(), key=lambda one: -one.input_weight):
+        for one in sorted(self._members, key=lambda one: -one.input_weight):
             if self.input <= self.input_limit:
                 return
             reason = (
@@ -131,7 +134,3 @@ class Buffers:
             log.warning("input.shed", peer=one.peer, reason=reason)
             one.too_much(reason)
             self.weigh(one)
-
-    def _all(self) -> Iterator[Weighed]:
-        yield from list(self._node.clients.values())
-        yield from list(self.others)

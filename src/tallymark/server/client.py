@@ -1,4 +1,4 @@
-"""A client connection as the node sees it, whatever protocol it speaks: a socket and a bridge.
+"""Client connections, whatever protocol they speak: each a socket and a bridge.
 
 Every rule about the socket that does not depend on the protocol is here, so that no front end can
 lack it: who is read and who is not, what becomes of an exception, how a connection ends. A protocol
@@ -19,22 +19,31 @@ from __future__ import annotations
 import asyncio
 import socket
 import traceback
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final, cast
 
 from tallymark.bridge.bridge import Bridge
+from tallymark.bridge.direct_reply import DirectReplies
+from tallymark.engine.delivery import TURN_BYTES as DELIVERY_BYTES
+from tallymark.engine.queue import Queue
+from tallymark.engine.session import Connection
+from tallymark.server.access.user import User
+from tallymark.server.alarms import Alarms
+from tallymark.server.buffers import Buffers
 from tallymark.server.clock import now_ms, wall_ms
+from tallymark.server.deadlines import Deadlines, Entry
+from tallymark.server.doors import Doors
 from tallymark.server.logs import log_of
-
-if TYPE_CHECKING:
-    from tallymark.server.access.user import User
-    from tallymark.server.deadlines import Entry
-    from tallymark.server.node import Node
+from tallymark.server.pacer import Pacer
+from tallymark.server.postponed import Postponed
+from tallymark.server.turns import Turns
 
 LAST_WORDS_S: Final = 3.0
 """Seconds that a client has to read the remaining output and close, once its connection is over."""
 CLOGGED: Final = 8
 """High water marks of bytes waiting in a client's socket buffer above which it is not read."""
+GOODBYE_S: Final = 2.0
+"""Seconds that clients have at a stop to answer connection.close."""
 INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
 
 
@@ -52,9 +61,10 @@ class Client(asyncio.Protocol):
     is_local = False
     """True for a request that was authenticated elsewhere and has no socket of its own."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._buffers = node.buffers
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._turns = clients.turns
+        self._buffers = clients.buffers
         self.is_plain = False
         """True where input goes to the bridge unchanged, so that `take` need not be called."""
         self._last_words: asyncio.TimerHandle | None = None
@@ -62,7 +72,7 @@ class Client(asyncio.Protocol):
         """Finds out who the client is."""
         self.log = log_of(self.category)
         self.resting = False
-        """True while the node pauses reading from it."""
+        """True while it is not read because it publishes and memory or disk run low."""
         self.is_paced = False
         """True while it is not read because it published more than its rate allows."""
         self.yielding = False
@@ -82,15 +92,17 @@ class Client(asyncio.Protocol):
         """True once all output was written: further input is read and discarded."""
         self.subject: User | None = None
         """The user that it has proven to be; None: not yet, or nobody asked."""
+        self.has_expired = False
+        """True once it was told that its token holds no longer."""
         self.id = 0
         self.since_ms = wall_ms()
         """Time of connection; milliseconds since 1970."""
         self.peer = ""
         self.peer_host = ""
         self.touched = False
-        """True if it is on the node's list of clients to flush at the end of this turn."""
+        """True if it is on the list of clients to flush at the end of this turn."""
         self.armed: Entry | None = None
-        """Entry in the node's heap of deadlines; None: no deadline is set."""
+        """Entry in the heap of deadlines; None: no deadline is set."""
         self.received_bytes = 0
         self.sent_bytes = 0
         self.weight = self.input_weight = 0
@@ -98,7 +110,7 @@ class Client(asyncio.Protocol):
         self.publishing = False
         """True once it has published: it is paused when memory or disk run low."""
         self.read_at = 0
-        """Number of the node's read in which it was read last."""
+        """Number of the read of any client in which it was read last."""
         self.held_for: dict[int, str] = {}
         """Names of queues by id whose slow consumers hold back this client's publishing [SC-D7]."""
         self.blocked_reason: str | None = None
@@ -125,7 +137,7 @@ class Client(asyncio.Protocol):
 
     def may_lag(self) -> int:
         """Bytes of output that may wait in a full socket while the client is still read."""
-        return CLOGGED * self._node.config.write_high_water
+        return CLOGGED * self._turns.config.write_high_water
 
     @property
     def has_entered(self) -> bool:
@@ -140,10 +152,10 @@ class Client(asyncio.Protocol):
         raw: socket.socket | None = transport.get_extra_info("socket")
         if raw is not None and raw.family in INTERNET:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.limit_output(self.transport)
+        self.limit_output()
         self.bridge = self.meet(self.transport)
         self.bridge.tick(now_ms())
-        self._node.opened(self)
+        self._clients.opened(self)
 
     def data_received(self, data: bytes) -> None:
         self.received_bytes += len(data)
@@ -151,7 +163,7 @@ class Client(asyncio.Protocol):
             return
         try:
             if self.is_plain:
-                self._node.received(self, data)
+                self._clients.received(self, data)
             else:
                 self.take(data)
         except Exception as error:  # a bug of ours costs this connection, not the others
@@ -167,16 +179,16 @@ class Client(asyncio.Protocol):
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        self._node.lost(self, exc)
+        self._clients.lost(self, exc)
 
     def pause_writing(self) -> None:
         self.is_full = True
-        self._node.paused(self, True)
+        self._clients.paused(self, True)
         self.read_or_not()
 
     def resume_writing(self) -> None:
         self.is_full = False
-        self._node.paused(self, False)
+        self._clients.paused(self, False)
         self.read_or_not()
         self.catch_up()
 
@@ -192,7 +204,7 @@ class Client(asyncio.Protocol):
         if not self.yielding:
             self.yielding = True
             self.read_or_not()
-            self._node.loop.call_soon(self._go_on)
+            self._turns.loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
         self.yielding = False
@@ -242,13 +254,13 @@ class Client(asyncio.Protocol):
             and not self.is_over
             and not self.transport.is_closing()
         ):
-            self._node.postponed.add(self)
+            self._clients.postponed.add(self)
 
     def work_on(self) -> None:
         """Have the bridge work on postponed input for one more share; then it is another's turn."""
         if self.bridge.is_behind and not (self.is_full or self.is_paced or self.is_over):
             try:
-                self._node.received(self, b"")
+                self._clients.received(self, b"")
             except Exception as error:  # as in data_received
                 self.broken(error)
             else:
@@ -256,10 +268,12 @@ class Client(asyncio.Protocol):
 
     # -- writing
 
-    def limit_output(self, transport: asyncio.WriteTransport) -> None:
+    def limit_output(self) -> None:
         """Set how many bytes may wait in the socket's buffer [SC-D6]."""
-        high = self._buffers.high_water
-        transport.set_write_buffer_limits(high, min(self._node.config.low_water, high // 2))
+        if not self.transport.is_closing():
+            high = self._buffers.high_water
+            low = min(self._turns.config.low_water, high // 2)
+            self.transport.set_write_buffer_limits(high, low)
 
     def room(self) -> int:
         """Bytes that fit in the write buffer; at least 1, since a full socket reports itself by
@@ -279,11 +293,33 @@ class Client(asyncio.Protocol):
         """See buffers.py."""
         return 0 if self.is_over else self.bridge.input_bytes + self.encoded_bytes
 
+    def touch(self) -> None:
+        """Flush this client with the coming turn: its bridge may have output."""
+        self._clients.touch(self)
+
+    # -- deadlines
+
+    def tick(self) -> int | None:
+        """Act on a deadline that has come: heartbeats, time-outs. Returns the next one."""
+        try:
+            self._due()
+        except Exception as error:  # as in what it sends: it costs this connection, not the others
+            self.broken(error)
+            return None
+        self.touch()
+        return self.bridge.next_deadline()
+
+    def _due(self) -> None:
+        if not self.is_reading:
+            # What it sent is not read, so its silence means nothing.
+            self._clients.received(self, b"")
+        self.bridge.tick(now_ms())
+
     # -- who it is
 
     def begin(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Find something out about the client; one thing at a time."""
-        self._task = self._node.loop.create_task(self._find_out(work))
+        self._task = self._turns.loop.create_task(self._find_out(work))
 
     async def _find_out(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
@@ -293,7 +329,7 @@ class Client(asyncio.Protocol):
         finally:
             self._task = None
         if not self.transport.is_closing():
-            self._node.touch(self)
+            self.touch()
 
     @property
     def is_asking(self) -> bool:
@@ -309,8 +345,8 @@ class Client(asyncio.Protocol):
         self.is_over = True
         self.tell_closed()
         self.shut()
-        self._last_words = self._node.loop.call_later(LAST_WORDS_S, self.transport.abort)
-        self._node.doors.may_go(self)
+        self._last_words = self._turns.loop.call_later(LAST_WORDS_S, self.transport.abort)
+        self._clients.doors.may_go(self)
         self.read_or_not()
 
     def shut(self) -> None:
@@ -345,9 +381,209 @@ class Client(asyncio.Protocol):
         self.log.info("connection.closed", peer=self.peer, id=self.id, reason=self.bridge.reason)
 
 
-def address_text(address: object) -> str:
-    match address:
-        case (str() as host, int() as port, *_):
-            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        case _:
-            return "?"
+class Clients:
+    """The clients of one node. Everything here happens on the loop's thread."""
+
+    def __init__(
+        self, turns: Turns, doors: Doors, buffers: Buffers, pacer: Pacer, alarms: Alarms
+    ) -> None:
+        self.turns = turns
+        self.doors = doors
+        self.buffers = buffers
+        self.replies = DirectReplies()
+        self.deadlines = Deadlines(turns.loop)
+        self.postponed = Postponed(turns.loop)
+        self.reads = 0
+        """Number of reads of any client so far."""
+        self._pacer = pacer
+        self._alarms = alarms
+        self._by_bridge: dict[Bridge, Client] = {}
+        self._touched: list[Client] = []
+        self._count = 0
+        """Number of clients that ever connected."""
+        self._last_gone: asyncio.Future[None] | None = None
+
+    def __iter__(self) -> Iterator[Client]:
+        return iter(self._by_bridge.values())
+
+    def __len__(self) -> int:
+        return len(self._by_bridge)
+
+    def of(self, bridge: Bridge) -> Client | None:
+        """Return the client of a bridge; None: it is gone."""
+        return self._by_bridge.get(bridge)
+
+    # -- from their sockets
+
+    def opened(self, client: Client) -> None:
+        """A client connected; one too many is closed at once."""
+        if not client.is_local and not self.doors.enter(client):
+            client.transport.abort()
+            return
+        self._count += 1
+        client.id = self._count
+        self._by_bridge[client.bridge] = client
+        self.buffers.enter(client)
+        self.deadlines.arm(client, client.bridge.next_deadline())
+        client.log.debug("connection.accepted", peer=client.peer, id=client.id)
+
+    def received(self, client: Client, data: bytes) -> None:
+        """Bytes from a client: commands to the engine at once, their effects with the turn."""
+        turns = self.turns
+        turns.unwritten_bytes += len(data)
+        self.reads += 1
+        client.read_at = self.reads
+        broker, bridge = turns.broker, client.bridge
+        published = broker.published
+        monotonic_ms = turns.tell_time()
+        bridge.room = client.room()
+        bridge.receive(data, monotonic_ms, broker.clock.now_ms)
+        if broker.published != published:
+            self._published(client, broker.published - published, len(data))
+        turns.is_on_time = True
+        self.touch(client)
+        if bridge.is_behind:  # at once: the transport would read on, for as long as there is more
+            client.read_or_not()
+        if turns.unwritten_bytes > turns.most_unwritten:
+            turns.turn_now()
+            client.let_others()
+
+    def _published(self, client: Client, count: int, size: int) -> None:
+        if not client.publishing:
+            client.publishing = True
+            self._alarms.enter(client)
+        if self.turns.broker.quotas.has_rates:
+            self._pacer.published(client, count)
+        if self._alarms.is_holding:
+            self._alarms.hold(client, size)
+
+    def speaks_otherwise(self, client: Client, bridge: Bridge) -> None:
+        """The client speaks another protocol than it was taken for; it has said nothing yet."""
+        del self._by_bridge[client.bridge]
+        client.bridge.let_go()
+        client.bridge = bridge
+        self._by_bridge[bridge] = client
+        self.deadlines.arm(client, bridge.next_deadline())
+
+    def lost(self, client: Client, error: Exception | None) -> None:
+        """The client's transport is gone."""
+        self.doors.leave(client)
+        if self._by_bridge.pop(client.bridge, None) is None:
+            return
+        self.deadlines.disarm(client)
+        self.buffers.forget(client)
+        self._pacer.forget(client)
+        self._alarms.leave(client)
+        reason = client.bridge.reason
+        event = "connection.closed" if reason and not client.told else "connection.lost"
+        reason = reason or "peer vanished" + (f": {error}" if error else "")
+        try:
+            client.bridge.eof()
+        except Exception as broken:  # a bug of ours: reported like any other, as the client is gone
+            client.broken(broken)
+        is_news = client.has_entered and not client.told and not self.turns.failed.done()
+        tell = client.log.info if is_news else client.log.debug
+        tell(event, peer=client.peer, id=client.id, reason=reason)
+        client.bridge.let_go()
+        if not self._by_bridge and self._last_gone is not None and not self._last_gone.done():
+            self._last_gone.set_result(None)
+        self.turns.schedule()
+
+    def paused(self, client: Client, paused: bool) -> None:
+        """Note that the client's socket is full (SC-D6), or takes output again."""
+        connection = client.bridge.connection
+        if connection is None:
+            return
+        connection.paused = paused
+        if not paused:
+            self.turns.broker.wake(connection)
+            self.turns.schedule()
+
+    def touch(self, client: Client) -> None:
+        """Flush the client with the coming turn: its bridge may have output."""
+        if not client.touched:
+            client.touched = True
+            self._touched.append(client)
+        if not self.turns.is_due:
+            self.turns.schedule()
+
+    # -- in the turn
+
+    def give_room(self, connection: Connection) -> None:
+        """A client may be sent as much as its socket's buffer has room for [SC-D6], and no more in
+        one turn than keeps others waiting for long."""
+        handle = connection.handle
+        client = self._by_bridge.get(handle) if isinstance(handle, Bridge) else None
+        if client is not None:
+            connection.allowance = min(DELIVERY_BYTES, client.room())
+
+    def flush_soon(self, bridge: Bridge) -> None:
+        """Flush the bridge's client in this turn: it has output."""
+        client = self._by_bridge.get(bridge)
+        if client is not None and not client.touched:
+            client.touched = True
+            self._touched.append(client)
+
+    def flush(self) -> None:
+        """Write the output of clients that were read or are written to, and act on the results. Per
+        turn and client: nothing is called here that would find nothing to do."""
+        if self.replies.written:
+            for bridge in self.replies.take_written():
+                assert isinstance(bridge, Bridge)
+                self.flush_soon(bridge)
+        touched, self._touched = self._touched, []
+        for client in touched:
+            client.touched = False
+            bridge = client.bridge
+            try:
+                client.flush()
+                if bridge.is_behind:
+                    client.catch_up()
+            except Exception as error:
+                client.broken(error)
+            if bridge not in self._by_bridge:
+                continue
+            due_ms = bridge.next_deadline()
+            armed = client.armed
+            if due_ms is not None and (armed is None or due_ms < armed.due_ms):
+                self.deadlines.arm(client, due_ms)
+            # Client.input_bytes and output_bytes
+            input_bytes = 0 if client.is_over else bridge.input_bytes + client.encoded_bytes
+            output_bytes = client.transport.get_write_buffer_size() + bridge.output_bytes
+            if input_bytes != client.input_weight or input_bytes + output_bytes != client.weight:
+                self.buffers.count(client, input_bytes, output_bytes)
+
+    def hold_for(self, bridge: Bridge, queue: Queue, held: bool) -> None:
+        """Hold a publisher back for the sake of a queue whose consumer is slow, or no more."""
+        client = self._by_bridge.get(bridge)
+        if client is not None:
+            self._alarms.hold_for(client, queue, held)
+
+    def broken(self, bridge: Bridge, error: Exception) -> bool:
+        """Drop the client of a bridge after an exception; False: it is gone already."""
+        client = self._by_bridge.get(bridge)
+        if client is not None:
+            client.broken(error)
+        return client is not None
+
+    # -- the end
+
+    def drop_all(self) -> None:
+        """Close every socket now."""
+        for client in list(self):
+            client.transport.abort()
+
+    async def goodbye(self) -> None:
+        """Ask every client to go [amqp-0.9.1 connection.close 320], then drop who stayed."""
+        for client in list(self):
+            client.bridge.shutdown("shutdown")
+            self.touch(client)
+        await self._wait_for_all_to_go(GOODBYE_S)
+        self.drop_all()
+        await self._wait_for_all_to_go(GOODBYE_S)
+
+    async def _wait_for_all_to_go(self, seconds: float) -> None:
+        if self._by_bridge:
+            self._last_gone = self.turns.loop.create_future()
+            both: set[asyncio.Future[Any]] = {self._last_gone, self.turns.failed}
+            await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

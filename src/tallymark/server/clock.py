@@ -1,4 +1,4 @@
-"""The two clocks. Everything below the server is told the time by them (`Node.tell_time`).
+"""The two clocks. Everything below the server is told the time by them (`Turns.tell_time`).
 
 Both are told in whole milliseconds, and those of both begin at the same moments: engine time, which
 begins with the one and goes with the other, would else be up to a millisecond ahead of wall time,

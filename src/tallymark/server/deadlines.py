@@ -10,14 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
-from tallymark.server.client import Client
+from tallymark.bridge.bridge import Bridge
 from tallymark.server.clock import now_ms
 
 EMPTY_MIN: Final = 64
 """Empty entries that are not worth clearing out."""
+
+
+class Timed(Protocol):
+    """A client as the timer knows it."""
+
+    bridge: Bridge
+    armed: Entry | None
+
+    def tick(self) -> int | None:
+        """Act on a deadline that has come; return the next one."""
 
 
 class Entry:
@@ -25,12 +34,12 @@ class Entry:
 
     __slots__ = ("client", "due_ms", "number")
 
-    def __init__(self, due_ms: int, number: int, client: Client) -> None:
+    def __init__(self, due_ms: int, number: int, client: Timed) -> None:
         self.due_ms = due_ms
         """Monotonic milliseconds."""
         self.number = number
         """Number that orders entries of the same time."""
-        self.client: Client | None = client
+        self.client: Timed | None = client
         """Client whose deadline it is; None: the client is gone, or has an earlier entry."""
 
     def __lt__(self, other: Entry) -> bool:
@@ -38,13 +47,10 @@ class Entry:
 
 
 class Deadlines:
-    """tick(client) is called when the client's deadline has come and returns the next one."""
+    """The deadlines of one node's clients."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, tick: Callable[[Client], int | None]
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._tick = tick
         self._heap: list[Entry] = []
         self._empty = 0
         self._numbers = 0
@@ -54,7 +60,7 @@ class Deadlines:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def arm(self, client: Client, deadline_ms: int | None) -> None:
+    def arm(self, client: Timed, deadline_ms: int | None) -> None:
         """Look at the client no later than then; monotonic milliseconds, None: not at all."""
         armed = client.armed
         if deadline_ms is None or (armed is not None and armed.due_ms <= deadline_ms):
@@ -65,7 +71,7 @@ class Deadlines:
         heapq.heappush(self._heap, client.armed)
         self._set_timer()
 
-    def disarm(self, client: Client) -> None:
+    def disarm(self, client: Timed) -> None:
         """Look at the client no more."""
         entry = client.armed
         if entry is None:
@@ -102,7 +108,7 @@ class Deadlines:
                 client.armed = None
                 due = client.bridge.next_deadline()
                 if due is not None and due <= now:
-                    due = self._tick(client)
+                    due = client.tick()
                 if due is not None:
                     self.arm(client, max(due, now + 1))
         finally:

@@ -16,9 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Union, cast
 
 from tallymark.server.access.tls import Tls
-from tallymark.server.client import address_text
 from tallymark.server.doors import Doors
-from tallymark.server.listening import BACKLOG, listen
+from tallymark.server.listening import BACKLOG, address_text, listen
 from tallymark.server.logs import log_of
 
 if TYPE_CHECKING:

@@ -1,24 +1,21 @@
 """Housekeeping keeps a node within its budgets: memory, disk, checkpoints, cleaning.
 
 Everything is driven by turns, except while an alarm is on and for the ledger's retention: an idle
-broker wakes up once in CLEAN_S. Alarms follow [rabbitmq alarms]: connections that publish are told
-(connection.blocked) and no longer read; consumers go on, so that a full disk can be drained.
+broker wakes up once in CLEAN_S. What alarms mean for publishers is in alarms.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from tallymark.engine.queue import Queue
 from tallymark.engine.records import LIVE_PACKED, Record
 from tallymark.engine.snapshot import live_payloads, packed_in, snapshot, tail_of
-from tallymark.server.client import Client
+from tallymark.server.alarms import Alarms
+from tallymark.server.buffers import Buffers
 from tallymark.server.clock import wall_ms
 from tallymark.server.logs import log_of
-
-if TYPE_CHECKING:
-    from tallymark.server.node import Node
+from tallymark.server.turns import Turns
 
 MIB: Final = 1 << 20
 DISK_CHECK_BYTES: Final = 1 * MIB
@@ -43,14 +40,8 @@ IDLE_STEPS: Final = 4
 CHECKPOINT_STEPS: Final = 120
 """Steps without effect after which cleaning rests, while a checkpoint is being written or is to be
 tried again."""
-EXCESS: Final = 16 * MIB
-"""Bytes accepted from all publishers together after they were told to stop: they were on their
-way."""
 RELOCATE_BYTES: Final = 32 * MIB
 """Live bytes moved out of sparse segments at a time."""
-
-LONGEST_REASON: Final = 60
-"""Characters of a reason for a client, so that it fits in a short string (255 bytes)."""
 ROW_BYTES: Final = 72
 """Bytes of a checkpoint's row, its part of the bounds included."""
 COLUMNS_BYTES: Final = 28
@@ -64,12 +55,12 @@ log = log_of("journal")
 class Housekeeping:
     """One node's budgets and alarms."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self.alarms: set[str] = set()
-        """Alarms that pause publishers: "memory", "disk" and "files"."""
+    def __init__(self, turns: Turns, buffers: Buffers, alarms: Alarms) -> None:
+        self._turns = turns
+        self._buffers = buffers
+        self._alarms = alarms
         self.checkpoints = 0
-        self._checkpoint_begun = self._checkpoint_done = node.journal.checkpoint_position
+        self._checkpoint_begun = self._checkpoint_done = turns.journal.checkpoint_position
         self.wants_checkpoint = False
         """True if the next commit is to make a checkpoint, however little the journal has grown."""
         self.wants_anchor = False
@@ -79,21 +70,15 @@ class Housekeeping:
         """End of the journal when it was last looked at."""
         self._anchor_waits = 0
         """Number of looks since that found the journal grown."""
-        self._excess_bytes = 0
-        """Bytes read from publishers that were told to stop, and whose connections are still
-        read."""
-        self._most_excess = min(EXCESS, node.config.segment_size // 4)
-        self._behind = False
-        """True while the disk is so far behind that publishers are paused without notice."""
         self._grown_checkpoint = 0
-        self._checkpoint_distance = node.config.checkpoint_every
+        self._checkpoint_distance = turns.config.checkpoint_every
         self._grown_disk = 0
         self._grown_clean = 0
         self._last_problem = ""
-        self._last_position = node.journal.end
+        self._last_position = turns.journal.end
         self._timer: asyncio.TimerHandle | None = None
         self._idle_steps = IDLE_STEPS
-        self._clean_timer = node.loop.call_later(CLEAN_S, self._clean_again)
+        self._clean_timer = turns.loop.call_later(CLEAN_S, self._clean_again)
         self._closed = False
 
     def begin(self) -> None:
@@ -114,7 +99,7 @@ class Housekeeping:
         if self.wants_anchor:
             self._anchor()
         elif self._anchor_timer is None and not self._closed:
-            self._anchor_timer = self._node.loop.call_later(ANCHOR_S, self._look_at_tail)
+            self._anchor_timer = self._turns.loop.call_later(ANCHOR_S, self._look_at_tail)
         if self._grown_disk >= DISK_CHECK_BYTES:
             self._grown_disk = 0
             self._check_disk()
@@ -126,31 +111,30 @@ class Housekeeping:
         """Record the journal's end outside of it, once it no longer grows or after ANCHOR_WAITS
         postponements."""
         self._anchor_timer = None
-        end = self._node.journal.end
+        end = self._turns.journal.end
         if end != self._anchor_seen and self._anchor_waits < ANCHOR_WAITS:
             self._anchor_seen = end
             self._anchor_waits += 1
-            self._anchor_timer = self._node.loop.call_later(ANCHOR_S, self._look_at_tail)
-        elif not self._node.journal.is_anchored:
+            self._anchor_timer = self._turns.loop.call_later(ANCHOR_S, self._look_at_tail)
+        elif not self._turns.journal.is_anchored:
             if end == self._anchor_seen:
-                self._node.broker.tighten_marks()
+                self._turns.broker.tighten_marks()
             self.wants_anchor = True
-            self._node.schedule()
+            self._turns.schedule()
 
     def _anchor(self) -> None:
         """Record the journal's end. The engine's state is exactly that of the journal."""
         self.wants_anchor = False
         self._anchor_waits = 0
-        queues, subscriptions = tail_of(self._node.broker)
-        self._node.journal.write_anchor(queues, subscriptions, wall_ms())
+        queues, subscriptions = tail_of(self._turns.broker)
+        self._turns.journal.write_anchor(queues, subscriptions, wall_ms())
 
     def after_turn(self, now: int) -> None:
         """Release memory that is no longer needed, after the turn's effects were carried out."""
-        node = self._node
-        broker, journal = node.broker, node.journal
+        turns, buffers, alarms = self._turns, self._buffers, self._alarms
+        broker, journal = turns.broker, turns.journal
         store = broker.store
-        most = node.config.max_memory
-        buffers = node.buffers
+        most = turns.config.max_memory
         buffered = buffers.total
         if buffered > buffers.most or buffers.is_scarce:
             buffered = buffers.look()
@@ -163,46 +147,45 @@ class Housekeeping:
             store.released.clear()
         # Twice the budget: what is not yet written cannot be let go of, and what is pinned neither.
         is_short = store.resident_bytes + buffered > 2 * most
-        if is_short != ("memory" in self.alarms):
+        if is_short != ("memory" in alarms.active):
             self._set("memory", is_short)
         if not journal.accepts_payloads:
             self._set("disk", True)
         if journal.lacks_files:
             self._set("files", True)
-        limit = node.config.max_pending
-        behind = journal.pending_bytes > (limit // 2 if self._behind else limit)
+        limit = turns.config.max_pending
+        behind = journal.pending_bytes > (limit // 2 if alarms.is_behind else limit)
         if journal.is_short:
             journal.top_up()
             behind = True
             if self._timer is None:
-                self._timer = node.loop.call_later(SHORT_CHECK_S, self._look_again)
-        if behind != self._behind:
-            self._behind = behind
-            self._apply()
+                self._timer = turns.loop.call_later(SHORT_CHECK_S, self._look_again)
+        if behind != alarms.is_behind:
+            alarms.fall_behind(behind)
 
     def checkpoint(self, now: int, clean: bool = False) -> bool:
         """Write the engine's state as of the journal's end; False: one is still being written.
         clean: nobody is connected any more [engine snapshot]."""
-        node = self._node
+        turns = self._turns
         self._clean(now)
-        taken = snapshot(node.broker, clean)
-        written = node.journal.checkpoint(taken, node.broker.clock.to_wall(now))
+        taken = snapshot(turns.broker, clean)
+        written = turns.journal.checkpoint(taken, turns.broker.clock.to_wall(now))
         if written:
             self._checkpoint_distance = max(
-                node.config.checkpoint_every, SIZE_SHARE * _stored_rows(taken) * ROW_BYTES
+                turns.config.checkpoint_every, SIZE_SHARE * _stored_rows(taken) * ROW_BYTES
             )
             self.wants_checkpoint = False
             self._grown_checkpoint = 0
             self.checkpoints += 1
-            self._checkpoint_begun = node.journal.end
+            self._checkpoint_begun = turns.journal.end
             self._anchor()
-            log.info("checkpoint.begun", position=f"{node.journal.end:#x}")
+            log.info("checkpoint.begun", position=f"{turns.journal.end:#x}")
             self._clean_soon()
         return written
 
     async def last_checkpoint(self) -> None:
         """Write a checkpoint at a clean stop, so that the next start replays nothing."""
-        journal = self._node.journal
+        journal = self._turns.journal
         while not self.checkpoint(self._now(), clean=True) and not journal.failed:
             await asyncio.sleep(0.02)
             self._clean(self._now())
@@ -213,8 +196,8 @@ class Housekeeping:
 
     def _now(self) -> int:
         """Engine time."""
-        self._node.tell_time()
-        return self._node.broker.clock.now_ms
+        self._turns.tell_time()
+        return self._turns.broker.clock.now_ms
 
     def close(self) -> None:
         """Stop all periodic work for good."""
@@ -229,18 +212,18 @@ class Housekeeping:
         last, self._last_position = self._last_position, position
         segments = (position >> 32) - (last >> 32)
         within = (position & 0xFFFFFFFF) - (last & 0xFFFFFFFF)
-        return segments * self._node.config.segment_size + within
+        return segments * self._turns.config.segment_size + within
 
     def _relocate(self, now: int) -> None:
         """Copy live messages out of segments that are mostly garbage, so that these can be
         deleted."""
-        node = self._node
-        sparse = set(node.journal.sparse())
-        if not sparse or node.journal.is_short:
+        turns = self._turns
+        sparse = set(turns.journal.sparse())
+        if not sparse or turns.journal.is_short:
             return
-        most = min(RELOCATE_BYTES, node.journal.free_bytes() // 4)
+        most = min(RELOCATE_BYTES, turns.journal.free_bytes() // 4)
         chosen, size = [], 0
-        for payload in live_payloads(node.broker):
+        for payload in live_payloads(turns.broker):
             if (
                 payload.position >= 0
                 and payload.position >> 32 in sparse
@@ -249,29 +232,31 @@ class Housekeeping:
                 size += payload.size
                 chosen.append(payload)
         packed = []
-        for pack, i, payload in packed_in(node.broker, sparse):
+        for pack, i, payload in packed_in(turns.broker, sparse):
             if size + payload.size > most:
                 break
             size += payload.size
             packed.append((pack, i, payload))
         if chosen or packed:
             moving = [*chosen, *(payload for _, _, payload in packed)]
-            node.journal.relocate(moving, now, node.broker.clock.ahead_ms)
+            turns.journal.relocate(moving, now, turns.broker.clock.ahead_ms)
             for pack, i, payload in packed:
                 pack.positions[i] = payload.position
 
     def _clean(self, now: int) -> None:
         """Clean the journal. now: engine time, so that a wall clock set forward deletes no ledger
         before its retention is over."""
-        journal = self._node.journal
-        journal.clean(now, self._node.config.ledger_retention)
+        journal = self._turns.journal
+        journal.clean(now, self._turns.config.ledger_retention)
         if journal.checkpoint_position != self._checkpoint_done:
             self._checkpoint_done = journal.checkpoint_position
             log.info("checkpoint.done", position=f"{self._checkpoint_done:#x}")
             if self.wants_checkpoint:  # another was asked for while this one was being written
-                self._node.schedule()
+                self._turns.schedule()
         for problem in journal.problems:
-            if problem != self._last_problem or not self.alarms:  # a full disk repeats it each time
+            if (
+                problem != self._last_problem or not self._alarms.active
+            ):  # a full disk repeats it each time
                 log.warning("journal.problem", problem=problem)
             self._last_problem = problem
         journal.problems.clear()
@@ -280,13 +265,13 @@ class Housekeeping:
         """Clean step by step until nothing changes any more."""
         if self._idle_steps >= IDLE_STEPS:  # else a step is due soon
             self._clean_timer.cancel()
-            self._clean_timer = self._node.loop.call_later(STEP_S, self._clean_again)
+            self._clean_timer = self._turns.loop.call_later(STEP_S, self._clean_again)
         self._idle_steps = 0
 
     def _clean_again(self) -> None:
         if self._closed:
             return
-        journal = self._node.journal
+        journal = self._turns.journal
         before = journal.disk_bytes
         now = self._now()
         self._clean(now)
@@ -298,125 +283,47 @@ class Housekeeping:
             writing = self._checkpoint_begun != self._checkpoint_done
             most = CHECKPOINT_STEPS if writing else IDLE_STEPS
             pause = STEP_S if self._idle_steps < most else CLEAN_S
-        self._clean_timer = self._node.loop.call_later(pause, self._clean_again)
+        self._clean_timer = self._turns.loop.call_later(pause, self._clean_again)
 
     def limits_changed(self) -> None:
         """Apply a configuration that was read again."""
         self._check_disk()
 
-    # -- alarms
-
-    @property
-    def told_alarms(self) -> list[str]:
-        """Alarms for the administrator: those that pause publishers, and "quarantine", which does
-        not."""
-        found = sorted(self.alarms)
-        if any(queue.quarantined for queue in self._node.broker.queues.values()):
-            found.append("quarantine")
-        return found
-
-    @property
-    def is_holding(self) -> bool:
-        """Return whether publishers are paused now."""
-        return self._behind or bool(self.alarms)
-
-    def hold(self, client: Client, size: int) -> None:
-        """Hold a client back that has just published; size: bytes that were read."""
-        was_patient = self._is_patient
-        if client.bridge.holds_itself:
-            self._excess_bytes += size
-        if was_patient and not self._is_patient:
-            self._apply()
-        else:
-            self._apply_to(client)
-
-    @property
-    def _is_patient(self) -> bool:
-        """Return whether clients that stop by themselves are still read [FC-7]."""
-        return not self._behind and self._excess_bytes <= self._most_excess
+    # -- memory, disk and files run low
 
     def _check_disk(self) -> None:
-        node = self._node
-        free = node.journal.free_bytes()
-        self._set("disk", free < node.config.disk_free_limit or not node.journal.accepts_payloads)
+        turns = self._turns
+        free = turns.journal.free_bytes()
+        is_low = free < turns.config.disk_free_limit or not turns.journal.accepts_payloads
+        self._set("disk", is_low)
 
     def _set(self, alarm: str, on: bool) -> None:
-        if on == (alarm in self.alarms):
-            return
-        if on:
-            self.alarms.add(alarm)
-            log.warning("alarm.set", alarm=alarm)
-        else:
-            self.alarms.discard(alarm)
-            log.warning("alarm.cleared", alarm=alarm)
-        self._apply()
-        if self.alarms and self._timer is None:
-            self._timer = self._node.loop.call_later(ALARM_CHECK_S, self._look_again)
+        self._alarms.set(alarm, on)
+        if self._alarms.active and self._timer is None:
+            self._timer = self._turns.loop.call_later(ALARM_CHECK_S, self._look_again)
 
     def _look_again(self) -> None:
         self._timer = None
         if self._closed:
             return
-        if "disk" in self.alarms:
+        alarms = self._alarms.active
+        if "disk" in alarms:
             self._recover_room()
-        if "files" in self.alarms:
-            self._node.journal.restore_files()
-            self._set("files", self._node.journal.lacks_files)
+        if "files" in alarms:
+            self._turns.journal.restore_files()
+            self._set("files", self._turns.journal.lacks_files)
         self._check_disk()
-        self._node.schedule()
-        if self.alarms and self._timer is None:
-            self._timer = self._node.loop.call_later(ALARM_CHECK_S, self._look_again)
+        self._turns.schedule()
+        if alarms and self._timer is None:
+            self._timer = self._turns.loop.call_later(ALARM_CHECK_S, self._look_again)
 
     def _recover_room(self) -> None:
         """Request a checkpoint and a cleaning, so that segments of settled messages are deleted
         even while the journal does not grow."""
-        journal = self._node.journal
+        journal = self._turns.journal
         if journal.checkpoint_position >> 32 < journal.end >> 32:
             self.wants_checkpoint = True
         self._clean_soon()
-
-    def _apply(self) -> None:
-        """Pause or resume all publishers, those first that were not read for longest: the budget
-        until the next alarm may be enough for the first of them only."""
-        if not self.is_holding:
-            self._excess_bytes = 0
-        publishers = [client for client in self._node.clients.values() if client.publishing]
-        publishers.sort(key=_read_at)
-        for client in publishers:
-            self._apply_to(client)
-
-    def hold_for(self, client: Client, queue: Queue, held: bool) -> None:
-        """Hold a client back for the sake of a queue whose consumer is slow [SC-D7], or no more."""
-        if held:
-            client.held_for[queue.id] = queue.name
-        else:
-            client.held_for.pop(queue.id, None)
-        self._apply_to(client)
-
-    def _reason(self, client: Client) -> str | None:
-        """Return the reason for a client's pause, where the client is to be notified."""
-        if self.alarms:
-            return f"low on {' and '.join(sorted(self.alarms))}"
-        if client.held_for:
-            names = ", ".join(sorted(client.held_for.values()))
-            return f"slow consumer of {names}"[:LONGEST_REASON]
-        return None
-
-    def _apply_to(self, client: Client) -> None:
-        reason = self._reason(client)
-        if reason != client.blocked_reason:
-            client.blocked_reason = reason
-            if reason is not None:
-                client.bridge.block(reason)
-            else:
-                client.bridge.unblock()
-            self._node.touch(client)
-        holding = self.is_holding or bool(client.held_for)
-        client.rest(holding and not (client.bridge.holds_itself and self._is_patient))
-
-
-def _read_at(client: Client) -> int:
-    return client.read_at
 
 
 def _stored_rows(taken: list[Record]) -> int:

@@ -81,3 +81,11 @@ async def listen(
     if bound.family == socket.AF_UNIX:
         return await loop.create_unix_server(client, sock=bound, backlog=BACKLOG)
     return await loop.create_server(client, sock=bound, backlog=BACKLOG)
+
+
+def address_text(address: object) -> str:
+    match address:
+        case (str() as host, int() as port, *_):
+            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        case _:
+            return "?"

@@ -169,7 +169,10 @@ class LocalClient(AmqpClient):
         )  # fmt: skip
         random_name = secrets.token_urlsafe
         self._local = Settings(
-            limits, f"Python {platform.python_version()}", lambda: random_name(16), node.replies
+            limits,
+            f"Python {platform.python_version()}",
+            lambda: random_name(16),
+            node.clients.replies,
         )
         super().__init__(node, None)
         self.peer = self.peer_host = name

@@ -64,7 +64,7 @@ class _NodeCollector(Collector):
     def _broker(self) -> Iterator[Metric]:
         node = self._node
         broker, journal = node.broker, node.journal
-        clients = node.clients.values()
+        clients = node.clients
         for name, text, count in (
             ("published", "Messages published.", broker.published),
             ("transactions_committed", "Transactions that held something, committed.",
@@ -102,7 +102,7 @@ class _NodeCollector(Collector):
         yield sync
         alarm = GaugeMetricFamily("tallymark_alarm", "1 while the alarm is on.", labels=["alarm"])
         for name in ("memory", "disk"):
-            alarm.add_metric([name], int(name in node.housekeeping.alarms))
+            alarm.add_metric([name], int(name in node.alarms.active))
         yield alarm
 
     def _dead_letters(self) -> Iterator[Metric]:

@@ -24,7 +24,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tallymark import __version__, is_compiled
 from tallymark.bridge.amqp091.connection import Settings as Settings091
@@ -46,21 +46,24 @@ from tallymark.server.access.tls import Certificates, Tls, TlsRefused
 from tallymark.server.access.user import UsersError
 from tallymark.server.amqp import AmqpClient, Settings
 from tallymark.server.clock import both_ms
-from tallymark.server.config.reload import set_policies
+from tallymark.server.config.reload import on_signal, set_policies
 from tallymark.server.config.settings import LOCALHOST, Config, is_loopback
-from tallymark.server.consumer_ledger import ConsumerLedger
 from tallymark.server.doors import RESERVED
 from tallymark.server.features import Features, FeaturesError
 from tallymark.server.handshakes import Listener, listen_for
 from tallymark.server.http.web import Web
 from tallymark.server.listening import address_of, bind_path, is_path
-from tallymark.server.node import JournalFailed, Node, node_name, tokens_of
+from tallymark.server.node import Node, node_name
 from tallymark.server.nsq.service import NsqService, limits_of
-from tallymark.server.schedule import Make, add_tasks
 from tallymark.server.slow.policies import slow_policies
+from tallymark.server.tasks import add_tasks
+from tallymark.server.turns import JournalFailed
 from tallymark.wire.amqp091.limits import Limits
 from tallymark.wire.line import SHARE
 from tallymark.wire.nsq import kernel as nsq
+
+if TYPE_CHECKING:
+    from tallymark.server.access.tokens import Tokens
 
 STOPPED: Final = 0
 FAILED: Final = 1
@@ -98,14 +101,6 @@ class StartRefused(Exception):
 
 class CannotServe(Exception):
     """The machine does not provide what a start needs: a port, the folder. The text names it."""
-
-
-TASKS: Final[dict[str, Make]] = {
-    "slow-consumers": lambda node: node.slow_consumers,
-    "users": lambda node: node.rights,
-    "consumer-statistics": ConsumerLedger,
-}
-"""Our own housekeeping tasks."""
 
 
 SWITCH_S: Final = 0.0005
@@ -230,9 +225,9 @@ async def _serve(config: Config, max_connections: int, read: Callable[[], Config
         _make_folder(config.data_dir)
         node = _open(config, loop)
         node.doors.limit = max_connections
-        node.reloading.read = read
-        node.reloading.tls = tls
-        loop.add_signal_handler(signal.SIGHUP, node.reloading.on_signal)
+        node.read_config = read
+        node.certificates = tls
+        loop.add_signal_handler(signal.SIGHUP, on_signal, node)
         return await _run(node, stop, bound, tls)
 
 
@@ -391,11 +386,7 @@ async def _run(node: Node, stop: asyncio.Future[int], bound: Bound, tls: Certifi
         if service is not None:
             await service.start(bound.nsq, bound.nsq_http, bound.nsq_https)
         web.listen()
-        if node.users.tokens is not None:
-            from tallymark.server.access.token_keys import KeyRefresh
-
-            node.tasks.add("oauth-keys", KeyRefresh(node))
-        add_tasks(node.tasks, node, TASKS)
+        add_tasks(node)
         node.tasks.start()
         _announce(listeners, encrypted, web, service)
         gc.collect()
@@ -474,7 +465,7 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
         for name, problem in made.policy_table.problems():
             log.warning("policy.without_effect", policy=name, vhost=made.name, reason=problem)
     journal.start()
-    node = Node(config, features, broker, journal, loop)
+    node = Node(config, features, broker, journal, loop, tokens_of(config))
     node.housekeeping.begin()
     node.schedule()
     log.info(
@@ -485,6 +476,19 @@ def _open(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
         sync=config.sync,
     )
     return node
+
+
+def tokens_of(config: Config) -> Tokens | None:
+    """Return the checker of tokens; None: the configuration says nothing of tokens.
+
+    Raises:
+        KeysUnavailable: it does, and there can be no keys, or the library is not installed.
+    """
+    if not config.auth_oauth2_resource_server_id:
+        return None
+    from tallymark.server.access.tokens import make_tokens
+
+    return make_tokens(config)
 
 
 def _restore(broker: Broker, journal: Journal) -> None:
@@ -526,7 +530,7 @@ def _settings(node: Node) -> Settings:
             limits,
             f"Python {platform.python_version()}",
             lambda: secrets.token_urlsafe(16),
-            node.replies,
+            node.clients.replies,
             node.mechanisms,
             audit.access_refused,
         ),

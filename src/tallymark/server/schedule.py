@@ -2,29 +2,17 @@
 
 A task that is still running when its next run is due goes on, and that run is skipped. An exception
 of a task is logged and counted; it stops neither other tasks nor the task's next run.
-
-Besides our own, tasks come with installed packages by the entry point group
-`tallymark.housekeeping`: a name, and a function that makes the task for a node:
-
-    def make(node: Node) -> Task: ...
 """
 
 from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from tallymark.server.clock import wall_ms
-from tallymark.server.installed import installed
 from tallymark.server.logs import log_of
-from tallymark.server.slow.policies import with_installed
 
-if TYPE_CHECKING:
-    from tallymark.server.node import Node
-
-GROUP: Final = "tallymark.housekeeping"
 SHORTEST_S: Final = 0.01
 
 log = log_of("server")
@@ -41,9 +29,6 @@ class Task(Protocol):
     async def run(self) -> None:
         """Do it. It shares the loop with everything else: await now and then."""
         ...
-
-
-Make = Callable[["Node"], Task]
 
 
 class Entry:
@@ -153,16 +138,3 @@ class Schedule:
             "housekeeping.failed", task=entry.name, error=repr(error),
             trace="".join(traceback.format_exception(error)),
         )  # fmt: skip
-
-
-def add_tasks(schedule: Schedule, node: Node, own: dict[str, Make]) -> None:
-    """Our own tasks, and those of installed packages beside them."""
-    for name, make in with_installed(own, _installed()).items():
-        try:
-            schedule.add(name, make(node))
-        except Exception as error:  # whatever a stranger's function raises
-            log.error("entry_point.failed", group=GROUP, name=name, error=repr(error))
-
-
-def _installed() -> Iterable[Any]:
-    return installed(GROUP)

@@ -10,18 +10,17 @@ HTTP requests ask anew by themselves: `HttpContext.access`, `user_of`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tallymark.engine.deadlines import NEVER
 from tallymark.server.access.limits import forget_limits
 from tallymark.server.access.user import GUEST, TokenUser, User, UsersError, permissions_of
+from tallymark.server.access.users import Users
+from tallymark.server.client import Client, Clients
 from tallymark.server.clock import wall_ms
 from tallymark.server.logs import log_of
-from tallymark.server.schedule import SHORTEST_S
-
-if TYPE_CHECKING:
-    from tallymark.server.client import Client
-    from tallymark.server.node import Node
+from tallymark.server.schedule import SHORTEST_S, Schedule
+from tallymark.server.turns import Turns
 
 EVERY_S: Final = 1.0
 
@@ -31,14 +30,16 @@ log = log_of("users")
 class Rights:
     """Housekeeping task that applies changed users to open connections."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, turns: Turns, clients: Clients, users: Users, tasks: Schedule) -> None:
+        self._turns = turns
+        self._clients = clients
+        self._users = users
+        self._tasks = tasks
         self._problem = ""
         """Reason why the users could not be read at the last check; "": they could."""
-        self._by_token: dict[Client, TokenUser] = {}
         self._next_ms = NEVER
         """No token of an open connection expires before; milliseconds since 1970."""
-        node.users.observers.append(self.apply)
+        users.observers.append(self.apply)
 
     def period_s(self) -> float:
         """Return the time until the next token expires, at most EVERY_S."""
@@ -50,7 +51,7 @@ class Rights:
         if self._next_ms <= wall_ms():
             self._expire()
         try:
-            self._node.users.current()
+            self._users.current()
         except UsersError as error:
             if str(error) != self._problem:
                 log.error("users.unreadable", error=str(error))
@@ -61,52 +62,50 @@ class Rights:
     def came_in(self, client: Client, user: User) -> None:
         """The client has proven to be this user, or proves it anew."""
         client.subject = user
-        self._by_token.pop(client, None)
+        client.has_expired = False
         if isinstance(user, TokenUser):
-            self._by_token[client] = user
             self._next_ms = min(self._next_ms, user.expires_ms)
             if user.expires_ms - wall_ms() < 1000 * EVERY_S:
-                self._node.tasks.replan()
-
-    def left(self, client: Client) -> None:
-        """The client is gone."""
-        self._by_token.pop(client, None)
+                self._tasks.replan()
 
     def _expire(self) -> None:
         """End the connections of tokens that hold no longer."""
         self._next_ms = NEVER
-        self._node.tell_time()
-        for client, user in list(self._by_token.items()):
-            if self._node.users.as_now(user) is not None:
+        self._turns.tell_time()
+        for client in list(self._clients):
+            user = client.subject
+            if not isinstance(user, TokenUser) or client.has_expired:
+                continue
+            if self._users.as_now(user) is not None:
                 self._next_ms = min(self._next_ms, user.expires_ms)
                 continue
-            del self._by_token[client]
+            client.has_expired = True
             log.info("connection.token_expired", user=user.name, peer=client.peer, id=client.id)
             try:
                 client.bridge.credential_expired()
-                self._node.touch(client)
+                client.touch()
             except Exception as error:  # a bug of ours costs this connection, not the others
                 client.broken(error)
 
     def apply(self) -> None:
         """Apply the users' present rights to every connection, then delete the limits of deleted
         users. These stay until the next change if their file cannot be replaced."""
-        self._node.tell_time()
-        for client in list(self._node.clients.values()):
+        self._turns.tell_time()
+        for client in list(self._clients):
             if client.bridge.user:
                 try:
                     self._follow(client)
                 except Exception as error:  # a bug of ours costs this connection, not the others
                     client.broken(error)
-        broker, folder = self._node.broker, self._node.config.data_dir
-        names = list(self._node.users.current()) or [GUEST]
+        broker, folder = self._turns.broker, self._turns.config.data_dir
+        names = list(self._users.current()) or [GUEST]
         try:
             forget_limits(folder, broker.quotas, broker.vhosts, names)
         except OSError as error:
             log.error("limits.unwritable", error=str(error))
 
     def _follow(self, client: Client) -> None:
-        name, users = client.bridge.user, self._node.users
+        name, users = client.bridge.user, self._users
         if isinstance(client.subject, TokenUser):
             return  # whatever the users are, its rights are in the token
         user = users.named(name)
@@ -115,4 +114,4 @@ class Rights:
             client.bridge.shutdown(f"user '{name}' is deleted")
         else:
             client.bridge.rights_changed(permissions_of(user))
-        self._node.touch(client)
+        client.touch()

@@ -14,16 +14,11 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from tallymark.server.config.settings import Config
+from tallymark.server.config.kinds import TLS_VERSIONS
+from tallymark.server.config.settings import Config
 
-VERSIONS: Final = {
-    "tls1.2": ssl.TLSVersion.TLSv1_2,
-    "tls1.3": ssl.TLSVersion.TLSv1_3,
-}
-"""Words of the configuration. Older ones are spoken by nobody who can do otherwise [RFC 8996]."""
 MODES: Final = {
     "none": ssl.CERT_NONE,
     "optional": ssl.CERT_OPTIONAL,
@@ -127,13 +122,13 @@ def server_context(
 
     names: of the settings that cert, key and ca come from, for the text of a refusal. key: None
     where it stands in the certificate's file. ca: of those that may sign a client's certificate;
-    None: the system's, where clients must show one. oldest: a word of VERSIONS.
+    None: the system's, where clients must show one. oldest: a word of TLS_VERSIONS.
 
     Raises TlsRefused.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.minimum_version = VERSIONS[oldest]
+        context.minimum_version = TLS_VERSIONS[oldest]
         context.load_cert_chain(cert, key)
         if ca is not None:
             context.load_verify_locations(ca)

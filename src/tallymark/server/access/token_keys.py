@@ -27,8 +27,6 @@ from tallymark.server.logs import log_of
 if TYPE_CHECKING:
     from joserfc.jwk import Key as LibraryKey
 
-    from tallymark.server.node import Node
-
 FETCH_GAP_MS: Final = 5000
 """Between two fetches."""
 FETCH_S: Final = 5.0
@@ -238,22 +236,18 @@ class KeyRefresh:
     """A housekeeping task: fetches an issuer's key set at the start and from time to time, so that
     a key that the issuer has withdrawn is withdrawn here."""
 
-    def __init__(self, node: Node) -> None:
-        self._period_s = node.config.auth_oauth2_jwks_refresh / 1000
-        self._users = node.users
+    def __init__(self, keys: Keys, period_ms: int) -> None:
+        self._keys = keys
+        self._period_s = period_ms / 1000
         self._has_begun = False
 
     def period_s(self) -> float:
-        if self._users.tokens is None:
-            return 0
         return self._period_s if self._has_begun else AT_ONCE_S
 
     async def run(self) -> None:
         self._has_begun = True
-        tokens = self._users.tokens
-        assert tokens is not None
         try:
-            await tokens.keys.renew()
+            await self._keys.renew()
         except KeysUnavailable:
             return  # told where it was found
 

@@ -7,6 +7,7 @@ words what it expects, so that a refusal can name both the value and the expecta
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,12 @@ _TIMES: Final = {
     "D": 86_400_000,
 }
 _QUANTITY: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+TLS_VERSIONS: Final = {
+    "tls1.2": ssl.TLSVersion.TLSv1_2,
+    "tls1.3": ssl.TLSVersion.TLSv1_3,
+}
+"""Words of the configuration. Older ones are spoken by nobody who can do otherwise [RFC 8996]."""
 
 
 class Wrong(ValueError):

@@ -8,9 +8,8 @@ others that changed are named, and wait for the next start.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import BrokerError
@@ -20,9 +19,7 @@ from tallymark.server.access.tls import Certificates, TlsRefused
 from tallymark.server.config.policies import ConfiguredPolicy
 from tallymark.server.config.settings import DECLARED, Config, ConfigError
 from tallymark.server.logs import AUDIT, log_of
-
-if TYPE_CHECKING:
-    from tallymark.server.node import Node
+from tallymark.server.node import Node
 
 log = log_of("server")
 
@@ -41,64 +38,57 @@ class Reloaded:
     """Settings in effect from the next start on."""
 
 
-class Reloading:
-    """The reload of one node's configuration."""
+def reload(node: Node) -> Reloaded:
+    """Read the configuration again, and take over what may change at run time. Raises
+    ReloadRefused."""
+    if node.read_config is None:
+        raise ReloadRefused("this broker was not started from a configuration")
+    try:
+        new = node.read_config()
+        _check(node.broker, new)
+        certificates = Certificates(node.config)
+    except (ConfigError, BrokerError, TlsRefused) as error:
+        log.error("config.refused", reason=str(error))
+        raise ReloadRefused(str(error)) from error
+    return _take(node, new, certificates)
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self.read: Callable[[], Config] | None = None
-        """Function that reads the configuration again. Raises ConfigError."""
-        self.tls: Certificates | None = None
 
-    def on_signal(self) -> None:
-        """SIGHUP."""
-        with contextlib.suppress(ReloadRefused):  # logged where it was refused
-            self.reload()
+def on_signal(node: Node) -> None:
+    """Handle SIGHUP."""
+    with contextlib.suppress(ReloadRefused):  # logged where it was refused
+        reload(node)
 
-    def reload(self) -> Reloaded:
-        """Raises ReloadRefused."""
-        if self.read is None:
-            raise ReloadRefused("this broker was not started from a configuration")
-        try:
-            new = self.read()
-            _check(self._node.broker, new)
-            certificates = Certificates(self._node.config)
-        except (ConfigError, BrokerError, TlsRefused) as error:
-            log.error("config.refused", reason=str(error))
-            raise ReloadRefused(str(error)) from error
-        return self._take(new, certificates)
 
-    def _take(self, new: Config, certificates: Certificates) -> Reloaded:
-        node, old = self._node, self._node.config
-        other = [
-            name
-            for name, declared in DECLARED.items()
-            if declared.kind.show(getattr(new, name)) != declared.kind.show(getattr(old, name))
-        ]
-        changed = [name for name in other if DECLARED[name].live]
-        node.config = replace(old, **{name: getattr(new, name) for name in changed})
-        if "slow_consumers" in changed:
-            node.slow_consumers.use_rules()
-        if "policies" in changed:
-            set_policies(node.broker, new.policies)
-        if "log_level" in changed or "log_levels" in changed:
-            logs.set_levels(new.log_level, new.log_levels)
-        node.buffers.limits_changed()
-        if "write_high_water" in changed or "write_low_water" in changed:
-            for client in node.clients.values():
-                if not client.transport.is_closing():
-                    client.limit_output(client.transport)
-        if self.tls is not None:
-            self.tls.take(certificates)
-        node.tasks.replan()
-        node.broker.deliver_after_sync(node.config.deliver_after == "synced")
-        node.broker.pause_unreadable(node.config.unreadable == "pause")
-        node.housekeeping.limits_changed()
-        node.schedule()
-        waiting = [name for name in other if name not in changed]
-        log.info("config.reloaded", changed=changed, at_next_start=waiting)
-        AUDIT.info("config.reloaded", changed=changed, at_next_start=waiting)
-        return Reloaded(changed, waiting)
+def _take(node: Node, new: Config, certificates: Certificates) -> Reloaded:
+    old = node.config
+    other = [
+        name
+        for name, declared in DECLARED.items()
+        if declared.kind.show(getattr(new, name)) != declared.kind.show(getattr(old, name))
+    ]
+    changed = [name for name in other if DECLARED[name].live]
+    node.config = replace(old, **{name: getattr(new, name) for name in changed})
+    if "slow_consumers" in changed:
+        node.slow_consumers.use_rules()
+    if "policies" in changed:
+        set_policies(node.broker, new.policies)
+    if "log_level" in changed or "log_levels" in changed:
+        logs.set_levels(new.log_level, new.log_levels)
+    node.buffers.limits_changed()
+    if "write_high_water" in changed or "write_low_water" in changed:
+        for client in node.clients:
+            client.limit_output()
+    if node.certificates is not None:
+        node.certificates.take(certificates)
+    node.tasks.replan()
+    node.broker.deliver_after_sync(node.config.deliver_after == "synced")
+    node.broker.pause_unreadable(node.config.unreadable == "pause")
+    node.housekeeping.limits_changed()
+    node.schedule()
+    waiting = [name for name in other if name not in changed]
+    log.info("config.reloaded", changed=changed, at_next_start=waiting)
+    AUDIT.info("config.reloaded", changed=changed, at_next_start=waiting)
+    return Reloaded(changed, waiting)
 
 
 def _check(broker: Broker, config: Config) -> None:

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from tallymark.server.access.tls import VERSIONS
 from tallymark.server.config import kinds
-from tallymark.server.config.kinds import Kind, choice, duration, integer, size, words
+from tallymark.server.config.kinds import TLS_VERSIONS, Kind, choice, duration, integer, size, words
 from tallymark.server.config.policies import POLICIES, ConfiguredPolicy
 from tallymark.server.config.slow_consumers import SLOW_CONSUMERS, SlowSettings
 from tallymark.server.logs import CATEGORIES, LEVELS
@@ -98,7 +97,7 @@ class Config:
         "Whether clients of HTTP inside TLS show a certificate; they log in all the same.",
     )
     https_min_version: str = setting(
-        "tls1.2", choice(*VERSIONS), "Oldest version of TLS that is spoken."
+        "tls1.2", choice(*TLS_VERSIONS), "Oldest version of TLS that is spoken."
     )
     http_names: tuple[str, ...] = setting(
         (),
@@ -245,7 +244,7 @@ class Config:
         "SASL EXTERNAL, as the user of its common name.",
     )
     amqps_min_version: str = setting(
-        "tls1.2", choice(*VERSIONS), "Oldest version of TLS that is spoken."
+        "tls1.2", choice(*TLS_VERSIONS), "Oldest version of TLS that is spoken."
     )
     sasl_mechanisms: tuple[str, ...] = setting(
         MECHANISMS,
@@ -436,7 +435,7 @@ class Config:
         "nsq_tls_client_auth_policy it is true.",
     )
     nsq_tls_min_version: str = setting(
-        "tls1.2", choice(*VERSIONS), "Oldest version of TLS that is spoken."
+        "tls1.2", choice(*TLS_VERSIONS), "Oldest version of TLS that is spoken."
     )
     nsq_topology_region: str = setting("", kinds.TEXT, "Told to NSQ clients and nsqlookupd.")
     nsq_topology_zone: str = setting("", kinds.TEXT, "Told to NSQ clients and nsqlookupd.")

@@ -10,7 +10,7 @@ from tallymark.engine.session import Consumer
 from tallymark.engine.slow.consumers import Watched
 from tallymark.engine.statistics import figures
 from tallymark.server.access.user import permission_in
-from tallymark.server.config.reload import ReloadRefused
+from tallymark.server.config.reload import ReloadRefused, reload
 from tallymark.server.http.requests import (
     HttpContext,
     Refused,
@@ -63,7 +63,7 @@ class Consumers:
         """Answered when it is in effect."""
         require_administrator(request)
         try:
-            done = self._node.reloading.reload()
+            done = reload(self._node)
         except ReloadRefused as error:
             raise Refused(400, "bad_request", str(error)) from error
         await self._node.durable()

@@ -25,9 +25,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError, _ErrInfo
 
 from tallymark.server.access.tls import Tls
-from tallymark.server.client import address_text
 from tallymark.server.handshakes import Listener, listen_for
-from tallymark.server.listening import address_of
+from tallymark.server.listening import address_of, address_text
 from tallymark.server.logs import log_of
 from tallymark.server.node import Node
 
@@ -96,7 +95,7 @@ class HttpLine(web.RequestHandler):
             return
         self._line = line
         super().connection_made(transport)
-        self._node.buffers.others[self] = None
+        self._node.buffers.enter(self)
         self._node.doors.may_go(self)
         self._began_s = self._heard_s = self._clock()
         self._watch(self._header_s)
@@ -240,6 +239,9 @@ class HttpLine(web.RequestHandler):
     def input_bytes(self) -> int:
         busy = self._current_request is not None and self._line is not None
         return 0 if not busy or self._is_dropped else self._body_bytes
+
+    def limit_output(self) -> None:
+        """Do nothing: an answer is written as far as the socket takes it, whatever is scarce."""
 
     def too_much(self, reason: str) -> None:
         self.drop()

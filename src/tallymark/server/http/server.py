@@ -39,7 +39,8 @@ from tallymark.server.http.line import HttpListener
 from tallymark.server.http.paths import allowed_methods, answer_with_slash
 from tallymark.server.http.requests import NODE, USER, HttpContext, Refused, answer
 from tallymark.server.logs import log_of
-from tallymark.server.node import JournalFailed, Node
+from tallymark.server.node import Node
+from tallymark.server.turns import JournalFailed
 
 STATUS: Final[dict[type[BrokerError], tuple[int, str]]] = {
     NotFound: (404, "not_found"),
@@ -136,7 +137,7 @@ class HttpServer:
         await self._listener.stop()
 
     async def _health(self, request: web.Request) -> web.Response:
-        alarms = self.node.housekeeping.told_alarms
+        alarms = self.node.alarms.shown()
         return answer({"status": "alarm" if alarms else "ok", "alarms": alarms})
 
     @web.middleware

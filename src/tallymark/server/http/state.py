@@ -85,7 +85,7 @@ class State:
                     "pid": os.getpid(),
                     "uptime_s": node.uptime_ms() // 1000,
                     "turns": node.turns,
-                    "alarms": ", ".join(node.housekeeping.told_alarms) or "none",
+                    "alarms": ", ".join(node.alarms.shown()) or "none",
                     "quarantined": sum(queue.quarantined for queue in broker.queues.values()),
                     "connections": len(node.clients),
                     "queues": len(broker.queues),
@@ -142,7 +142,7 @@ class State:
     async def _connections(self, request: web.Request) -> web.Response:
         require_administrator(request)
         rows = []
-        for client in self._node.clients.values():
+        for client in self._node.clients:
             connection = client.bridge.connection
             sessions = connection.sessions if connection is not None else []
             place = (connection.vhost, connection.user) if connection else place_of(client)

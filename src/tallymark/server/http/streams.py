@@ -152,7 +152,7 @@ class Streams:
             if found.end > first + 1 or left <= 0:
                 break
             try:
-                await asyncio.wait_for(self._node.appends.beyond(queue, first + 1), left)
+                await asyncio.wait_for(self._node.polls.beyond(queue, first + 1), left)
             except TimeoutError:
                 break
         return answer(

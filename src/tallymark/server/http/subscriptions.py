@@ -150,7 +150,7 @@ class Subscriptions:
             if end > wanted.start or left <= 0:
                 break
             try:
-                await asyncio.wait_for(self._node.when_ready(subscription.queue), left)
+                await asyncio.wait_for(self._node.polls.ready(subscription.queue), left)
             except TimeoutError:
                 break
         await self._node.durable()

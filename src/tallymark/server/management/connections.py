@@ -57,7 +57,7 @@ class Connections(Routes):
         """The connections that are through their handshake: all, or the user's own."""
         wanted = self.vhost(request).name if "vhost" in request.match_info else None
         user = user_of(request)
-        for client in self.node.clients.values():
+        for client in self.node.clients:
             place = place_of(client)
             if place is None or wanted not in (None, place[0]):
                 continue
@@ -99,7 +99,7 @@ class Connections(Routes):
             reason=reason,
         )  # fmt: skip
         client.bridge.shutdown(reason)
-        self.node.touch(client)
+        client.touch()
         return web.Response(status=204)
 
     async def _channels_of(self, request: web.Request) -> web.Response:

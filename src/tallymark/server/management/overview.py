@@ -63,7 +63,7 @@ class Overview(Routes):
         broker = self.node.broker
         vhosts = self.vhosts(request)
         names = {vhost.name for vhost in vhosts}
-        places = [place_of(client) for client in self.node.clients.values()]
+        places = [place_of(client) for client in self.node.clients]
         sessions = [len(c.sessions) for c in broker.connections.values() if c.vhost in names]
         queues = [queue for vhost in vhosts for queue in vhost.queues.values()]
         totals = {"messages": 0, "messages_ready": 0, "messages_unacknowledged": 0}
@@ -118,7 +118,7 @@ class Overview(Routes):
 
     def _node_row(self) -> dict[str, Any]:
         node = self.node
-        alarms = node.housekeeping.alarms
+        alarms = node.alarms.active
         return {
             "name": node_name(),
             "type": "disc",
@@ -158,7 +158,7 @@ class Overview(Routes):
     # -- health
 
     async def _alarms(self, request: web.Request) -> web.Response:
-        alarms = sorted(self.node.housekeeping.alarms)
+        alarms = sorted(self.node.alarms.active)
         if not alarms:
             return answer({"status": "ok"})
         found = [{"node": node_name(), "resource": alarm} for alarm in alarms]

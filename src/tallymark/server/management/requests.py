@@ -196,7 +196,7 @@ class Routes:
 
     def check_alarms(self) -> None:
         """Refuse a publish while publishers are paused. Raises Refused 503."""
-        alarms = sorted(self.node.housekeeping.alarms)
+        alarms = sorted(self.node.alarms.active)
         if alarms:
             raise Refused(503, "blocked", f"publishers wait: alarms for {', '.join(alarms)}")
 

@@ -15,6 +15,7 @@ from tallymark.engine.arguments import check_default_type
 from tallymark.engine.vhost import VirtualHost
 from tallymark.server.access.limits import forget_limits
 from tallymark.server.access.user import Permission, TokenUser, User, UsersError, permission_in
+from tallymark.server.amqp import AmqpClient
 from tallymark.server.http.requests import Refused, require_administrator, user_of
 from tallymark.server.management.requests import Routes, fields_of, listed, shown
 from tallymark.server.management.rows import counted, queue_counts
@@ -39,11 +40,11 @@ def delete_vhost(node: Node, name: str) -> None:
     """
     broker = node.broker
     broker.vhost(name)  # there must be one
-    for client in node.amqp_clients():
-        entered = client.bridge.entered
+    for client in list(node.clients):
+        entered = client.bridge.entered if isinstance(client, AmqpClient) else None
         if entered is not None and entered.vhost == name:
             client.bridge.shutdown(f"vhost '{name}' is deleted")
-            node.touch(client)
+            client.touch()
     broker.delete_vhost(name)
     users = set(broker.quotas.users)
     forget_limits(node.config.data_dir, broker.quotas, broker.vhosts, users)

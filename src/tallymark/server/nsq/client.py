@@ -14,8 +14,8 @@ from tallymark.bridge.nsq.connection import Nsq, Settings
 from tallymark.server.access import audit
 from tallymark.server.access.tls import Tls
 from tallymark.server.access.user import permissions_of
-from tallymark.server.client import LAST_WORDS_S, Client, address_text
-from tallymark.server.listening import host_of
+from tallymark.server.client import LAST_WORDS_S, Client
+from tallymark.server.listening import address_text, host_of
 from tallymark.server.nsq.auth import AuthUnavailable
 from tallymark.server.nsq.doors import NsqDoors
 from tallymark.server.nsq.layers import LayerError, Layers, TlsLayer, compression
@@ -47,7 +47,8 @@ class NsqClient(Client):
         limits: Limits | None = None,
     ) -> None:
         """limits: where they are others than those of the settings."""
-        super().__init__(node)
+        super().__init__(node.clients)
+        self._node = node
         self.is_plain = True
         self._settings = settings
         self._limits = limits
@@ -112,7 +113,7 @@ class NsqClient(Client):
                 if not piece:
                     holds_input = False
                     break
-                self._node.received(self, piece)
+                self._clients.received(self, piece)
                 taken += len(piece)
                 if taken >= SHARE_BYTES:
                     self.let_others()
@@ -140,7 +141,7 @@ class NsqClient(Client):
 
     def _unreadable(self, error: LayerError) -> None:
         self.bridge.broken(str(error))
-        self._node.touch(self)
+        self.touch()
 
     def eof_received(self) -> bool:
         """Answer the client's commands although it sends no more: it may still be reading."""
@@ -153,7 +154,7 @@ class NsqClient(Client):
             self.bridge.eof()
         except Exception as error:  # as in data_received
             self.broken(error)
-        self._node.touch(self)
+        self.touch()
         if self.bridge.pending_auth is not None:
             self._last_words = self._node.loop.call_later(LAST_WORDS_S, self._left)
         return True
@@ -283,7 +284,7 @@ class NsqClient(Client):
             self._handshake = None
             self._time_is_kept()
             self.bridge.upgraded()
-            self._node.touch(self)
+            self.touch()
             self.go_on_decoding()
 
     def _give_up(self) -> None:

@@ -42,7 +42,7 @@ from tallymark.server.http.line import HttpListener
 from tallymark.server.http.paths import NO_SUCH_PATH, allowed_methods, known_without_slash
 from tallymark.server.listening import shown
 from tallymark.server.logs import log_of
-from tallymark.server.node import JournalFailed, Node
+from tallymark.server.node import Node
 from tallymark.server.nsq.doors import NsqDoors
 from tallymark.server.nsq.lookupd import Lookupd
 from tallymark.server.nsq.options import LOG_LEVELS, options
@@ -54,6 +54,7 @@ from tallymark.server.nsq.stats import (
     topic_json,
     topic_text,
 )
+from tallymark.server.turns import JournalFailed
 from tallymark.wire.nsq.errors import WireError
 from tallymark.wire.nsq.kernel import make_cells
 from tallymark.wire.nsq.limits import Limits
@@ -442,8 +443,8 @@ class NsqHttp:
         user = "" if allowed is None else allowed[0].user
         await self._node.pacer.turn(self._topics.vhost, user)
         self._allow(request, lambda access: self._topics.check_publish(access, topic))
-        if self._node.housekeeping.alarms:
-            alarms = ", ".join(sorted(self._node.housekeeping.alarms))
+        if self._node.alarms.active:
+            alarms = ", ".join(sorted(self._node.alarms.active))
             log.info("publish.refused", topic=topic, alarms=alarms)
             raise Refused(503, "BLOCKED")
         now = self._now()

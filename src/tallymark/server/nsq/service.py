@@ -150,10 +150,10 @@ class NsqService:
         in."""
         if self.authorities is not None or not self.doors.needs_login:
             return
-        for client in list(self._node.clients.values()):
+        for client in list(self._node.clients):
             if isinstance(client, NsqClient) and not client.bridge.wire.limits.auth_required:
                 client.bridge.shutdown("users are configured: AUTH is needed")
-                self._node.touch(client)
+                client.touch()
 
     def _announced(self, http_port: int) -> Announced:
         config = self._node.config
@@ -173,9 +173,7 @@ class NsqService:
     def client_rows(self) -> list[ClientRow]:
         """Every NSQ client, and AMQP consumers of channels."""
         rows = [
-            _client_row(client)
-            for client in self._node.clients.values()
-            if isinstance(client, NsqClient)
+            _client_row(client) for client in self._node.clients if isinstance(client, NsqClient)
         ]
         for topic in self.topics.topics():
             for queue in topic.channels.values():
@@ -183,7 +181,7 @@ class NsqService:
                     connection = consumer.session.connection
                     bridge = connection.handle
                     assert isinstance(bridge, Bridge), bridge
-                    client = self._node.clients.get(bridge)
+                    client = self._node.clients.of(bridge)
                     if isinstance(client, NsqClient):
                         continue
                     peer = connection.name.partition(" ")[0]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tallymark.engine import records
 from tallymark.engine.queue import Queue
@@ -20,9 +20,7 @@ from tallymark.engine.slow.consumers import FINE, NEAR, OVER, Reading, Watched
 from tallymark.engine.slow.rules import LIMITS
 from tallymark.server.logs import log_of
 from tallymark.server.slow.policies import NOTIFY, slow_policies
-
-if TYPE_CHECKING:
-    from tallymark.server.node import Node
+from tallymark.server.turns import Turns
 
 SLICES_AT_ONCE: Final = 20_000
 """Slices that may be gone through before others get their turn."""
@@ -33,10 +31,10 @@ log = log_of("engine")
 
 
 class SlowConsumerWatch:
-    """The watch of one node."""
+    """The watch of one turns."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
         self._held: dict[int, tuple[Queue, Watched]] = {}
         """Queues whose publishers are held back, with their state at that time, by queue id."""
         self.found = 0
@@ -48,16 +46,16 @@ class SlowConsumerWatch:
         self.errors = 0
 
     def period_s(self) -> float:
-        return self._node.config.slow_consumers.period_s
+        return self._turns.config.slow_consumers.period_s
 
     async def run(self) -> None:
-        slow = self._node.broker.slow
-        self._tell_time()
+        slow = self._turns.broker.slow
+        self._turns.tell_time()
         walked, looks, rules = slow.walked, 0, slow.rules
         for watched in slow.due():
             if slow.rules is not rules:
                 break  # they are others now: all of it is due again
-            self._tell_time()
+            self._turns.tell_time()
             self._step(watched)
             looks += 1
             if looks >= LOOKS_AT_ONCE or slow.walked - walked >= SLICES_AT_ONCE:
@@ -67,10 +65,7 @@ class SlowConsumerWatch:
 
     def use_rules(self) -> None:
         """The configuration's rules are in effect with the next look."""
-        self._node.broker.slow.rules = self._node.config.slow_consumers.rules
-
-    def _tell_time(self) -> None:
-        self._node.tell_time()
+        self._turns.broker.slow.rules = self._turns.config.slow_consumers.rules
 
     def _step(self, watched: Watched) -> None:
         try:
@@ -85,7 +80,7 @@ class SlowConsumerWatch:
 
     def _look(self, watched: Watched) -> None:
         before, last = watched.state, watched.reading
-        reading = self._node.broker.slow.look(watched)
+        reading = self._turns.broker.slow.look(watched)
         if reading is None or watched.state == FINE:
             if before != FINE:
                 self._tell_recovered(watched, last, reading)
@@ -101,34 +96,34 @@ class SlowConsumerWatch:
         self._act(watched, reading)
 
     def _act(self, watched: Watched, reading: Reading) -> None:
-        node, queue = self._node, watched.queue
+        turns, queue = self._turns, watched.queue
         held = self._held.get(queue.id)
         if held is not None and held[1] is not watched:  # its rule is another now
             self._release(queue)
         name = reading.rule.policy or NOTIFY
-        values = reading.values(node.broker.clock.now_ms)
+        values = reading.values(turns.broker.clock.now_ms)
         action = slow_policies().action(name, reading.rule.options)
-        done = action(SlowSubscription(node.broker, reading))
+        done = action(SlowSubscription(turns.broker, reading))
         if queue.holds_publishers:
             self._held[queue.id] = (queue, watched)
         if done is None:
             return
         self.acted[name] += 1
-        record(node.broker, reading, records.SLOW_ACTED, {"policy": name, **done, **values})
+        record(turns.broker, reading, records.SLOW_ACTED, {"policy": name, **done, **values})
         log.warning("slow_consumer.acted", policy=name, **done, **_for_log(values))
-        node.turn_now()  # the client hears of it before anything it says is read
+        turns.turn_now()  # the client hears of it before anything it says is read
 
     def _tell(self, event: str, kind: int, reading: Reading) -> None:
-        broker = self._node.broker
+        broker = self._turns.broker
         values = reading.values(broker.clock.now_ms)
         record(broker, reading, kind, {"policy": reading.rule.policy or NOTIFY, **values})
         log.warning(event, policy=reading.rule.policy or NOTIFY, **_for_log(values))
-        self._node.schedule()
+        self._turns.schedule()
 
     def _tell_recovered(
         self, watched: Watched, last: Reading | None, reading: Reading | None
     ) -> None:
-        queue, broker = watched.queue, self._node.broker
+        queue, broker = watched.queue, self._turns.broker
         if queue.deleted:
             return
         if reading is not None:
@@ -139,28 +134,28 @@ class SlowConsumerWatch:
             record(broker, last, records.SLOW_RECOVERED, place)
         log.info("slow_consumer.recovered", vhost=queue.vhost, queue=queue.name,
                  count=watched.count)  # fmt: skip
-        self._node.schedule()
+        self._turns.schedule()
 
     def _release_recovered(self) -> None:
         if not self._held:
             return
-        present = {id(watched) for watched in self._node.broker.slow.watched()}
+        present = {id(watched) for watched in self._turns.broker.slow.watched()}
         for queue, watched in list(self._held.values()):
             if id(watched) not in present or watched.state != OVER or queue.deleted:
                 self._release(queue)
 
     def _release(self, queue: Queue) -> None:
         del self._held[queue.id]
-        self._node.broker.hold_publishers(queue, False)
+        self._turns.broker.hold_publishers(queue, False)
         log.info("slow_consumer.publishers_released", vhost=queue.vhost, queue=queue.name)
-        self._node.schedule()
+        self._turns.schedule()
 
     # -- for lists and metrics
 
     def rows(self) -> list[dict[str, Any]]:
         """Return every subscription that has a rule, with its state at the last check; measures
         only of those near a limit or above one."""
-        now = self._node.broker.clock.now_ms
+        now = self._turns.broker.clock.now_ms
         return [
             {
                 "vhost": one.queue.vhost,
@@ -171,7 +166,7 @@ class SlowConsumerWatch:
                 "publishers_held": one.queue.holds_publishers,
                 "reading": None if one.reading is None else one.reading.values(now),
             }
-            for one in self._node.broker.slow.watched()
+            for one in self._turns.broker.slow.watched()
         ]
 
 

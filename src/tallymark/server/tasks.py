@@ -1,0 +1,47 @@
+"""The housekeeping tasks of a node: our own, and those of installed packages.
+
+Packages name theirs by the entry point group `tallymark.housekeeping`: a name, and a function that
+makes the task for a node:
+
+    def make(node: Node) -> Task: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from tallymark.server.consumer_ledger import ConsumerLedger
+from tallymark.server.installed import installed
+from tallymark.server.logs import log_of
+from tallymark.server.node import Node
+from tallymark.server.schedule import Task
+from tallymark.server.slow.policies import with_installed
+
+GROUP: Final = "tallymark.housekeeping"
+TASKS: Final[dict[str, Callable[[Node], Task]]] = {
+    "slow-consumers": lambda node: node.slow_consumers,
+    "users": lambda node: node.rights,
+    "consumer-statistics": ConsumerLedger,
+}
+"""Our own."""
+
+log = log_of("server")
+
+
+def add_tasks(node: Node) -> None:
+    """Add all tasks to the node's schedule."""
+    if node.users.tokens is not None:
+        from tallymark.server.access.token_keys import KeyRefresh
+
+        refresh = KeyRefresh(node.users.tokens.keys, node.config.auth_oauth2_jwks_refresh)
+        node.tasks.add("oauth-keys", refresh)
+    for name, make in with_installed(TASKS, _installed()).items():
+        try:
+            node.tasks.add(name, make(node))
+        except Exception as error:  # whatever a stranger's function raises
+            log.error("entry_point.failed", group=GROUP, name=name, error=repr(error))
+
+
+def _installed() -> Iterable[Any]:
+    return installed(GROUP)

@@ -1,0 +1,449 @@
+"""The loop's turn: what moves everything between the clients, the engine and the journal.
+
+Whatever a socket or an HTTP request brings becomes engine commands at once; what follows from them
+happens once per *turn*, for everything that was read since the last one:
+
+    turn        serve every changed queue           -> effects
+    commit      the turn's records as one block     -> a position; a thread writes and syncs it
+    synced      what earlier positions waited for   -> confirms, durable answers
+    carry out   each effect goes to the bridge of its client
+    flush       each client that has output gets one write
+
+A turn follows its read at once. Records that nobody waits for (settlements, mostly) linger a moment
+to share a later block and its sync, which halves the work of trickle traffic. Without anything to
+do there is no turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Callable
+from time import monotonic_ns, time_ns
+from typing import Any, Final, Protocol
+
+from tallymark.bridge.bridge import Bridge, Waiter
+from tallymark.engine.broker import Broker
+from tallymark.engine.deadlines import NEVER
+from tallymark.engine.effects import (
+    Activated,
+    Cancelled,
+    CloseConsumer,
+    CloseSession,
+    Confirm,
+    Deliver,
+    Drained,
+    Durable,
+    Effect,
+    PublisherHeld,
+    Refused,
+    Signal,
+    TimedOut,
+    TransactionExpired,
+)
+from tallymark.engine.queue import Queue
+from tallymark.engine.session import Connection, Session
+from tallymark.journal.journal import Journal
+from tallymark.server.clock import ALIGNMENT_NS, MS_NS, both_ms
+from tallymark.server.config.settings import Config
+from tallymark.server.logs import log_of
+from tallymark.server.polls import LongPolls
+
+LINGER_S: Final = 0.002
+"""Seconds that records may stay out of the journal while no client waits for them."""
+LINGER_BYTES: Final = 64 * 1024
+"""Bytes read since the last commit above which the records are committed at once, as a block of
+their own."""
+LINGER_RECORDS: Final = 256
+TURN_BYTES: Final = 1 << 20
+"""Bytes read since the last commit above which a turn happens at once."""
+SUSPICIOUS_MS: Final = 1000
+"""Milliseconds of drift between the two clocks, from one look to the next, above which it counts as
+a jump."""
+LONGEST_SLEEP_MS: Final = 60_000
+
+log = log_of("server")
+engine_log = log_of("engine")
+
+
+class JournalFailed(Exception):
+    """The broker is stopping because its journal failed: nothing more can be promised."""
+
+
+class Served(Protocol):
+    """The connected clients, as a turn uses them."""
+
+    def give_room(self, connection: Connection) -> None:
+        """Set how much a client may be sent in this turn."""
+
+    def flush_soon(self, bridge: Bridge) -> None:
+        """Flush the bridge's client in this turn: it has output."""
+
+    def flush(self) -> None:
+        """Write the output of all clients that have some, or were read."""
+
+    def hold_for(self, bridge: Bridge, queue: Queue, held: bool) -> None:
+        """Hold a publisher back for the sake of a queue, or no more."""
+
+    def broken(self, bridge: Bridge, error: Exception) -> bool:
+        """Drop the client of a bridge after an exception; False: it is gone already."""
+
+    def drop_all(self) -> None:
+        """Close every socket now."""
+
+
+class Upkeep(Protocol):
+    """The housekeeping, as a turn uses it."""
+
+    wants_checkpoint: bool
+    wants_anchor: bool
+
+    def committed(self, position: int, now: int) -> None:
+        """A block was handed to the journal, which now ends at `position`; now: engine time."""
+
+    def after_turn(self, now: int) -> None:
+        """The effects of a turn were carried out; now: engine time."""
+
+
+class Turns:
+    """Engine and journal of a node, and the turns between them. Everything here happens on the
+    loop's thread."""
+
+    clients: Served
+    housekeeping: Upkeep
+
+    def __init__(
+        self, config: Config, broker: Broker, journal: Journal, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.config = config
+        self.broker = broker
+        self.journal = journal
+        self.loop = loop
+        broker.dispatcher.carry_out = self._carry_out_now
+        self.failed: asyncio.Future[OSError | RuntimeError] = loop.create_future()
+        """Resolved when the broker cannot go on; says why."""
+        self.started_ms = broker.clock.now_ms
+        """Wall time as it was then, and engine time."""
+        self.turns = 0
+        """Number of turns so far."""
+        self.polls = LongPolls(loop, self.schedule)
+        self.unwritten_bytes = 0
+        """Bytes read from clients since the last commit."""
+        self.most_unwritten = min(TURN_BYTES, config.segment_size // 4)
+        """Number of these bytes above which a turn is due at once."""
+        self.is_on_time = False
+        """True if a read has just told the engine the time and the turn follows at once."""
+        self._clock = broker.clock
+        self._jumps = broker.clock.jumps
+        """Number of clock jumps that the log has reported."""
+        self._apart = 0
+        """Milliseconds by which wall time was ahead of monotonic time at the last look."""
+        self.is_due = False
+        """True if a turn is scheduled."""
+        self._has_ended = False
+        self._lingering: asyncio.TimerHandle | None = None
+        self._linger_over = False
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_ms = NEVER
+        """Engine time for which `_alarm` is set."""
+        self._at_commit: list[tuple[Callable[[int], None], asyncio.Future[int]]] = []
+
+    # -- time
+
+    def tell_time(self) -> int:
+        """Tell the engine the time, before a command; return monotonic milliseconds. A jump of the
+        wall clock is logged."""
+        # wall_ms() and now_ms(), but for two calls per read and turn.
+        wall, monotonic_ms = time_ns() // MS_NS, (monotonic_ns() + ALIGNMENT_NS) // MS_NS
+        apart = wall - monotonic_ms
+        if apart != self._apart:
+            if not -SUSPICIOUS_MS <= apart - self._apart <= SUSPICIOUS_MS:
+                wall, monotonic_ms = both_ms()
+            self._apart = wall - monotonic_ms
+        clock = self._clock
+        clock.read(wall, monotonic_ms)
+        if clock.jumps != self._jumps:
+            self._jumps = clock.jumps
+            log.warning(
+                "clock.jumped", seconds=clock.jumped_ms / 1000, ahead_seconds=clock.ahead_ms / 1000
+            )
+            # The times in the journal are from the clock before its jump. A checkpoint has them
+            # from the present one, so that a crash from now on is like a clean stop.
+            self.housekeeping.wants_checkpoint = True
+            self.schedule()
+        return monotonic_ms
+
+    def uptime_ms(self) -> int:
+        """Milliseconds since the start, independent of changes of the wall clock."""
+        self.tell_time()
+        return self.broker.clock.now_ms - self.started_ms
+
+    # -- the turn
+
+    def schedule(self) -> None:
+        """Have a turn with the next round of the loop."""
+        if not self.is_due:
+            self.is_due = True
+            self.loop.call_soon(self._turn)
+
+    def turn_now(self) -> None:
+        """Have a turn at once, so that its effects are carried out before anything else happens."""
+        self.is_due = True
+        self._turn()
+
+    def synced(self) -> None:
+        """Have a turn at once, unless one is due: the journal's thread synced something."""
+        if not self.is_due:
+            self.is_due = True
+            self._turn()
+
+    def _turn(self) -> None:
+        if not self.is_due:
+            return
+        self.is_due = False
+        if self._has_ended or self.failed.done():
+            return
+        try:
+            self._run_turn()
+        except Exception as error:  # what the engine holds can no longer be trusted: stop
+            trace = "".join(traceback.format_exception(error))
+            self.fail(RuntimeError(f"a turn of the engine failed: {error!r}\n{trace}"))
+
+    def _run_turn(self) -> None:
+        broker = self.broker
+        self.turns += 1
+        if self.is_on_time:
+            self.is_on_time = False
+        else:
+            self.tell_time()
+        now = self._clock.now_ms
+        for connection in broker.dispatcher.spent:
+            self.clients.give_room(connection)
+        effects = broker.turn(now)
+        if not broker.ledger.rows or not self._may_linger():
+            self._commit(now)
+        effects += broker.synced(self.journal.synced)
+        if effects:
+            self._carry_out_all(effects)
+        self.clients.flush()
+        self.housekeeping.after_turn(now)
+        if self.polls.streams or self.polls.queues:
+            self.polls.wake()
+        if (
+            broker.dispatcher.has_work()
+            or broker.store.is_behind
+            or (broker.ledger.rows and self._lingering is None)
+        ):
+            self.schedule()
+        else:
+            due_ms = broker.next_due()
+            if due_ms != self._alarm_ms:
+                self._set_alarm(due_ms)
+
+    def _set_alarm(self, due_ms: int) -> None:
+        """Have a turn when the engine's next deadline comes; engine time."""
+        self._alarm_ms = due_ms
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if due_ms < NEVER:
+            # For a limited time: engine time is slewed, and jumps of the wall clock are logged.
+            self.tell_time()
+            wait_ms = min(max(0, due_ms - self.broker.clock.now_ms), LONGEST_SLEEP_MS)
+            self._alarm = self.loop.call_later(wait_ms / 1000, self._alarmed)
+
+    def _alarmed(self) -> None:
+        self._alarm = None
+        self._alarm_ms = NEVER
+        self.schedule()
+
+    def _may_linger(self) -> bool:
+        """Return whether the turn's records (there are some) can wait for others to be written with
+        them; starts the timer that ends the wait."""
+        broker = self.broker
+        if (
+            broker.is_awaited()
+            or self._at_commit
+            or self.unwritten_bytes > LINGER_BYTES
+            or len(broker.ledger.rows) > LINGER_RECORDS
+        ):
+            return False
+        if self._lingering is None:
+            self._lingering = self.loop.call_later(LINGER_S, self._lingered)
+        return not self._linger_over
+
+    def _lingered(self) -> None:
+        self._linger_over = True
+        self.turn_now()
+
+    def _commit(self, now: int) -> None:
+        """Hand the records to the journal as one block."""
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._lingering = None
+        self._linger_over = False
+        self.unwritten_bytes = 0
+        broker, journal = self.broker, self.journal
+        if broker.ledger.rows:
+            records = broker.take_records()
+            position = journal.commit(records, self._clock.to_wall(now))
+        else:
+            records = []
+            position = journal.end
+        broker.committed(position)
+        housekeeping = self.housekeeping
+        if records or housekeeping.wants_checkpoint or housekeeping.wants_anchor:
+            housekeeping.committed(position, now)
+        if self._at_commit:
+            looks, self._at_commit = self._at_commit, []
+            for look, seen in looks:
+                look(position)
+                if not seen.done():
+                    seen.set_result(position)
+
+    # -- effects
+
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, Deliver):
+            bridge = _bridge_of(effect.consumer.session)
+            bridge.deliver(effect)
+        elif isinstance(effect, Confirm):
+            bridge = _bridge_of(effect.session)
+            bridge.confirm(effect)
+        elif isinstance(effect, Drained):
+            bridge = _bridge_of(effect.consumer.session)
+            bridge.drained(effect)
+        elif isinstance(effect, Activated):
+            bridge = _bridge_of(effect.consumer.session)
+            bridge.activated(effect)
+        elif isinstance(effect, TimedOut):
+            bridge = _bridge_of(effect.session)
+            bridge.timed_out(effect)
+        elif isinstance(effect, Refused):
+            bridge = _bridge_of(effect.session)
+            bridge.refused(effect)
+        elif isinstance(effect, Durable):
+            waiter = effect.waiter
+            if isinstance(waiter, asyncio.Future):
+                if not waiter.done():
+                    waiter.set_result(None)
+                return
+            assert isinstance(waiter, Waiter), waiter
+            bridge = waiter.owner
+            bridge.durable(effect)
+        elif isinstance(effect, Cancelled):
+            bridge = _bridge_of(effect.consumer.session)
+            bridge.cancelled(effect)
+        elif isinstance(effect, TransactionExpired):
+            bridge = _bridge_of(effect.transaction.session)
+            bridge.transaction_expired(effect)
+        elif isinstance(effect, CloseSession):
+            bridge = _bridge_of(effect.session)
+            bridge.close_session(effect)
+        elif isinstance(effect, CloseConsumer):
+            bridge = _bridge_of(effect.consumer.session)
+            bridge.close_consumer(effect)
+        elif isinstance(effect, PublisherHeld):
+            handle = effect.connection.handle
+            assert isinstance(handle, Bridge), handle
+            self.clients.hold_for(handle, effect.queue, effect.held)
+            return
+        else:
+            assert isinstance(effect, Signal), effect
+            tell = engine_log.error if effect.is_alarm else engine_log.info
+            tell(effect.name, **effect.values)
+            return
+        self.clients.flush_soon(bridge)
+
+    def _carry_out_all(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            try:
+                self._carry_out(effect)
+            except Exception as error:
+                self._undeliverable(effect, error)
+
+    def _carry_out_now(self, effect: Effect) -> None:
+        """Carry out a command's effect before the turn; the client's answer leaves with the
+        turn."""
+        self._carry_out_all([effect])
+        self.schedule()
+
+    def _undeliverable(self, effect: Effect, error: Exception) -> None:
+        """Close the connection of a client that an effect could not be sent to. The engine is done
+        with the effect, so only this connection is lost, and its messages return to their queues. A
+        broker that stopped instead would fail at the same message after each start.
+
+        Raises the error where the effect is for nobody.
+        """
+        bridge = _recipient(effect)
+        if bridge is None:
+            raise error
+        if not self.clients.broken(bridge, error):
+            log.error("effect.unsaid", effect=type(effect).__name__, error=repr(error))
+
+    # -- for those who wait
+
+    async def recorded(self) -> None:
+        """Return when confirms of what the engine has done so far would leave: it is on disk, or
+        written, as the sync mode has it.
+
+        Raises:
+            JournalFailed: it never will be.
+        """
+        waiter: asyncio.Future[None] = self.loop.create_future()
+        self.broker.await_durable(waiter)
+        self.schedule()
+        both: set[asyncio.Future[Any]] = {waiter, self.failed}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not waiter.done():
+            raise JournalFailed(str(self.failed.result()))
+
+    async def durable(self) -> None:
+        """Return when everything the engine has done so far is on disk, in every sync mode. Raises
+        JournalFailed: it never will be."""
+        await self.recorded()
+        if self.config.sync != "commit" and not await asyncio.to_thread(self.journal.flush):
+            raise JournalFailed("the journal could not be written")
+
+    async def at_commit(self, look: Callable[[int], None]) -> int:
+        """Call `look` with a journal position at a moment when the engine's state is exactly the
+        journal's up to there; returns that position."""
+        seen: asyncio.Future[int] = self.loop.create_future()
+        self._at_commit.append((look, seen))
+        self.schedule()
+        return await seen
+
+    # -- the end
+
+    def fail(self, error: OSError | RuntimeError) -> None:
+        """Stop at once: nothing more is confirmed, every connection is dropped."""
+        if self.failed.done():
+            return
+        log.error("broker.failed", error=str(error))
+        self.failed.set_result(error)
+        self.clients.drop_all()
+
+    def end(self) -> None:
+        """End all turns: nothing may be written behind the journal's end."""
+        self._has_ended = True
+
+
+def _recipient(effect: Effect) -> Bridge | None:
+    """Return the bridge of the client that an effect concerns; None: it concerns no client."""
+    match effect:
+        case Deliver() | Drained() | Activated() | Cancelled() | CloseConsumer():
+            return _bridge_of(effect.consumer.session)
+        case Confirm() | TimedOut() | Refused() | CloseSession():
+            return _bridge_of(effect.session)
+        case TransactionExpired():
+            return _bridge_of(effect.transaction.session)
+        case Durable(waiter=Waiter() as waiter):
+            return waiter.owner
+        case _:
+            return None
+
+
+def _bridge_of(session: Session) -> Bridge:
+    bridge = session.connection.handle
+    assert isinstance(bridge, Bridge), bridge
+    return bridge
