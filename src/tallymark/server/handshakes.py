@@ -13,16 +13,12 @@ import errno
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final, Union, cast
+from typing import Final, Protocol, Union, cast
 
 from tallymark.server.access.tls import Tls
-from tallymark.server.doors import Doors
+from tallymark.server.doors import Doors, Line
 from tallymark.server.listening import BACKLOG, address_text, listen
 from tallymark.server.logs import log_of
-
-if TYPE_CHECKING:
-    from tallymark.server.client import Client
-    from tallymark.server.http.line import HttpLine
 
 Listener = Union[asyncio.Server, "TlsListener"]
 AT_ONCE: Final = 64
@@ -34,10 +30,17 @@ EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 log = log_of("server")
 
 
+class Guest(Line, Protocol):
+    """The asyncio protocol of an accepted socket."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin on a transport, inside TLS where there is one."""
+
+
 async def listen_for(
     loop: asyncio.AbstractEventLoop,
     doors: Doors,
-    client: Callable[[], Client | HttpLine],
+    client: Callable[[], Guest],
     bound: socket.socket,
     tls: Tls | None,
     limit_s: float,
@@ -46,7 +49,7 @@ async def listen_for(
     """Accept clients at a socket that is bound, inside TLS where there is one, whose handshake may
     take limit_s."""
     if tls is None:
-        return await listen(loop, client, bound)
+        return await listen(loop, cast(Callable[[], asyncio.BaseProtocol], client), bound)
     return TlsListener(loop, doors, client, bound, tls, limit_s, is_http)
 
 
@@ -57,7 +60,7 @@ class TlsListener:
         self,
         loop: asyncio.AbstractEventLoop,
         doors: Doors,
-        client: Callable[[], Client | HttpLine],
+        client: Callable[[], Guest],
         bound: socket.socket,
         tls: Tls,
         limit_s: float,
@@ -140,7 +143,7 @@ class Handshake(asyncio.Protocol):
     """A socket whose handshake is under way. Then its client has its place at the door, and all
     that comes."""
 
-    def __init__(self, doors: Doors, client: Callable[[], Client | HttpLine], peer: str) -> None:
+    def __init__(self, doors: Doors, client: Callable[[], Guest], peer: str) -> None:
         self._doors = doors
         self._client = client
         self.peer = peer
@@ -155,7 +158,7 @@ class Handshake(asyncio.Protocol):
         self.is_through = True
         self._doors.pass_on(self, client)
         inside = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
-        inside.set_protocol(client)
+        inside.set_protocol(cast(asyncio.BaseProtocol, client))
         client.connection_made(inside)
 
     def drop(self) -> None:
