@@ -69,7 +69,7 @@ class Node(Turns):
         """Function that reads the configuration again. Raises ConfigError. None: this broker was
         not started from one."""
         self.certificates: Certificates | None = None
-        """Those of its listeners."""
+        """Certificates of its listeners."""
         self.limits_changing = asyncio.Lock()
         """Held while limits.json is written."""
 

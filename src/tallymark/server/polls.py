@@ -19,11 +19,11 @@ class LongPolls:
         self._loop = loop
         self._schedule = schedule
         self._beyond: dict[Queue, list[tuple[int, asyncio.Future[None]]]] = {}
-        """Who waits for a stream to go beyond a sequence number."""
+        """Waiters for a stream to go beyond a sequence number."""
         self.streams: dict[Queue, int] = {}
         """Streams that are waited for, and where each ended when it was last looked at."""
         self.queues: list[tuple[Queue, asyncio.Future[None]]] = []
-        """Who waits for a queue to have ready messages."""
+        """Waiters for a queue to have ready messages."""
 
     async def beyond(self, queue: Queue, sequence: int) -> None:
         """Return when readers may see the message of that number, or the stream is gone."""
