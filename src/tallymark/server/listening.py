@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable
 from typing import Final
 
-from tallymark.server.config.settings import LOCALHOST
+from tallymark.server.config.kinds import LOCALHOST
 
 BACKLOG: Final = 1024
 Address = tuple[str, int]

@@ -46,8 +46,9 @@ from tallymark.server.access.tls import Certificates, Tls, TlsRefused
 from tallymark.server.access.user import UsersError
 from tallymark.server.amqp import AmqpClient, Settings
 from tallymark.server.clock import both_ms
+from tallymark.server.config.kinds import LOCALHOST, is_loopback
 from tallymark.server.config.reload import on_signal, set_policies
-from tallymark.server.config.settings import LOCALHOST, Config, is_loopback
+from tallymark.server.config.settings import Config
 from tallymark.server.doors import RESERVED
 from tallymark.server.features import Features, FeaturesError
 from tallymark.server.handshakes import Listener, listen_for

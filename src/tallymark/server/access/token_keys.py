@@ -21,7 +21,8 @@ from urllib.parse import urlsplit
 
 from tallymark.server.access.user import UsersError
 from tallymark.server.clock import now_ms
-from tallymark.server.config.settings import Config, is_loopback
+from tallymark.server.config.kinds import is_loopback
+from tallymark.server.config.settings import Config
 from tallymark.server.logs import log_of
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from tallymark.server.access.user import (
     guest_keys,
     make_user,
 )
-from tallymark.server.config.settings import is_loopback
+from tallymark.server.config.kinds import is_loopback
 from tallymark.server.logs import log_of
 
 if TYPE_CHECKING:

@@ -9,11 +9,19 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from tallymark.engine.patterns import problem_of
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+DAY_MS: Final = 86_400_000
+LOCALHOST: Final = "localhost"
+"""Listening address that stands for the loopback of each address family that the machine has [RFC
+6761]."""
 
 T = TypeVar("T")
 
@@ -259,3 +267,27 @@ QUANTILES: Final = Kind(
     lambda value: ",".join(f"{quantile:g}" for quantile in value),
     many=True,
 )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a listening address can be reached from this machine only."""
+    if host == LOCALHOST:
+        return True
+    from ipaddress import ip_address
+
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def setting(default: T, kind: Kind[T], help: str, live: bool = False) -> T:
+    """Declare a setting, a field of a dataclass: settings.py says what follows from it. live: a
+    running broker takes a new value [reload.py]."""
+    about = {"kind": kind, "help": help, "live": live}
+    declared: Any = (
+        field(default_factory=lambda: dict(default), metadata=about)
+        if isinstance(default, dict)
+        else field(default=default, metadata=about)
+    )
+    return declared  # type: ignore[no-any-return]  # a dataclass field stands for its value

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from tallymark.engine.extents import Span
 from tallymark.journal.journal import Journal
-from tallymark.server.config.settings import is_loopback
+from tallymark.server.config.kinds import is_loopback
 from tallymark.server.logs import log_of
 
 ANSWER_BYTES: Final = 16 << 20

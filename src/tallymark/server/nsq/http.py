@@ -36,7 +36,7 @@ from tallymark.server import logs
 from tallymark.server.access import audit
 from tallymark.server.access.tls import Tls
 from tallymark.server.access.user import User, UsersError
-from tallymark.server.config.settings import LOCALHOST
+from tallymark.server.config.kinds import LOCALHOST
 from tallymark.server.http.guard import CHALLENGE, FORBIDDEN, Turned, credentials, guard_of
 from tallymark.server.http.line import HttpListener
 from tallymark.server.http.paths import NO_SUCH_PATH, allowed_methods, known_without_slash
