@@ -1,5 +1,4 @@
-"""Settings of what NSQ clients are served with: the protocol, nsqd's HTTP interface, nsqlookupd, auth
-servers."""
+"""Settings of NSQ: the protocol, nsqd's HTTP interface, nsqlookupd, auth servers."""
 
 from __future__ import annotations
 
