@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 import time
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from joserfc import jwt
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 
-from tests.support.patience import PATIENCE_S
+from tests.support.http_server import HttpServer
 
 RESOURCE = "tallymark"
 EVERYTHING = ("configure:*/*", "write:*/*", "read:*/*")
@@ -65,7 +62,7 @@ def signed(
     return jwt.encode({"alg": algorithm, **known, **(header or {})}, said, key, [algorithm])
 
 
-class Issuer:
+class Issuer(HttpServer):
     """Serves its key set at /keys and discovery."""
 
     def __init__(self) -> None:
@@ -79,25 +76,13 @@ class Issuer:
         self.body: bytes | None = None
         """Answered in place of the key set."""
         self.asked: list[str] = []
-        owner = self
+        super().__init__()
+        self.url = f"http://{self.address}"
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                owner.asked.append(self.path)
-                status, body = owner.answer(self.path)
-                self.send_response(status)
-                if status == 302:
-                    self.send_header("Location", "/keys")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+    def respond(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        self.asked.append(path)
+        status, body = self.answer(path)
+        return status, {"Location": "/keys"} if status == 302 else {}, body
 
     def answer(self, path: str) -> tuple[int, bytes]:
         if self.is_away:
@@ -126,17 +111,3 @@ class Issuer:
             "auth_oauth2_resource_server_id": RESOURCE,
             "auth_oauth2_issuer": self.url,
         }
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._server.shutdown()
-        self._thread.join(PATIENCE_S)
-        self._server.server_close()
