@@ -47,11 +47,13 @@ from tallymark.wire.amqp10.events import (
     TransfersReceived,
 )
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import Link, ReceiverLink, SenderLink
+from tallymark.wire.amqp10.link import Link
 from tallymark.wire.amqp10.outcomes import DeliveryState, Error
 from tallymark.wire.amqp10.performatives import Attach, Open, Source, Target
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.sasl import SaslMechanisms, SaslOutcome, plain_response
 from tallymark.wire.amqp10.sections import Sections, encode_message
+from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.serial import add
 from tallymark.wire.amqp10.session import Session
 from tallymark.wire.nsq.kernel import FORMAT as NSQ

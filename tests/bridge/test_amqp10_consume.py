@@ -12,7 +12,6 @@ from tallymark.wire.amqp10.events import (
     SettlementReceived,
 )
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.outcomes import (
     Accepted,
     DeliveryState,
@@ -23,6 +22,7 @@ from tallymark.wire.amqp10.outcomes import (
     Released,
 )
 from tallymark.wire.amqp10.performatives import Attach, Source, Target
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.types import Described, Symbol, Timestamp
 from tests.bridge.rig10 import Peer, Rig
 

@@ -15,9 +15,9 @@ from tallymark.wire.amqp10.events import (
 )
 from tallymark.wire.amqp10.frames import frame
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.outcomes import Accepted, Modified
 from tallymark.wire.amqp10.performatives import Attach, Flow, Source, Target, Transfer
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.sections import encode_message
 from tests.bridge.rig10 import Peer, Rig
 from tests.bridge.test_amqp10_consume import counts, failed, fill

@@ -7,10 +7,11 @@ import pytest
 
 from tallymark.wire.amqp10.events import LinkDetached
 from tallymark.wire.amqp10.frames import frame_head
-from tallymark.wire.amqp10.link import ReceiverLink, SenderLink
 from tallymark.wire.amqp10.outcomes import Accepted
 from tallymark.wire.amqp10.performatives import Attach, Source, Target, decode_performative
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.sections import Properties, Value, encode_message
+from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.session import Session
 from tallymark.wire.amqp10.types import Symbol
 from tests.bridge.rig10 import Peer, Rig

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from tallymark.wire.amqp10.events import LinkDetached, SessionEnded
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import ReceiverLink, SenderLink
 from tallymark.wire.amqp10.outcomes import (
     Accepted,
     DeliveryState,
@@ -21,7 +20,9 @@ from tallymark.wire.amqp10.outcomes import (
     Released,
 )
 from tallymark.wire.amqp10.performatives import Attach, Source, Target
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.sections import encode_message
+from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.session import Session
 from tests.bridge.rig10 import Got, Peer, Rig
 

@@ -14,7 +14,6 @@ from tallymark.wire.amqp10.events import (
 )
 from tallymark.wire.amqp10.frames import frame
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import SenderLink
 from tallymark.wire.amqp10.outcomes import (
     Accepted,
     Error,
@@ -23,6 +22,7 @@ from tallymark.wire.amqp10.outcomes import (
 )
 from tallymark.wire.amqp10.performatives import Attach, Source, Target, Transfer
 from tallymark.wire.amqp10.sections import Header, Properties, Sections, encode_message
+from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.types import Symbol, UInt
 from tests.bridge.rig10 import Peer, Rig
 

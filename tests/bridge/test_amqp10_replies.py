@@ -6,9 +6,9 @@ import pytest
 
 from tallymark.wire.amqp091.methods import BasicConsume, BasicDeliver
 from tallymark.wire.amqp10.events import DrainFinished
-from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.outcomes import Accepted, Released
 from tallymark.wire.amqp10.performatives import Attach, Source, Target
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.sections import Properties, encode_message
 from tallymark.wire.amqp10.session import Session
 from tallymark.wire.conversion.addresses import queue_of

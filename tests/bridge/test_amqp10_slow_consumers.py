@@ -7,9 +7,9 @@ import pytest
 from tallymark.engine.slow.actions import SlowSubscription
 from tallymark.engine.slow.rules import Rule, Rules
 from tallymark.wire.amqp10.events import LinkDetached, SessionEnded
-from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.outcomes import Accepted, Error
 from tallymark.wire.amqp10.performatives import SND_SETTLED, Attach, Source, Target
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.session import Session
 from tallymark.wire.amqp10.types import Symbol
 from tests.bridge.rig10 import Peer, Rig

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tallymark.wire.amqp10 import performatives as amqp
 from tallymark.wire.amqp10.events import DrainFinished
-from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.outcomes import Accepted, DeliveryState, Modified, Rejected, Released
 from tallymark.wire.amqp10.performatives import Attach, Source, Target
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.types import Array, Described, Symbol, Timestamp, UInt, ULong
 from tests.bridge.rig10 import Got, Peer, Rig
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from tallymark.wire.amqp10.events import DispositionReceived, LinkDetached
-from tallymark.wire.amqp10.link import ReceiverLink, SenderLink
 from tallymark.wire.amqp10.outcomes import DeliveryState
 from tallymark.wire.amqp10.performatives import Source
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
+from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.session import Session
 from tallymark.wire.amqp10.types import Symbol
 from tests.bridge.rig10 import Got, Peer, Rig

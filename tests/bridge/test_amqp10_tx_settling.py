@@ -9,11 +9,11 @@ from tallymark.wire.amqp10.events import (
     LinkDetached,
 )
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.outcomes import (
     Modified,
 )
 from tallymark.wire.amqp10.performatives import Attach, Source, Target
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.types import Symbol
 from tests.bridge.rig10 import Rig
 from tests.bridge.test_amqp10_consume import counts, failed, fill, numbers

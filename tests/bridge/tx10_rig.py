@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tallymark.wire.amqp10.events import LinkDetached
-from tallymark.wire.amqp10.link import SenderLink
 from tallymark.wire.amqp10.outcomes import (
     Accepted,
     Declare,
@@ -15,12 +14,13 @@ from tallymark.wire.amqp10.outcomes import (
     Rejected,
     Released,
     TransactionalState,
+    encoded_state,
 )
 from tallymark.wire.amqp10.performatives import RCV_FIRST, Attach, Coordinator, Source
 from tallymark.wire.amqp10.sections import Sections, encode_message
+from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.sending import disposition_frame
 from tallymark.wire.amqp10.session import Session
-from tallymark.wire.amqp10.transfers import encoded_state
 from tests.bridge.rig10 import Got, Peer, Rig
 
 ACCEPTED = Accepted()

@@ -44,9 +44,9 @@ from tallymark.wire.amqp091.methods import (
     QueueDelete,
 )
 from tallymark.wire.amqp10.events import Event, LinkRequested, TransfersReceived
-from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.outcomes import Error
 from tallymark.wire.amqp10.performatives import Attach, Begin, Target
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.sections import Properties, Sections, Value, encode_message
 from tests.support.amqp091_peer import Peer091, session091
 from tests.support.amqp10_client import Events, session_of

@@ -13,8 +13,8 @@ import pytest
 from tallymark.client import Accepted, ClientError, Message, Sender
 from tallymark.wire.amqp10.events import Event, LinkDetached
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.performatives import Transfer
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tests.support.amqp10_client import session_of
 from tests.support.amqp10_peer import Peer
 from tests.support.long import longer, sized

@@ -26,9 +26,9 @@ from tallymark.client import (
 )
 from tallymark.wire.amqp10.events import CreditReceived, DispositionReceived, Event
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import SenderLink
 from tallymark.wire.amqp10.outcomes import Modified, Released
 from tallymark.wire.amqp10.sections import encode_message
+from tallymark.wire.amqp10.sender_link import SenderLink
 from tests.support.amqp10_client import Cancelled, Events, cancelled_at, connected, receiver_of
 from tests.support.amqp10_peer import Node, Peer, bytewise
 from tests.support.long import longer, sized

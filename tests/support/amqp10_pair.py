@@ -21,7 +21,6 @@ from tallymark.wire.amqp10.events import (
 )
 from tallymark.wire.amqp10.frames import AMQP_HEADER, frame, frame_head
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import ReceiverLink, SenderLink
 from tallymark.wire.amqp10.performatives import (
     RECEIVER,
     SENDER,
@@ -38,6 +37,8 @@ from tallymark.wire.amqp10.performatives import (
     decode_performative,
 )
 from tallymark.wire.amqp10.performatives import End as EndFrame
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
+from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.session import Session
 from tallymark.wire.amqp10.states import LinkState, SessionState
 

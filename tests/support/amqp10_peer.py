@@ -34,7 +34,7 @@ from tallymark.wire.amqp10.events import (
 )
 from tallymark.wire.amqp10.frames import SASL, frame, frame_head
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import Link, ReceiverLink, SenderLink
+from tallymark.wire.amqp10.link import Link
 from tallymark.wire.amqp10.outcomes import Accepted, DeliveryState, Error
 from tallymark.wire.amqp10.performatives import (
     RCV_SECOND,
@@ -48,8 +48,10 @@ from tallymark.wire.amqp10.performatives import (
     Transfer,
     decode_performative,
 )
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.sasl import SaslInit
 from tallymark.wire.amqp10.sections import encode_message
+from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.session import Session
 from tallymark.wire.amqp10.states import LinkState, SessionState
 

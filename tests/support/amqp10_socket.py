@@ -23,6 +23,7 @@ from tallymark.wire.amqp10.outcomes import (
     Declared,
     DeliveryState,
     Discharge,
+    encoded_state,
 )
 from tallymark.wire.amqp10.performatives import (
     RECEIVER,
@@ -38,7 +39,6 @@ from tallymark.wire.amqp10.sections import encode_message
 from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.sending import disposition_frame
 from tallymark.wire.amqp10.session import Session
-from tallymark.wire.amqp10.transfers import encoded_state
 from tests.support.patience import PATIENCE_S
 
 E = TypeVar("E", bound=Event)

@@ -25,7 +25,7 @@ from tallymark.wire.amqp10.events import (
     TransfersReceived,
 )
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import Link, ReceiverLink, SenderLink
+from tallymark.wire.amqp10.link import Link
 from tallymark.wire.amqp10.outcomes import (
     Accepted,
     Declare,
@@ -40,7 +40,9 @@ from tallymark.wire.amqp10.outcomes import (
 )
 from tallymark.wire.amqp10.performatives import Attach, Coordinator, Source
 from tallymark.wire.amqp10.reader import Reader
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.sections import DATA, VALUE, Sections, encode_message
+from tallymark.wire.amqp10.sender_link import SenderLink
 from tests.support.amqp10_peer import Peer
 
 SEVERAL = ("amqp:local-transactions", "amqp:multi-txns-per-ssn")

@@ -19,8 +19,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError
 
 from tallymark.wire.amqp10.events import DrainFinished, Event, TransfersReceived
-from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.outcomes import Accepted, Rejected, Released, TransactionalState
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.sections import Properties, Sections, encode_message
 from tests.support.amqp10_socket import Client
 from tests.support.patience import PATIENCE_S

@@ -40,7 +40,8 @@ from tallymark.wire.amqp10.frames import (
     sasl_frame,
 )
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import Link, ReceiverLink, SenderLink
+from tallymark.wire.amqp10.link import Link
+from tallymark.wire.amqp10.outbox import Run
 from tallymark.wire.amqp10.outcomes import Accepted, Error, Modified, Released
 from tallymark.wire.amqp10.performatives import (
     RECEIVER,
@@ -59,6 +60,7 @@ from tallymark.wire.amqp10.performatives import (
     decode_performative,
 )
 from tallymark.wire.amqp10.performatives import End as EndFrame
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.sasl import (
     SaslChallenge,
     SaslInit,
@@ -67,9 +69,9 @@ from tallymark.wire.amqp10.sasl import (
     SaslResponse,
     decode_sasl,
 )
+from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.session import Session
 from tallymark.wire.amqp10.states import LinkState, SessionState, State
-from tallymark.wire.amqp10.transfers import Run
 from tests.support.amqp10_pair import BODY, End
 from tests.support.long import longer, sized
 

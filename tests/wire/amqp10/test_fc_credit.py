@@ -16,7 +16,6 @@ from tallymark.wire.amqp10.events import (
 )
 from tallymark.wire.amqp10.frames import frame
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.outcomes import Accepted, Received, TransactionalState
 from tallymark.wire.amqp10.performatives import (
     SENDER,
@@ -27,6 +26,7 @@ from tallymark.wire.amqp10.performatives import (
     Target,
     Transfer,
 )
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.sending import text_tag
 from tests.support.amqp10_pair import BODY, CUTS, Cut, Pair, Server, conditions, run_of, transfer
 

@@ -15,7 +15,6 @@ from tallymark.wire.amqp10.events import (
 )
 from tallymark.wire.amqp10.frames import frame
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import ReceiverLink, SenderLink
 from tallymark.wire.amqp10.outcomes import (
     Accepted,
     DeliveryState,
@@ -37,6 +36,8 @@ from tallymark.wire.amqp10.performatives import (
     Target,
     Transfer,
 )
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
+from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.session import Session
 from tests.support.amqp10_pair import BODY, CUTS, Cut, Pair, Server, conditions, run_of, transfer
 

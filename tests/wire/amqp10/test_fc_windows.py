@@ -15,7 +15,6 @@ from tallymark.wire.amqp10.events import (
     SessionUnblocked,
 )
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import SenderLink
 from tallymark.wire.amqp10.outcomes import Accepted, Error, Released, TransactionalState
 from tallymark.wire.amqp10.performatives import (
     RECEIVER,
@@ -26,6 +25,7 @@ from tallymark.wire.amqp10.performatives import (
     Open,
     Transfer,
 )
+from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.session import Session
 from tests.support.amqp10_pair import BODY, CUTS, Cut, Pair, Server, conditions, run_of, transfer
 

@@ -15,7 +15,7 @@ from tallymark.wire.amqp10.events import (
 )
 from tallymark.wire.amqp10.frames import frame
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import Link, ReceiverLink, SenderLink
+from tallymark.wire.amqp10.link import Link
 from tallymark.wire.amqp10.outcomes import Accepted, Error, Rejected
 from tallymark.wire.amqp10.performatives import (
     RECEIVER,
@@ -28,6 +28,8 @@ from tallymark.wire.amqp10.performatives import (
     Source,
     Target,
 )
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
+from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.states import LinkState
 from tests.support.amqp10_pair import BODY, CUTS, Cut, Pair, Server, conditions, transfer
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tallymark.wire.amqp10.connection import Connection
 from tallymark.wire.amqp10.in_flight import InFlight
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.numbers import REACH, STRETCHES_MAX, Numbers
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.session import Session
 
 WRAP = 2**32
@@ -112,7 +112,7 @@ def test_what_is_in_flight_is_answered_once(
     start: int, added: list[tuple[int, int, int]], answers: list[tuple[int, int]]
 ) -> None:
     session = Session(Connection(Limits(), is_server=True), 0)
-    links = [ReceiverLink(session, f"link {i}") for i in range(3)]
+    links = [ReceiverLink(session, session.in_flight, f"link {i}") for i in range(3)]
     in_flight = InFlight()
     model: dict[int, Any] = {}
     for first, count, which in added:

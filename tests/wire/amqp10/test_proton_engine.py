@@ -20,10 +20,11 @@ from tallymark.wire.amqp10.events import (
     SettlementReceived,
 )
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import ReceiverLink, SenderLink
 from tallymark.wire.amqp10.outcomes import Accepted, Error, Rejected, Released
 from tallymark.wire.amqp10.performatives import Attach, Begin, Open, Source, Target
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.sasl import SaslInit, SaslMechanisms
+from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.session import Session
 from tests.support.amqp10_pair import End, run_of
 

@@ -14,7 +14,6 @@ from tallymark.wire.amqp10.events import (
 )
 from tallymark.wire.amqp10.frames import frame
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.outcomes import Accepted, Error
 from tallymark.wire.amqp10.performatives import (
     RECEIVER,
@@ -30,6 +29,7 @@ from tallymark.wire.amqp10.performatives import (
     Source,
     Target,
 )
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.states import LinkState, SessionState
 from tests.support.amqp10_pair import BODY, CUTS, Cut, Pair, Server, conditions, transfer
 

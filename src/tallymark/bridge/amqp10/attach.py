@@ -35,10 +35,12 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.session import RELEASES
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10 import performatives as amqp
+from tallymark.wire.amqp10.ends import LinkEnd as WireLink
 from tallymark.wire.amqp10.events import CreditReceived
-from tallymark.wire.amqp10.link import Link, ReceiverLink, SenderLink
 from tallymark.wire.amqp10.outcomes import Error, Released
 from tallymark.wire.amqp10.performatives import Attach, Coordinator, Source
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
+from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.states import LinkState
 from tallymark.wire.conversion.addresses import (
     MANAGEMENT,
@@ -86,7 +88,7 @@ class LateAttach(Delayed):
 
     __slots__ = ("_attach", "_link", "_session")
 
-    def __init__(self, session: Session, link: Link, attach: Attach) -> None:
+    def __init__(self, session: Session, link: WireLink, attach: Attach) -> None:
         super().__init__(session.client.owner)
         self._session = session
         self._link = link
@@ -97,7 +99,7 @@ class LateAttach(Delayed):
             answer(self._session, self._link, self._attach)
 
 
-def answer(session: Session, link: Link, attach: Attach) -> None:
+def answer(session: Session, link: WireLink, attach: Attach) -> None:
     """Grant or refuse a client's attach."""
     try:
         if isinstance(link, SenderLink):
@@ -361,7 +363,7 @@ def _lifetime(dynamic: bool) -> dict[object, object] | None:
     return {LIFETIME: amqp.DELETE_ON_CLOSE} if dynamic else None
 
 
-def _pair(session: Session, link: Link) -> LinkPair:
+def _pair(session: Session, link: WireLink) -> LinkPair:
     pair = session.pairs.get(link.name)
     if pair is None:
         pair = LinkPair(session, link.name)

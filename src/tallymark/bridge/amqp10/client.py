@@ -18,9 +18,9 @@ from tallymark.engine.patterns import compile_pattern
 from tallymark.engine.session import Connection as EngineConnection
 from tallymark.engine.session import Session as EngineSession
 from tallymark.engine.vhost import VirtualHost
+from tallymark.wire.amqp10.ends import LinkEnd as WireLink
 from tallymark.wire.amqp10.events import CreditReceived, TransfersReceived
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import Link
 from tallymark.wire.amqp10.serial import MASK
 from tallymark.wire.amqp10.session import Session as WireSession
 
@@ -197,7 +197,7 @@ class Session:
         self.engine = engine
         self.confirms = Confirms(wire)
         """Publishes that are not answered yet."""
-        self.ends: dict[LinkEnd, Link] = {}
+        self.ends: dict[LinkEnd, WireLink] = {}
         """Our ends of the session's links."""
         self.answers: Answers | None = None
         """Settlements in the present input whose answer waits for the disk."""
@@ -217,12 +217,12 @@ class Session:
         """Channel number of the session."""
         return self.wire.channel
 
-    def enter(self, link: Link, end: LinkEnd) -> None:
+    def enter(self, link: WireLink, end: LinkEnd) -> None:
         """Add an attached link with our end of it."""
         link.context = end
         self.ends[end] = link
 
-    def leave(self, link: Link) -> None:
+    def leave(self, link: WireLink) -> None:
         """Remove a link that either side has ended."""
         end = link.context
         link.context = None

@@ -53,6 +53,8 @@ from tallymark.engine.session import Connection as EngineConnection
 from tallymark.engine.session import Session as EngineSession
 from tallymark.wire.amqp10 import errors, sasl
 from tallymark.wire.amqp10.connection import Connection as WireConnection
+from tallymark.wire.amqp10.ends import LinkEnd as WireLink
+from tallymark.wire.amqp10.ends import SessionEnd
 from tallymark.wire.amqp10.events import (
     CloseReceived,
     ConnectionFailed,
@@ -72,7 +74,6 @@ from tallymark.wire.amqp10.events import (
     SettlementReceived,
     TransfersReceived,
 )
-from tallymark.wire.amqp10.link import Link
 from tallymark.wire.amqp10.outcomes import Error, TransactionalState
 from tallymark.wire.amqp10.performatives import Open
 from tallymark.wire.amqp10.sasl import SaslFrame, SaslInit, SaslResponse
@@ -512,9 +513,10 @@ class Amqp10(AmqpBridge):
             self.pending_login = self.pending_sasl = None
             self._over = True
 
-    def _begin(self, wire: WireSession) -> None:
+    def _begin(self, wire: SessionEnd) -> None:
         client = self.client
         assert client is not None  # no event comes before our open
+        assert isinstance(wire, WireSession)
         wire.begin()
         try:
             engine = self.broker.open_session(client.connection)
@@ -629,7 +631,7 @@ def _session_of(session: EngineSession) -> Session:
     return found
 
 
-def _leave(link: Link) -> None:
+def _leave(link: WireLink) -> None:
     session = link.session.context
     if isinstance(session, Session):
         session.leave(link)

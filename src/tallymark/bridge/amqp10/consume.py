@@ -20,8 +20,8 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.session import DISCARDED, RETURNED, Consumer, timeout_of
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.events import CreditReceived
-from tallymark.wire.amqp10.link import SenderLink
 from tallymark.wire.amqp10.outcomes import DeliveryState, Error, Released
+from tallymark.wire.amqp10.sender_link import SenderLink
 
 RELEASED: Final = Released()
 ACTIVE: Final = "rabbitmq:active"

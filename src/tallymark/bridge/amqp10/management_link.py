@@ -15,9 +15,10 @@ from tallymark.bridge.amqp import Renewal
 from tallymark.bridge.amqp10.client import Delayed, LinkEnd, Session
 from tallymark.bridge.amqp10.management import Management, NotAnswerable, answer_to_token
 from tallymark.wire.amqp10.events import CreditReceived, TransfersReceived
-from tallymark.wire.amqp10.link import ReceiverLink, SenderLink
 from tallymark.wire.amqp10.outcomes import Accepted, Error
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.sections import MessageId
+from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.serial import add
 
 CREDIT: Final = 8

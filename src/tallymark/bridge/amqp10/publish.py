@@ -28,7 +28,6 @@ from tallymark.engine.routing import Targets
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.events import TransfersReceived
-from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.outcomes import (
     Accepted,
     DeliveryState,
@@ -36,6 +35,7 @@ from tallymark.wire.amqp10.outcomes import (
     Rejected,
     TransactionalState,
 )
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.serial import add, count
 from tallymark.wire.conversion.addresses import BadAddress, Target, target_of
 

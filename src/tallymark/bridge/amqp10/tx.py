@@ -31,7 +31,6 @@ from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.composites import read_composite
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.events import DispositionReceived, TransfersReceived
-from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.outcomes import (
     Accepted,
     Declare,
@@ -42,12 +41,13 @@ from tallymark.wire.amqp10.outcomes import (
     Rejected,
     Released,
     TransactionalState,
+    encoded_state,
 )
 from tallymark.wire.amqp10.performatives import Attach, Coordinator
 from tallymark.wire.amqp10.reader import Reader
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.sections import VALUE, Sections
 from tallymark.wire.amqp10.serial import add
-from tallymark.wire.amqp10.transfers import encoded_state
 
 CAPABILITIES: Final = (
     "amqp:local-transactions",

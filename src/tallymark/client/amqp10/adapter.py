@@ -31,6 +31,7 @@ from tallymark.client.errors import (
 from tallymark.client.options import ConnectionOptions, Endpoint
 from tallymark.client.received import ReceivedMessage
 from tallymark.wire.amqp10.connection import Connection
+from tallymark.wire.amqp10.ends import LinkEnd
 from tallymark.wire.amqp10.errors import NOT_ALLOWED, NOT_IMPLEMENTED
 from tallymark.wire.amqp10.events import (
     CloseReceived,
@@ -57,7 +58,6 @@ from tallymark.wire.amqp10.events import (
     TransfersReceived,
 )
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import Link
 from tallymark.wire.amqp10.outcomes import (
     Declared,
     Error,
@@ -366,7 +366,7 @@ class Amqp10(Adapter):
 
     def _unblocked(self, event: SessionUnblocked) -> None:
         port = event.session.context
-        if isinstance(port, Amqp10Session) and not event.session.is_blocked:  # and not again since
+        if isinstance(port, Amqp10Session) and not port.wire.is_blocked:  # and not again since
             for producer in port.dispatcher.producers:
                 producer.unblocked()
 
@@ -439,7 +439,7 @@ class Amqp10(Adapter):
                 port.coordinator.answered(low, high, event.state)
                 port.dispatcher.sent_settled(low, high, outcome)
             if not event.settled:  # the receiver settles second: our turn
-                event.session.settle_sent(event.first, event.last, event.state)
+                port.wire.settle_sent(event.first, event.last, event.state)
             return
         first = port.tag_of(event.first)
         last = first + diff(event.last, event.first)
@@ -448,14 +448,14 @@ class Amqp10(Adapter):
         port.dispatcher.changed_by_peer(first, last, outcome)
 
 
-def _is_opening(link: Link) -> bool:
+def _is_opening(link: LinkEnd) -> bool:
     port = link.context
     if isinstance(port, Amqp10Receiver):
         return port.consumer.port is None
     return isinstance(port, Amqp10Sender) and port.producer.port is None
 
 
-def _tell(link: Link, error: LinkClosed) -> None:
+def _tell(link: LinkEnd, error: LinkClosed) -> None:
     port = link.context
     if isinstance(port, Amqp10Receiver):
         port.consumer.detached(error)

@@ -43,8 +43,9 @@ from tallymark.wire.amqp10.errors import (
     UNAUTHORIZED_ACCESS,
 )
 from tallymark.wire.amqp10.events import TransfersReceived
-from tallymark.wire.amqp10.link import ReceiverLink, SenderLink
 from tallymark.wire.amqp10.performatives import Attach, Source, Target
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
+from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.session import Session
 from tallymark.wire.amqp10.types import Symbol
 

@@ -31,12 +31,12 @@ from tallymark.client.errors import (
 from tallymark.client.options import ReceiverOptions, SenderOptions
 from tallymark.client.outcomes import RELEASED, Modified, Outcome, Released
 from tallymark.client.transaction import Work, caused, rolled_back
+from tallymark.wire.amqp10.ends import LinkEnd
 from tallymark.wire.amqp10.errors import (
     TRANSACTION_ROLLBACK,
     TRANSACTION_TIMEOUT,
     TRANSACTION_UNKNOWN_ID,
 )
-from tallymark.wire.amqp10.link import Link, ReceiverLink, SenderLink
 from tallymark.wire.amqp10.outcomes import (
     Accepted,
     Declare,
@@ -56,7 +56,9 @@ from tallymark.wire.amqp10.performatives import (
     Source,
     Target,
 )
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.sections import encode_message
+from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.serial import MASK, diff
 from tallymark.wire.amqp10.session import Session
 
@@ -354,7 +356,7 @@ class Amqp10Session(SessionPort):
         self._moving = {link for link in links if link.stop()}
         self._check_dry()
 
-    def is_dry(self, link: Link) -> None:
+    def is_dry(self, link: LinkEnd) -> None:
         """Note that the link gets no more deliveries."""
         if self._moving is not None and isinstance(link, ReceiverLink):
             self._moving.discard(link)

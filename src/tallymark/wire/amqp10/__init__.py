@@ -29,7 +29,9 @@ from tallymark.wire.amqp10.events import (
     TransfersReceived,
 )
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import Link, ReceiverLink, SenderLink
+from tallymark.wire.amqp10.link import Link
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
+from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.session import Session
 from tallymark.wire.amqp10.states import LinkState, SessionState, State
 

@@ -16,8 +16,9 @@ from collections.abc import Callable
 from typing import Final, final
 
 from tallymark.wire.amqp10 import errors
+from tallymark.wire.amqp10.ends import NO_CHANNEL, Event, SessionEnd
 from tallymark.wire.amqp10.errors import FRAMING_ERROR, DecodeError
-from tallymark.wire.amqp10.events import Event, SaslReceived
+from tallymark.wire.amqp10.events import SaslReceived
 from tallymark.wire.amqp10.frames import (
     AMQP,
     AMQP_HEADER,
@@ -29,7 +30,6 @@ from tallymark.wire.amqp10.frames import (
 )
 from tallymark.wire.amqp10.lifecycle import EARLY_MAX, Lifecycle
 from tallymark.wire.amqp10.limits import Limits
-from tallymark.wire.amqp10.link import ReceiverLink
 from tallymark.wire.amqp10.performatives import (
     Begin,
     Close,
@@ -39,6 +39,7 @@ from tallymark.wire.amqp10.performatives import (
     decode_performative,
     name_of,
 )
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.sasl import (
     OK,
     SaslChallenge,
@@ -50,7 +51,7 @@ from tallymark.wire.amqp10.sasl import (
     decode_sasl,
 )
 from tallymark.wire.amqp10.scanning import Meaning, Shape, scan_dispositions, scan_transfers
-from tallymark.wire.amqp10.session import NO_CHANNEL, Session
+from tallymark.wire.amqp10.session import Session
 from tallymark.wire.amqp10.states import (
     AWAITS_HEADER,
     CLOSING,
@@ -384,13 +385,11 @@ class Connection(Lifecycle):
             channel += 1
         return channel
 
-    def unmap(self, session: Session) -> None:
-        """Free the peer's channel of a session that the peer has ended."""
+    def unmap(self, session: SessionEnd) -> None:
         if self._remote.get(session.remote_channel) is session:
             del self._remote[session.remote_channel]
 
-    def forget_session(self, session: Session) -> None:
-        """Free our channel of a session that has ended on both sides."""
+    def forget_session(self, session: SessionEnd) -> None:
         if self._sessions.get(session.channel) is session:
             del self._sessions[session.channel]
 
@@ -447,7 +446,6 @@ class Connection(Lifecycle):
         session.request(begin, channel)
 
     def count_unfinished(self, change: int) -> None:
-        """Change the byte count of incomplete deliveries. Raises DecodeError above the limit."""
         line = self.line
         line.unfinished += change
         most = self.limits.unfinished_bytes()

@@ -7,22 +7,14 @@ are the session's own, see session.py; of those received, delivery-ids.
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from tallymark.wire.amqp10.composites import Fields
+from tallymark.wire.amqp10.ends import Event as Event
+from tallymark.wire.amqp10.ends import LinkEnd, SessionEnd
 from tallymark.wire.amqp10.outcomes import DeliveryState, Error
 from tallymark.wire.amqp10.performatives import Attach, Begin, Open
 from tallymark.wire.amqp10.sasl import SaslFrame
-
-if TYPE_CHECKING:
-    from tallymark.wire.amqp10.link import Link, ReceiverLink, SenderLink
-    from tallymark.wire.amqp10.session import Session
-
-
-class Event:
-    """Base of the events."""
-
-    __slots__ = ()
 
 
 @final
@@ -88,7 +80,7 @@ class SessionRequested(Event):
 
     __slots__ = ("begin", "session")
 
-    def __init__(self, session: Session, begin: Begin) -> None:
+    def __init__(self, session: SessionEnd, begin: Begin) -> None:
         self.session = session
         self.begin = begin
 
@@ -99,7 +91,7 @@ class SessionBegun(Event):
 
     __slots__ = ("begin", "session")
 
-    def __init__(self, session: Session, begin: Begin) -> None:
+    def __init__(self, session: SessionEnd, begin: Begin) -> None:
         self.session = session
         self.begin = begin
 
@@ -111,7 +103,7 @@ class SessionEnded(Event):
 
     __slots__ = ("error", "session")
 
-    def __init__(self, session: Session, error: Error | None) -> None:
+    def __init__(self, session: SessionEnd, error: Error | None) -> None:
         self.session = session
         self.error = error
 
@@ -123,7 +115,7 @@ class SessionFailed(Event):
 
     __slots__ = ("error", "session")
 
-    def __init__(self, session: Session, error: Error) -> None:
+    def __init__(self, session: SessionEnd, error: Error) -> None:
         self.session = session
         self.error = error
 
@@ -135,7 +127,7 @@ class SessionUnblocked(Event):
 
     __slots__ = ("session",)
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionEnd) -> None:
         self.session = session
 
 
@@ -145,7 +137,7 @@ class LinkRequested(Event):
 
     __slots__ = ("attach", "link")
 
-    def __init__(self, link: Link, attach: Attach) -> None:
+    def __init__(self, link: LinkEnd, attach: Attach) -> None:
         self.link = link
         self.attach = attach
 
@@ -156,7 +148,7 @@ class LinkAttached(Event):
 
     __slots__ = ("attach", "link")
 
-    def __init__(self, link: Link, attach: Attach) -> None:
+    def __init__(self, link: LinkEnd, attach: Attach) -> None:
         self.link = link
         self.attach = attach
 
@@ -168,7 +160,7 @@ class LinkDetached(Event):
 
     __slots__ = ("closed", "error", "link", "refused")
 
-    def __init__(self, link: Link, closed: bool, error: Error | None, refused: bool) -> None:
+    def __init__(self, link: LinkEnd, closed: bool, error: Error | None, refused: bool) -> None:
         self.link = link
         self.closed = closed
         """True if the peer forgets the link; False if it only suspends it."""
@@ -184,7 +176,7 @@ class LinkFailed(Event):
 
     __slots__ = ("error", "link")
 
-    def __init__(self, link: Link, error: Error) -> None:
+    def __init__(self, link: LinkEnd, error: Error) -> None:
         self.link = link
         self.error = error
 
@@ -195,9 +187,7 @@ class CreditReceived(Event):
 
     __slots__ = ("credit", "drain", "link", "properties")
 
-    def __init__(
-        self, link: SenderLink, credit: int, drain: bool, properties: Fields | None
-    ) -> None:
+    def __init__(self, link: LinkEnd, credit: int, drain: bool, properties: Fields | None) -> None:
         self.link = link
         self.credit = credit
         """Count of deliveries that may be sent now [FC-3]."""
@@ -213,7 +203,7 @@ class DeliveriesWithdrawn(Event):
 
     __slots__ = ("first", "last", "link")
 
-    def __init__(self, link: SenderLink, first: int, last: int) -> None:
+    def __init__(self, link: LinkEnd, first: int, last: int) -> None:
         self.link = link
         self.first = first
         self.last = last
@@ -228,8 +218,8 @@ class FlowReceived(Event):
 
     def __init__(
         self,
-        session: Session,
-        link: ReceiverLink | None,
+        session: SessionEnd,
+        link: LinkEnd | None,
         available: int,
         properties: Fields | None,
     ) -> None:
@@ -246,7 +236,7 @@ class DrainFinished(Event):
 
     __slots__ = ("given_up", "link")
 
-    def __init__(self, link: ReceiverLink, given_up: int) -> None:
+    def __init__(self, link: LinkEnd, given_up: int) -> None:
         self.link = link
         self.given_up = given_up
         """Credit that the sender had no deliveries for."""
@@ -259,7 +249,7 @@ class InflowStopped(Event):
 
     __slots__ = ("link",)
 
-    def __init__(self, link: ReceiverLink) -> None:
+    def __init__(self, link: LinkEnd) -> None:
         self.link = link
 
 
@@ -282,7 +272,7 @@ class TransfersReceived(Event):
 
     def __init__(
         self,
-        link: ReceiverLink,
+        link: LinkEnd,
         first: int,
         tags: list[bytes],
         data: bytes,
@@ -325,7 +315,7 @@ class DispositionReceived(Event):
 
     def __init__(
         self,
-        session: Session,
+        session: SessionEnd,
         by_sender: bool,
         first: int,
         last: int,
@@ -346,9 +336,7 @@ class SettlementReceived(Event):
 
     __slots__ = ("first", "last", "link", "state")
 
-    def __init__(
-        self, link: ReceiverLink, first: int, last: int, state: DeliveryState | None
-    ) -> None:
+    def __init__(self, link: LinkEnd, first: int, last: int, state: DeliveryState | None) -> None:
         self.link = link
         self.first = first
         self.last = last

@@ -3,19 +3,17 @@ receiver settles second, between its disposition and the sender's [FC-12]."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import final
 
+from tallymark.wire.amqp10.ends import LinkEnd
 from tallymark.wire.amqp10.serial import add, diff
-
-if TYPE_CHECKING:
-    from tallymark.wire.amqp10.link import ReceiverLink
 
 
 @final
 class _Entry:
     __slots__ = ("first", "last", "link")
 
-    def __init__(self, first: int, last: int, link: ReceiverLink) -> None:
+    def __init__(self, first: int, last: int, link: LinkEnd) -> None:
         self.first = first
         self.last = last
         self.link = link
@@ -27,7 +25,7 @@ class Piece:
 
     __slots__ = ("first", "last", "link")
 
-    def __init__(self, first: int, last: int, link: ReceiverLink | None) -> None:
+    def __init__(self, first: int, last: int, link: LinkEnd | None) -> None:
         self.first = first
         self.last = last
         self.link = link
@@ -46,7 +44,7 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, first: int, last: int, link: ReceiverLink) -> None:
+    def add(self, first: int, last: int, link: LinkEnd) -> None:
         entries = self._entries
         if entries:
             newest = entries[-1]
@@ -55,12 +53,12 @@ class InFlight:
                 return
         entries.append(_Entry(first, last, link))
 
-    def remove(self, link: ReceiverLink) -> None:
+    def remove(self, link: LinkEnd) -> None:
         """Remove the ranges of a link that is gone."""
         if self._entries:
             self._entries = [entry for entry in self._entries if entry.link is not link]
 
-    def of(self, link: ReceiverLink) -> list[tuple[int, int]]:
+    def of(self, link: LinkEnd) -> list[tuple[int, int]]:
         return [(entry.first, entry.last) for entry in self._entries if entry.link is link]
 
     def take(self, first: int, last: int) -> list[Piece]:

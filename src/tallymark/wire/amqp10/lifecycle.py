@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Final
 
 from tallymark.wire.amqp10 import errors
+from tallymark.wire.amqp10.ends import ConnectionEnd, Event
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.amqp10.events import (
     CloseReceived,
     ConnectionFailed,
     Ended,
-    Event,
     OpenReceived,
 )
 from tallymark.wire.amqp10.frames import HEAD, HEARTBEAT, frame
@@ -40,7 +40,7 @@ IDLE_TIME_OUT_MIN_MS: Final = 100
 """Smallest idle-time-out accepted from a peer, ms. A lower one ends the connection."""
 
 
-class Lifecycle:
+class Lifecycle(ConnectionEnd):
     """Base of `Connection`."""
 
     __slots__ = (
@@ -49,21 +49,16 @@ class Lifecycle:
         "_trace_in",
         "_trace_out",
         "channel_max",
-        "limits",
         "line",
-        "max_frame_size",
         "remote_open",
         "state",
     )
 
     def __init__(self, limits: Limits, trace: Callable[[str], None] | None) -> None:
-        self.limits = limits
+        super().__init__(limits)
         self.state = State.START
         self.line = Line(HEAD, HEARTBEAT, limits.steps, limits.handshake_timeout_ms, EARLY_MAX)
         self.remote_open: Open | None = None
-        self.max_frame_size = FRAME_MIN
-        """Largest frame that we send, bytes: the smaller of both sides' limits once the peer's open
-        is there."""
         self.channel_max = limits.channel_max
         """Smaller of both sides' channel-max."""
         self._events: deque[Event] = deque()
@@ -191,7 +186,6 @@ class Lifecycle:
             self._end(f"{condition}: {text}", False)
 
     def fail_frame_size(self, size: int) -> None:
-        """Close the connection because the peer's maximum frame is too small for our output."""
         self._fail(
             errors.FRAME_SIZE_TOO_SMALL,
             f"a frame of {size} bytes is due, max-frame-size is {self.max_frame_size}",
@@ -213,7 +207,6 @@ class Lifecycle:
         self._events.append(Ended(reason, is_clean))
 
     def emit(self, event: Event) -> None:
-        """Add an event of a session or a link."""
         if self.state not in OVER:
             self._events.append(event)
 
@@ -256,8 +249,6 @@ class Lifecycle:
         return out
 
     def write_frame(self, raw: bytes) -> None:
-        """Append a frame of a session or a link. One larger than the peer accepts closes the
-        connection [amqp-1.0 §2.8.15 frame-size-too-small]."""
         if self.state is State.OPENED:
             if len(raw) > self.max_frame_size:
                 self.fail_frame_size(len(raw))
@@ -265,6 +256,5 @@ class Lifecycle:
                 self.line.out.append(raw)
 
     def write(self, frames: bytes) -> None:
-        """Append frames of a session that are known to be small enough."""
         if self.state is State.OPENED:
             self.line.out.append(frames)

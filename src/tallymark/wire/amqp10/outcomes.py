@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, final
 
+from tallymark.wire.amqp10.codec import encode
 from tallymark.wire.amqp10.composites import Composite, Fields, Map, Row, register
+from tallymark.wire.amqp10.sending import ACCEPTED
 
 
 class DeliveryState(Composite):
@@ -130,3 +132,12 @@ LAYOUTS: Final[tuple[Row, ...]] = (
     ),
 )
 register(LAYOUTS)
+
+
+def encoded_state(state: DeliveryState | None) -> bytes:
+    """Encode a delivery state for frames; b"" for none."""
+    if state is None:
+        return b""
+    if type(state) is Accepted:
+        return ACCEPTED
+    return encode(state)

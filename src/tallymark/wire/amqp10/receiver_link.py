@@ -4,10 +4,11 @@ deliveries and their settlement [FC-2, FC-4, FC-5, FC-10 to FC-13]."""
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.composites import Fields
+from tallymark.wire.amqp10.ends import SessionEnd
 from tallymark.wire.amqp10.events import (
     DrainFinished,
     FlowReceived,
@@ -16,7 +17,8 @@ from tallymark.wire.amqp10.events import (
     TransfersReceived,
 )
 from tallymark.wire.amqp10.frames import TAG_MAX
-from tallymark.wire.amqp10.link_end import Link
+from tallymark.wire.amqp10.in_flight import InFlight
+from tallymark.wire.amqp10.link import Link
 from tallymark.wire.amqp10.outcomes import DeliveryState
 from tallymark.wire.amqp10.performatives import RCV_FIRST, RCV_SECOND, Attach, Flow, Transfer
 from tallymark.wire.amqp10.scanning import Transfers
@@ -24,15 +26,13 @@ from tallymark.wire.amqp10.serial import add, diff
 from tallymark.wire.amqp10.states import LinkState
 from tallymark.wire.amqp10.transfers import Assembly
 
-if TYPE_CHECKING:
-    from tallymark.wire.amqp10.session import Session
-
 
 @final
 class ReceiverLink(Link):
     __slots__ = (
         "_aborted",
         "_assembly",
+        "_in_flight",
         "allowance",
         "available",
         "credit",
@@ -42,8 +42,9 @@ class ReceiverLink(Link):
         "max_message_size",
     )
 
-    def __init__(self, session: Session, name: str) -> None:
+    def __init__(self, session: SessionEnd, in_flight: InFlight, name: str) -> None:
         super().__init__(session, name, False)
+        self._in_flight = in_flight
         self.credit = 0
         """Count of deliveries that the sender may still send."""
         self.allowance = 0
@@ -87,7 +88,7 @@ class ReceiverLink(Link):
 
     def _drop(self) -> None:
         self._drop_assembly()
-        self.session.in_flight.remove(self)
+        self._in_flight.remove(self)
 
     # Credit
 
@@ -121,7 +122,7 @@ class ReceiverLink(Link):
         0, or has used up all credit, only sends the rest of a delivery that has begun."""
         if self.is_stopping and self._assembly is None and (has_answered or self.room() == 0):
             self.is_stopping = False
-            self.emit(InflowStopped(self))
+            self.session.emit(InflowStopped(self))
 
     def drain(self) -> bool:
         """Ask the sender to use up its credit or give it up: DrainFinished follows. False: there is
@@ -158,7 +159,7 @@ class ReceiverLink(Link):
         if available is not None or flow.properties is not None or given_up:
             if available is not None:
                 self.available = available
-            self.emit(FlowReceived(self.session, self, self.available, flow.properties))
+            self.session.emit(FlowReceived(self.session, self, self.available, flow.properties))
 
     def _adopt_count(self, flow: Flow) -> int:
         """Take over the sender's delivery-count [FC-5]; return the credit that it skipped.
@@ -189,7 +190,7 @@ class ReceiverLink(Link):
         all of it need not send a flow."""
         if self.is_draining and self.credit == 0:
             self.is_draining = False
-            self.emit(DrainFinished(self, given_up))
+            self.session.emit(DrainFinished(self, given_up))
 
     def _count(self, deliveries: int) -> None:
         """Count deliveries against the credit [FC-2]."""
@@ -217,7 +218,7 @@ class ReceiverLink(Link):
             self._fail_second()
             return
         self._count(count)
-        self.emit(
+        self.session.emit(
             TransfersReceived(
                 self,
                 run.first,
@@ -303,7 +304,7 @@ class ReceiverLink(Link):
         self._aborted += 1  # [amqp-1.0 §2.6.7] does not say
         if self.state is LinkState.ATTACHED:
             self._send_flow(True, None)
-            self.emit(FlowReceived(self.session, self, self.available, None))
+            self.session.emit(FlowReceived(self.session, self, self.available, None))
         self._check_drained(0)
         self._check_stopped()
 
@@ -313,7 +314,7 @@ class ReceiverLink(Link):
             self.session.connection.count_unfinished(last_size - assembly.size)
         self._count(1)
         data = assembly.whole()
-        self.emit(
+        self.session.emit(
             TransfersReceived(
                 self,
                 assembly.delivery_id,
@@ -358,8 +359,8 @@ class ReceiverLink(Link):
 
     def settled(self, first: int, last: int, state: DeliveryState | None) -> None:
         """Handle the sender's answer to a settlement."""
-        self.emit(SettlementReceived(self, first, last, state))
+        self.session.emit(SettlementReceived(self, first, last, state))
 
     def in_flight(self) -> list[tuple[int, int]]:
         """Return the ranges of delivery-ids that await the sender's answer."""
-        return self.session.in_flight.of(self)
+        return self._in_flight.of(self)

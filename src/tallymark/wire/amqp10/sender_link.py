@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.composites import Fields
+from tallymark.wire.amqp10.ends import SessionEnd
 from tallymark.wire.amqp10.events import CreditReceived, DeliveriesWithdrawn
 from tallymark.wire.amqp10.frames import TAG_MAX
-from tallymark.wire.amqp10.link_end import Link
-from tallymark.wire.amqp10.outcomes import DeliveryState
+from tallymark.wire.amqp10.link import Link
+from tallymark.wire.amqp10.outbox import Drained, Outbox, Run
+from tallymark.wire.amqp10.outcomes import DeliveryState, encoded_state
 from tallymark.wire.amqp10.performatives import Attach, Flow, Transfer
 from tallymark.wire.amqp10.sending import TransferForm
 from tallymark.wire.amqp10.serial import MASK, add, diff
 from tallymark.wire.amqp10.states import LinkState
-from tallymark.wire.amqp10.transfers import Drained, Run, encoded_state
-
-if TYPE_CHECKING:
-    from tallymark.wire.amqp10.session import Session
 
 
 @final
 class SenderLink(Link):
     __slots__ = (
-        "_drained",
+        "_drain",
+        "_drain_count",
         "_form",
         "_form_key",
         "_initial_count",
         "_more",
+        "_outbox",
         "_queued",
         "_remaining",
         "available",
@@ -39,8 +39,9 @@ class SenderLink(Link):
         "max_message_size",
     )
 
-    def __init__(self, session: Session, name: str) -> None:
+    def __init__(self, session: SessionEnd, outbox: Outbox, name: str) -> None:
         super().__init__(session, name, True)
+        self._outbox = outbox
         self.credit = 0
         """Count of deliveries that may be handed over now."""
         self.delivery_count = 0
@@ -55,7 +56,8 @@ class SenderLink(Link):
         """Largest message that the receiver accepts, bytes; 0: no limit. Not checked here."""
         self._remaining = 0  # credit, with that for deliveries which have not left yet
         self._queued = 0  # those deliveries
-        self._drained: Drained | None = None  # the rest of the credit is given up, behind this
+        self._drain = 0  # number of the drain behind which credit is given up, 0: none
+        self._drain_count = 0
         self._initial_count = 0  # what a receiver means that does not know ours yet
         self._form: TransferForm | None = None
         self._more: TransferForm | None = None
@@ -73,10 +75,10 @@ class SenderLink(Link):
     def _let_go(self) -> None:
         self.credit = 0
         self.is_draining = False
-        self._drained = None
+        self._drain = 0
         self._remaining = 0
         self._queued = 0
-        self.session.outbox.withdraw(self)
+        self._outbox.withdraw(self)
 
     def _drop(self) -> None:
         pass
@@ -131,7 +133,6 @@ class SenderLink(Link):
         otherwise.
         """
         count = hi - lo
-        session = self.session
         if count > self.credit and not beyond_credit:
             raise ValueError(f"{count} deliveries on a link with a credit of {self.credit}")
         if count <= 0 or (tags is not None and len(tags) != count):
@@ -141,11 +142,11 @@ class SenderLink(Link):
                 if len(tag) > TAG_MAX:
                     raise ValueError(f"delivery-tag of {len(tag)} bytes, at most {TAG_MAX} fit")
         if self.state is not LinkState.ATTACHED:
-            return session.skip(count)
+            return self._outbox.skip(count)
         form = self._form_for(settled, message_format, state)
         more = self._more
         assert more is not None
-        number = session.outbox.numbers.take(count)
+        number = self._outbox.numbers.take(count)
         if count > self.credit:
             self._withdraw_last(add(number, count - 1), count - self.credit)
             hi = lo + self.credit
@@ -153,13 +154,13 @@ class SenderLink(Link):
                 return number
         self._queued += hi - lo
         self._recount()
-        session.outbox.dispatch(Run(self, form, more, number, raw, cuts, lo, hi, front, skip, tags))
+        self._outbox.dispatch(Run(self, form, more, number, raw, cuts, lo, hi, front, skip, tags))
         return number
 
     def _withdraw_last(self, last: int, count: int) -> None:
         first = add(last, 1 - count)
-        self.session.outbox.numbers.withdraw(first, count)
-        self.emit(DeliveriesWithdrawn(self, first, last))
+        self._outbox.numbers.withdraw(first, count)
+        self.session.emit(DeliveriesWithdrawn(self, first, last))
 
     def _form_for(
         self, settled: bool, message_format: int, state: DeliveryState | None
@@ -177,7 +178,7 @@ class SenderLink(Link):
 
     def _recount(self) -> None:
         credit = self._remaining - self._queued
-        self.credit = credit if credit > 0 and self._drained is None else 0
+        self.credit = credit if credit > 0 and not self._drain else 0
 
     def count_sent(self, count: int) -> None:
         """Count deliveries that have left completely."""
@@ -188,7 +189,7 @@ class SenderLink(Link):
     def cancel(self, number: int) -> bool:
         """Withdraw a delivery that waits for the peer's window, or the rest of one: delivery-count
         and credit are then as if it had never existed [FC-A13]. False: it has left."""
-        if not self.session.outbox.cancel(self, number):
+        if not self._outbox.cancel(self, number):
             return False
         self._queued -= 1
         self._recount()
@@ -203,7 +204,7 @@ class SenderLink(Link):
                 count = self._initial_count
             # A count that is ahead of ours is no reason to have more credit than can be said.
             self._remaining = min(diff(count, self.delivery_count) + flow.link_credit, MASK)
-        self._drained = None
+        self._drain = 0
         if flow.properties is not None:
             self.flow_properties = flow.properties
         if self._queued > self._remaining:
@@ -212,30 +213,31 @@ class SenderLink(Link):
         self.is_draining = flow.drain
         if flow.echo and not flow.drain:
             self.flow()
-        self.emit(CreditReceived(self, self.credit, flow.drain, flow.properties))
+        self.session.emit(CreditReceived(self, self.credit, flow.drain, flow.properties))
 
     def _withdraw_surplus(self) -> None:
         """Withdraw deliveries for which the receiver took back the credit while they waited for its
         window."""
         surplus = self._queued - (self._remaining if self._remaining > 0 else 0)
-        for first, last in self.session.outbox.withdraw_newest(self, surplus):
+        for first, last in self._outbox.withdraw_newest(self, surplus):
             self._queued -= diff(last, first) + 1
-            self.emit(DeliveriesWithdrawn(self, first, last))
+            self.session.emit(DeliveriesWithdrawn(self, first, last))
 
     def drained(self) -> None:
         """Give up the remaining credit, and say so behind the last delivery, when all available
         ones were sent [FC-5]. Does nothing unless the receiver asked."""
         if self.is_draining:
             self.is_draining = False
-            self._drained = Drained(self)
+            self._drain_count += 1
+            self._drain = self._drain_count
             self.credit = 0
-            self.session.outbox.dispatch(self._drained)
+            self._outbox.dispatch(Drained(self, self._drain))
 
-    def give_up(self, drained: Drained) -> None:
-        """Give up the credit once everything before `drained` has left. A later flow of the
+    def give_up(self, drain: int) -> None:
+        """Give up the credit once everything before this drain has left. A later flow of the
         receiver cancels the drain."""
-        if drained is self._drained:
-            self._drained = None
+        if drain == self._drain:
+            self._drain = 0
             if self._remaining > 0:
                 self.delivery_count = add(self.delivery_count, self._remaining)
                 self._remaining = 0

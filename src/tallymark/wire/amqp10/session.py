@@ -7,14 +7,14 @@ outbox.py.
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Final, final
+from typing import final
 
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.composites import Fields
+from tallymark.wire.amqp10.ends import ConnectionEnd, LinkEnd, SessionEnd
 from tallymark.wire.amqp10.errors import FRAMING_ERROR, DecodeError
 from tallymark.wire.amqp10.events import (
     DispositionReceived,
-    Event,
     FlowReceived,
     LinkRequested,
     SessionBegun,
@@ -24,10 +24,10 @@ from tallymark.wire.amqp10.events import (
 )
 from tallymark.wire.amqp10.frames import frame
 from tallymark.wire.amqp10.in_flight import InFlight
-from tallymark.wire.amqp10.link import Link, ReceiverLink, SenderLink
+from tallymark.wire.amqp10.link import Link
 from tallymark.wire.amqp10.numbers import REACH
-from tallymark.wire.amqp10.outbox import Outbox
-from tallymark.wire.amqp10.outcomes import DeliveryState, Error
+from tallymark.wire.amqp10.outbox import Outbox, Settled
+from tallymark.wire.amqp10.outcomes import DeliveryState, Error, encoded_state
 from tallymark.wire.amqp10.performatives import (
     RECEIVER,
     SENDER,
@@ -40,7 +40,9 @@ from tallymark.wire.amqp10.performatives import (
     Performative,
     Transfer,
 )
+from tallymark.wire.amqp10.receiver_link import ReceiverLink
 from tallymark.wire.amqp10.scanning import Transfers
+from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.sending import disposition_frame
 from tallymark.wire.amqp10.serial import add, diff
 from tallymark.wire.amqp10.states import (
@@ -51,16 +53,10 @@ from tallymark.wire.amqp10.states import (
     LinkState,
     SessionState,
 )
-from tallymark.wire.amqp10.transfers import Settled, encoded_state
-
-if TYPE_CHECKING:
-    from tallymark.wire.amqp10.connection import Connection
-
-NO_CHANNEL: Final = -1
 
 
 @final
-class Session:
+class Session(SessionEnd):
     __slots__ = (
         "_attaching",
         "_first_received",
@@ -73,27 +69,16 @@ class Session:
         "_links",
         "_next_handle",
         "_remote",
-        "channel",
-        "connection",
-        "context",
         "in_flight",
         "incoming_window",
         "next_incoming_id",
         "outbox",
         "remote_begin",
-        "remote_channel",
         "remote_outgoing_window",
-        "state",
     )
 
-    def __init__(self, connection: Connection, channel: int) -> None:
-        self.connection = connection
-        self.channel = channel
-        """Our channel number."""
-        self.remote_channel = NO_CHANNEL
-        self.context: object = None
-        """Object of the owner."""
-        self.state = SessionState.UNMAPPED
+    def __init__(self, connection: ConnectionEnd, channel: int) -> None:
+        super().__init__(connection, channel)
         self.remote_begin: Begin | None = None
         self.incoming_window = connection.limits.incoming_window
         """Transfer frames that the peer may send before we open the window again."""
@@ -150,8 +135,6 @@ class Session:
     # Beginning and ending
 
     def begin(self, begin: Begin | None = None) -> None:
-        """Grant the session that SessionRequested asks for. Channel, windows and handle-max in
-        `begin` are set here. Raises ValueError if there was no request."""
         if self.is_gone():
             return
         after = SESSION_SENDING.get((self.state, Input.BEGIN))
@@ -172,8 +155,6 @@ class Session:
         self.write(body)
 
     def end(self, error: Error | None = None) -> None:
-        """Begin or answer the end; the session's links are dropped. Does nothing if we have ended
-        it."""
         if self.is_gone():
             return
         if not self._has_begun and self.remote_begin is not None:
@@ -233,7 +214,7 @@ class Session:
 
         ValueError: the session is not mapped, the peer takes no more links, or one of that name is
         being attached."""
-        link = SenderLink(self, attach.name)
+        link = SenderLink(self, self.outbox, attach.name)
         self._attach(link, attach, snd_settle_mode, rcv_settle_mode)
         return link
 
@@ -244,7 +225,7 @@ class Session:
         rcv_settle_mode: int | None = None,
     ) -> ReceiverLink:
         """Attach a link on which we receive, as `attach_sender` does for sending."""
-        link = ReceiverLink(self, attach.name)
+        link = ReceiverLink(self, self.in_flight, attach.name)
         self._attach(link, attach, snd_settle_mode, rcv_settle_mode)
         return link
 
@@ -270,18 +251,15 @@ class Session:
         return most is None or len(self._links) <= most
 
     def free_handle(self) -> int:
-        """Return the lowest free handle."""
         return self._free_handles[0] if self._free_handles else self._next_handle
 
     def take_handle(self) -> int:
-        """Return the lowest free handle and mark it as used."""
         if self._free_handles:
             return heappop(self._free_handles)
         self._next_handle += 1
         return self._next_handle - 1
 
-    def forget_link(self, link: Link) -> None:
-        """Remove a link that is detached on both sides."""
+    def forget_link(self, link: LinkEnd) -> None:
         if link in self._links:
             self._links.remove(link)
             heappush(self._free_handles, link.handle)
@@ -304,7 +282,11 @@ class Session:
         if not self._has_room():
             self.fail(errors.NOT_ALLOWED, f"{len(self._links)} links, your own handle-max")
             return
-        link = SenderLink(self, attach.name) if we_send else ReceiverLink(self, attach.name)
+        link = (
+            SenderLink(self, self.outbox, attach.name)
+            if we_send
+            else ReceiverLink(self, self.in_flight, attach.name)
+        )
         self._links.append(link)
         self._remote[attach.handle] = link
         link.request(attach)
@@ -384,11 +366,7 @@ class Session:
         self.emit(SessionEnded(self, end.error))
 
     def write(self, body: bytes) -> None:
-        """Append a frame on the session's channel."""
         self.connection.write_frame(frame(self.channel, body))
-
-    def emit(self, event: Event) -> None:
-        self.connection.emit(event)
 
     # Windows
 
@@ -421,7 +399,6 @@ class Session:
         self.write_flow(Flow(echo=echo, properties=properties))
 
     def write_flow(self, flow: Flow) -> None:
-        """Set the session's fields in a flow, which opens the window again, and send it."""
         if self.state is not SessionState.MAPPED and self.state is not SessionState.BEGIN_SENT:
             return
         if not self._is_window_held:
@@ -484,9 +461,6 @@ class Session:
         self._open_window()
 
     def is_next_delivery(self, delivery_id: int) -> bool:
-        """Note the beginning of a delivery. Ids must increase, over all links of the session
-        [FC-A12]; gaps are accepted, since some brokers leave them. False: the id is invalid, and
-        the session has failed."""
         last = self._last_received
         if last < 0:
             self._first_received = delivery_id
@@ -505,10 +479,7 @@ class Session:
     def skip(self, count: int) -> int:
         """Assign numbers to deliveries that will not be sent, so that numbers keep in step with the
         owner's count. Returns the first."""
-        numbers = self.outbox.numbers
-        first = numbers.take(count)
-        numbers.withdraw(first, count)
-        return first
+        return self.outbox.skip(count)
 
     # Settling
 
@@ -525,21 +496,17 @@ class Session:
             self.outbox.dispatch(Settled(first, last, encoded, settled))
 
     def settle_received(self, first: int, last: int, state: DeliveryState | None) -> None:
-        """Settle received deliveries, on whatever links [FC-11]."""
         self._write_disposition(RECEIVER, first, last, True, encoded_state(state))
 
     def settle_second(
-        self, link: ReceiverLink, first: int, last: int, state: DeliveryState | None
+        self, link: LinkEnd, first: int, last: int, state: DeliveryState | None
     ) -> None:
-        """Settle for ReceiverLink.settle in mode second. The deliveries are in flight before the
-        first byte is written [FC-12]."""
         encoded = encoded_state(state)
         if self.state is SessionState.MAPPED:
             self.in_flight.add(first, last, link)
             self._write_disposition(RECEIVER, first, last, False, encoded)
 
     def write_settled(self, first: int, last: int, state: bytes, settled: bool) -> None:
-        """Send a disposition about numbers that have left."""
         ids = self.outbox.numbers.ids_of(first, last)
         if ids is not None:
             self._write_disposition(SENDER, ids[0], ids[1], settled, state)
