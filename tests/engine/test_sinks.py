@@ -296,7 +296,7 @@ def test_what_a_commit_needs_is_read_before_anything_is_changed(
     rig.turn(budget=0)
     with pytest.raises(Unreadable, match="unreadable"):
         commit(rig, 0, staging, other)
-    assert not rig.broker.sinks.torn, "what is needed is read before anything is changed"
+    assert not rig.broker.sinks.is_half_done, "what is needed is read before anything is changed"
     assert rig.ready("q") == []
 
 

@@ -1050,15 +1050,15 @@ class Broker:
         engine time."""
         self.clock.tell(now_ms)
         self.store.sweep()
-        assert not self.transactions.torn, "a transaction was carried out in part"
-        assert not self.sinks.torn, "a batch was published in part"
+        assert not self.transactions.is_half_done, "a transaction was carried out in part"
+        assert not self.sinks.is_half_done, "a batch was published in part"
         for thing in self.deadlines.take_due(now_ms):
             self._look_at(thing)
         if self.dead_letters.pending.waiting:
             self.dead_letters.pending.look_at_topology()
         self.dispatcher.pump()
-        if self.transactions.untold:
-            self.transactions.tell()
+        if self.transactions.unrecorded:
+            self.transactions.record_staged()
         settling = self.store.settling
         if settling:
             for queue in settling:
@@ -1130,7 +1130,7 @@ class Broker:
         """Reduce the payload bytes in memory to `budget` where possible. Payloads in the journal
         below `written` need no memory. Called after the turn's effects are carried out."""
         if self.transactions.open and self.store.resident_bytes > budget:
-            self.transactions.press()
+            self.transactions.seal_all()
         self.store.spill(budget, written, self.ledger)
         self.backlogs.pack(written)
 

@@ -25,6 +25,7 @@ from tallymark.engine import records
 from tallymark.engine.admission import Admission
 from tallymark.engine.annotations import Annotations, deferred_until, keys_of, ready_since
 from tallymark.engine.clock import Clock
+from tallymark.engine.commit import no_room_text
 from tallymark.engine.deadlines import Deadlines, Timed
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import (
@@ -136,21 +137,6 @@ class Stretch:
 class Sinks:
     """All sinks of the broker and their stagings."""
 
-    __slots__ = (
-        "_entrance",
-        "_vhosts",
-        "clock",
-        "deadlines",
-        "new_id",
-        "ledger",
-        "sinks",
-        "staged",
-        "staged_bytes",
-        "stagings",
-        "store",
-        "torn",
-    )
-
     def __init__(
         self,
         clock: Clock,
@@ -175,7 +161,7 @@ class Sinks:
         self.staged = 0
         """Count of messages in all stagings."""
         self.staged_bytes = 0
-        self.torn = False
+        self.is_half_done = False
         """True after a commit failed half-way because of a defect: the turn must not be written. No
         client can cause it."""
 
@@ -294,7 +280,7 @@ class Sinks:
             self._supersede(vhost, name)
             self._remember(vhost, name, identity, batch, forget_ms)
         except Exception:
-            self.torn = True
+            self.is_half_done = True
             raise
         finally:
             dispatcher.commits = False
@@ -374,10 +360,7 @@ class Sinks:
             self.store.load(payload)
             for queue in stretch.targets.queues:
                 if not admission.takes(queue, payload, stretch.lo, stretch.hi):
-                    raise ResourceExhausted(
-                        f"queue '{queue.name}' in vhost '{queue.vhost}' has no room for what the "
-                        "batch publishes, nothing of it was committed"
-                    )
+                    raise ResourceExhausted(no_room_text(queue, "batch"))
 
     def _publish(self, stretches: list[Stretch]) -> None:
         now = self.clock.now_ms

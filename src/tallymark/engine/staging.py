@@ -29,6 +29,9 @@ goes to. It bounds the memory besides bodies (a few hundred MiB) and the size of
 block."""
 ENTRY_WEIGHT: Final = 4
 
+ENTRIES_A_WEIGHT: Final = 64
+"""Number of settlements searched, in order to change some, that weighs as much as one queue."""
+
 MUST_ARRIVE: Final = 1
 """Rule for messages: if they reach no queue at the commit, nothing is committed."""
 AS_DUE: Final = 2
@@ -217,6 +220,32 @@ def put_back(session: Session, entries: list[InFlight]) -> None:
             last = entry
 
 
+def is_gone(session: Session, entry: InFlight) -> bool:
+    """Return whether the receiver of the messages is gone: their session, or with AMQP 1.0 their
+    link [FC-19]."""
+    consumer = entry.consumer
+    return session.closed or (consumer is not None and consumer.by_link and not consumer.active)
+
+
+def unstage(entry: InFlight) -> None:
+    """Count deliveries that were settled in a transaction as acquired again, in their queue."""
+    if not entry.void and not entry.queue.deleted:
+        for low, high in entry.pieces(entry.first, entry.last):
+            entry.queue.unstage(entry.part(low, high))
+
+
+def stored_ranges(entry: InFlight) -> list[tuple[int, int]]:
+    """Return the sequences that an entry holds, as (first, count); none if its queue is not stored
+    or is gone."""
+    queue = entry.queue
+    if not queue.stored or queue.deleted or entry.void:
+        return []
+    return [
+        (entry.slice.first + low - entry.first, high - low + 1)
+        for low, high in entry.pieces(entry.first, entry.last)
+    ]
+
+
 @final
 class Transaction(Timed):
     """Publishes and settlements that come into effect together, or not at all.
@@ -228,7 +257,7 @@ class Transaction(Timed):
     __slots__ = (
         "_names",
         "_open",
-        "_told_of",
+        "_recorded",
         "acquisitions",
         "due_ms",
         "ended",
@@ -243,7 +272,7 @@ class Transaction(Timed):
         "session",
         "settled",
         "settlements",
-        "untold",
+        "is_unrecorded",
         "unwritten",
         "weight",
     )
@@ -281,10 +310,10 @@ class Transaction(Timed):
         """Weight of the transaction; see MOST_WEIGHT."""
         self.unwritten = 0
         """Bytes of its sealed runs that the journal will store and has not received yet."""
-        self.untold = False
+        self.is_unrecorded = False
         """True while the transaction is in the list of those with settlements not yet in the
         ledger."""
-        self._told_of = 0
+        self._recorded = 0
         """Count of the settlements that are in the ledger."""
         self.last_handled: StagedRun | None = None
         """Last run with a handle. Only that run of those with a handle is extended, so that their
@@ -367,7 +396,7 @@ class Transaction(Timed):
         self, session: Session, outcome: int, notes: Notes, due_ms: int, is_final: bool
     ) -> StagedSettlement:
         """Return the last settlement if it has the same properties; else a new one."""
-        if len(self.settlements) > self._told_of:
+        if len(self.settlements) > self._recorded:
             last = self.settlements[-1]
             if (
                 last.session is session
@@ -387,15 +416,59 @@ class Transaction(Timed):
         if not into.add(entry, True):
             self.weight += ENTRY_WEIGHT
 
-    def take_untold(self) -> list[StagedSettlement]:
+    def take_unrecorded(self) -> list[StagedSettlement]:
         """Return the settlements that are not in the ledger, and count them as recorded."""
-        found = self.settlements[self._told_of :]
-        self._told_of = len(self.settlements)
+        found = self.settlements[self._recorded :]
+        self._recorded = len(self.settlements)
         return found
 
-    def told(self) -> list[StagedSettlement]:
+    def recorded(self) -> list[StagedSettlement]:
         """Return the settlements that are in the ledger."""
-        return self.settlements[: self._told_of]
+        return self.settlements[: self._recorded]
+
+    def take_back(self, session: Session, first: int, last: int) -> list[tuple[InFlight, bool]]:
+        """Take tags first..last of a session out of the settlements, as far as these have them and
+        their receiver is there. Returns each part with whether its settlement is in the ledger.
+        O(settlements), which counts towards the weight."""
+        recorded = self._recorded
+        found: list[tuple[InFlight, bool]] = []
+        searched = 0
+        for at, settlement in enumerate(self.settlements):
+            if settlement.session is not session:
+                continue
+            searched += len(settlement.entries)
+            staying: list[InFlight] = []
+            for entry in settlement.entries:
+                low, high = max(first, entry.first), min(last, entry.last)
+                part = None if is_gone(session, entry) else entry.cut(low, high)
+                if part is None:
+                    staying.append(entry)
+                    continue
+                for rest in (entry.cut(entry.first, low - 1), entry.cut(high + 1, entry.last)):
+                    if rest is not None:
+                        staying.append(rest)
+                self.settled -= part.left
+                found.append((part, at < recorded))
+            settlement.entries = staying
+        self.weight += searched // ENTRIES_A_WEIGHT
+        return found
+
+    def check(self, by_queue: dict[int, int], by_session: dict[int, int]) -> None:
+        """Assert that its counts are those of its runs and settlements, and add the staged
+        deliveries to the counts by queue and by session."""
+        settled = 0
+        for settlement in self.settlements:
+            for entry in settlement.entries:
+                n = sum(b - a + 1 for a, b in entry.pieces(entry.first, entry.last))
+                assert n == entry.left, (entry.first, entry.last, n, entry.left)
+                settled += n
+                id = settlement.session.id
+                by_session[id] = by_session.get(id, 0) + n
+                if not entry.void and not entry.queue.deleted:
+                    by_queue[entry.queue.id] = by_queue.get(entry.queue.id, 0) + n
+        assert settled == self.settled, (self.id, settled, self.settled)
+        published = sum(run.count for run in self.runs)
+        assert published == self.published, (self.id, published)
 
 
 def _names_of(

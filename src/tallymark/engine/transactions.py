@@ -24,35 +24,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, final
 
-from tallymark.engine import records
-from tallymark.engine.admission import Admission
 from tallymark.engine.annotations import (
     Annotations,
     Notes,
-    deferred_until,
-    keys_of,
-    ready_since,
 )
 from tallymark.engine.clock import Clock
+from tallymark.engine.commit import Commit, Rollback, record_unstaged
 from tallymark.engine.deadlines import Deadlines
 from tallymark.engine.effects import Effect, TransactionExpired
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import RolledBack
-from tallymark.engine.ledger import Ledger, committed_record, staged_record, unstaged_record
-from tallymark.engine.message import NOWHERE, Payload
+from tallymark.engine.ledger import Ledger, staged_record
+from tallymark.engine.message import Payload
 from tallymark.engine.queue import Queue
 from tallymark.engine.routing import Targets
 from tallymark.engine.session import InFlight, Session
 from tallymark.engine.settlement import Settlement, counts_as
 from tallymark.engine.staging import (
-    AS_DUE,
     ENTRY_WEIGHT,
-    MUST_ARRIVE,
     StagedRun,
     StagedSettlement,
     Transaction,
     put_back,
+    stored_ranges,
     take_out,
+    unstage,
 )
 from tallymark.engine.store import Store
 from tallymark.engine.vhost import VirtualHost
@@ -62,33 +58,9 @@ AHEAD_BYTES: Final = 1 << 20
 journal as they arrive."""
 
 
-ENTRIES_A_WEIGHT: Final = 64
-"""Number of settlements searched, in order to change some, that weighs as much as one queue."""
-
-
 @final
 class Transactions:
     """Operations on transactions. Clock, queues and records are the Broker's own objects."""
-
-    __slots__ = (
-        "_entrance",
-        "_gathering",
-        "_of_session",
-        "_settlement",
-        "_vhosts",
-        "clock",
-        "committed",
-        "deadlines",
-        "effects",
-        "new_id",
-        "new_message_ids",
-        "open",
-        "ledger",
-        "rolled_back",
-        "store",
-        "torn",
-        "untold",
-    )
 
     def __init__(
         self,
@@ -118,10 +90,10 @@ class Transactions:
         self.committed = 0
         """Count of commits since the broker started, without empty ones."""
         self.rolled_back = 0
-        self.torn = False
+        self.is_half_done = False
         """True after a commit failed half-way because of a defect: the turn must not be written. No
         client can cause it."""
-        self.untold: list[Transaction] = []
+        self.unrecorded: list[Transaction] = []
         """Transactions with staged deliveries that are not in the ledger yet."""
         self._gathering: dict[int, Transaction] = {}
         """Transactions with open runs, by id."""
@@ -259,9 +231,9 @@ class Transactions:
             for a, b in entry.pieces(entry.first, entry.last):
                 entry.queue.stage(entry.part(a, b))
         transaction.park(into, entry)
-        if not transaction.untold:
-            transaction.untold = True
-            self.untold.append(transaction)
+        if not transaction.is_unrecorded:
+            transaction.is_unrecorded = True
+            self.unrecorded.append(transaction)
 
     def reopen(self, transaction: Transaction, session: Session, first: int, last: int) -> None:
         """Make tags first..last unsettled again, as far as the transaction settles them: the client
@@ -269,32 +241,13 @@ class Transactions:
         O(settlements), which counts towards the transaction's weight. Raises PreconditionFailed: it
         has ended."""
         transaction.check_open()
-        told = len(transaction.told())
-        found: list[InFlight] = []
-        looked_at = 0
-        for at, settlement in enumerate(transaction.settlements):
-            if settlement.session is not session:
-                continue
-            looked_at += len(settlement.entries)
-            kept: list[InFlight] = []
-            for entry in settlement.entries:
-                low, high = max(first, entry.first), min(last, entry.last)
-                part = None if _is_gone(session, entry) else entry.cut(low, high)
-                if part is None:
-                    kept.append(entry)
-                    continue
-                for rest in (entry.cut(entry.first, low - 1), entry.cut(high + 1, entry.last)):
-                    if rest is not None:
-                        kept.append(rest)
-                if at < told:
-                    self._record_unstaged(transaction, part)
-                self._unstage(part)
-                transaction.settled -= part.left
-                found.append(part)
-            settlement.entries = kept
-        transaction.weight += looked_at // ENTRIES_A_WEIGHT
-        if found:
-            put_back(session, found)
+        parts = transaction.take_back(session, first, last)
+        for part, is_recorded in parts:
+            if is_recorded:
+                record_unstaged(self.ledger, transaction, part)
+            unstage(part)
+        if parts:
+            put_back(session, [part for part, _ in parts])
             self.deadlines.arm(session, self.clock.now_ms)
 
     def acquired(self, transaction: Transaction, session: Session, first: int, last: int) -> None:
@@ -308,19 +261,19 @@ class Transactions:
                 return
         acquisitions.append((session, first, last))
 
-    def tell(self) -> None:
+    def record_staged(self) -> None:
         """Emit records about deliveries that are still staged, once per turn."""
-        for transaction in self.untold:
-            transaction.untold = False
+        for transaction in self.unrecorded:
+            transaction.is_unrecorded = False
             if transaction.ended:
                 continue
-            for settlement in transaction.take_untold():
+            for settlement in transaction.take_unrecorded():
                 for entry in settlement.entries:
                     outcome = counts_as(entry.queue, settlement.outcome)
                     self._record_staged(transaction, entry, outcome)
-        self.untold.clear()
+        self.unrecorded.clear()
 
-    def press(self) -> None:
+    def seal_all(self) -> None:
         """Close and seal all open runs when memory is short, so that their bytes can leave it."""
         for transaction in self._gathering.values():
             for run in transaction.close_runs():
@@ -358,11 +311,14 @@ class Transactions:
             PreconditionFailed: it has ended.
         """
         transaction.check_open()
+        commit = Commit(
+            transaction, self._entrance, self._settlement, self.store, self._vhosts, self.ledger,
+            self.clock,
+        )  # fmt: skip
         if not transaction.failure:
             for run in transaction.runs:
                 self._seal(transaction, run)
-                self._resolve(run)
-            transaction.failure = self._obstacle(transaction)
+            transaction.failure = commit.obstacle()
         if transaction.failure:
             self.rollback(transaction)
             raise RolledBack(transaction.failure)
@@ -372,113 +328,13 @@ class Transactions:
         dispatcher = self._settlement.dispatcher
         dispatcher.commits = True
         try:
-            self._carry_out(transaction)
+            commit.carry_out()
         except Exception:
-            self.torn = True
+            self.is_half_done = True
             raise
         finally:
             dispatcher.commits = False
         return [run for run in transaction.runs if run.handle is not None]
-
-    def _obstacle(self, transaction: Transaction) -> str:
-        """Return an error text if the transaction cannot be committed as a whole; empty: it can.
-        Everything that carrying it out needs is in memory then."""
-        admission = Admission(self._entrance)
-        for run in transaction.runs:
-            payload = run.payload
-            assert payload is not None, run.count
-            if run.rules & MUST_ARRIVE and not run.targets.queues:
-                return _gone_text(payload)
-            if run.targets.plain:
-                continue
-            if not self.store.tried(payload):
-                return (
-                    f"{payload.size} bytes that the transaction publishes cannot be read back from "
-                    f"the journal ({self.store.trouble}): nothing of it was committed"
-                )
-            for queue in run.targets.queues:
-                if not admission.takes(queue, payload, 0, run.count):
-                    return (
-                        f"queue '{queue.name}' in vhost '{queue.vhost}' has no room for what the "
-                        "transaction publishes, nothing of it was committed"
-                    )
-        return ""
-
-    def _resolve(self, run: StagedRun) -> None:
-        """Route the run's messages anew. Queues that were deleted meanwhile get nothing, unless
-        there is a new one of the same name."""
-        vhost = self._vhosts[run.session.connection.vhost]
-        if run.generation == vhost.generation:
-            return
-        payload = run.payload
-        assert payload is not None, run.count
-        if payload.route.exchange == "":
-            run.targets = vhost.route("", keys_of(run.annotations, payload.route), None)
-            return
-        found = [vhost.queues.get(queue.name) for queue in run.targets.queues]
-        run.targets = Targets([queue for queue in found if queue is not None])
-
-    def _carry_out(self, transaction: Transaction) -> None:
-        now = self.clock.now_ms
-        before = len(self.ledger.rows)
-        known: dict[Annotations | None, Annotations] = {}
-        for run in transaction.runs:
-            self._publish(run, now, known)
-        stored = False
-        for settlement in transaction.settlements:
-            stored = self._settle(settlement) or stored
-        transaction.is_stored = stored or len(self.ledger.rows) > before
-        if transaction.is_stored:
-            self.ledger.emit(
-                committed_record(
-                    transaction.session.id,
-                    transaction.id,
-                    transaction.published,
-                    transaction.settled,
-                )
-            )
-
-    def _publish(
-        self, run: StagedRun, now: int, known: dict[Annotations | None, Annotations]
-    ) -> None:
-        """Publish a run's messages at the commit; their times count from now."""
-        payload = run.payload
-        assert payload is not None, run.count
-        queues = run.targets.queues
-        annotations = run.annotations
-        if annotations is not None and annotations.due_ms and not run.rules & AS_DUE:
-            annotations = deferred_until(annotations, annotations.due_ms + now - run.staged_ms)
-        if payload.position == NOWHERE:
-            payload.arrived_ms = now
-        elif payload.arrived_ms < now and (annotations is None or not annotations.due_ms):
-            dated = known.get(annotations)
-            if dated is None:
-                dated = known[annotations] = ready_since(annotations, now)
-            annotations = dated
-        if queues:
-            run.reached = True
-            self.store.use(payload, run.count * len(queues))
-            kept = payload.persistent and run.targets.durable
-            if kept:
-                self._entrance.keep(payload)
-            refused = self._entrance.publish(run.targets, payload, 0, run.count, annotations, kept)
-            assert not refused, refused
-        self.store.finish(payload, run.count)
-
-    def _settle(self, settlement: StagedSettlement) -> bool:
-        """Carry out a settlement. Returns whether a stored queue is involved."""
-        session, outcome = settlement.session, settlement.outcome
-        stored = False
-        for entry in settlement.entries:
-            queue = entry.queue
-            stored = stored or (queue.stored and not queue.deleted)
-            for low, high in entry.pieces(entry.first, entry.last):
-                if not entry.void and not queue.deleted:
-                    queue.unstage(entry.part(low, high))
-                self._settlement.finish(
-                    session, entry, low, high, outcome, settlement.notes, settlement.due_ms
-                )
-        return stored
 
     def rollback(self, transaction: Transaction, lost: bool = False) -> None:
         """Discard publishes, and make settled deliveries unsettled again in their sessions with the
@@ -492,68 +348,9 @@ class Transactions:
         self._end(transaction)
         if not transaction.is_empty:
             self.rolled_back += 1
-        for run in transaction.runs:
-            if run.payload is None:
-                self.store.hold(-run.size)
-            else:
-                self.store.finish(run.payload, run.count)
-        for settlement in transaction.told():
-            for entry in settlement.entries:
-                self._record_unstaged(transaction, entry)
-        reopened: dict[Session, list[InFlight]] = {}
-        for settlement in transaction.settlements:
-            session = settlement.session
-            for entry in settlement.entries:
-                self._unstage(entry)
-                if settlement.is_final or _is_gone(session, entry):
-                    self._give_back(session, entry, lost and session.closed)
-                else:
-                    reopened.setdefault(session, []).append(entry)
-        for session, entries in reopened.items():
-            for entry in entries:
-                transaction.reopened.append((session, entry.first, entry.last))
-            put_back(session, entries)
-            self.deadlines.arm(session, self.clock.now_ms)
-        for session, first, last in transaction.acquisitions:
-            self._release(transaction, session, first, last)
-
-    def _unstage(self, entry: InFlight) -> None:
-        if not entry.void and not entry.queue.deleted:
-            for low, high in entry.pieces(entry.first, entry.last):
-                entry.queue.unstage(entry.part(low, high))
-
-    def _give_back(self, session: Session, entry: InFlight, lost: bool) -> None:
-        """Requeue an entry that is in no session."""
-        queue = entry.queue
-        reason = records.RETURNED_BY_CLIENT
-        if _is_gone(session, entry):
-            reason = records.RETURNED_BY_LOSS if lost else records.RETURNED_BY_CLOSE
-        self._settlement.free_credit(session, entry.consumer, entry.left)
-        if entry.is_late and entry.consumer is not None:
-            entry.consumer.overdue -= entry.left
-            self._settlement.dispatcher.mark(queue)
-        if entry.void:
-            return
-        pieces = [entry.part(low, high) for low, high in entry.pieces(entry.first, entry.last)]
-        if queue.deleted:
-            for piece in pieces:
-                self.store.finish(piece.payload, len(piece))
-        else:
-            self._settlement.give_back(queue, pieces, session.id, reason, lost)
-
-    def _release(self, transaction: Transaction, session: Session, first: int, last: int) -> None:
-        """Requeue those tags that were delivered under the transaction and are unsettled."""
-        at = 0
-        inflight = session.inflight
-        while at < len(inflight) and inflight[at].first <= last:
-            entry = inflight[at]
-            low, high = max(first, entry.first), min(last, entry.last)
-            if low > high or entry.cut(low, high) is None:
-                at += 1
-                continue
-            taken = take_out(session, at, low, high)
-            transaction.released.append((session, taken.first, taken.last))
-            self._give_back(session, taken, False)
+        Rollback(
+            transaction, lost, self._settlement, self.store, self.deadlines, self.ledger, self.clock
+        ).carry_out()
 
     def _end(self, transaction: Transaction) -> None:
         transaction.ended = True
@@ -627,53 +424,9 @@ class Transactions:
         by_queue: dict[int, int] = {}
         by_session: dict[int, int] = {}
         for transaction in self.open.values():
-            settled = 0
-            for settlement in transaction.settlements:
-                for entry in settlement.entries:
-                    n = sum(b - a + 1 for a, b in entry.pieces(entry.first, entry.last))
-                    assert n == entry.left, (entry.first, entry.last, n, entry.left)
-                    settled += n
-                    id = settlement.session.id
-                    by_session[id] = by_session.get(id, 0) + n
-                    if not entry.void and not entry.queue.deleted:
-                        by_queue[entry.queue.id] = by_queue.get(entry.queue.id, 0) + n
-            assert settled == transaction.settled, (transaction.id, settled, transaction.settled)
-            published = sum(run.count for run in transaction.runs)
-            assert published == transaction.published, (transaction.id, published)
+            transaction.check(by_queue, by_session)
         return by_queue, by_session
 
     def _record_staged(self, transaction: Transaction, entry: InFlight, outcome: int) -> None:
-        for first, count in _stored_ranges(entry):
+        for first, count in stored_ranges(entry):
             self.ledger.emit(staged_record(entry.queue.id, first, count, transaction.id, outcome))
-
-    def _record_unstaged(self, transaction: Transaction, entry: InFlight) -> None:
-        for first, count in _stored_ranges(entry):
-            self.ledger.emit(unstaged_record(entry.queue.id, first, count, transaction.id))
-
-
-def _stored_ranges(entry: InFlight) -> list[tuple[int, int]]:
-    """Return the sequences that an entry holds, as (first, count); none if its queue is not stored
-    or is gone."""
-    queue = entry.queue
-    if not queue.stored or queue.deleted or entry.void:
-        return []
-    return [
-        (entry.slice.first + low - entry.first, high - low + 1)
-        for low, high in entry.pieces(entry.first, entry.last)
-    ]
-
-
-def _gone_text(payload: Payload) -> str:
-    """Return the text about messages that stop a commit because no queue is left for them."""
-    route = payload.route
-    return (
-        f"messages to exchange '{route.exchange}' with routing key '{route.key}' were accepted, "
-        "but their queues were deleted since: nothing of the transaction was committed"
-    )
-
-
-def _is_gone(session: Session, entry: InFlight) -> bool:
-    """Return whether the receiver of the messages is gone: their session, or with AMQP 1.0 their
-    link [FC-19]."""
-    consumer = entry.consumer
-    return session.closed or (consumer is not None and consumer.by_link and not consumer.active)

@@ -1,0 +1,267 @@
+"""Commit and rollback: the two ends of a transaction.
+
+A commit is checked as a whole before anything is changed, because a queue that refused messages
+half-way would make it impossible to take effect as a whole [TX-D1].
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from tallymark.engine import records
+from tallymark.engine.admission import Admission
+from tallymark.engine.annotations import Annotations, deferred_until, keys_of, ready_since
+from tallymark.engine.clock import Clock
+from tallymark.engine.deadlines import Deadlines
+from tallymark.engine.entrance import Entrance
+from tallymark.engine.ledger import Ledger, committed_record, unstaged_record
+from tallymark.engine.message import NOWHERE, Payload
+from tallymark.engine.queue import Queue
+from tallymark.engine.routing import Targets
+from tallymark.engine.session import InFlight, Session
+from tallymark.engine.settlement import Settlement
+from tallymark.engine.staging import (
+    AS_DUE,
+    MUST_ARRIVE,
+    StagedRun,
+    StagedSettlement,
+    Transaction,
+    is_gone,
+    put_back,
+    stored_ranges,
+    take_out,
+    unstage,
+)
+from tallymark.engine.store import Store
+from tallymark.engine.vhost import VirtualHost
+
+
+def no_room_text(queue: Queue, what: str) -> str:
+    """Return the error text about a queue that refuses messages of a commit. what: names their
+    whole: transaction or batch."""
+    return (
+        f"queue '{queue.name}' in vhost '{queue.vhost}' has no room for what the {what} publishes, "
+        "nothing of it was committed"
+    )
+
+
+@final
+class Commit:
+    """The commit of one transaction, whose runs are sealed."""
+
+    def __init__(
+        self,
+        transaction: Transaction,
+        entrance: Entrance,
+        settlement: Settlement,
+        store: Store,
+        vhosts: dict[str, VirtualHost],
+        ledger: Ledger,
+        clock: Clock,
+    ) -> None:
+        self._transaction = transaction
+        self._entrance = entrance
+        self._settlement = settlement
+        self._store = store
+        self._vhosts = vhosts
+        self._ledger = ledger
+        self._clock = clock
+        self._dated: dict[Annotations | None, Annotations] = {}
+        """Annotations with the time of the commit, by those without it: equal ones are shared."""
+
+    def obstacle(self) -> str:
+        """Route again what its queues have changed for, and return an error text if the transaction
+        cannot be committed as a whole; empty: it can. Everything that carrying it out needs is in
+        memory then."""
+        admission = Admission(self._entrance)
+        for run in self._transaction.runs:
+            payload = run.payload
+            assert payload is not None, run.count
+            self._route_again(run, payload)
+            if run.rules & MUST_ARRIVE and not run.targets.queues:
+                return _gone_text(payload)
+            if run.targets.plain:
+                continue
+            if not self._store.tried(payload):
+                return (
+                    f"{payload.size} bytes that the transaction publishes cannot be read back from "
+                    f"the journal ({self._store.trouble}): nothing of it was committed"
+                )
+            for queue in run.targets.queues:
+                if not admission.takes(queue, payload, 0, run.count):
+                    return no_room_text(queue, "transaction")
+        return ""
+
+    def _route_again(self, run: StagedRun, payload: Payload) -> None:
+        """Route the run's messages again if anything was declared, deleted or bound since. Queues
+        that were deleted meanwhile get nothing, unless there is a new one of the same name."""
+        vhost = self._vhosts[run.session.connection.vhost]
+        if run.generation == vhost.generation:
+            return
+        if payload.route.exchange == "":
+            run.targets = vhost.route("", keys_of(run.annotations, payload.route), None)
+            return
+        found = [vhost.queues.get(queue.name) for queue in run.targets.queues]
+        run.targets = Targets([queue for queue in found if queue is not None])
+
+    def carry_out(self) -> None:
+        """Publish and settle all of it. Sets the transaction's `is_stored`."""
+        transaction = self._transaction
+        now = self._clock.now_ms
+        before = len(self._ledger.rows)
+        for run in transaction.runs:
+            self._publish(run, now)
+        stored = False
+        for settlement in transaction.settlements:
+            stored = self._settle(settlement) or stored
+        transaction.is_stored = stored or len(self._ledger.rows) > before
+        if transaction.is_stored:
+            self._ledger.emit(
+                committed_record(
+                    transaction.session.id,
+                    transaction.id,
+                    transaction.published,
+                    transaction.settled,
+                )
+            )
+
+    def _publish(self, run: StagedRun, now: int) -> None:
+        """Publish a run's messages at the commit; their times count from now."""
+        payload = run.payload
+        assert payload is not None, run.count
+        queues = run.targets.queues
+        annotations = run.annotations
+        if annotations is not None and annotations.due_ms and not run.rules & AS_DUE:
+            annotations = deferred_until(annotations, annotations.due_ms + now - run.staged_ms)
+        if payload.position == NOWHERE:
+            payload.arrived_ms = now
+        elif payload.arrived_ms < now and (annotations is None or not annotations.due_ms):
+            dated = self._dated.get(annotations)
+            if dated is None:
+                dated = self._dated[annotations] = ready_since(annotations, now)
+            annotations = dated
+        if queues:
+            run.reached = True
+            self._store.use(payload, run.count * len(queues))
+            kept = payload.persistent and run.targets.durable
+            if kept:
+                self._entrance.keep(payload)
+            refused = self._entrance.publish(run.targets, payload, 0, run.count, annotations, kept)
+            assert not refused, refused
+        self._store.finish(payload, run.count)
+
+    def _settle(self, settlement: StagedSettlement) -> bool:
+        """Carry out a settlement. Returns whether a stored queue is involved."""
+        session, outcome = settlement.session, settlement.outcome
+        stored = False
+        for entry in settlement.entries:
+            queue = entry.queue
+            stored = stored or (queue.stored and not queue.deleted)
+            for low, high in entry.pieces(entry.first, entry.last):
+                if not entry.void and not queue.deleted:
+                    queue.unstage(entry.part(low, high))
+                self._settlement.finish(
+                    session, entry, low, high, outcome, settlement.notes, settlement.due_ms
+                )
+        return stored
+
+
+@final
+class Rollback:
+    """The rollback of one transaction, which has ended."""
+
+    def __init__(
+        self,
+        transaction: Transaction,
+        lost: bool,
+        settlement: Settlement,
+        store: Store,
+        deadlines: Deadlines,
+        ledger: Ledger,
+        clock: Clock,
+    ) -> None:
+        self._transaction = transaction
+        self._lost = lost
+        """True if the client vanished."""
+        self._settlement = settlement
+        self._store = store
+        self._deadlines = deadlines
+        self._ledger = ledger
+        self._clock = clock
+
+    def carry_out(self) -> None:
+        """Discard its publishes, and give each settled delivery back to its session, or to its
+        queue where the receiver is gone."""
+        transaction = self._transaction
+        for run in transaction.runs:
+            if run.payload is None:
+                self._store.hold(-run.size)
+            else:
+                self._store.finish(run.payload, run.count)
+        for settlement in transaction.recorded():
+            for entry in settlement.entries:
+                record_unstaged(self._ledger, transaction, entry)
+        reopened: dict[Session, list[InFlight]] = {}
+        for settlement in transaction.settlements:
+            session = settlement.session
+            for entry in settlement.entries:
+                unstage(entry)
+                if settlement.is_final or is_gone(session, entry):
+                    self._give_back(session, entry, self._lost and session.closed)
+                else:
+                    reopened.setdefault(session, []).append(entry)
+        for session, entries in reopened.items():
+            for entry in entries:
+                transaction.reopened.append((session, entry.first, entry.last))
+            put_back(session, entries)
+            self._deadlines.arm(session, self._clock.now_ms)
+        for session, first, last in transaction.acquisitions:
+            self._release(session, first, last)
+
+    def _give_back(self, session: Session, entry: InFlight, lost: bool) -> None:
+        """Requeue an entry that is in no session."""
+        queue = entry.queue
+        reason = records.RETURNED_BY_CLIENT
+        if is_gone(session, entry):
+            reason = records.RETURNED_BY_LOSS if lost else records.RETURNED_BY_CLOSE
+        self._settlement.free_credit(session, entry.consumer, entry.left)
+        if entry.is_late and entry.consumer is not None:
+            entry.consumer.overdue -= entry.left
+            self._settlement.dispatcher.mark(queue)
+        if entry.void:
+            return
+        pieces = [entry.part(low, high) for low, high in entry.pieces(entry.first, entry.last)]
+        if queue.deleted:
+            for piece in pieces:
+                self._store.finish(piece.payload, len(piece))
+        else:
+            self._settlement.give_back(queue, pieces, session.id, reason, lost)
+
+    def _release(self, session: Session, first: int, last: int) -> None:
+        """Requeue those tags that were delivered under the transaction and are unsettled."""
+        at = 0
+        inflight = session.inflight
+        while at < len(inflight) and inflight[at].first <= last:
+            entry = inflight[at]
+            low, high = max(first, entry.first), min(last, entry.last)
+            if low > high or entry.cut(low, high) is None:
+                at += 1
+                continue
+            taken = take_out(session, at, low, high)
+            self._transaction.released.append((session, taken.first, taken.last))
+            self._give_back(session, taken, False)
+
+
+def record_unstaged(ledger: Ledger, transaction: Transaction, entry: InFlight) -> None:
+    """Emit rows which say that a delivery is no longer settled in the transaction."""
+    for first, count in stored_ranges(entry):
+        ledger.emit(unstaged_record(entry.queue.id, first, count, transaction.id))
+
+
+def _gone_text(payload: Payload) -> str:
+    """Return the error text about messages that stop a commit because no queue is left for them."""
+    route = payload.route
+    return (
+        f"messages to exchange '{route.exchange}' with routing key '{route.key}' were accepted, "
+        "but their queues were deleted since: nothing of the transaction was committed"
+    )
