@@ -114,9 +114,7 @@ class NsqService:
         web = self._http = NsqHttp(
             self._node, self.topics, self.limits, self.stats, lookupd, self.client_rows, self.doors
         )
-        web.tcp_addresses = self.addresses
-        web.tls_required_option = tls_required(self._node.config)
-        web.tls_required = web.tls_required_option == "true"
+        web.context.tcp_addresses = self.addresses
         await web.start(http, https, tls)
 
     def listening(self) -> dict[str, list[tuple[str, int]]]:
