@@ -11,6 +11,7 @@ from tallymark.server import run
 from tallymark.server.config.settings import Config
 from tallymark.server.http.server import HttpServer
 from tallymark.server.nsq.service import NsqService
+from tallymark.server.opening import open_node
 
 
 def bound() -> list[socket.socket]:
@@ -24,7 +25,7 @@ async def with_broker(
 ) -> None:
     """A broker in this process."""
     loop = asyncio.get_running_loop()
-    node = run._open(Config(data_dir=folder, sync="interval", auto_create_queues="^churn$"), loop)
+    node = open_node(Config(data_dir=folder, sync="interval", auto_create_queues="^churn$"), loop)
     service = NsqService(node, None)
     [amqp], http, nsq, nsq_http = bound(), bound(), bound(), bound()
     listener = await run._listen(node, run._settings(node), amqp, None)

@@ -257,7 +257,7 @@ def test_the_engine_is_told_the_time_in_one_place() -> None:
         if re.search(r"clock\.(tell|read)\(", line)
     ]
     assert told == [
+        "server/opening.py: broker.clock.read(*both_ms())",
         "server/rehearsal.py: broker.clock.read(*both_ms())",  # begins it, as a start does
-        "server/run.py: broker.clock.read(*both_ms())",
         "server/turns.py: clock.read(wall, monotonic_ms)",
     ]

@@ -19,7 +19,7 @@ import pika.exceptions
 import pytest
 
 from bench.lean import Link
-from tallymark.server import run
+from tallymark.server import listening, run
 from tallymark.server.access import users
 from tallymark.server.access.user import Permission, make_user
 from tallymark.server.config.settings import Config
@@ -276,13 +276,13 @@ def test_localhost_is_the_families_that_the_machine_has(
 ) -> None:
     nowhere = "2001:db8::1"  # documentation only [RFC 3849]: no machine has it
     families = ((socket.AF_INET, ("127.0.0.1",)), (socket.AF_INET6, (nowhere,)))
-    monkeypatch.setattr(run, "LOOPBACKS", families)
+    monkeypatch.setattr(listening, "LOOPBACKS", families)
     with contextlib.ExitStack() as held:
         config = Config(data_dir=tmp_path, amqp_port=0, http_port=0)
-        bound = run.Bound(config, run.Certificates(config), held)
+        bound = listening.Bound(config, run.Certificates(config), held)
         assert [one.getsockname()[0] for one in bound.amqp] == ["127.0.0.1"]
-        with pytest.raises(run.CannotServe, match=nowhere):
-            run.Bound(replace(config, host=(nowhere,)), run.Certificates(config), held)
+        with pytest.raises(listening.CannotServe, match=nowhere):
+            listening.Bound(replace(config, host=(nowhere,)), run.Certificates(config), held)
 
 
 def test_memory_stays_within_its_budget_under_a_backlog(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from tallymark.engine.packing import Packing
 from tallymark.engine.session import ACCEPTED
 from tallymark.journal.journal import Journal
 from tallymark.journal.verify import verify
-from tallymark.server import housekeeping, run
+from tallymark.server import housekeeping, opening, run
 from tallymark.server.config.settings import Config
 from tallymark.server.node import Node
+from tallymark.server.opening import open_node
 from tests.support.patience import PATIENCE_S, until_on_loop
 
 MIB = 1 << 20
@@ -24,7 +25,7 @@ MIB = 1 << 20
 
 def opened(folder: Path, **more: Any) -> Node:
     config = Config(data_dir=folder, amqp_port=0, http_port=0, **more)
-    return run._open(config, asyncio.get_running_loop())
+    return open_node(config, asyncio.get_running_loop())
 
 
 def payload(node: Node, key: str, raw: bytes, persistent: bool) -> Payload:
@@ -84,7 +85,7 @@ def test_a_journal_that_fails_before_there_is_a_node_stops_the_broker(
             on_failure(OSError(5, "broken"))
             return Journal.open(folder, on_synced, on_failure, **more)
 
-    monkeypatch.setattr(run, "Journal", FailingAtOnce)
+    monkeypatch.setattr(opening, "Journal", FailingAtOnce)
 
     async def start() -> int:
         node = opened(tmp_path)

@@ -428,6 +428,31 @@ class Turns:
         self._has_ended = True
 
 
+class Relay:
+    """Passes on to the loop what the journal's threads report: heard as soon as there are turns,
+    even if it was said before."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.turns: Turns | None = None
+
+    def synced(self) -> None:
+        """Something was written and synced. Called from any thread."""
+        self._loop.call_soon_threadsafe(self._synced)
+
+    def failed(self, error: OSError) -> None:
+        """A write has failed. Called from any thread."""
+        self._loop.call_soon_threadsafe(self._failed, error)
+
+    def _synced(self) -> None:
+        if self.turns is not None:
+            self.turns.synced()
+
+    def _failed(self, error: OSError) -> None:
+        if self.turns is not None:
+            self.turns.fail(error)
+
+
 def _recipient(effect: Effect) -> Bridge | None:
     """Return the bridge of the client that an effect concerns; None: it concerns no client."""
     match effect:
