@@ -109,7 +109,7 @@ def go_on(rig: Rig, budget: int = 1 << 40) -> None:
     for queue in rig.broker.queues.values():
         queue.mark = queue.mark_durable = 1 << 40
         if queue.letters:
-            rig.broker.dispatcher.mark(queue)
+            rig.broker.state.agenda.mark(queue)
     rig.settle_down(budget)
     rig.broker.check()
 

@@ -527,7 +527,7 @@ def test_nq_d9_attempts_go_on_from_a_delivery_that_a_crash_left_in_doubt(requeue
     client.fin(1)
     client.rdy(0)
     finish(rig)
-    rig.broker.dispatcher.marks.cover(rig.vhost.queues["q"], 4)  # the next two were about to leave
+    rig.broker.marks.cover(rig.vhost.queues["q"], 4)  # the next two were about to leave
     finish(rig)
     for acquired in (1, 2, 3):
         rig = rig.restart()

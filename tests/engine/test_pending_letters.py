@@ -229,7 +229,7 @@ def test_dl_25_a_deleted_queue_takes_its_letters_along() -> None:
     rig.delete("q")
     finish(rig)
     assert queue.counters()["dropped"] == {"queue_deleted": 1}
-    assert rig.broker.dead_letters.pending.waiting == {}
+    assert rig.broker.pending.waiting == {}
 
 
 # -- DL-A13: each ends with nothing pending and as many confirmed as died
@@ -482,7 +482,7 @@ def test_dl_23_many_targets_that_have_a_letter_are_passed_over_quickly() -> None
         queue = rig.vhost.queues["q"]
         assert [len(letter.have) for letter in queue.letters] == [count] * 10
         queue.retry_ms = 0
-        rig.broker.dispatcher.mark(queue)
+        rig.broker.state.agenda.mark(queue)
 
         def try_again() -> None:
             rig.turn()

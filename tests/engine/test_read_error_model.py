@@ -252,11 +252,11 @@ class Player:
 
     def do_retry(self) -> None:
         for queue in list(self.rig.broker.queues.values()):
-            self.rig.broker.quarantine.retry(queue)
+            self.rig.broker.readmission.retry(queue)
 
     def do_drop(self, name: str) -> None:
         queue = self.rig.vhost.queues[name]
-        self.rig.broker.quarantine.drop(queue, 1, queue.entered + 1)
+        self.rig.broker.readmission.drop(queue, 1, queue.entered + 1)
         assert not queue.quarantined
 
     def do_pauses(self, pauses: bool) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tallymark import is_compiled
 from tallymark.bridge.amqp091.format import PUBLISHER_NAME, PUBLISHING_ID
-from tallymark.engine import entrance
+from tallymark.engine import admission
 from tallymark.engine.records import PUBLISHERS
 from tallymark.engine.streams import FIRST, Start
 from tests.engine.test_streams import STREAM, reader, seen
@@ -119,7 +119,7 @@ def test_dead_letters_are_never_passed_over() -> None:
 def test_publishers_that_are_silent_for_longest_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(entrance, "MOST_PUBLISHERS", 3)
+    monkeypatch.setattr(admission, "MOST_PUBLISHERS", 3)
     rig = manual()
     queue = rig.declare("s", STREAM)
     message = 1

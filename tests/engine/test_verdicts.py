@@ -78,7 +78,7 @@ def test_dl_1_a_letter_that_cannot_be_read_waits_until_it_can(
     rig.turn()
     rig.broker.check()
     assert (rig.ready("d"), queue.settled, queue.quarantined) == ([], 2, 1)
-    assert rig.broker.quarantine.retry(queue) == 1
+    assert rig.broker.readmission.retry(queue) == 1
     rig.turn()
     rig.broker.check()
     assert (rig.ready("d"), queue.settled, queue.quarantined) == ([1], 2, 0)

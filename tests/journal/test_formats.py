@@ -96,7 +96,7 @@ def state_of(folder: Path) -> dict[str, Any]:
         assert journal.problems == []
         broker.check()
         queues = {queue.name: queue_state(broker, queue) for queue in broker.queues.values()}
-        return {"queues": queues, "message_ids": broker.message_ids.last}
+        return {"queues": queues, "message_ids": broker.state.message_ids.last}
     finally:
         journal.close()
 

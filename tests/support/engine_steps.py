@@ -19,10 +19,10 @@ def finish(rig: Rig) -> list[Delivery]:
     """Let everything happen that is due now, as if the time of every pending letter had come; the
     account must hold after it [LC-5]."""
     out = rig.settle_down()
-    waiting = list(rig.broker.dead_letters.pending.waiting.values())
+    waiting = list(rig.broker.pending.waiting.values())
     for queue in waiting:
         queue.retry_ms = 0
-        rig.broker.dispatcher.mark(queue)
+        rig.broker.state.agenda.mark(queue)
     if waiting:
         out += rig.settle_down()
     rig.broker.check()

@@ -14,11 +14,9 @@ from typing import Final, final
 
 from tallymark.engine import records, streams
 from tallymark.engine.arguments import named
-from tallymark.engine.clock import Clock
-from tallymark.engine.deadletters import DeadLetters
 from tallymark.engine.errors import Fenced, PreconditionFailed
-from tallymark.engine.ledger import Ledger
 from tallymark.engine.queue import Queue
+from tallymark.engine.state import State
 from tallymark.engine.streams import Archived
 
 IN_A_TURN: Final = 1000
@@ -29,14 +27,14 @@ MOST: Final = 1 << 31
 
 @final
 class Archives:
-    """Operations on the archives of streams. Clock and records are the Broker's own."""
+    """Operations on the archives of streams."""
 
-    __slots__ = ("_clock", "_letters", "_ledger")
+    __slots__ = ("_clock", "_ledger", "_state")
 
-    def __init__(self, clock: Clock, letters: DeadLetters, ledger: Ledger) -> None:
-        self._clock = clock
-        self._letters = letters
-        self._ledger = ledger
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._clock = state.clock
+        self._ledger = state.ledger
 
     def record(self, queue: Queue, made: Archived) -> bool:
         """Record a range as archived. False: it was recorded before. Messages deleted by retention
@@ -106,7 +104,7 @@ class Archives:
             room -= 1
             piece = queue.let_go(min(len(fresh[0]), high - fresh[0].first))
             for pin in queue.pins:
-                pin.keep(piece, self._letters.entrance.store)
-            self._letters.drop(queue, piece, records.DROPPED_ARCHIVED)
+                pin.keep(piece, self._state.store)
+            self._state.drop(queue, piece, records.DROPPED_ARCHIVED)
         queue.kept_from = max(queue.kept_from, high)
         return True

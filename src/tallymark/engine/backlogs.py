@@ -6,7 +6,7 @@ from typing import final
 
 from tallymark.engine.packing import Packing
 from tallymark.engine.queue import Queue
-from tallymark.engine.store import Store
+from tallymark.engine.state import State
 
 
 @final
@@ -15,8 +15,8 @@ class Backlogs:
 
     __slots__ = ("_deep", "_store", "packing")
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, state: State) -> None:
+        self._store = state.store
         self._deep: list[Queue] = []
         self.packing = Packing()
         """Thresholds and operation of packing."""

@@ -19,44 +19,47 @@ from collections.abc import Callable
 from typing import Final, final
 
 from tallymark.engine import definitions, records
+from tallymark.engine.admission import Admission
 from tallymark.engine.annotations import Annotations, Notes, deferred_until
 from tallymark.engine.archives import Archives
 from tallymark.engine.arguments import check_default_type, consumer_timeout_ms, named
 from tallymark.engine.backlogs import Backlogs
-from tallymark.engine.clock import Clock
 from tallymark.engine.deadletters import DeadLetters
-from tallymark.engine.deadlines import Deadlines, Timed
+from tallymark.engine.deadlines import Timed
 from tallymark.engine.delivery import IN_A_TURN, TURN_BYTES, Dispatcher
 from tallymark.engine.durability import Durability
 from tallymark.engine.effects import Activated, Cancelled, Effect, PublisherHeld, Refused, Signal
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import AccessRefused, NotAllowed, NotFound, Unsupported
-from tallymark.engine.formats import Filter, Format
+from tallymark.engine.formats import Filter
+from tallymark.engine.handover import Handover
 from tallymark.engine.leases import Leases
 from tallymark.engine.ledger import (
-    Ledger,
     definition_record,
     entered_record,
     payload_record,
     settled_record,
     transient_record,
 )
+from tallymark.engine.marks import Marks
 from tallymark.engine.message import ON_ITS_WAY, Payload, Slice
+from tallymark.engine.pending import PendingLetters
 from tallymark.engine.policies import Policy
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.quotas import Quotas
+from tallymark.engine.readmission import Readmission
 from tallymark.engine.records import Record
 from tallymark.engine.redrive import Redrives
+from tallymark.engine.retries import Retries
 from tallymark.engine.routing import Targets
-from tallymark.engine.seeking import Seeking
 from tallymark.engine.session import RETURNED, UNLIMITED, Connection, Consumer, Session
 from tallymark.engine.settlement import Settlement
 from tallymark.engine.sinks import Committed, Sink, Sinks, Staging
 from tallymark.engine.slow.consumers import SlowConsumers
 from tallymark.engine.staging import Transaction
+from tallymark.engine.state import State
 from tallymark.engine.statistics import progress_record
-from tallymark.engine.store import Store
 from tallymark.engine.streams import Start
 from tallymark.engine.subscription import Subscription
 from tallymark.engine.timeouts import Timeouts
@@ -81,92 +84,59 @@ class Part:
 
 
 @final
-class Counter:
-    """A counter that returns 1, 2, 3, ... and continues after a restart."""
-
-    __slots__ = ("last",)
-
-    def __init__(self) -> None:
-        self.last = 0
-
-    def __call__(self) -> int:
-        self.last += 1
-        return self.last
-
-    def at_least(self, number: int) -> None:
-        """Skip all numbers up to `number`."""
-        if number > self.last:
-            self.last = number
-
-
-@final
 class Broker:
     """All virtual hosts, queues, sessions and subscriptions of one process."""
 
     def __init__(self, fetch: Callable[[Payload], bytes]) -> None:
-        self.clock = Clock()
-        self.ledger = Ledger(self.clock)
-        self.effects: list[Effect] = []
-        self.store = Store(fetch)
-        self.vhosts: dict[str, VirtualHost] = {}
-        self.deadlines = Deadlines()
-        self.formats: dict[int, Format] = {}
-        """Decoders of wire formats by Payload.format; filled by the owner."""
-        self.backlogs = Backlogs(self.store)
-        self.dispatcher = Dispatcher(
-            self.clock, self.deadlines, self.store, self.ledger, self.effects
-        )
-        self.dispatcher.seeking = Seeking(self.dispatcher)
-        self.quarantine = Quarantine(self.clock, self.store, self.ledger, self.effects)
-        """Messages that cannot be read, with operations to retry or drop them."""
-        self.quarantine.dispatcher = self.dispatcher
-        self.dispatcher.quarantine = self.quarantine
-        self.entrance = Entrance(
-            self.clock, self.store, self.dispatcher, self.backlogs, self.formats, self.ledger,
-            self.quarantine,
-        )  # fmt: skip
-        self.dead_letters = DeadLetters(
-            self.clock, self.entrance, self.vhosts, self.ledger, self.effects, self.quarantine
-        )
-        self.entrance.letters = self.quarantine.letters = self.dead_letters
-        self.archives = Archives(self.clock, self.dead_letters, self.ledger)
+        state = State(fetch)
+        self.state = state
+        """State that the managers share; a restart fills it."""
+        self.clock = state.clock
+        self.store = state.store
+        self.ledger = state.ledger
+        self.effects = state.effects
+        self.formats = state.formats
+        self.vhosts = state.vhosts
+        self.queues = state.queues
+        self.connections = state.connections
+        self._agenda = state.agenda
+        self.backlogs = Backlogs(state)
+        self.marks = Marks(state)
+        self.quarantine = Quarantine(state)
+        """Messages that cannot be read."""
+        self.entrance = Entrance(state, self.backlogs, self.quarantine)
+        self.pending = PendingLetters(state, self.entrance, self.quarantine)
+        """Dead letters that no target takes for now."""
+        self.dead_letters = DeadLetters(state, self.entrance, self.pending, self.quarantine)
+        self.readmission = Readmission(state, self.quarantine, self.entrance, self.dead_letters)
+        """Operations to retry quarantined messages, or to drop them."""
+        self.archives = Archives(state)
         """Archived ranges of streams."""
         self.upkeep = Upkeep(
-            self.clock, self.deadlines, self.dispatcher, self.entrance, self.dead_letters
+            state,
+            self.entrance,
+            self.dead_letters,
+            Retries(state, self.dead_letters, self.pending),
+            self.quarantine,
         )
-        self.leases = Leases(self.clock, self.store, self.ledger)
+        self._handover = Handover(state)
+        self.dispatcher = Dispatcher(
+            state, self._handover, self.marks, self.upkeep, self.quarantine
+        )
+        self.settlement = Settlement(state, self.entrance, self.dead_letters)
+        self.leases = Leases(state, self.dispatcher, self.upkeep, self.settlement, self.quarantine)
         """Durable subscriptions: attach, lease, read, settle, stat."""
-        self.dispatcher.upkeep = self.leases.upkeep = self.upkeep
-        self.settlement = Settlement(self.dispatcher, self.dead_letters, self.store, self.ledger)
-        self.leases.settlement = self.settlement
-        self.timeouts = Timeouts(self.clock, self.deadlines, self.settlement, self.effects)
-        self.durability = Durability(self.dispatcher)
-        self.queue_ids = Counter()
-        self.owner_ids = Counter()
-        """Counter of ids, shared by consumers, sessions, connections and transactions."""
-        self.message_ids = Counter()
-        self.transactions = Transactions(
-            self.clock, self.deadlines, self.entrance, self.settlement, self.store, self.vhosts,
-            self.ledger, self.effects, self.owner_ids, self.new_message_ids,
-        )  # fmt: skip
+        self.timeouts = Timeouts(state, self.settlement)
+        self.durability = Durability(state, self.marks)
+        self.admission = Admission(state, self.entrance, self.dead_letters)
+        self.transactions = Transactions(state, self.entrance, self.admission, self.settlement)
         """Operations on transactions: begin, settle, commit, roll back. Publishing under one is
         `stage`."""
-        self.sinks = Sinks(
-            self.clock, self.deadlines, self.entrance, self.store, self.vhosts, self.ledger,
-            self.owner_ids,
-        )  # fmt: skip
+        self.sinks = Sinks(state, self.entrance, self.admission)
         """Operations on sinks: stage, commit, abort batches that are published once."""
-        self.queues: dict[int, Queue] = {}
-        """All queues by id."""
-        self.connections: dict[int, Connection] = {}
-        self.redrives = Redrives(
-            self.clock, self.entrance, self.vhosts, self.connections, self.transactions,
-            self.ledger,
-        )  # fmt: skip
+        self.redrives = Redrives(state, self.entrance, self.transactions)
         """Operations that return dead letters to the exchange they were first published to."""
-        self.slow = SlowConsumers(
-            self.clock, self.vhosts, self.connections, self.entrance, self.transactions
-        )
+        self.slow = SlowConsumers(state, self.entrance, self.transactions)
         """Measurement of subscriptions to topics that hold too much; the actions are in
         slow/actions.py."""
         self.held: dict[int, dict[int, Connection]] = {}
@@ -209,7 +179,7 @@ class Broker:
 
     def enter_vhost(self, name: str) -> VirtualHost:
         """Add a virtual host without a record, because it is in the journal already."""
-        vhost = VirtualHost(name, self.clock, self.ledger, self.queue_ids)
+        vhost = VirtualHost(name, self.clock, self.ledger, self.state.queue_ids)
         self.vhosts[name] = vhost
         return vhost
 
@@ -293,13 +263,13 @@ class Broker:
         queue.used_ms = self.clock.now_ms
         queue.follow(queue.settings)
         if queue.watched:
-            self.dispatcher.mark(queue)
+            self._agenda.mark(queue)
 
     def resettle(self, queue: Queue) -> None:
         """Apply changed settings of a queue at once."""
         queue.used_ms = self.clock.now_ms
         queue.retry_ms = 0
-        self.dispatcher.mark(queue)
+        self._agenda.mark(queue)
 
     def delete_queue(
         self, connection: Connection, name: str, if_unused: bool, if_empty: bool
@@ -377,19 +347,19 @@ class Broker:
         queue does [NQ-9]."""
         if queue.paused != paused:
             self.vhost(queue.vhost).pause_queue(queue, paused)
-            self.dispatcher.mark(queue)
+            self._agenda.mark(queue)
 
     def tighten_marks(self) -> None:
         """Lower the high-water marks in the journal to what was really delivered, when nothing has
         happened for a while. O(queues)."""
         for queue in self.queues.values():
             if not queue.settings.is_stream:
-                self.dispatcher.marks.tighten(queue)
+                self.marks.tighten(queue)
 
     def deliver_after_sync(self, is_so: bool) -> None:
         """Set whether persistent messages that enter from now on are delivered only once they are
         on disk, for queues whose arguments and policies do not say."""
-        self.dispatcher.syncs_first = is_so
+        self._agenda.syncs_first = is_so
 
     def pause_unreadable(self, pauses: bool) -> None:
         """Set whether queues stop deliveries while any of their messages cannot be read."""
@@ -398,7 +368,7 @@ class Broker:
             rests = pauses and queue.quarantined > 0
             if queue.rests != rests:
                 queue.rests = rests
-                self.dispatcher.mark(queue)
+                self._agenda.mark(queue)
 
     def transfer(self, source: Queue, targets: list[Queue]) -> None:
         """Move all ready and deferred messages of `source` to each of `targets`, in one step;
@@ -423,7 +393,7 @@ class Broker:
                 kept = payload.persistent and target.stored
                 if kept:
                     self.entrance.keep(payload)
-                self.entrance.transfer(target, piece, kept, source.id)
+                self.admission.transfer(target, piece, kept, source.id)
             source.settled += n
             if source.stored:
                 self.ledger.emit(
@@ -435,8 +405,8 @@ class Broker:
         count = queue.ready + queue.deferred + queue.pending + queue.quarantined
         aside = self.quarantine.clear(queue)
         for piece in [*queue.clear(), *queue.clear_deferred(), *aside]:
-            self.dead_letters.drop(queue, piece, reason)
-        self.dead_letters.pending.give_up_all(queue, reason)
+            self.state.drop(queue, piece, reason)
+        self.pending.give_up_all(queue, reason)
         return count
 
     def _bury(self, queue: Queue) -> int:
@@ -451,7 +421,7 @@ class Broker:
         for subscription in list(queue.subscriptions):
             for piece in self.leases.remove(subscription):
                 queue.leave_acquired(piece)
-                self.dead_letters.drop(queue, piece, reason)
+                self.state.drop(queue, piece, reason)
         if queue.acquired:
             sessions = [s for c in self.connections.values() for s in c.sessions]
             self.settlement.drop_in_flight(sessions, queue, reason)
@@ -459,7 +429,7 @@ class Broker:
             self.transactions.drop(queue, reason, False)
         queue.deleted = True
         self._release_publishers(queue)
-        self.deadlines.forget(queue)
+        self.state.deadlines.forget(queue)
         del self.queues[queue.id]
         owner = self.connections.get(queue.exclusive_owner)
         if owner is not None and queue in owner.exclusive_queues:
@@ -478,7 +448,7 @@ class Broker:
         limit."""
         self.vhost(vhost)
         self.quotas.enter(vhost, user)
-        connection = Connection(self.owner_ids(), vhost, user, name)
+        connection = Connection(self.state.owner_ids(), vhost, user, name)
         connection.allowance = connection.room = TURN_BYTES
         self.connections[connection.id] = connection
         return connection
@@ -498,7 +468,7 @@ class Broker:
     def open_session(self, connection: Connection) -> Session:
         """Open a session. Raises NotAllowed above a limit."""
         self.quotas.begin(connection.user)
-        session = Session(self.owner_ids(), connection)
+        session = Session(self.state.owner_ids(), connection)
         connection.sessions.append(session)
         return session
 
@@ -512,7 +482,7 @@ class Broker:
             return
         session.closed = True
         self.quotas.end(session.connection.user)
-        self.deadlines.forget(session)
+        self.state.deadlines.forget(session)
         session.connection.sessions.remove(session)
         consumers = list(session.consumers.values())
         for consumer in consumers:
@@ -526,15 +496,13 @@ class Broker:
     def wake(self, connection: Connection) -> None:
         """Resume deliveries to a connection that can take output again (`paused` is false now)."""
         for session in connection.sessions:
-            self.dispatcher.mark_session(session)
+            self._agenda.mark_session(session)
 
     # -- publishing
 
     def new_message_ids(self, n: int) -> int:
         """Reserve n consecutive broker-wide message ids; return the first."""
-        first = self.message_ids.last + 1
-        self.message_ids.last += n
-        return first
+        return self.state.message_ids.take(n)
 
     def publish(
         self,
@@ -574,11 +542,11 @@ class Broker:
             if queue.stored:
                 if kept:
                     ledger.emit(entered_record(queue.id, first, count, payload))
-                    self.dispatcher.entered(queue, first, True, False)
+                    self._agenda.entered(queue, first, True, False)
                 else:
                     ledger.emit(transient_record(queue.id, first, count))
             if queue.consumers or queue.watched:
-                self.dispatcher.mark(queue)
+                self._agenda.mark(queue)
 
     def _publish_part(
         self,
@@ -595,7 +563,7 @@ class Broker:
         number: the session's last publish number before these messages."""
         if targets.holding:
             self._hold_publisher(session.connection, targets)
-        refused = self.entrance.publish(targets, payload, lo, hi, annotations, kept)
+        refused = self.admission.publish(targets, payload, lo, hi, annotations, kept)
         if session.confirming:
             for start, stop in refused:
                 self.effects.append(Refused(session, number + 1 + start - lo, number + stop - lo))
@@ -644,11 +612,11 @@ class Broker:
                 if queue.loose > look_after:
                     self.backlogs.note(queue)
                 if queue.consumers or queue.watched:
-                    self.dispatcher.mark(queue)
+                    self._agenda.mark(queue)
                 if not queue.stored:
                     continue
                 if kept:
-                    self.dispatcher.entered(queue, first, True, False)
+                    self._agenda.entered(queue, first, True, False)
                 last = entered.get(queue.id)
                 if last is not None and (not kept or last.lo + last.count == part.lo):
                     last.count += n
@@ -816,7 +784,7 @@ class Broker:
         ):
             raise AccessRefused(f"queue '{queue.name}' in vhost '{queue.vhost}' in exclusive use")
         consumer = Consumer(
-            self.owner_ids(),
+            self.state.owner_ids(),
             session,
             queue,
             tag,
@@ -835,7 +803,7 @@ class Broker:
         queue.had_consumer = True
         queue.comings += 1
         if queue.ready:
-            self.dispatcher.mark(queue)
+            self._agenda.mark(queue)
         return consumer
 
     def cancel(self, consumer: Consumer) -> None:
@@ -862,7 +830,7 @@ class Broker:
             queue.draining += 1
         consumer.draining = drain
         if drain or queue.ready:
-            self.dispatcher.mark(queue)
+            self._agenda.mark(queue)
 
     def _forget_consumer(self, consumer: Consumer) -> None:
         if not consumer.active:
@@ -872,7 +840,7 @@ class Broker:
         session.consumers.pop(consumer.tag, None)
         session.step_out(consumer)
         session.give_share_back(consumer)
-        self.dispatcher.offer(session)
+        self._agenda.offer(session)
         queue = consumer.queue
         if consumer.progress:
             self.ledger.emit(progress_record(consumer, records.CONSUMER_ENDED, self.clock.now_ms))
@@ -893,7 +861,7 @@ class Broker:
         if at < queue.next_turn:
             queue.next_turn -= 1
         if queue.ready and queue.consumers:
-            self.dispatcher.mark(queue)
+            self._agenda.mark(queue)
 
     def _maybe_unused(self, queue: Queue) -> None:
         if (
@@ -919,7 +887,7 @@ class Broker:
         """Stop or resume deliveries to a session; after False, none is made [TX-10]."""
         session.flow = active
         if active:
-            self.dispatcher.mark_session(session)
+            self._agenda.mark_session(session)
 
     def get(self, session: Session, queue: Queue, no_ack: bool) -> tuple[Slice, int] | None:
         """Take one message; return it with its tag, or None when none is ready.
@@ -938,13 +906,13 @@ class Broker:
             head = queue.head()
         if head is None or queue.rests:
             return None
-        self.get_must_wait = queue.stored and not self.dispatcher.marks.cover(queue, head.first + 1)
+        self.get_must_wait = queue.stored and not self.marks.cover(queue, head.first + 1)
         if head.first >= queue.shown or head.first in queue.returning:
             self.get_must_wait = True
         piece = queue.take(1)
         if queue.watched:
-            self.dispatcher.mark(queue)  # what was behind it has a time of its own
-        return piece, self.dispatcher.acquire(session, queue, piece, None, no_ack)
+            self._agenda.mark(queue)  # what was behind it has a time of its own
+        return piece, self._handover.acquire(session, queue, piece, None, no_ack)
 
     # -- settling
 
@@ -1052,26 +1020,26 @@ class Broker:
         self.store.sweep()
         assert not self.transactions.is_half_done, "a transaction was carried out in part"
         assert not self.sinks.is_half_done, "a batch was published in part"
-        for thing in self.deadlines.take_due(now_ms):
+        for thing in self.state.deadlines.take_due(now_ms):
             self._look_at(thing)
-        if self.dead_letters.pending.waiting:
-            self.dead_letters.pending.look_at_topology()
+        if self.pending.waiting:
+            self.pending.look_at_topology()
         self.dispatcher.pump()
         if self.transactions.unrecorded:
             self.transactions.record_staged()
-        settling = self.store.settling
+        settling = self._agenda.settling
         if settling:
             for queue in settling:
                 self._flush_settled(queue)
             settling.clear()
-        self.dispatcher.marks.look_around()
+        self.marks.look_around()
         effects = self.effects[:]
         self.effects.clear()
         return effects
 
     def next_due(self) -> int:
         """Return when a turn is due without any event; engine time, ms. deadlines.NEVER: never."""
-        return self.deadlines.next_due()
+        return self.state.deadlines.next_due()
 
     def _look_at(self, thing: Timed) -> None:
         """Handle a deadline that has come."""
@@ -1101,7 +1069,7 @@ class Broker:
             self.vhosts[thing.vhost].expire_queue(thing)
             self._bury(thing)
         else:
-            self.dispatcher.mark(thing)
+            self._agenda.mark(thing)
 
     def _flush_settled(self, queue: Queue) -> None:
         for done in queue.settled_ranges:

@@ -9,10 +9,8 @@ from __future__ import annotations
 from typing import final
 
 from tallymark.engine import records
-from tallymark.engine.admission import Admission
+from tallymark.engine.admission import Admission, CommitCheck
 from tallymark.engine.annotations import Annotations, deferred_until, keys_of, ready_since
-from tallymark.engine.clock import Clock
-from tallymark.engine.deadlines import Deadlines
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.ledger import Ledger, committed_record, unstaged_record
 from tallymark.engine.message import NOWHERE, Payload
@@ -32,8 +30,7 @@ from tallymark.engine.staging import (
     take_out,
     unstage,
 )
-from tallymark.engine.store import Store
-from tallymark.engine.vhost import VirtualHost
+from tallymark.engine.state import State
 
 
 def no_room_text(queue: Queue, what: str) -> str:
@@ -52,20 +49,19 @@ class Commit:
     def __init__(
         self,
         transaction: Transaction,
+        state: State,
         entrance: Entrance,
+        admission: Admission,
         settlement: Settlement,
-        store: Store,
-        vhosts: dict[str, VirtualHost],
-        ledger: Ledger,
-        clock: Clock,
     ) -> None:
         self._transaction = transaction
         self._entrance = entrance
+        self._admission = admission
         self._settlement = settlement
-        self._store = store
-        self._vhosts = vhosts
-        self._ledger = ledger
-        self._clock = clock
+        self._store = state.store
+        self._vhosts = state.vhosts
+        self._ledger = state.ledger
+        self._clock = state.clock
         self._dated: dict[Annotations | None, Annotations] = {}
         """Annotations with the time of the commit, by those without it: equal ones are shared."""
 
@@ -73,7 +69,7 @@ class Commit:
         """Route again what its queues have changed for, and return an error text if the transaction
         cannot be committed as a whole; empty: it can. Everything that carrying it out needs is in
         memory then."""
-        admission = Admission(self._entrance)
+        check = CommitCheck(self._admission, self._entrance)
         for run in self._transaction.runs:
             payload = run.payload
             assert payload is not None, run.count
@@ -88,7 +84,7 @@ class Commit:
                     f"the journal ({self._store.trouble}): nothing of it was committed"
                 )
             for queue in run.targets.queues:
-                if not admission.takes(queue, payload, 0, run.count):
+                if not check.takes(queue, payload, 0, run.count):
                     return no_room_text(queue, "transaction")
         return ""
 
@@ -146,7 +142,7 @@ class Commit:
             kept = payload.persistent and run.targets.durable
             if kept:
                 self._entrance.keep(payload)
-            refused = self._entrance.publish(run.targets, payload, 0, run.count, annotations, kept)
+            refused = self._admission.publish(run.targets, payload, 0, run.count, annotations, kept)
             assert not refused, refused
         self._store.finish(payload, run.count)
 
@@ -171,23 +167,17 @@ class Rollback:
     """The rollback of one transaction, which has ended."""
 
     def __init__(
-        self,
-        transaction: Transaction,
-        lost: bool,
-        settlement: Settlement,
-        store: Store,
-        deadlines: Deadlines,
-        ledger: Ledger,
-        clock: Clock,
+        self, transaction: Transaction, lost: bool, state: State, settlement: Settlement
     ) -> None:
         self._transaction = transaction
         self._lost = lost
         """True if the client vanished."""
         self._settlement = settlement
-        self._store = store
-        self._deadlines = deadlines
-        self._ledger = ledger
-        self._clock = clock
+        self._agenda = state.agenda
+        self._store = state.store
+        self._deadlines = state.deadlines
+        self._ledger = state.ledger
+        self._clock = state.clock
 
     def carry_out(self) -> None:
         """Discard its publishes, and give each settled delivery back to its session, or to its
@@ -227,7 +217,7 @@ class Rollback:
         self._settlement.free_credit(session, entry.consumer, entry.left)
         if entry.is_late and entry.consumer is not None:
             entry.consumer.overdue -= entry.left
-            self._settlement.dispatcher.mark(queue)
+            self._agenda.mark(queue)
         if entry.void:
             return
         pieces = [entry.part(low, high) for low, high in entry.pieces(entry.first, entry.last)]

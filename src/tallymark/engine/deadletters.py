@@ -22,18 +22,17 @@ from tallymark.engine.annotations import (
     is_cycle,
     keys_of,
 )
-from tallymark.engine.clock import Clock
-from tallymark.engine.effects import Effect, Signal
+from tallymark.engine.effects import Signal
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.exchange import Exchange
-from tallymark.engine.ledger import Ledger, dead_lettered_record, dropped_record
+from tallymark.engine.ledger import dead_lettered_record
 from tallymark.engine.message import NOWHERE, Route, Slice
 from tallymark.engine.pending import PendingLetters
 from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Letter, Queue
 from tallymark.engine.routing import Targets
 from tallymark.engine.settings import DROP_HEAD, REJECT_PUBLISH_DLX
-from tallymark.engine.vhost import VirtualHost
+from tallymark.engine.state import State
 
 HOP_LIMIT_HEADER: Final = b"x-opt-dead-letter-hop-limit"
 CYCLES_TOLD: Final = 10_000
@@ -85,48 +84,31 @@ class Address:
 
 @final
 class DeadLetters:
-    """The dead-letter operations. Clock, records and stores are the Broker's own objects."""
+    """The dead-letter operations."""
 
     __slots__ = (
-        "_busy",
-        "_cycles",
-        "_made",
-        "_made_ms",
-        "_may_pass_on",
-        "_quarantine",
-        "_routes",
-        "_shares",
-        "_todo",
-        "clock",
-        "counts",
-        "death_form",
-        "effects",
-        "entrance",
-        "pending",
-        "ledger",
-        "vhosts",
-    )
+        "_busy", "_cycles", "_made", "_made_ms", "_may_pass_on", "_quarantine", "_routes",
+        "_shares", "_state", "_store", "_todo", "clock", "counts", "death_form", "effects",
+        "entrance", "formats", "pending", "ledger", "vhosts",
+    )  # fmt: skip
 
     def __init__(
-        self,
-        clock: Clock,
-        entrance: Entrance,
-        vhosts: dict[str, VirtualHost],
-        ledger: Ledger,
-        effects: list[Effect],
-        quarantine: Quarantine,
+        self, state: State, entrance: Entrance, pending: PendingLetters, quarantine: Quarantine
     ) -> None:
-        self.clock = clock
+        self._state = state
+        self._store = state.store
+        self.clock = state.clock
+        self.formats = state.formats
+        self.vhosts = state.vhosts
+        self.ledger = state.ledger
+        self.effects = state.effects
         self.entrance = entrance
         self._quarantine = quarantine
-        self.vhosts = vhosts
-        self.ledger = ledger
-        self.effects = effects
         self.death_form = 3
         """Stored form of the history of a first death [DL-19]."""
         self.counts: dict[tuple[str, str], int] = {}
         """Count of messages by (strategy, reason or "confirmed") [DL-8]."""
-        self.pending = PendingLetters(self)
+        self.pending = pending
         """Letters that no target takes for now."""
         self._routes: dict[tuple[str, str], Route] = {}
         self._made: dict[tuple[object, ...], Address] = {}
@@ -193,17 +175,7 @@ class DeadLetters:
     def lose(self, queue: Queue, piece: Slice, reason: int) -> None:
         """Drop messages that died in a queue without a dead-letter exchange [DL-8]."""
         self._count(DISABLED, records.DEATHS[reason], len(piece))
-        self.drop(queue, piece, _DROPPED[reason])
-
-    def drop(self, queue: Queue, piece: Slice, reason: int) -> None:
-        """Drop messages that are no longer ready or acquired, and count them."""
-        n = len(piece)
-        of_stream = reason == records.DROPPED_RETENTION or reason == records.DROPPED_ARCHIVED
-        size = piece.size() if of_stream else 0
-        queue.drop(n, reason)
-        self.entrance.store.finish(piece.payload, n)
-        if queue.stored:
-            self.ledger.emit(dropped_record(queue.id, piece.first, n, reason, size))
+        self._state.drop(queue, piece, _DROPPED[reason])
 
     # -- to its targets
 
@@ -240,7 +212,7 @@ class DeadLetters:
         assert raw is not None
         if HOP_LIMIT_HEADER not in raw:
             return [letter], [limit]
-        reader = self.entrance.formats[payload.format]
+        reader = self.formats[payload.format]
         parts: list[Letter] = []
         limits: list[int] = []
         for i in range(len(piece)):
@@ -307,7 +279,7 @@ class DeadLetters:
         payload = piece.payload
         if not self._has_read(queue, letter):
             return []
-        reader = self.entrance.formats[payload.format]
+        reader = self.formats[payload.format]
         more = death_headers(address.annotations)
         kept: list[Letter] = []
         for i in range(len(piece)):
@@ -364,7 +336,7 @@ class DeadLetters:
     def _has_read(self, queue: Queue, letter: Letter) -> bool:
         """Load the letters' bytes; False: they cannot be read, and the letters are quarantined in
         their queue. Called before any target has them."""
-        if self.entrance.store.tried(letter.piece.payload):
+        if self._store.tried(letter.piece.payload):
             return True
         self._quarantine.put(queue, letter.piece, letter)
         return False
@@ -396,7 +368,7 @@ class DeadLetters:
                     return False
                 self._pass_on(target, address, piece, kept, queue.id)
                 return True
-        entrance.store.use(payload, n)
+        self._store.use(payload, n)
         if kept:
             entrance.keep(payload)
         entrance.enter(
@@ -412,7 +384,7 @@ class DeadLetters:
         entrance = self.entrance
         payload = piece.payload
         self._may_pass_on -= len(piece)
-        entrance.store.use(payload, len(piece))
+        self._store.use(payload, len(piece))
         if kept:
             entrance.keep(payload)
         first = target.pass_by(len(piece))
@@ -441,7 +413,7 @@ class DeadLetters:
                     piece.lo, self._is_told(queue, letter.have),
                 )
             )  # fmt: skip
-        self.entrance.store.finish(payload, n)
+        self._store.finish(payload, n)
 
     def _is_told(self, queue: Queue, names: list[str]) -> bool:
         """Return whether one of these targets has rows of its own in the ledger."""
@@ -455,7 +427,7 @@ class DeadLetters:
     def _end(self, queue: Queue, letter: Letter, reason: int) -> None:
         """Drop letters that no target takes and the strategy does not keep [DL-15]. They get a
         ledger row but no log line, as there may be very many."""
-        self.drop(queue, letter.piece, reason)
+        self._state.drop(queue, letter.piece, reason)
 
     def _tell_cycle(
         self,

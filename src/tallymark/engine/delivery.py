@@ -14,31 +14,22 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
-from tallymark.engine import records
-from tallymark.engine.clock import Clock
-from tallymark.engine.deadlines import Deadlines
 from tallymark.engine.effects import Deliver, Drained, Effect
-from tallymark.engine.ledger import Ledger, acquired_record
+from tallymark.engine.handover import Handover
 from tallymark.engine.marks import Marks
 from tallymark.engine.message import Slice
+from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
+from tallymark.engine.seeking import Seeking
 from tallymark.engine.session import (
-    MERGE_MS,
     UNLIMITED,
-    Connection,
     Consumer,
-    InFlight,
     Session,
-    timeout_of,
 )
-from tallymark.engine.store import Store
-
-if TYPE_CHECKING:
-    from tallymark.engine.quarantine import Quarantine
-    from tallymark.engine.seeking import Seeking
-    from tallymark.engine.upkeep import Upkeep
+from tallymark.engine.state import State
+from tallymark.engine.upkeep import Upkeep
 
 TURN_BYTES: Final = 1 << 20
 """Raw bytes that one connection is given in one turn. The message that reaches the limit is the
@@ -50,80 +41,35 @@ LARGEST_QUOTA: Final = 32
 
 
 @final
-class Returns:
-    """Messages of a queue that were given back in one turn, and that the disk does not know of."""
-
-    __slots__ = ("queue", "sequences")
-
-    def __init__(self, queue: Queue, sequences: list[int]) -> None:
-        self.queue = queue
-        self.sequences = sequences
-
-    def end(self) -> None:
-        """Let the messages be delivered, but those that were given back again since."""
-        returning = self.queue.returning
-        for at in self.sequences:
-            if returning.get(at) is self:
-                del returning[at]
-
-
-@final
 class Dispatcher:
     """Serves queues. Owns the connections' room in this turn and the list of queues to serve."""
 
     __slots__ = (
-        "_granted",
-        "_looked_at",
-        "_starved",
-        "again",
-        "appended",
-        "carry_out",
-        "changed",
-        "clock",
-        "commits",
-        "deadlines",
-        "effects",
-        "held",
-        "marks",
-        "offers",
-        "quarantine",
-        "ledger",
-        "returns",
-        "seeking",
-        "spent",
-        "store",
-        "syncs_first",
-        "upkeep",
-    )
+        "_agenda", "_effects", "_granted", "_handover", "_looked_at", "_marks", "_quarantine",
+        "_seeking", "_starved", "_upkeep", "again", "carry_out", "clock",
+    )  # fmt: skip
 
     def __init__(
         self,
-        clock: Clock,
-        deadlines: Deadlines,
-        store: Store,
-        ledger: Ledger,
-        effects: list[Effect],
+        state: State,
+        handover: Handover,
+        marks: Marks,
+        upkeep: Upkeep,
+        quarantine: Quarantine,
     ) -> None:
-        self.clock = clock
-        self.deadlines = deadlines
-        self.store = store
-        self.ledger = ledger
-        self.effects = effects
-        self.seeking: Seeking
-        """Service of consumers that browse or filter. Set by the Broker."""
-        self.quarantine: Quarantine
-        """Quarantine for a head that cannot be read. Set by the Broker."""
-        self.upkeep: Upkeep
-        """Upkeep of watched queues around serving them. Set by the Broker."""
-        self.changed: list[Queue] = []
-        """Queues to serve in the coming turn."""
+        self.clock = state.clock
+        self._agenda = state.agenda
+        self._effects = state.effects
+        self._handover = handover
+        self._marks = marks
+        self._upkeep = upkeep
+        self._quarantine = quarantine
+        self._seeking = Seeking(state, handover, marks, upkeep, quarantine)
         self.again: list[Queue] = []
         """Queues that stopped only because their connections had no room; served in the next turn,
         after all others."""
         self._starved: list[Queue] = []
         """Queues that for that reason delivered nothing at all; served before all others."""
-        self.offers: list[Session] = []
-        """Sessions with free shared limit and consumers that wait for it."""
         self._granted: list[Consumer] = []
         """Consumers that have a reserved share."""
         self._looked_at = False
@@ -131,104 +77,27 @@ class Dispatcher:
         self.carry_out: Callable[[Effect], None] | None = None
         """Callback of the owner that carries an effect out at once, see `look`; None: effects are
         collected with the turn's others."""
-        self.appended: list[Queue] = []
-        """Streams that received messages in this turn. Readers see the messages once they are on
-        disk."""
-        self.marks = Marks(clock, ledger)
-        self.held: list[Queue] = []
-        """Queues that received messages in this turn which are delivered only once they are on
-        disk."""
-        self.returns: list[Returns] = []
-        """Messages given back in this turn that are delivered again only once that is on disk."""
-        self.commits = False
-        """True while entering messages belong to an atomic commit: of a transaction or of a sink's
-        batch."""
-        self.syncs_first = False
-        """True if all persistent messages wait for the disk before delivery, in queues without a
-        setting of their own."""
-        self.spent: list[Connection] = []
-
-    def mark(self, queue: Queue) -> None:
-        """Put the queue in the list of queues to serve."""
-        if not queue.dirty:
-            queue.dirty = True
-            self.changed.append(queue)
-
-    def note_append(self, queue: Queue) -> None:
-        """Put the stream in the list of streams with new messages. Readers see these only once they
-        are on disk, so that an offset that a reader has seen never gets another message after a
-        crash."""
-        if not queue.appended:
-            queue.appended = True
-            self.appended.append(queue)
-
-    def entered(self, queue: Queue, first: int, kept: bool, is_moved: bool) -> None:
-        """Decide whether messages from sequence `first` on, which just entered, wait for the disk
-        before delivery. Those of a commit, or from another queue, do: a crash might undo the commit
-        or the move. Other persistent messages follow the queue's setting.
-
-        kept: the journal keeps them. is_moved: they come from another queue.
-        """
-        if self.commits or is_moved or (kept and self._syncs_first(queue)):
-            self.hold(queue, first)
-
-    def given_back(self, queue: Queue, pieces: list[Slice]) -> None:
-        """Hold messages back that were just given back to a stored queue, where its deliveries wait
-        for the disk: after a crash their attempts go on from what was delivered."""
-        if self._syncs_first(queue):
-            sequences = [at for one in pieces for at in range(one.first, one.first + len(one))]
-            returns = Returns(queue, sequences)
-            for at in sequences:
-                queue.returning[at] = returns
-            self.returns.append(returns)
-
-    def _syncs_first(self, queue: Queue) -> bool:
-        """Return whether the queue delivers persistent messages only once they are on disk."""
-        after = queue.settings.after_sync
-        return after > 0 or (after < 0 and self.syncs_first)
-
-    def hold(self, queue: Queue, first: int) -> None:
-        """Deliver sequences from `first` on only when the records of this turn are on disk."""
-        if first < queue.shown:
-            queue.shown = first
-        if not queue.is_held:
-            queue.is_held = True
-            queue.holds += 1
-            self.held.append(queue)
-
-    def mark_session(self, session: Session) -> None:
-        """Put the queues of the session's consumers in the list, as they may have credit now."""
-        for consumer in session.consumers.values():
-            if consumer.queue.ready:
-                self.mark(consumer.queue)
-        self.offer(session)
-
-    def offer(self, session: Session) -> None:
-        """Note that part of the session's shared limit may be free. O(1): queues are examined when
-        it is distributed."""
-        if session.line and not session.is_offered:
-            session.is_offered = True
-            self.offers.append(session)
 
     def share(self, session: Session, limit: int) -> None:
         """Set the limit that the session's consumers share from now on."""
         session.limit = limit
         for consumer in list(session.line.values()):
             session.step_out(consumer)
-        self.mark_session(session)
+        self._agenda.mark_session(session)
 
     def has_work(self) -> bool:
         """Return whether another `pump` would do something that nothing else announces."""
-        return bool(self.changed or self.again or self._starved or self.offers)
+        return bool(self._agenda.changed or self.again or self._starved or self._agenda.offers)
 
     def pump(self) -> None:
         """Serve every changed queue once, then distribute free shared limits among the consumers in
         line."""
-        self.marks.turns += 1
-        for connection in self.spent:
+        agenda = self._agenda
+        self._marks.turns += 1
+        for connection in agenda.spent:
             connection.room = connection.allowance
-        self.spent.clear()
-        changed = self.changed
+        agenda.spent.clear()
+        changed = agenda.changed
         if self.again or self._starved:
             for queue in self.again:
                 if not queue.dirty:
@@ -239,33 +108,33 @@ class Dispatcher:
                 queue.dirty = True
             changed = self._starved + changed
             self._starved = []
-        self.changed = []
-        self.upkeep.room = IN_A_TURN
+        agenda.changed = []
+        self._upkeep.room = IN_A_TURN
         for queue in changed:
             if queue.dirty:  # else it stood in both lists
                 queue.dirty = False
                 self._pump(queue)
-        if self.offers:
+        if agenda.offers:
             for queue in self._share_out():
                 self._pump(queue)
-        self.upkeep.room = UNLIMITED
+        self._upkeep.room = UNLIMITED
         if self._granted:
             self._end_shares()
 
     def _pump(self, queue: Queue) -> None:
         if queue.deleted:
             return
-        if queue.watched and not self.upkeep.before(queue):
-            self.mark(queue)
+        if queue.watched and not self._upkeep.before(queue):
+            self._agenda.mark(queue)
             return
         if queue.ready and queue.consumers and not (queue.paused or queue.rests):
-            if queue.seekers:
-                self.seeking.serve(queue)
+            if queue.seekers and self._seeking.serve(queue):
+                self.again.append(queue)
             self._serve(queue)
         if queue.draining:
             self._end_drains(queue)
         if queue.watched:
-            self.upkeep.attend(queue)
+            self._upkeep.attend(queue)
 
     def look(self, queue: Queue) -> None:
         """Serve a queue before a command examines or changes its ready messages, so that its
@@ -279,18 +148,18 @@ class Dispatcher:
             return
         if queue.paused or queue.rests:
             return
-        if queue.watched and not self.upkeep.before(queue):
+        if queue.watched and not self._upkeep.before(queue):
             return
-        said = len(self.effects)
+        said = len(self._effects)
         self._looked_at = True
         try:
-            if queue.seekers:
-                self.seeking.serve(queue)
+            if queue.seekers and self._seeking.serve(queue):
+                self.again.append(queue)
             self._serve(queue)
         finally:
             self._looked_at = False
-            caused = self.effects[said:]
-            del self.effects[said:]
+            caused = self._effects[said:]
+            del self._effects[said:]
         for effect in caused:
             self.carry_out(effect)
 
@@ -301,7 +170,7 @@ class Dispatcher:
         O(consumers that get something), however many wait.
         """
         queues: dict[int, Queue] = {}
-        offers, self.offers = self.offers, []
+        offers, self._agenda.offers = self._agenda.offers, []
         for session in offers:
             session.is_offered = False
             connection = session.connection
@@ -351,7 +220,7 @@ class Dispatcher:
             session.give_share_back(consumer)
             if session.connection.room > 0:
                 session.step_out(consumer)
-            self.offer(session)
+            self._agenda.offer(session)
 
     def _line_up(self, queue: Queue) -> None:
         """Put consumers that only a shared limit stops in their session's line."""
@@ -390,7 +259,7 @@ class Dispatcher:
                 connection = session.connection
                 if connection.room <= 0 and not (connection.paused or connection.gated):
                     if self._looked_at:
-                        self.mark(queue)
+                        self._agenda.mark(queue)
                     elif queue.acquired + queue.settled > before:
                         self.again.append(queue)
                     else:
@@ -449,22 +318,22 @@ class Dispatcher:
                 or queue.rests
                 or bool(consumer.overdue)
                 or (queue.settings.single_active and consumer is not queue.active)
-                or (bool(consumer.cursors) and self.seeking.has_seen(queue, consumer))
+                or (bool(consumer.cursors) and self._seeking.has_seen(queue, consumer))
             )
             if served:
                 consumer.limit = 0
                 consumer.draining = False
-                self.effects.append(Drained(consumer))
+                self._effects.append(Drained(consumer))
             else:
                 queue.draining += 1
 
     def _hand_over(self, queue: Queue, consumer: Consumer, most: int) -> int:
         """Give the consumer up to `most` messages of the head slice; return their count."""
-        head = self.upkeep.next_head(queue) if queue.watched else queue.head()
+        head = self._upkeep.next_head(queue) if queue.watched else queue.head()
         if head is None:
             return 0
-        if head.payload.raw is None and not self.quarantine.has_read(queue, head):
-            self.mark(queue)  # what is behind it is looked at in the next turn
+        if head.payload.raw is None and not self._quarantine.has_read(queue, head):
+            self._agenda.mark(queue)  # what is behind it is looked at in the next turn
             return 0
         session = consumer.session
         connection = session.connection
@@ -497,78 +366,17 @@ class Dispatcher:
                 if not n:
                     return 0
         piece = queue.take(n)
-        self.spend(connection, piece.size())
-        self.effects.append(Deliver(consumer, piece, session.next_tag, waits))
-        self.acquire(session, queue, piece, consumer, consumer.no_ack)
+        self._agenda.spend(connection, piece.size())
+        self._effects.append(Deliver(consumer, piece, session.next_tag, waits))
+        self._handover.acquire(session, queue, piece, consumer, consumer.no_ack)
         consumer.sent(n, self.clock.now_ms)
         return n
-
-    def acquire(
-        self, session: Session, queue: Queue, piece: Slice, consumer: Consumer | None, no_ack: bool
-    ) -> int:
-        """Add a slice taken from its queue to the session's in-flight entries; return its first
-        tag."""
-        n = piece.hi - piece.lo
-        tag = session.next_tag
-        session.next_tag = tag + n
-        owner = consumer.id if consumer is not None else session.id
-        if no_ack:
-            if queue.settle(piece, piece.lo, piece.hi, owner, records.SETTLED_ON_SEND):
-                self.store.settling.append(queue)
-            self.store.finish(piece.payload, n)
-            return tag
-        session.unacked += n
-        if consumer is not None:
-            consumer.unacked += n
-        else:
-            session.got += n
-        if queue.stored and queue.settings.records_deliveries:
-            self.ledger.emit(acquired_record(queue.id, piece.first, n, owner, piece.acquired))
-        inflight = session.inflight
-        if inflight:
-            last = inflight[-1]
-            whole = last.slice
-            if (
-                last.consumer is consumer
-                and last.done is None
-                and last.last + 1 == tag
-                and whole.payload is piece.payload
-                and whole.lo + last.last - last.first + 1 == piece.lo
-                and whole.first + piece.lo - whole.lo == piece.first
-                and whole.acquired == piece.acquired
-                and whole.annotations is piece.annotations
-                and whole.failed == piece.failed
-                and whole.priority == piece.priority
-                and whole.shift == piece.shift
-                and last.queue is queue
-                and not last.void
-                and last.since_ms == last.given_ms
-                and last.since_ms + MERGE_MS >= self.clock.now_ms
-            ):
-                whole = whole.part(0, len(whole))
-                whole.hi = piece.hi
-                last.slice = whole
-                last.last = tag + n - 1
-                last.left += n
-                return tag
-        now = self.clock.now_ms
-        inflight.append(InFlight(tag, tag + n - 1, piece, queue, consumer, now))
-        timeout = timeout_of(consumer, queue)
-        if timeout and now + timeout + MERGE_MS < session.armed_ms:
-            self.deadlines.arm(session, now + timeout + MERGE_MS)
-        return tag
 
     def _within_mark(self, queue: Queue, head: Slice, n: int, wanted: int) -> int:
         """Return how many of n messages the mark on disk allows to leave now. The mark is requested
         as if `wanted` messages left together, up to a quota, so that the waiting does not depend on
         how the messages were published."""
         upto = head.first + max(n, min(wanted, LARGEST_QUOTA))
-        if self.marks.cover(queue, upto, head.first):
+        if self._marks.cover(queue, upto, head.first):
             return n
         return min(n, queue.mark_durable - head.first)
-
-    def spend(self, connection: Connection, size: int) -> None:
-        """Subtract bytes from the connection's room in this turn."""
-        if connection.room == connection.allowance:
-            self.spent.append(connection)
-        connection.room -= size

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, final
 
-from tallymark.engine.delivery import Dispatcher, Returns
+from tallymark.engine.agenda import Returns
 from tallymark.engine.effects import Confirm, Durable, Effect
-from tallymark.engine.marks import MarkWait
+from tallymark.engine.marks import Marks, MarkWait
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import UNLIMITED, Session
+from tallymark.engine.state import State
 
 HELD: Final = "held"
 """Placeholder for the waiter of messages that are delivered once they are on disk."""
@@ -47,10 +48,11 @@ class Wait:
 class Durability:
     """Collects the waits of the present turn, and holds those of earlier turns."""
 
-    __slots__ = ("_asked", "_confirming", "_dispatcher", "_waits")
+    __slots__ = ("_agenda", "_asked", "_confirming", "_marks", "_waits")
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
+    def __init__(self, state: State, marks: Marks) -> None:
+        self._agenda = state.agenda
+        self._marks = marks
         self._confirming: list[Session] = []
         self._asked: list[object] = []
         self._waits: deque[Wait] = deque()
@@ -71,10 +73,10 @@ class Durability:
 
     def is_awaited(self) -> bool:
         """Return whether anything waits for the records that are not committed yet."""
-        dispatcher = self._dispatcher
-        if self._confirming or self._asked or dispatcher.marks.waits or dispatcher.returns:
+        agenda = self._agenda
+        if self._confirming or self._asked or self._marks.waits or agenda.returns:
             return True
-        return any(queue.consumers for queue in [*dispatcher.appended, *dispatcher.held])
+        return any(queue.consumers for queue in [*agenda.appended, *agenda.held])
 
     def committed(self, position: int) -> None:
         """Note that this turn's block ends at `position`."""
@@ -83,23 +85,23 @@ class Durability:
             session.confirm_asked = session.published
             waits.append(Wait(position, session, None, session.published, None))
         self._confirming.clear()
-        mark_waits = self._dispatcher.marks.waits
+        mark_waits = self._marks.waits
         for wait in mark_waits:
             waits.append(Wait(position, None, wait.queue, wait.mark, wait))
         mark_waits.clear()
-        appended = self._dispatcher.appended
+        appended = self._agenda.appended
         for queue in appended:
             queue.appended = False
             waits.append(Wait(position, None, queue, queue.entered + 1, None))
         appended.clear()
-        held = self._dispatcher.held
+        held = self._agenda.held
         for queue in held:
             queue.is_held = False
             waits.append(Wait(position, None, queue, queue.entered + 1, HELD))
         held.clear()
-        for returns in self._dispatcher.returns:
+        for returns in self._agenda.returns:
             waits.append(Wait(position, None, returns.queue, 0, returns))
-        self._dispatcher.returns.clear()
+        self._agenda.returns.clear()
         for waiter in self._asked:
             waits.append(Wait(position, None, None, 0, waiter))
         self._asked.clear()
@@ -125,16 +127,16 @@ class Durability:
                 queue.holds -= 1
                 queue.shown = wait.number if queue.holds else UNLIMITED
                 if queue.ready and queue.consumers:
-                    self._dispatcher.mark(queue)
+                    self._agenda.mark(queue)
             elif queue is not None:
                 if isinstance(wait.waiter, Returns):
                     wait.waiter.end()
                 elif isinstance(wait.waiter, MarkWait):
-                    self._dispatcher.marks.covered(wait.waiter)
+                    self._marks.covered(wait.waiter)
                 else:
                     queue.mark_durable = max(queue.mark_durable, wait.number)
                 if queue.ready and queue.consumers:
-                    self._dispatcher.mark(queue)
+                    self._agenda.mark(queue)
             else:
                 out.append(Durable(wait.waiter))
         return out

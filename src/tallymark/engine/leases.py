@@ -6,13 +6,12 @@ Everything that changes is a record, and the caller answers only when the disk h
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from tallymark.engine import records
-from tallymark.engine.clock import Clock
+from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.errors import NotFound, PreconditionFailed, ResourceExhausted
 from tallymark.engine.ledger import (
-    Ledger,
     defined_record,
     lease_settled_record,
     leased_record,
@@ -20,18 +19,17 @@ from tallymark.engine.ledger import (
     verdicts_record,
 )
 from tallymark.engine.message import NOWHERE, ON_ITS_WAY, Slice
+from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import ACCEPTED, FAILED, REJECTED, RETURNED
-from tallymark.engine.store import Store
+from tallymark.engine.settlement import Settlement
+from tallymark.engine.state import State
 from tallymark.engine.subscription import (
     DEFAULT_LIMIT_BYTES,
     DEFAULT_LIMIT_ROWS,
     Subscription,
 )
-
-if TYPE_CHECKING:
-    from tallymark.engine.settlement import Settlement
-    from tallymark.engine.upkeep import Upkeep
+from tallymark.engine.upkeep import Upkeep
 
 VERDICTS: Final = (ACCEPTED, REJECTED, RETURNED, FAILED)
 
@@ -40,16 +38,27 @@ VERDICTS: Final = (ACCEPTED, REJECTED, RETURNED, FAILED)
 class Leases:
     """Operations on all durable subscriptions of the broker."""
 
-    __slots__ = ("clock", "epochs", "ledger", "settlement", "store", "subscriptions", "upkeep")
+    __slots__ = (
+        "_agenda", "_dispatcher", "_quarantine", "_settlement", "_upkeep", "clock", "epochs",
+        "ledger", "store", "subscriptions",
+    )  # fmt: skip
 
-    def __init__(self, clock: Clock, store: Store, ledger: Ledger) -> None:
-        self.clock = clock
-        self.store = store
-        self.ledger = ledger
-        self.upkeep: Upkeep
-        """Upkeep of watched queues before messages are taken. Set by the Broker."""
-        self.settlement: Settlement
-        """Settlement of messages that are not accepted. Set by the Broker."""
+    def __init__(
+        self,
+        state: State,
+        dispatcher: Dispatcher,
+        upkeep: Upkeep,
+        settlement: Settlement,
+        quarantine: Quarantine,
+    ) -> None:
+        self._agenda = state.agenda
+        self.clock = state.clock
+        self.store = state.store
+        self.ledger = state.ledger
+        self._dispatcher = dispatcher
+        self._upkeep = upkeep
+        self._settlement = settlement
+        self._quarantine = quarantine
         self.epochs = 0
         """The last epoch assigned; epochs are never reused."""
         self.subscriptions: dict[int, Subscription] = {}
@@ -124,9 +133,9 @@ class Leases:
 
     def _extend(self, subscription: Subscription, max_rows: int, max_bytes: int) -> None:
         queue = subscription.queue
-        self.upkeep.dispatcher.look(queue)
+        self._dispatcher.look(queue)
         if queue.watched:
-            self.upkeep.attend(queue)
+            self._upkeep.attend(queue)
         rows = min(max_rows, subscription.limit_rows - (subscription.next - subscription.floor))
         room = subscription.limit_bytes - subscription.leased_bytes
         if queue.ready and (rows <= 0 or room <= 0):
@@ -140,7 +149,7 @@ class Leases:
         if queue.rests:
             return
         while rows > 0 and (room > 0 or not taken):
-            head = self.upkeep.next_head(queue) if queue.watched else queue.head()
+            head = self._upkeep.next_head(queue) if queue.watched else queue.head()
             if head is None:
                 break
             n = min(rows, len(head))
@@ -159,7 +168,7 @@ class Leases:
             room -= piece.size()
             taken += n
         if queue.watched:
-            self.upkeep.dispatcher.mark(queue)  # the next head has an expiry of its own
+            self._agenda.mark(queue)  # the next head has an expiry of its own
 
     def read(self, subscription: Subscription, low: int, high: int) -> list[tuple[int, Slice]]:
         """Return lease sequences low..high-1 as (first lease sequence, slice), bytes in memory.
@@ -179,7 +188,7 @@ class Leases:
         Raises Unreadable, with the messages whose bytes cannot be read.
         """
         if not self.store.tried(piece.payload):
-            raise self.settlement.letters.entrance.quarantine.refuse_leased(subscription, piece)
+            raise self._quarantine.refuse_leased(subscription, piece)
 
     def judge(self, subscription: Subscription, said: list[tuple[int, int, int]]) -> None:
         """Set the outcomes of leased messages for their settlement, as (first lease sequence,
@@ -222,16 +231,16 @@ class Leases:
                 n = len(piece)
                 queue.leased -= n
                 if outcome == REJECTED:
-                    self.settlement.refuse(queue, piece)
+                    self._settlement.refuse(queue, piece)
                 elif outcome != ACCEPTED:
                     back.setdefault(outcome, []).append(piece)
                 else:
                     if queue.settle(piece, piece.lo, piece.hi, epoch, records.SETTLED_BY_BATCH):
-                        self.store.settling.append(queue)
+                        self._agenda.settling.append(queue)
                     self.store.finish(piece.payload, n)
             for outcome, pieces in back.items():
                 reason = records.RETURNED_BY_CLIENT
-                self.settlement.give_back(queue, pieces, epoch, reason, outcome == FAILED)
+                self._settlement.give_back(queue, pieces, epoch, reason, outcome == FAILED)
             self.ledger.emit(lease_settled_record(queue.id, epoch, end))
         return subscription.floor
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.engine.clock import Clock
-from tallymark.engine.ledger import Ledger, mark_record
+from tallymark.engine.ledger import mark_record
 from tallymark.engine.queue import Queue
 from tallymark.engine.settings import UNLIMITED
+from tallymark.engine.state import State
 
 LARGEST_RESERVE: Final = 8192
 """Maximum distance between a mark and the sequence that requests it."""
@@ -56,10 +56,9 @@ class Marks:
 
     __slots__ = ("_clock", "_look_ms", "_loose", "_ledger", "turns", "waits")
 
-    def __init__(self, clock: Clock, ledger: Ledger) -> None:
-        """out: list to which records are appended."""
-        self._clock = clock
-        self._ledger = ledger
+    def __init__(self, state: State) -> None:
+        self._clock = state.clock
+        self._ledger = state.ledger
         self._loose: list[Queue] = []
         """Queues whose mark may be ahead of the last delivery."""
         self._look_ms = 0

@@ -12,36 +12,34 @@ and the record's time is when it died: what the letter looks like follows from t
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from tallymark.engine.annotations import Annotations
+from tallymark.engine.entrance import Entrance
 from tallymark.engine.ledger import pending_record
 from tallymark.engine.message import Payload, Slice
+from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Letter, Queue
 from tallymark.engine.records import Record
-
-if TYPE_CHECKING:
-    from tallymark.engine.deadletters import DeadLetters
+from tallymark.engine.state import State
 
 RETRY_MS: Final = 1000
 """Delay between two attempts at pending letters, ms; a change of topology causes one at once."""
-LONGEST_RETRY_MS: Final = 180_000
-"""Maximum delay between two attempts, after attempts that changed nothing, ms."""
-RESTARTS_MS: Final = 1000
-"""Time during which a change restarts an attempt at many letters from the first one, so that they
-leave in order. After that the attempt runs to its end, so that the last letters are tried, too."""
-RETRIED: Final = 1000
-"""Number of pending letters tried in one turn."""
 
 
 @final
 class PendingLetters:
-    """The pending letters of a DeadLetters, which sends them."""
+    """Keeps letters pending, and gives them up. retries.py tries them again."""
 
-    __slots__ = ("_letters", "waiting")
+    __slots__ = ("_agenda", "_clock", "_entrance", "_quarantine", "_ledger", "_state", "waiting")
 
-    def __init__(self, letters: DeadLetters) -> None:
-        self._letters = letters
+    def __init__(self, state: State, entrance: Entrance, quarantine: Quarantine) -> None:
+        self._state = state
+        self._agenda = state.agenda
+        self._clock = state.clock
+        self._ledger = state.ledger
+        self._entrance = entrance
+        self._quarantine = quarantine
         self.waiting: dict[int, Queue] = {}
         """Queues with pending letters, by id."""
 
@@ -50,73 +48,21 @@ class PendingLetters:
         if not queue.letters:
             queue.retry_wait_ms = RETRY_MS
             queue.retry_ms = self._now() + RETRY_MS
-            queue.tried_generation = self._generation(queue)
+            queue.tried_generation = self.generation(queue)
         self.waiting[queue.id] = queue
-        self._keep(queue, letter)
-        self._record(queue, letter)
+        self.put(queue, letter)
+        self.record(queue, letter)
 
     def is_due(self, queue: Queue) -> bool:
         """Return whether the queue's pending letters are to be tried: the delay is over, or the
         topology or the settings have changed."""
-        return self._now() >= queue.retry_ms or queue.tried_generation != self._generation(queue)
-
-    def retry(self, queue: Queue) -> None:
-        """Try the pending letters again in order [DL-23]: RETRIED in one turn, the others in the
-        next turns. After an attempt that changed nothing the delay doubles."""
-        generation = self._generation(queue)
-        changed = queue.tried_generation != generation or not queue.retry_ms
-        if not queue.retry_at:
-            queue.retry_began_ms = self._now()
-        if not queue.retry_at or (changed and self._now() < queue.retry_began_ms + RESTARTS_MS):
-            if changed:
-                queue.retry_at = queue.retry_wait_ms = 0
-            queue.tried_generation = generation
-        letters = queue.letters
-        start = min(queue.retry_at, len(letters))
-        count = min(RETRIED, len(letters) - start)
-        others = len(letters) - count
-        before = queue.pending
-        letters.rotate(-start)
-        self._letters.limit_cascade(count, True)  # for all letters of the turn together
-        for _ in range(count):
-            self._retry_one(queue, letters.popleft())
-        self._letters.limit_cascade(0, False)
-        queue.retry_at = start + len(letters) - others
-        letters.rotate(queue.retry_at)
-        if queue.pending < before:
-            queue.retry_wait_ms = 0
-        if queue.retry_at < len(letters):
-            queue.retry_ms = self._now()
-            self._letters.entrance.dispatcher.mark(queue)
-        else:
-            queue.retry_at = 0
-            wait = min(max(queue.retry_wait_ms * 2, RETRY_MS), LONGEST_RETRY_MS)
-            queue.retry_wait_ms = wait
-            queue.retry_ms = self._now() + wait
-            if queue.tried_generation != generation:
-                self._letters.entrance.dispatcher.mark(queue)
-        self._forget_idle(queue)
-
-    def _retry_one(self, queue: Queue, letter: Letter) -> None:
-        """Try one letter again. The part that stays pending goes to the end of the queue's
-        letters."""
-        letters = self._letters
-        exchange = letters.exchange_of(queue)
-        queue.release(letter.piece)
-        if exchange is None and not queue.settings.at_least_once:
-            letters.lose(queue, letter.piece, letter.reason)
-            return
-        had = len(letter.have)
-        for left in letters.send(queue, exchange, letter):
-            self._keep(queue, left)
-            if len(left.have) > had:
-                self._record(queue, left)
+        return self._now() >= queue.retry_ms or queue.tried_generation != self.generation(queue)
 
     def look_at_topology(self) -> None:
         """Let the queues with pending letters be attended to whose topology has changed."""
         for queue in self.waiting.values():
-            if queue.tried_generation != self._generation(queue):
-                self._letters.entrance.dispatcher.mark(queue)
+            if queue.tried_generation != self.generation(queue):
+                self._agenda.mark(queue)
 
     def give_up(self, queue: Queue, n: int, reason: int) -> None:
         """Drop the oldest n pending messages, all of one letter."""
@@ -127,34 +73,37 @@ class PendingLetters:
             piece = queue.letters.popleft().piece
             queue.retry_at = max(0, queue.retry_at - 1)
         queue.release(piece)
-        self._letters.drop(queue, piece, reason)
-        self._forget_idle(queue)
+        self._state.drop(queue, piece, reason)
+        self.forget_idle(queue)
 
     def give_up_all(self, queue: Queue, reason: int) -> None:
         """Drop all pending messages: the queue is purged or deleted [DL-25]."""
         while queue.letters:
             self.give_up(queue, len(queue.letters[0].piece), reason)
 
-    def _keep(self, queue: Queue, letter: Letter) -> None:
-        entrance = self._letters.entrance
-        if queue.body_bytes >= 0 and not entrance.is_weighed(letter.piece.payload):
-            entrance.quarantine.put(queue, letter.piece, letter)
+    def put(self, queue: Queue, letter: Letter) -> None:
+        """Add a letter to the queue's pending ones. One that cannot be weighed is quarantined."""
+        if queue.body_bytes >= 0 and not self._entrance.is_weighed(letter.piece.payload):
+            self._quarantine.put(queue, letter.piece, letter)
             return
         queue.keep(letter)
 
-    def _record(self, queue: Queue, letter: Letter) -> None:
+    def record(self, queue: Queue, letter: Letter) -> None:
+        """Emit the PENDING record of a letter."""
         if queue.stored:
-            self._letters.ledger.emit(letter_record(queue, letter, letter.piece.payload))
+            self._ledger.emit(letter_record(queue, letter, letter.piece.payload))
 
-    def _forget_idle(self, queue: Queue) -> None:
+    def forget_idle(self, queue: Queue) -> None:
+        """Take the queue off the list of waiting ones if it has no pending letters."""
         if not queue.letters:
             self.waiting.pop(queue.id, None)
 
-    def _generation(self, queue: Queue) -> int:
-        return self._letters.vhosts[queue.vhost].generation
+    def generation(self, queue: Queue) -> int:
+        """Return the generation of the topology that the queue's letters meet."""
+        return self._state.vhosts[queue.vhost].generation
 
     def _now(self) -> int:
-        return self._letters.clock.now_ms
+        return self._clock.now_ms
 
 
 def letter_record(queue: Queue, letter: Letter, payload: Payload) -> Record:

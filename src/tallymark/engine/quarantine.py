@@ -17,21 +17,14 @@ reading them is refused until the bytes are back, or the messages are dropped.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
-from tallymark.engine import records
-from tallymark.engine.clock import Clock
-from tallymark.engine.effects import Effect, Signal
+from tallymark.engine.effects import Signal
 from tallymark.engine.errors import Unreadable
-from tallymark.engine.ledger import Ledger
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Letter, Quarantined, Queue
-from tallymark.engine.store import Store
+from tallymark.engine.state import State
 from tallymark.engine.subscription import Subscription
-
-if TYPE_CHECKING:
-    from tallymark.engine.deadletters import DeadLetters
-    from tallymark.engine.delivery import Dispatcher
 
 TOLD: Final = 100
 """Maximum number of alarms about one queue until its quarantine is empty: a lost file would fill
@@ -40,26 +33,18 @@ the log."""
 
 @final
 class Quarantine:
-    """Operations on quarantined messages. Clock, store and records are the Broker's own."""
+    """Puts messages aside. readmission.py takes them out again."""
 
-    __slots__ = (
-        "_clock", "_effects", "_ledger", "_told", "dispatcher", "letters", "pauses", "store",
-    )  # fmt: skip
+    __slots__ = ("_agenda", "_effects", "_told", "pauses", "store")
 
-    def __init__(self, clock: Clock, store: Store, ledger: Ledger, effects: list[Effect]) -> None:
-        self._clock = clock
-        self._ledger = ledger
-        self._effects = effects
+    def __init__(self, state: State) -> None:
+        self._agenda = state.agenda
+        self._effects = state.effects
         self._told: dict[int, int] = {}
         """Count of alarms so far, by queue."""
-        self.store = store
-        self.letters: DeadLetters
-        self.dispatcher: Dispatcher
-        """Dispatcher and dead letters, both set by the Broker."""
+        self.store = state.store
         self.pauses = False
         """True if a queue stops deliveries while any of its messages are quarantined."""
-
-    # -- putting messages into quarantine
 
     def has_read(self, queue: Queue, head: Slice) -> bool:
         """Load the bytes of the slice that leaves next; False: they cannot be read, and it was
@@ -116,73 +101,19 @@ class Quarantine:
             values["more"] = "not logged"
         self._effects.append(Signal("message.unreadable", values, True))
 
-    # -- taking messages out
-
-    def retry(self, queue: Queue) -> int:
-        """Try to read quarantined messages again. Readable ones return to their place, or continue
-        as dead letters. Returns their count."""
-        back = 0
-        for entry in list(queue.quarantine):
-            if not self.store.tried(entry.piece.payload):
-                entry.trouble = self.store.trouble
-                continue
-            back += len(entry.piece)
-            queue.take_from_aside(entry)
-            if entry.letter is not None:
-                self.letters.resume(queue, entry.letter)
-            else:
-                self._come_back(queue, entry.piece)
-        self._look_after(queue)
-        return back
-
-    def drop(self, queue: Queue, low: int, high: int) -> int:
-        """Drop unreadable messages of sequences low..high-1, leased ones included; return their
-        count. Payloads are dropped whole."""
-        gone = 0
-        for entry in list(queue.quarantine):
-            piece = entry.piece
-            if low < piece.first + len(piece) and piece.first < high:
-                queue.take_from_aside(entry)
-                self.letters.drop(queue, piece, records.DROPPED_UNREADABLE)
-                gone += len(piece)
-        for subscription in queue.subscriptions:
-            for lease in list(subscription.leases):
-                piece = lease.slice
-                inside = low < piece.first + len(piece) and piece.first < high
-                if inside and not self.store.tried(piece.payload):
-                    subscription.lose(piece.first, piece.first + len(piece))
-                    queue.leased -= len(piece)
-                    queue.leave_acquired(piece)
-                    self.letters.drop(queue, piece, records.DROPPED_UNREADABLE)
-                    gone += len(piece)
-        self._look_after(queue)
-        return gone
-
     def clear(self, queue: Queue) -> list[Slice]:
         """Remove all messages from the quarantine of a queue that is purged or deleted; the caller
         counts their end."""
         pieces = [entry.piece for entry in queue.quarantine]
         for entry in list(queue.quarantine):
             queue.take_from_aside(entry)
-        self._look_after(queue)
+        self.look_after(queue)
         return pieces
 
-    def _come_back(self, queue: Queue, piece: Slice) -> None:
-        if queue.settings.is_stream:
-            if piece.first < queue.kept_from:  # retention has passed it meanwhile
-                self.letters.drop(queue, piece, records.DROPPED_RETENTION)
-                return
-            queue.lanes[0].put_between(piece)
-            queue.ready += len(piece)
-            queue.ready_bytes += piece.size()
-            return
-        if queue.body_bytes >= 0:
-            self.letters.entrance.weigh(piece.payload)
-        queue.make_ready(piece)
-
-    def _look_after(self, queue: Queue) -> None:
+    def look_after(self, queue: Queue) -> None:
+        """Note that messages left the quarantine: deliveries go on when it is empty."""
         if not queue.quarantine:
             queue.rests = False
             self._told.pop(queue.id, None)
         if not queue.deleted:
-            self.dispatcher.mark(queue)
+            self._agenda.mark(queue)

@@ -22,19 +22,17 @@ from typing import Final, final
 from tallymark.engine import records
 from tallymark.engine.annotations import Annotations, Death, Notes
 from tallymark.engine.arguments import named
-from tallymark.engine.clock import Clock
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import Unsupported
 from tallymark.engine.exchange import Exchange
 from tallymark.engine.intervals import IntervalSet
-from tallymark.engine.ledger import Ledger, settled_record
+from tallymark.engine.ledger import settled_record
 from tallymark.engine.message import Route, Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.routing import Targets
-from tallymark.engine.session import Connection
 from tallymark.engine.settings import DROP_HEAD
+from tallymark.engine.state import State
 from tallymark.engine.transactions import Transactions
-from tallymark.engine.vhost import VirtualHost
 
 MOVED: Final = "moved"
 GONE: Final = "gone"
@@ -103,25 +101,28 @@ class Found:
 
 @final
 class Redrives:
-    """The redrive operations. Exchanges, queues and store are the Broker's own objects."""
+    """The redrive operations."""
 
-    __slots__ = ("_clock", "_connections", "_entrance", "_ledger", "_transactions", "_vhosts")
+    __slots__ = (
+        "_clock",
+        "_connections",
+        "_entrance",
+        "_ledger",
+        "_state",
+        "_store",
+        "_transactions",
+        "_vhosts",
+    )
 
-    def __init__(
-        self,
-        clock: Clock,
-        entrance: Entrance,
-        vhosts: dict[str, VirtualHost],
-        connections: dict[int, Connection],
-        transactions: Transactions,
-        ledger: Ledger,
-    ) -> None:
-        self._clock = clock
+    def __init__(self, state: State, entrance: Entrance, transactions: Transactions) -> None:
+        self._state = state
+        self._clock = state.clock
+        self._connections = state.connections
+        self._ledger = state.ledger
+        self._store = state.store
+        self._vhosts = state.vhosts
         self._entrance = entrance
-        self._vhosts = vhosts
-        self._connections = connections
         self._transactions = transactions
-        self._ledger = ledger
 
     def look(
         self,
@@ -195,7 +196,7 @@ class Redrives:
                 some.sort()
                 queue.lanes[lane].cut_out(some)
         if queue.watched:
-            self._entrance.dispatcher.mark(queue)  # what is its head now has a time of its own
+            self._state.agenda.mark(queue)  # what is its head now has a time of its own
 
     def _move_runs(
         self,
@@ -247,7 +248,7 @@ class Redrives:
                     n = 1
             piece = piece.part(0, n)
             is_plain = Targets(run[at].queues).plain
-            if not is_plain and not self._entrance.store.tried(piece.payload):
+            if not is_plain and not self._store.tried(piece.payload):
                 for one in run[at : at + n]:
                     one.status = UNREADABLE
             elif self._fits(run[at].queues, piece):
@@ -262,7 +263,7 @@ class Redrives:
         payload = piece.payload
         n = len(piece)
         queue.move_out(piece)
-        entrance.store.use(payload, n * len(targets))
+        self._store.use(payload, n * len(targets))
         for target in targets:
             kept = payload.persistent and target.stored
             if kept:
@@ -270,7 +271,7 @@ class Redrives:
             entrance.enter(target, payload, piece.lo, piece.hi, made, kept, queue.id, piece.first)
         if queue.stored:
             self._ledger.emit(settled_record(queue.id, piece.first, n, records.SETTLED_BY_REDRIVE))
-        entrance.store.finish(payload, n)
+        self._store.finish(payload, n)
 
     # -- finding messages
 
@@ -341,7 +342,7 @@ class Redrives:
         by_headers = way.source is not None and (
             self._vhosts[queue.vhost].needs_headers(way.exchange)
         )
-        if by_headers and not self._entrance.store.tried(piece.payload):
+        if by_headers and not self._store.tried(piece.payload):
             one.status = UNREADABLE
             return
         one.queues = self._queues(queue, way, piece)
@@ -358,7 +359,7 @@ class Redrives:
         by_headers = vhost.needs_headers(way.exchange)
         if by_headers:
             payload = piece.payload
-            headers = self._entrance.formats[payload.format].headers(payload, piece.lo)
+            headers = self._state.formats[payload.format].headers(payload, piece.lo)
         targets = vhost.route_from(way.source, list(way.keys), headers)
         queues = [target for target in targets.queues if target is not queue]
         if not by_headers:

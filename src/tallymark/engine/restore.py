@@ -138,9 +138,9 @@ class Restorer:
             self._define(record)
             return
         if kind == records.PAYLOAD:
-            self._broker.message_ids.at_least(record.first + record.count - 1)
+            self._broker.state.message_ids.at_least(record.first + record.count - 1)
             return
-        self._broker.owner_ids.at_least(record.owner)
+        self._broker.state.owner_ids.at_least(record.owner)
         if kind in TELL_ONLY:
             return
         if kind == records.LEASE_SETTLED:
@@ -307,9 +307,9 @@ class Restorer:
         definition = json.loads(record.blob)
         op = definition["op"]
         if op == "ids":
-            broker.queue_ids.at_least(definition["queue"])
-            broker.owner_ids.at_least(definition["owner"])
-            broker.message_ids.at_least(definition["message"])
+            broker.state.queue_ids.at_least(definition["queue"])
+            broker.state.owner_ids.at_least(definition["owner"])
+            broker.state.message_ids.at_least(definition["message"])
             broker.leases.epochs = max(broker.leases.epochs, definition["epoch"])
         elif op == "subscription":
             history = self._histories.get(definition["queue_id"])
@@ -338,7 +338,7 @@ class Restorer:
             queue = vhost.queues[definitions.text_of(definition, "name")]
             if queue.id not in self._histories:
                 broker.queues[queue.id] = queue
-                broker.queue_ids.at_least(queue.id)
+                broker.state.queue_ids.at_least(queue.id)
                 self._histories[queue.id] = _QueueHistory(queue)
         elif op == definitions.DELETE_QUEUE:
             self._forget_queue(definitions.id_of(definition))
@@ -527,7 +527,7 @@ class Restorer:
             queue.keep(letter)
             history.finished.add(piece.first, piece.first + len(piece))
         if queue.letters:
-            self._broker.dead_letters.pending.waiting[queue.id] = queue
+            self._broker.pending.waiting[queue.id] = queue
 
 
 def _sum_of(queue: Queue) -> str:

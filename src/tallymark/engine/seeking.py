@@ -15,12 +15,16 @@ from __future__ import annotations
 from array import array
 from typing import Final, final
 
-from tallymark.engine.delivery import Dispatcher
 from tallymark.engine.effects import Deliver
+from tallymark.engine.handover import Handover
+from tallymark.engine.marks import Marks
 from tallymark.engine.message import Payload, Route, Slice
+from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.ready import Ready
 from tallymark.engine.session import Consumer, InFlight
+from tallymark.engine.state import State
+from tallymark.engine.upkeep import Upkeep
 
 LOOKS: Final = 2048
 """Number of messages of a queue that are examined in one turn, for all its filters together."""
@@ -32,15 +36,33 @@ _NOTHING: Final = Payload(0, b"", array("I", (0,)), Route("", ""), None, 0, 0, F
 
 @final
 class Seeking:
-    """Service of the consumers that browse or filter. The dispatcher is the Broker's own."""
+    """Service of the consumers that browse or filter."""
 
-    __slots__ = ("_dispatcher",)
+    __slots__ = (
+        "_agenda", "_clock", "_effects", "_handover", "_marks", "_quarantine", "_store", "_upkeep",
+    )  # fmt: skip
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
+    def __init__(
+        self,
+        state: State,
+        handover: Handover,
+        marks: Marks,
+        upkeep: Upkeep,
+        quarantine: Quarantine,
+    ) -> None:
+        self._agenda = state.agenda
+        self._clock = state.clock
+        self._effects = state.effects
+        self._store = state.store
+        self._handover = handover
+        self._marks = marks
+        self._upkeep = upkeep
+        self._quarantine = quarantine
 
-    def serve(self, queue: Queue) -> None:
-        """Give the queue's seeking consumers all messages available to them."""
+    def serve(self, queue: Queue) -> bool:
+        """Give the queue's seeking consumers all messages available to them. True: one of them has
+        more to examine, or to be given, in the next turn."""
+        has_more = False
         share = self._share(queue)
         for consumer in queue.seekers:
             looks = share
@@ -50,7 +72,8 @@ class Seeking:
                     break
             connection = consumer.session.connection
             if looks <= 0 or (connection.room <= 0 and not (connection.paused or connection.gated)):
-                self._dispatcher.again.append(queue)
+                has_more = True
+        return has_more
 
     def _share(self, queue: Queue) -> int:
         """Return how many messages each filter may examine in this turn."""
@@ -75,7 +98,7 @@ class Seeking:
         """Serve a consumer from one lane. Returns how many messages may still be examined in this
         turn; below 0: none."""
         lane = queue.lanes[number]
-        store = self._dispatcher.store
+        store = self._store
         while looks > 0:
             most = consumer.room()
             if most <= 0:
@@ -105,7 +128,7 @@ class Seeking:
                     continue
                 found = found.part(skipped, end)
             if queue.watched and not consumer.browses:
-                gone = self._dispatcher.upkeep.expire_at(queue, lane, found)
+                gone = self._upkeep.expire_at(queue, lane, found)
                 if gone:
                     consumer.cursors[number] = place + skipped + gone
                     continue
@@ -117,7 +140,7 @@ class Seeking:
 
     def _put_aside(self, queue: Queue, found: Slice, lane: Ready) -> None:
         """Quarantine messages found for a consumer, a part of one slice, that cannot be read."""
-        quarantine = self._dispatcher.quarantine
+        quarantine = self._quarantine
         if queue.settings.is_stream:
             quarantine.put_from_stream(queue, found)
             return
@@ -129,7 +152,6 @@ class Seeking:
         self, queue: Queue, consumer: Consumer, number: int, found: Slice, most: int
     ) -> int:
         """Send the consumer messages found for it; return how many could be sent."""
-        dispatcher = self._dispatcher
         session = consumer.session
         connection = session.connection
         n = min(len(found), most)
@@ -141,13 +163,13 @@ class Seeking:
         n = cuts
         if consumer.browses:
             piece = found.part(0, n)
-            dispatcher.effects.append(Deliver(consumer, piece, session.next_tag))
+            self._effects.append(Deliver(consumer, piece, session.next_tag))
             if consumer.no_ack:
                 session.next_tag += n
             else:
-                _lend(consumer, n, dispatcher.clock.now_ms)
+                _lend(consumer, n, self._clock.now_ms)
         else:
-            if queue.stored and not dispatcher.marks.cover(queue, found.first + n):
+            if queue.stored and not self._marks.cover(queue, found.first + n):
                 n = min(n, queue.mark_durable - found.first)
                 if n <= 0:
                     return 0
@@ -156,10 +178,10 @@ class Seeking:
                 if not n:
                     return 0
             piece = queue.pick(queue.lanes[number], found.first + found.shift, n)
-            dispatcher.effects.append(Deliver(consumer, piece, session.next_tag))
-            dispatcher.acquire(session, queue, piece, consumer, consumer.no_ack)
-        dispatcher.spend(connection, piece.size())
-        consumer.sent(n, dispatcher.clock.now_ms)
+            self._effects.append(Deliver(consumer, piece, session.next_tag))
+            self._handover.acquire(session, queue, piece, consumer, consumer.no_ack)
+        self._agenda.spend(connection, piece.size())
+        consumer.sent(n, self._clock.now_ms)
         return n
 
 

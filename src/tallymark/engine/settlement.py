@@ -13,9 +13,9 @@ from typing import final
 from tallymark.engine import records
 from tallymark.engine.annotations import Notes, with_notes
 from tallymark.engine.deadletters import DeadLetters
-from tallymark.engine.delivery import Dispatcher
+from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.ledger import Ledger, deferred_record, dropped_record, returned_record
+from tallymark.engine.ledger import deferred_record, dropped_record, returned_record
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.session import (
@@ -32,22 +32,23 @@ from tallymark.engine.session import (
     Session,
 )
 from tallymark.engine.settings import RETRY_DISABLED
-from tallymark.engine.store import Store
+from tallymark.engine.state import State
 
 
 @final
 class Settlement:
-    """Settles tags of sessions. Its lists are those of the Broker and the Dispatcher."""
+    """Settles tags of sessions."""
 
-    __slots__ = ("dispatcher", "letters", "ledger", "store")
+    __slots__ = ("_entrance", "_letters", "agenda", "clock", "ledger", "state", "store")
 
-    def __init__(
-        self, dispatcher: Dispatcher, letters: DeadLetters, store: Store, ledger: Ledger
-    ) -> None:
-        self.dispatcher = dispatcher
-        self.letters = letters
-        self.store = store
-        self.ledger = ledger
+    def __init__(self, state: State, entrance: Entrance, letters: DeadLetters) -> None:
+        self.state = state
+        self.agenda = state.agenda
+        self.clock = state.clock
+        self.ledger = state.ledger
+        self.store = state.store
+        self._entrance = entrance
+        self._letters = letters
 
     def settle(
         self,
@@ -107,7 +108,7 @@ class Settlement:
         if pieces:
             self.give_back(queue, pieces, consumer.id, reason, False)
         if session.limit != UNLIMITED:
-            self.dispatcher.offer(session)
+            self.agenda.offer(session)
 
     def settle_up_to(self, session: Session, last: int, outcome: int) -> None:
         """Settle all tags up to one: see Broker.settle_up_to."""
@@ -182,17 +183,17 @@ class Settlement:
         if queue.stored:
             for piece in pieces:
                 self.ledger.emit(returned_record(queue.id, piece, reason, owner, failed, to_tail))
-            self.dispatcher.given_back(queue, pieces)
+            self.agenda.given_back(queue, pieces)
         if queue.body_bytes >= 0:  # delivered before the queue had a limit on bytes
             pieces = [piece for piece in pieces if self._is_weighed(queue, piece, failed)]
         queue.give_back(pieces, failed, to_tail)
         if queue.consumers or queue.watched:
-            self.dispatcher.mark(queue)
+            self.agenda.mark(queue)
 
     def _is_weighed(self, queue: Queue, piece: Slice, failed: bool) -> bool:
         """Compute the body bytes of requeued messages. False: they cannot be read and were
         quarantined."""
-        entrance = self.letters.entrance
+        entrance = self._entrance
         if entrance.is_weighed(piece.payload):
             return True
         queue.leave_acquired(piece)
@@ -208,7 +209,7 @@ class Settlement:
         if delay_ms <= 0:
             self.give_back(queue, [piece], owner, records.RETURNED_BY_CLIENT, False, True)
         elif queue.settings.acquired_limit < 0 or self._bury_worn(queue, [piece], False):
-            due_ms = self.dispatcher.clock.now_ms + delay_ms
+            due_ms = self.clock.now_ms + delay_ms
             self.defer_acquired(queue, piece, owner, due_ms, False, True)
 
     def _delay(
@@ -227,7 +228,7 @@ class Settlement:
             failures = piece.failed + 1 if failed else piece.failed
             delay = queue.settings.retry_delay_ms(failures, failed and not nacked)
             if delay > 0:
-                due_ms = self.dispatcher.clock.now_ms + delay
+                due_ms = self.clock.now_ms + delay
                 self.defer_acquired(queue, piece, owner, due_ms, failed, to_tail, reason)
             else:
                 left.append(piece)
@@ -270,7 +271,7 @@ class Settlement:
         reason: int,
     ) -> None:
         """Defer messages that are no longer ready or acquired until `due_ms` (engine time)."""
-        entrance = self.letters.entrance
+        entrance = self._entrance
         if queue.body_bytes >= 0 and not entrance.is_weighed(piece.payload):
             entrance.quarantine.put(queue, piece)
         else:
@@ -280,8 +281,8 @@ class Settlement:
                 deferred_record(queue.id, piece, due_ms, to_tail, reason, owner, failed)
             )
             if piece.acquired:
-                self.dispatcher.given_back(queue, [piece])
-        self.dispatcher.mark(queue)
+                self.agenda.given_back(queue, [piece])
+        self.agenda.mark(queue)
 
     def _bury_worn(self, queue: Queue, pieces: list[Slice], failed: bool) -> list[Slice]:
         """Dead-letter the messages that reached a limit; return the others."""
@@ -310,9 +311,9 @@ class Settlement:
         piece.acquired += 1
         if failed:
             piece.failed += 1
-        self.letters.bury(queue, [piece], reason)
+        self._letters.bury(queue, [piece], reason)
         if queue.watched:
-            self.dispatcher.mark(queue)
+            self.agenda.mark(queue)
 
     def record_drop(self, queue: Queue, low: int, high: int, reason: int) -> None:
         """Record that sequences low..high-1 ended without success."""
@@ -346,7 +347,7 @@ class Settlement:
                 for low, high in entry.pieces(entry.first, entry.last):
                     piece = entry.part(low, high)
                     queue.leave_acquired(piece)
-                    self.letters.drop(queue, piece, reason)
+                    self.state.drop(queue, piece, reason)
                     if is_lenient:
                         self.free_credit(session, entry.consumer, len(piece))
                 if not is_lenient:
@@ -369,10 +370,10 @@ class Settlement:
         queue = entry.queue
         count = high - low + 1
         if entry.consumer is not None:
-            entry.consumer.pace.add(count, self.dispatcher.clock.now_ms)
+            entry.consumer.pace.add(count, self.clock.now_ms)
             if entry.is_late:
                 entry.consumer.overdue -= count
-                self.dispatcher.mark(queue)
+                self.agenda.mark(queue)
         self.free_credit(session, entry.consumer, count)
         if entry.void:
             return
@@ -385,7 +386,7 @@ class Settlement:
             consumer = entry.consumer
             owner = consumer.id if consumer is not None else session.id
             if queue.settle(piece, lo, lo + count, owner, records.SETTLED_BY_CLIENT):
-                self.store.settling.append(queue)
+                self.agenda.settling.append(queue)
             self.store.finish(piece.payload, count)
             return
         part = entry.part(low, high)
@@ -395,7 +396,7 @@ class Settlement:
             self._bury(queue, part, records.DEAD_REJECTED, outcome == REJECTED)
             return
         failed = counts_as(queue, outcome) == FAILED
-        if due_ms > self.dispatcher.clock.now_ms:
+        if due_ms > self.clock.now_ms:
             self._put_off(queue, part, session.id, due_ms, failed)
         else:
             reason = records.RETURNED_BY_CLIENT
@@ -408,9 +409,9 @@ class Settlement:
         if consumer is not None:
             consumer.unacked -= n
             if consumer.active and consumer.queue.ready and not consumer.by_link:
-                self.dispatcher.mark(consumer.queue)
+                self.agenda.mark(consumer.queue)
             if session.limit != UNLIMITED:
-                self.dispatcher.offer(session)
+                self.agenda.offer(session)
         else:
             session.got -= n
 

@@ -18,15 +18,13 @@ Staged messages are in no queue, so that they are in no queue's account [LC-5].
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Final, final
 
 from tallymark.engine import records
-from tallymark.engine.admission import Admission
+from tallymark.engine.admission import Admission, CommitCheck
 from tallymark.engine.annotations import Annotations, deferred_until, keys_of, ready_since
-from tallymark.engine.clock import Clock
 from tallymark.engine.commit import no_room_text
-from tallymark.engine.deadlines import Deadlines, Timed
+from tallymark.engine.deadlines import Timed
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import (
     Fenced,
@@ -35,11 +33,11 @@ from tallymark.engine.errors import (
     PreconditionFailed,
     ResourceExhausted,
 )
-from tallymark.engine.ledger import Ledger, defined_record, sink_ended_record, sink_staged_record
+from tallymark.engine.ledger import defined_record, sink_ended_record, sink_staged_record
 from tallymark.engine.message import Payload
 from tallymark.engine.records import Record
 from tallymark.engine.routing import Targets
-from tallymark.engine.store import Store
+from tallymark.engine.state import State
 from tallymark.engine.vhost import VirtualHost
 
 MOST_STAGINGS: Final = 100_000
@@ -137,23 +135,35 @@ class Stretch:
 class Sinks:
     """All sinks of the broker and their stagings."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        deadlines: Deadlines,
-        entrance: Entrance,
-        store: Store,
-        vhosts: dict[str, VirtualHost],
-        ledger: Ledger,
-        new_id: Callable[[], int],
-    ) -> None:
-        self.clock = clock
-        self.deadlines = deadlines
+    __slots__ = (
+        "_admission",
+        "_agenda",
+        "_entrance",
+        "_formats",
+        "_state",
+        "_vhosts",
+        "clock",
+        "deadlines",
+        "ledger",
+        "sinks",
+        "staged",
+        "staged_bytes",
+        "stagings",
+        "store",
+        "is_half_done",
+    )
+
+    def __init__(self, state: State, entrance: Entrance, admission: Admission) -> None:
+        self._state = state
+        self._agenda = state.agenda
+        self._formats = state.formats
+        self._vhosts = state.vhosts
+        self.clock = state.clock
+        self.deadlines = state.deadlines
+        self.ledger = state.ledger
+        self.store = state.store
         self._entrance = entrance
-        self.store = store
-        self._vhosts = vhosts
-        self.ledger = ledger
-        self.new_id = new_id
+        self._admission = admission
         self.sinks: dict[tuple[str, str], Sink] = {}
         """Sinks by virtual host and name."""
         self.stagings: dict[int, Staging] = {}
@@ -184,7 +194,7 @@ class Sinks:
             )
         self._check_held(vhost, parts)
         now = self.clock.now_ms
-        staging = Staging(self.new_id(), vhost, sink, now + expires_ms)
+        staging = Staging(self._state.owner_ids(), vhost, sink, now + expires_ms)
         for part in parts:
             payload = part.payload
             self.store.enter(payload, payload.count)
@@ -270,8 +280,7 @@ class Sinks:
             if not stretch.targets.queues:
                 done.unroutable += _unroutable(stretch)
         self._check_room(stretches)
-        dispatcher = self._entrance.dispatcher
-        dispatcher.commits = True
+        self._agenda.commits = True
         try:
             self._publish(stretches)
             for staging in stagings:
@@ -283,7 +292,7 @@ class Sinks:
             self.is_half_done = True
             raise
         finally:
-            dispatcher.commits = False
+            self._agenda.commits = False
         return done
 
     def _is_repeated(self, sink: Sink, identity: str, batch: int) -> bool:
@@ -327,7 +336,7 @@ class Sinks:
         if payload.routes is None and not by_headers:
             keys = keys_of(part.annotations, payload.route)
             return [Stretch(part, 0, count, vhost.route(exchange, keys, None))]
-        format = self._entrance.formats[payload.format]
+        format = self._formats[payload.format]
         known: dict[tuple[str, str], Targets] = {}
         found: list[Stretch] = []
         for i in range(count):
@@ -352,7 +361,7 @@ class Sinks:
     def _check_room(self, stretches: list[Stretch]) -> None:
         """Check that all target queues have room, and load the bytes that publishing needs. Raises
         ResourceExhausted."""
-        admission = Admission(self._entrance)
+        admission = CommitCheck(self._admission, self._entrance)
         for stretch in stretches:
             if stretch.targets.plain:
                 continue
@@ -379,7 +388,7 @@ class Sinks:
                 known = dated[known]
             self.store.use(payload, (stretch.hi - stretch.lo) * len(targets.queues))
             kept = payload.persistent and targets.durable
-            refused = self._entrance.publish(targets, payload, stretch.lo, stretch.hi, known, kept)
+            refused = self._admission.publish(targets, payload, stretch.lo, stretch.hi, known, kept)
             assert not refused, refused
 
     def _remember(self, vhost: str, name: str, identity: str, batch: int, forget_ms: int) -> None:

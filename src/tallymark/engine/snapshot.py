@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tallymark.engine import records
+from tallymark.engine.admission import forget_ids
 from tallymark.engine.arguments import named
 from tallymark.engine.broker import Broker
-from tallymark.engine.entrance import forget_ids
 from tallymark.engine.ledger import (
     Ledger,
     counters_record,
@@ -57,9 +57,9 @@ def snapshot(broker: Broker, clean: bool) -> list[Record]:
     out = Ledger(broker.clock)
     ids: dict[str, object] = {
         "op": "ids",
-        "queue": broker.queue_ids.last,
-        "owner": broker.owner_ids.last,
-        "message": broker.message_ids.last,
+        "queue": broker.state.queue_ids.last,
+        "owner": broker.state.owner_ids.last,
+        "message": broker.state.message_ids.last,
         "epoch": broker.leases.epochs,
     }
     out.emit(defined_record(ids))

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from tallymark.engine import records
 from tallymark.engine.errors import BytesLost, Unreadable
 from tallymark.engine.ledger import Ledger, payload_record
 from tallymark.engine.message import NOWHERE, ON_ITS_WAY, Payload
-
-if TYPE_CHECKING:
-    from tallymark.engine.queue import Queue
 
 SWEPT: Final = 32_768
 """Number of messages released in one turn, whether packed or payloads of their own."""
@@ -39,7 +36,6 @@ class Store:
         "is_behind",
         "released",
         "resident_bytes",
-        "settling",
         "trouble",
     )
 
@@ -62,8 +58,6 @@ class Store:
         self.released: list[tuple[int, int]] = []
         """Journal extents (position, size) that are no longer needed. The owner takes them from
         here."""
-        self.settling: list[Queue] = []
-        """Queues with settled ranges that have no records yet."""
         self.trouble = ""
         """Error text of the last read that failed."""
 

@@ -13,9 +13,8 @@ from collections import deque
 from typing import Final, final
 
 from tallymark.engine import records
-from tallymark.engine.clock import Clock
-from tallymark.engine.deadlines import NEVER, Deadlines
-from tallymark.engine.effects import Effect, TimedOut
+from tallymark.engine.deadlines import NEVER
+from tallymark.engine.effects import TimedOut
 from tallymark.engine.errors import PreconditionFailed
 from tallymark.engine.message import Slice
 from tallymark.engine.session import (
@@ -29,6 +28,7 @@ from tallymark.engine.session import (
     timeout_of,
 )
 from tallymark.engine.settlement import Settlement
+from tallymark.engine.state import State
 
 ENTRIES_A_MS: Final = 1000
 """In-flight entries of a session for each millisecond between two searches of it. A session with a
@@ -37,17 +37,15 @@ hundred thousand entries thus costs little, and is 100 ms late at most [NQ-D1]."
 
 @final
 class Timeouts:
-    """Handling of consumer time-outs. Clock, deadlines and settlement are the Broker's own."""
+    """Handling of consumer time-outs."""
 
     __slots__ = ("clock", "deadlines", "effects", "settlement")
 
-    def __init__(
-        self, clock: Clock, deadlines: Deadlines, settlement: Settlement, effects: list[Effect]
-    ) -> None:
-        self.clock = clock
-        self.deadlines = deadlines
+    def __init__(self, state: State, settlement: Settlement) -> None:
+        self.clock = state.clock
+        self.deadlines = state.deadlines
         self.settlement = settlement
-        self.effects = effects
+        self.effects = state.effects
 
     def look_at(self, session: Session) -> list[Consumer]:
         """Return overdue messages of a session whose deadline has come, and arm its next deadline.

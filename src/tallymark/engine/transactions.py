@@ -12,7 +12,7 @@ A rollback only ends the transaction. Messages published under it are discarded,
 are unsettled in their session again under the same tags, and nothing is redelivered [TX-6].
 
 Messages of a commit, and the dead letters that it causes, are delivered once they are on disk
-(`Dispatcher.hold`), so that no consumer gets half of a transaction that a crash undoes.
+(`Agenda.commits`), so that no consumer gets half of a transaction that a crash undoes.
 
 Bodies beyond AHEAD_BYTES are written to the journal before the commit, which then only names them;
 they may leave memory like any others. After a crash no record names the bodies of a transaction
@@ -21,20 +21,18 @@ that was not committed, so that recovery ignores them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final, final
 
+from tallymark.engine.admission import Admission
 from tallymark.engine.annotations import (
     Annotations,
     Notes,
 )
-from tallymark.engine.clock import Clock
 from tallymark.engine.commit import Commit, Rollback, record_unstaged
-from tallymark.engine.deadlines import Deadlines
-from tallymark.engine.effects import Effect, TransactionExpired
+from tallymark.engine.effects import TransactionExpired
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.errors import RolledBack
-from tallymark.engine.ledger import Ledger, staged_record
+from tallymark.engine.ledger import staged_record
 from tallymark.engine.message import Payload
 from tallymark.engine.queue import Queue
 from tallymark.engine.routing import Targets
@@ -50,8 +48,7 @@ from tallymark.engine.staging import (
     take_out,
     unstage,
 )
-from tallymark.engine.store import Store
-from tallymark.engine.vhost import VirtualHost
+from tallymark.engine.state import State
 
 AHEAD_BYTES: Final = 1 << 20
 """Bytes of a transaction that wait in memory for its commit. Bytes beyond are written to the
@@ -60,31 +57,22 @@ journal as they arrive."""
 
 @final
 class Transactions:
-    """Operations on transactions. Clock, queues and records are the Broker's own objects."""
+    """Operations on transactions."""
 
     def __init__(
-        self,
-        clock: Clock,
-        deadlines: Deadlines,
-        entrance: Entrance,
-        settlement: Settlement,
-        store: Store,
-        vhosts: dict[str, VirtualHost],
-        ledger: Ledger,
-        effects: list[Effect],
-        new_id: Callable[[], int],
-        new_message_ids: Callable[[int], int],
+        self, state: State, entrance: Entrance, admission: Admission, settlement: Settlement
     ) -> None:
-        self.clock = clock
-        self.deadlines = deadlines
+        self._state = state
+        self._agenda = state.agenda
+        self._vhosts = state.vhosts
+        self.clock = state.clock
+        self.deadlines = state.deadlines
+        self.ledger = state.ledger
+        self.effects = state.effects
+        self.store = state.store
         self._entrance = entrance
+        self._admission = admission
         self._settlement = settlement
-        self.store = store
-        self._vhosts = vhosts
-        self.ledger = ledger
-        self.effects = effects
-        self.new_id = new_id
-        self.new_message_ids = new_message_ids
         self.open: dict[int, Transaction] = {}
         """Open transactions by id."""
         self.committed = 0
@@ -104,7 +92,7 @@ class Transactions:
     def begin(self, session: Session, timeout_ms: int = 0) -> Transaction:
         """Begin a transaction that ends with the session at the latest. timeout_ms: time after
         which it is rolled back and a TransactionExpired effect emitted; 0: never."""
-        transaction = Transaction(self.new_id(), session)
+        transaction = Transaction(self._state.owner_ids(), session)
         self.open[transaction.id] = transaction
         self._of_session.setdefault(session.id, []).append(transaction)
         if timeout_ms > 0:
@@ -284,7 +272,7 @@ class Transactions:
         """Make one payload of the run's messages. The transaction counts as its user."""
         if run.payload is not None:
             return
-        first_id = self.new_message_ids(run.count) if len(run.parts) > 1 else 0
+        first_id = self._state.message_ids.take(run.count) if len(run.parts) > 1 else 0
         payload = run.seal(first_id)
         self.store.hold(-run.size)
         self.store.enter(payload, run.count)
@@ -311,10 +299,7 @@ class Transactions:
             PreconditionFailed: it has ended.
         """
         transaction.check_open()
-        commit = Commit(
-            transaction, self._entrance, self._settlement, self.store, self._vhosts, self.ledger,
-            self.clock,
-        )  # fmt: skip
+        commit = Commit(transaction, self._state, self._entrance, self._admission, self._settlement)
         if not transaction.failure:
             for run in transaction.runs:
                 self._seal(transaction, run)
@@ -325,15 +310,14 @@ class Transactions:
         self._end(transaction)
         if not transaction.is_empty:
             self.committed += 1
-        dispatcher = self._settlement.dispatcher
-        dispatcher.commits = True
+        self._agenda.commits = True
         try:
             commit.carry_out()
         except Exception:
             self.is_half_done = True
             raise
         finally:
-            dispatcher.commits = False
+            self._agenda.commits = False
         return [run for run in transaction.runs if run.handle is not None]
 
     def rollback(self, transaction: Transaction, lost: bool = False) -> None:
@@ -348,9 +332,7 @@ class Transactions:
         self._end(transaction)
         if not transaction.is_empty:
             self.rolled_back += 1
-        Rollback(
-            transaction, lost, self._settlement, self.store, self.deadlines, self.ledger, self.clock
-        ).carry_out()
+        Rollback(transaction, lost, self._state, self._settlement).carry_out()
 
     def _end(self, transaction: Transaction) -> None:
         transaction.ended = True
@@ -410,7 +392,7 @@ class Transactions:
                 piece = entry.part(low, high)
                 queue.leave_staged(piece)
                 if is_emptied:
-                    self._settlement.letters.drop(queue, piece, reason)
+                    self._state.drop(queue, piece, reason)
                 else:
                     queue.drop(len(piece), reason)
                     self._settlement.record_drop(

@@ -13,37 +13,45 @@ from typing import final
 
 from tallymark.engine import records
 from tallymark.engine.annotations import ready_since
-from tallymark.engine.clock import Clock
 from tallymark.engine.deadletters import DeadLetters
-from tallymark.engine.deadlines import NEVER, Deadlines
-from tallymark.engine.delivery import Dispatcher
+from tallymark.engine.deadlines import NEVER
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.message import Slice
+from tallymark.engine.quarantine import Quarantine
 from tallymark.engine.queue import Queue
 from tallymark.engine.ready import Ready
+from tallymark.engine.retries import Retries
 from tallymark.engine.session import UNLIMITED
 from tallymark.engine.settings import DROP_HEAD
+from tallymark.engine.state import State
 
 
 @final
 class Upkeep:
-    """The upkeep of queues. Clock, dispatcher and dead letters are the Broker's own objects."""
+    """The upkeep of queues."""
 
-    __slots__ = ("clock", "deadlines", "dispatcher", "entrance", "letters", "room")
+    __slots__ = (
+        "_agenda", "_entrance", "_letters", "_pending", "_quarantine", "_retries", "_state",
+        "clock", "deadlines", "room",
+    )  # fmt: skip
 
     def __init__(
         self,
-        clock: Clock,
-        deadlines: Deadlines,
-        dispatcher: Dispatcher,
+        state: State,
         entrance: Entrance,
         letters: DeadLetters,
+        retries: Retries,
+        quarantine: Quarantine,
     ) -> None:
-        self.clock = clock
-        self.deadlines = deadlines
-        self.dispatcher = dispatcher
-        self.entrance = entrance
-        self.letters = letters
+        self._state = state
+        self._agenda = state.agenda
+        self.clock = state.clock
+        self.deadlines = state.deadlines
+        self._entrance = entrance
+        self._letters = letters
+        self._pending = letters.pending
+        self._retries = retries
+        self._quarantine = quarantine
         self.room = UNLIMITED
         """Count of slices that may still leave in this turn. Commands are not limited by it."""
 
@@ -60,20 +68,20 @@ class Upkeep:
         expiry, limits, retries."""
         if queue.settings.is_stream:
             if not self._retain(queue):
-                self.dispatcher.mark(queue)
+                self._agenda.mark(queue)
             self._arm(queue)
             return
         if queue.deferred and self._end_deferrals(queue):
-            self.dispatcher.mark(queue)
+            self._agenda.mark(queue)
         if queue.ready > 0 and queue.demand() > 0:
             self._expire(queue, queue.seen)
         else:
             queue.seen = queue.entered + queue.shift
             done = self._expire(queue, queue.seen) and self._cut(queue)
             if not (done and self._expire(queue, queue.seen)):  # what lay behind those cut
-                self.dispatcher.mark(queue)
-        if queue.letters and self.letters.pending.is_due(queue):
-            self.letters.pending.retry(queue)
+                self._agenda.mark(queue)
+        if queue.letters and self._pending.is_due(queue):
+            self._retries.retry(queue)
         if queue.own_ttl and not queue.ready and not queue.acquired:
             queue.own_ttl = False
         queue.watch()
@@ -99,12 +107,12 @@ class Upkeep:
                 found = head
                 break
             if self.room <= 0:
-                self.dispatcher.mark(queue)
+                self._agenda.mark(queue)
                 break
             self.room -= 1
             gone.append(queue.remove(lane, n))
         if gone:
-            self.letters.bury(queue, gone, records.DEAD_EXPIRED)
+            self._letters.bury(queue, gone, records.DEAD_EXPIRED)
         return found
 
     def expire_at(self, queue: Queue, lane: Ready, found: Slice) -> int:
@@ -117,7 +125,7 @@ class Upkeep:
             return 0
         piece = lane.pick(found.first + found.shift, n)
         queue.count_out(piece)
-        self.letters.bury(queue, [piece], records.DEAD_EXPIRED)
+        self._letters.bury(queue, [piece], records.DEAD_EXPIRED)
         return n
 
     def _overdue(self, queue: Queue, head: Slice, upto: int, now: int) -> int:
@@ -167,12 +175,12 @@ class Upkeep:
         """Compute the body bytes of a deferred slice. False: it cannot be read and was
         quarantined."""
         piece = entry[3]
-        if self.entrance.is_weighed(piece.payload):
+        if self._entrance.is_weighed(piece.payload):
             return True
         known = piece.annotations
         if known is not None and known.due_ms:
             piece.annotations = ready_since(known, entry[0])
-        self.entrance.quarantine.put(queue, piece)
+        self._quarantine.put(queue, piece)
         return False
 
     def _expire(self, queue: Queue, upto: int) -> bool:
@@ -195,7 +203,7 @@ class Upkeep:
                 self.room -= 1
                 gone.append(queue.remove(lane, n))
         if gone:
-            self.letters.bury(queue, gone, records.DEAD_EXPIRED)
+            self._letters.bury(queue, gone, records.DEAD_EXPIRED)
         return done
 
     def _retain(self, queue: Queue) -> bool:
@@ -231,8 +239,8 @@ class Upkeep:
             piece = queue.let_go(n)
             excess -= piece.size()
             for pin in queue.pins:
-                pin.keep(piece, self.entrance.store)
-            self.letters.drop(queue, piece, records.DROPPED_RETENTION)
+                pin.keep(piece, self._state.store)
+            self._state.drop(queue, piece, records.DROPPED_RETENTION)
         return True
 
     def _cut(self, queue: Queue) -> bool:
@@ -243,7 +251,7 @@ class Upkeep:
             return True
         limit, limit_bytes = settings.max_length, settings.max_bytes
         if limit_bytes >= 0 and queue.body_bytes < 0:
-            self.entrance.weigh_queue(queue)
+            self._entrance.weigh_queue(queue)
         while queue.ready or queue.letters:
             excess = queue.ready + queue.pending - limit if limit >= 0 else 0
             excess_bytes = queue.body_bytes - limit_bytes if limit_bytes >= 0 else 0
@@ -255,13 +263,13 @@ class Upkeep:
             if queue.letters:
                 piece = queue.letters[0].piece
                 n = max(min(excess, len(piece)), _covering(piece, excess_bytes))
-                self.letters.pending.give_up(queue, n, records.DROPPED_MAXLEN)
+                self._pending.give_up(queue, n, records.DROPPED_MAXLEN)
                 continue
             lane: Ready = queue.lane()
             head = lane.head()
             assert head is not None
             n = max(min(excess, len(head)), _covering(head, excess_bytes))
-            self.letters.bury(queue, [queue.remove(lane, n)], records.DEAD_MAXLEN)
+            self._letters.bury(queue, [queue.remove(lane, n)], records.DEAD_MAXLEN)
         return True
 
 

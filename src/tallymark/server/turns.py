@@ -217,7 +217,7 @@ class Turns:
         else:
             self.tell_time()
         now = self._clock.now_ms
-        for connection in broker.dispatcher.spent:
+        for connection in broker.state.agenda.spent:
             self.clients.give_room(connection)
         effects = broker.turn(now)
         if not broker.ledger.rows or not self._may_linger():

@@ -585,7 +585,7 @@ class Nsq(Bridge):
         if consumer is not None and consumer.active:
             consumer.limit = count
             if consumer.queue.ready:
-                self.broker.dispatcher.mark(consumer.queue)
+                self.broker.state.agenda.mark(consumer.queue)
 
     def _finish(self, ids: array[int]) -> None:
         in_flight = self._in_flight

@@ -134,7 +134,7 @@ class Topics:
         self.keeps_changes = True
         """True if there is such a component."""
         self._nobody = Connection(ANYBODY, vhost, "", "nsq")
-        self._session = Session(broker.owner_ids(), self._nobody)
+        self._session = Session(broker.state.owner_ids(), self._nobody)
         self._topics: dict[str, Topic] = {}
         self._channels: dict[str, dict[str, Queue]] = {}
         """Channel queues by topic and channel."""
@@ -256,7 +256,7 @@ class Topics:
             FORMAT, raw, cuts, topic.route, None, broker.new_message_ids(count), wall_ms, True, 0
         )
         for queue in topic.refusing:
-            if broker.entrance.refuses(queue, payload):
+            if broker.admission.refuses(queue, payload):
                 what = named("queue", queue.name, queue.vhost)
                 raise ResourceExhausted(f"{what} has no room for {count} messages more")
         annotations = Annotations(due_ms=wall_ms + delay_ms) if delay_ms > 0 else None

@@ -70,7 +70,7 @@ class SlowSubscription:
         their count. Messages held by its consumer stay with it."""
         pieces = self._excess()
         for piece in pieces:
-            self._broker.dead_letters.drop(self.reading.queue, piece, records.DROPPED_SLOW_CONSUMER)
+            self._broker.state.drop(self.reading.queue, piece, records.DROPPED_SLOW_CONSUMER)
         return sum([len(piece) for piece in pieces])
 
     def dead_letter(self) -> int:
@@ -115,7 +115,7 @@ class SlowSubscription:
             excess -= len(piece)
             gone.append(piece)
         if gone and queue.watched:
-            self._broker.dispatcher.mark(queue)
+            self._broker.state.agenda.mark(queue)
         return gone
 
     def _take_older(self, lane: Ready, than_ms: int, gone: list[Slice]) -> None:

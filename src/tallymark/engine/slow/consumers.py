@@ -16,15 +16,15 @@ from bisect import bisect_left
 from collections import deque
 from typing import Final, final
 
-from tallymark.engine.clock import Clock
 from tallymark.engine.deadlines import NEVER
 from tallymark.engine.entrance import Entrance
 from tallymark.engine.exchange import TOPIC
 from tallymark.engine.message import Slice
 from tallymark.engine.queue import Queue
 from tallymark.engine.rates import WINDOW_MS
-from tallymark.engine.session import Connection, Consumer
+from tallymark.engine.session import Consumer
 from tallymark.engine.slow.rules import AGE, COUNT, DEPTH, RATE, Rule, Rules
+from tallymark.engine.state import State
 from tallymark.engine.statistics import figures
 from tallymark.engine.transactions import Transactions
 from tallymark.engine.vhost import VirtualHost
@@ -182,18 +182,11 @@ class SlowConsumers:
         "walked",
     )
 
-    def __init__(
-        self,
-        clock: Clock,
-        vhosts: dict[str, VirtualHost],
-        connections: dict[int, Connection],
-        entrance: Entrance,
-        transactions: Transactions,
-    ) -> None:
-        self._clock = clock
+    def __init__(self, state: State, entrance: Entrance, transactions: Transactions) -> None:
+        self._clock = state.clock
         self._transactions = transactions
-        self._vhosts = vhosts
-        self._connections = connections
+        self._vhosts = state.vhosts
+        self._connections = state.connections
         self._entrance = entrance
         self.rules = Rules()
         """Rules in effect. A change assigns a new object, which applies from the next measurement

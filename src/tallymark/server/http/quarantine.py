@@ -68,7 +68,7 @@ class Quarantines:
         require_administrator(request)
         await body_of(request, Nothing)
         queue = self._http.queue(request)
-        back = self._node.broker.quarantine.retry(queue)
+        back = self._node.broker.readmission.retry(queue)
         await self._node.durable()
         return answer({"back": back, "quarantined": queue.quarantined})
 
@@ -80,7 +80,7 @@ class Quarantines:
                 400, "bad_request", f"first {wanted.first}, expected at most last = {wanted.last}"
             )
         queue = self._http.queue(request)
-        dropped = self._node.broker.quarantine.drop(queue, wanted.first, wanted.last + 1)
+        dropped = self._node.broker.readmission.drop(queue, wanted.first, wanted.last + 1)
         await self._node.durable()
         return answer({"dropped": dropped, "quarantined": queue.quarantined})
 

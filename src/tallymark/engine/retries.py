@@ -1,0 +1,85 @@
+"""Retries: pending dead letters are sent again, in order [DL-23]."""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from tallymark.engine.deadletters import DeadLetters
+from tallymark.engine.pending import RETRY_MS, PendingLetters
+from tallymark.engine.queue import Letter, Queue
+from tallymark.engine.state import State
+
+RESTARTS_MS: Final = 1000
+"""Time during which a change restarts an attempt at many letters from the first one, so that they
+leave in order. After that the attempt runs to its end, so that the last letters are tried, too."""
+RETRIED: Final = 1000
+"""Number of pending letters tried in one turn."""
+LONGEST_RETRY_MS: Final = 180_000
+"""Maximum delay between two attempts, after attempts that changed nothing, ms."""
+
+
+@final
+class Retries:
+    """Tries pending letters again."""
+
+    __slots__ = ("_agenda", "_clock", "_letters", "_pending")
+
+    def __init__(self, state: State, letters: DeadLetters, pending: PendingLetters) -> None:
+        self._agenda = state.agenda
+        self._clock = state.clock
+        self._letters = letters
+        self._pending = pending
+
+    def retry(self, queue: Queue) -> None:
+        """Try the pending letters again in order [DL-23]: RETRIED in one turn, the others in the
+        next turns. After an attempt that changed nothing the delay doubles."""
+        generation = self._pending.generation(queue)
+        changed = queue.tried_generation != generation or not queue.retry_ms
+        if not queue.retry_at:
+            queue.retry_began_ms = self._clock.now_ms
+        if not queue.retry_at or (
+            changed and self._clock.now_ms < queue.retry_began_ms + RESTARTS_MS
+        ):
+            if changed:
+                queue.retry_at = queue.retry_wait_ms = 0
+            queue.tried_generation = generation
+        letters = queue.letters
+        start = min(queue.retry_at, len(letters))
+        count = min(RETRIED, len(letters) - start)
+        others = len(letters) - count
+        before = queue.pending
+        letters.rotate(-start)
+        self._letters.limit_cascade(count, True)  # for all letters of the turn together
+        for _ in range(count):
+            self._retry_one(queue, letters.popleft())
+        self._letters.limit_cascade(0, False)
+        queue.retry_at = start + len(letters) - others
+        letters.rotate(queue.retry_at)
+        if queue.pending < before:
+            queue.retry_wait_ms = 0
+        if queue.retry_at < len(letters):
+            queue.retry_ms = self._clock.now_ms
+            self._agenda.mark(queue)
+        else:
+            queue.retry_at = 0
+            wait = min(max(queue.retry_wait_ms * 2, RETRY_MS), LONGEST_RETRY_MS)
+            queue.retry_wait_ms = wait
+            queue.retry_ms = self._clock.now_ms + wait
+            if queue.tried_generation != generation:
+                self._agenda.mark(queue)
+        self._pending.forget_idle(queue)
+
+    def _retry_one(self, queue: Queue, letter: Letter) -> None:
+        """Try one letter again. The part that stays pending goes to the end of the queue's
+        letters."""
+        letters = self._letters
+        exchange = letters.exchange_of(queue)
+        queue.release(letter.piece)
+        if exchange is None and not queue.settings.at_least_once:
+            letters.lose(queue, letter.piece, letter.reason)
+            return
+        had = len(letter.have)
+        for left in letters.send(queue, exchange, letter):
+            self._pending.put(queue, left)
+            if len(left.have) > had:
+                self._pending.record(queue, left)
