@@ -190,11 +190,11 @@ class Story091(Story):
     def holds(self) -> None:
         dispatcher = self.dispatcher
         for consumer in dispatcher.consumers:
-            for message in consumer.buffer:
+            for message in consumer.inbox.buffer:
                 assert message.tag > dispatcher.rollback_mark, message
             window = consumer.window
             taken = consumer.credit + window.buffered + window.held
-            assert taken <= self.window + len(consumer.staged), (
+            assert taken <= self.window + len(consumer.inbox.staged), (
                 f"{taken} slots of {self.window}: credit {consumer.credit}, "
                 f"buffered {window.buffered}, held {window.held}"
             )

@@ -123,7 +123,7 @@ async def test_the_peer_of_these_tests_answers_540() -> None:
     async with session091(peer) as session:
         receiver = await session.receiver("/queues/q")
         await receiver.receive()
-        session._dispatcher.port.adapter.has_flow = True  # type: ignore[union-attr]
+        session._dispatcher.port.channels.has_flow = True  # type: ignore[union-attr]
         with pytest.raises(ClientError):
             await session.recover()
         assert peer.heard(ConnectionClose)[0].reply_code == 540
@@ -424,7 +424,7 @@ async def test_tx_26_what_is_settled_just_before_a_recovery_is_said_before_it() 
         peer.forget()
         peer.answers = lambda channel, method: False
         peer.say(1, ChannelFlowOk(False))
-        while not session._dispatcher._is_dry:
+        while not session._dispatcher._has_stopped:
             await asyncio.sleep(0)
         await held.accept()
         await recovering

@@ -20,7 +20,7 @@ from tests.support.virtual_loop import quiet, virtual
 
 def wall_ms(receiver: Receiver) -> int:
     """The client's idea of the wall clock follows the virtual one."""
-    return receiver.session._dispatcher.wall_ms()
+    return receiver._consumer.dispatcher.wall_ms()
 
 
 @pytest.fixture(autouse=True)

@@ -441,7 +441,7 @@ async def test_outcomes_of_many_come_as_one_range_over_the_wrap() -> None:
     peer = Peer()
     peer.outcome = None
     async with sender_of(peer) as sender:
-        dispatcher = sender.session._dispatcher
+        dispatcher = sender._producer.dispatcher
         assert dispatcher.port is not None
         dispatcher.port.wire.next_delivery_id = 4294967290  # type: ignore[attr-defined]
         call = asyncio.create_task(sender.send_batch([b"x"] * 20))

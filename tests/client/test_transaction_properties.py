@@ -76,7 +76,7 @@ class Story:
     def holds(self) -> None:
         dispatcher = self.dispatcher
         for consumer in dispatcher.consumers:
-            for message in consumer.buffer:
+            for message in consumer.inbox.buffer:
                 assert message.tag > dispatcher.rollback_mark, message
             window = consumer.window
             taken = consumer.credit + window.buffered + window.held

@@ -1,57 +1,60 @@
-"""The interface between the client and a protocol: the adapter's methods, and its calls into the
-client.
+"""The interface between the client and a protocol: *ports*, which the client calls, and their
+*owners* in the client, which the protocol calls as bytes come in.
 
 Sessions, senders and receivers know messages, tags, credit and outcomes, no frames. An adapter
-translates: `amqp10.py` for AMQP 1.0. It owns the protocol's state (a sans-I/O connection of `wire`)
-and calls back into the client's own objects as bytes come in:
+translates (`amqp10`, `amqp091`). It owns the protocol's state, a sans-I/O connection of `wire`.
 
-    Consumer   attached, deliver, answered, drained, detached         one receiver's deliveries
-    Producer   attached, may_send, unblocked, taken_back, detached    one sender's messages
-    Dispatcher opened, sent_settled, changed_by_peer, closed, ended   what spans links
-               selected, inflow_stopped, given_back                   and its transactions
-    Work       begun, ended, failed                                   one transaction
-    Peer       opened, closed                                         the connection
+    ReceiverPort     ReceiverOwner     one receiver's deliveries and credit
+    SenderPort       SenderOwner       one sender's messages
+    SessionPort      SessionOwner      what spans links; transactions, each of which is a `Work`
+    Adapter          ConnectionOwner   the connection
 
 Requests to declare, bind, delete, ... are answered by a result for the future that came with them.
 
 Tags number the deliveries of a session: whole numbers that only grow, however the protocol wraps
 them. Numbers of sent messages are the protocol's own. No method waits, and none raises because of
-what the peer did; what an adapter is told while its link is gone, it forgets. Answers may come
+what the peer did; calls that reach a port while its link is gone do nothing. Answers may come
 before the call that asks for them has returned.
 
-Transactions [TX-17 to TX-26]. The dispatcher decides; an adapter says it in its protocol:
+Transactions [TX-17 to TX-26]. The client decides; an adapter sends it in its protocol:
 
     begin      select, once a session; then begin for each transaction, when it has something to do
-    commit     SessionPort.commit, when all that was posted and settled in it has been said
+    commit     SessionPort.commit, when all that was posted and settled in it has been sent
     rollback   stop_inflow, wait; rollback, wait; give_back, wait; resume_inflow    [TX-19, TX-19a]
     recover    stop_inflow, wait; give_back, wait; resume_inflow                    [TX-26]
 
-From commit or rollback to its answer the dispatcher says no settlement and sends no message on that
-session. Credit, closing, and attaching may be asked for; where the protocol has no room for them
-[TX-5], the adapter keeps them until the answer. When a session goes, its dispatcher is told, and
-finds its transactions itself.
+From commit or rollback to its answer the client sends no settlement and no message on that session.
+Credit, closing, and attaching may be asked for; where the protocol has no room for them [TX-5], the
+adapter keeps them until the answer. When a session goes, its owner is called, and finds its
+transactions itself.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
-from tallymark.client.errors import ClientError, NotPossible
+from tallymark.client.errors import ClientError, NotPossible, TransactionError
+from tallymark.client.options import ReceiverOptions, SenderOptions
 from tallymark.client.outcomes import Outcome
+from tallymark.client.received import MessageOwner, ReceivedMessage
+from tallymark.client.topology import Request
+from tallymark.client.transaction import Work
+from tallymark.client.turn import Waiter
 
-if TYPE_CHECKING:
-    from tallymark.client.consumer import Consumer
-    from tallymark.client.dispatcher import Dispatcher
-    from tallymark.client.options import ReceiverOptions, SenderOptions
-    from tallymark.client.sender import Producer
-    from tallymark.client.topology import Request
-    from tallymark.client.transaction import Work
-    from tallymark.client.turn import Waiter
+# Ports: what a protocol does for the client
 
 
-class ReceiverPort(ABC):
+class LinkPort(ABC):
+    """The protocol's end of one receiver or sender."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Begin to detach; LinkOwner.detached follows. What a receiver has neither settled nor
+        ignored goes back to the broker; what is settled in a transaction stays in it."""
+
+
+class ReceiverPort(LinkPort):
     """The protocol's end of one receiver."""
 
     @property
@@ -70,8 +73,8 @@ class ReceiverPort(ABC):
 
     @abstractmethod
     def drain(self) -> bool:
-        """Ask the peer to use its credit or give it up; Consumer.drained follows. False: it has
-        none, and nothing follows."""
+        """Ask the peer to use its credit or give it up; ReceiverOwner.drained follows. False: it
+        has none, and nothing follows."""
 
     @abstractmethod
     def revoke(self) -> None:
@@ -79,16 +82,11 @@ class ReceiverPort(ABC):
 
     @abstractmethod
     def settle(self, first: int, last: int, outcome: Outcome, work: Work | None = None) -> None:
-        """Settle in two steps (mode second); Consumer.answered follows [FC-12]. In a transaction
-        there is one step, and nothing follows but its end."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Begin to detach; Consumer.detached follows. What is neither settled nor ignored goes back
-        to the broker; what is settled in a transaction stays in it."""
+        """Settle in two steps (mode second); ReceiverOwner.answered follows [FC-12]. In a
+        transaction there is one step, and nothing follows but its end."""
 
 
-class SenderPort(ABC):
+class SenderPort(LinkPort):
     """The protocol's end of one sender."""
 
     max_message_size: int
@@ -103,13 +101,13 @@ class SenderPort(ABC):
     @abstractmethod
     def is_blocked(self) -> bool:
         """Return whether messages that were handed over have not left, because the session's window
-        is closed. Producer.unblocked follows, or Producer.taken_back for some of them."""
+        is closed. SenderOwner.unblocked follows, or SenderOwner.taken_back for some of them."""
 
     @abstractmethod
     def send(self, messages: list[bytes], settled: bool, work: Work | None = None) -> Iterable[int]:
-        """Send at most `sendable` messages; their numbers, in order. In a transaction their outcome
-        (Dispatcher.sent_settled) says whether the broker holds them for it: where a protocol has no
-        such answer, they are accepted as soon as they have left."""
+        """Send at most `sendable` messages; return their numbers, in order. In a transaction their
+        outcome (SessionOwner.sent_settled) says whether the broker holds them for it: where a
+        protocol has no such answer, they are accepted as soon as they have left."""
 
     @abstractmethod
     def withdraw(self, number: int) -> bool:
@@ -121,21 +119,17 @@ class SenderPort(ABC):
     def idle(self) -> None:
         """Return unused credit to a receiver that drains: all waiting messages were sent."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """Begin to detach; Producer.detached follows."""
-
 
 class SessionPort(ABC):
     """The protocol's end of one session."""
 
     @abstractmethod
-    def add_receiver(self, consumer: Consumer, options: ReceiverOptions) -> ReceiverPort:
-        """Begin to attach; Consumer.attached or Consumer.detached follows."""
+    def add_receiver(self, owner: ReceiverOwner, options: ReceiverOptions) -> ReceiverPort:
+        """Begin to attach; ReceiverOwner.attached or ReceiverOwner.detached follows."""
 
     @abstractmethod
-    def add_sender(self, producer: Producer, options: SenderOptions) -> SenderPort:
-        """Begin to attach; Producer.attached or Producer.detached follows."""
+    def add_sender(self, owner: SenderOwner, options: SenderOptions) -> SenderPort:
+        """Begin to attach; SenderOwner.attached or SenderOwner.detached follows."""
 
     @abstractmethod
     def settle(self, first: int, last: int, outcome: Outcome, work: Work | None = None) -> None:
@@ -144,7 +138,7 @@ class SessionPort(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Begin to end the session; Dispatcher.closed follows."""
+        """Begin to end the session; SessionOwner.closed follows."""
 
     can_annotate: bool = True
     """An outcome may change the annotations of a message."""
@@ -157,7 +151,7 @@ class SessionPort(ABC):
 
     def select(self) -> None:
         """Transactions are wanted on this session, the first time [TX-1, TX-11];
-        Dispatcher.selected follows. Raises NotPossible where that is known already.
+        SessionOwner.selected follows. Raises NotPossible where that is known already.
 
         Where this makes a session transactional for good, what is settled and sent outside of a
         transaction (work None) has to take effect at once all the same."""
@@ -177,9 +171,9 @@ class SessionPort(ABC):
         raise NotImplementedError
 
     def stop_inflow(self) -> None:
-        """No more deliveries: Dispatcher.inflow_stopped follows once the last one is in. From then
+        """Stop deliveries: SessionOwner.inflow_stopped follows once the last one is in. From then
         until `resume_inflow` there is none, also of receivers that are attached meanwhile [TX-19
-        step 1, TX-D3]. All credit is gone then; the dispatcher grants none before."""
+        step 1, TX-D3]. All credit is gone then; the client grants none before."""
         raise NotImplementedError
 
     def resume_inflow(self) -> None:
@@ -189,7 +183,7 @@ class SessionPort(ABC):
     def give_back(self, ranges: list[tuple[int, int]]) -> None:
         """Give all unsettled deliveries back to the broker, to their old places, ascending [TX-8,
         TX-19a], but not those settled in an open transaction. `ranges`: those deliveries as far
-        as the client knows, ascending, without ignored ones. Dispatcher.given_back follows."""
+        as the client knows, ascending, without ignored ones. SessionOwner.given_back follows."""
         raise NotImplementedError
 
 
@@ -203,7 +197,175 @@ class ManagementPort(ABC):
         Where the connection goes first, there is none."""
 
 
-class Peer(ABC):
+# Owners: what a protocol reports to the client
+
+
+class LinkOwner(ABC):
+    """The client's end of one receiver or sender, for as long as it lives; the port behind it may
+    be replaced."""
+
+    error: ClientError | None
+    """Reason why it is closed; None: it is not."""
+    ending: ClientError | None
+    """Set once the application closes it."""
+
+    @property
+    @abstractmethod
+    def is_attached(self) -> bool:
+        """Return whether it has a port that the peer has attached."""
+
+    @abstractmethod
+    def detached(self, error: ClientError) -> None:
+        """The link is gone, and only the link: by the peer, or as the application asked."""
+
+    # Called by the session
+
+    @abstractmethod
+    async def attach(self) -> None:
+        """Attach it, for the first time or again. Raises as `Session.receiver`."""
+
+    @abstractmethod
+    def close(self, error: ClientError) -> None:
+        """Close it for good: the session or the connection is gone, or the peer has answered."""
+
+    @abstractmethod
+    def suspend(self, error: ClientError) -> None:
+        """Let the link go and wait for a reconnect."""
+
+
+class ReceiverOwner(LinkOwner, MessageOwner):
+    """The client's end of one receiver."""
+
+    port: ReceiverPort | None
+
+    @abstractmethod
+    def attached(
+        self, port: ReceiverPort, address: str, mode: str, filter: Mapping[str, object]
+    ) -> None:
+        """The peer has attached. mode: "first" or "second"; filter: those in effect."""
+
+    @abstractmethod
+    def deliver(self, messages: list[ReceivedMessage]) -> None:
+        """Add deliveries to the buffer, in the order of their tags, which is the session's."""
+
+    @abstractmethod
+    def answered(self, first: int, last: int, state: Outcome | None) -> None:
+        """The sender settled these, which it was asked to [FC-12]. state None: as asked."""
+
+    @abstractmethod
+    def drained(self, given_up: int) -> None:
+        """The peer answered a drain: it gave up so much credit."""
+
+    # Called by the session
+
+    @property
+    @abstractmethod
+    def is_finished(self) -> bool:
+        """Return whether it is closed, and everything buffered was read."""
+
+    @abstractmethod
+    def evaluate(self) -> None:
+        """Decide about credit, at most once per turn [FC-17]."""
+
+    @abstractmethod
+    def resumed(self) -> None:
+        """Delivery goes on after a stop: let readers look at the buffer."""
+
+    @abstractmethod
+    def changed_by_peer(self, first: int, last: int, state: Outcome | None) -> None:
+        """The sender has settled these by itself [FC-18]."""
+
+    @abstractmethod
+    def stop_inflow(self) -> None:
+        """Take back all credit, and end a drain."""
+
+    @abstractmethod
+    def take_back(self, mark: int, error: ClientError) -> list[int]:
+        """Give the deliveries up to the mark back to the broker. Return their tags, in any
+        order."""
+
+    @abstractmethod
+    def resume_inflow(self) -> None:
+        """Grant credit again."""
+
+
+class SenderOwner(LinkOwner):
+    """The client's end of one sender."""
+
+    @abstractmethod
+    def attached(self, port: SenderPort, address: str | None) -> None:
+        """The peer has attached."""
+
+    @abstractmethod
+    def may_send(self) -> None:
+        """There may be credit, or room in the transport's buffer."""
+
+    @abstractmethod
+    def unblocked(self) -> None:
+        """All messages handed to the adapter have left."""
+
+    @abstractmethod
+    def taken_back(self, low: int, high: int) -> None:
+        """The receiver took its credit back before messages low..high (numbers) had left."""
+
+    # Called by the session
+
+    @abstractmethod
+    def send_waiting(self) -> None:
+        """Look again whether waiting messages may leave, if there are any."""
+
+    @abstractmethod
+    def fail_posted(self, work: Work, error: ClientError) -> None:
+        """Fail the messages that wait to be sent in a transaction: they never will be."""
+
+
+class SessionOwner(ABC):
+    """The client's end of one session, for as long as it lives; the port may be replaced."""
+
+    consumers: Sequence[ReceiverOwner]
+    producers: Sequence[SenderOwner]
+    highest_tag: int
+    """Highest tag of the deliveries that have arrived; -1: none yet on this port [TX-22]."""
+
+    @abstractmethod
+    def opened(self, port: SessionPort) -> None:
+        """The session has begun."""
+
+    @abstractmethod
+    def closed(self, error: ClientError, by_peer: bool) -> None:
+        """The session is gone, and all its links."""
+
+    @abstractmethod
+    def ended(self) -> None:
+        """The peer has heard that the application ended it."""
+
+    @abstractmethod
+    def sent_settled(self, low: int, high: int, outcome: Outcome | None) -> None:
+        """The receiver has decided about sent messages low..high (numbers); None: settled without
+        an outcome, which is taken for accepted."""
+
+    @abstractmethod
+    def changed_by_peer(self, first: int, last: int, state: Outcome | None) -> None:
+        """The sender has settled deliveries, or given them another outcome, unasked [FC-18]."""
+
+    @abstractmethod
+    def selected(self, error: ClientError | None) -> None:
+        """The session takes transactions, or why not."""
+
+    @abstractmethod
+    def transactions_lost(self, error: TransactionError) -> None:
+        """The broker has rolled back the open transactions by itself, and can begin others."""
+
+    @abstractmethod
+    def inflow_stopped(self) -> None:
+        """The last delivery has arrived."""
+
+    @abstractmethod
+    def given_back(self) -> None:
+        """The broker has taken the deliveries back; later deliveries are new."""
+
+
+class ConnectionOwner(ABC):
     """Callbacks through which an adapter reports to the owner of the connection."""
 
     @abstractmethod
@@ -214,6 +376,9 @@ class Peer(ABC):
     def closed(self, error: ClientError | None) -> None:
         """The connection is closed in both directions; None: as asked. The last call, made once.
         Sessions and links hear of it from the owner, who may have a new connection made."""
+
+
+# The whole
 
 
 class Adapter(ABC):
@@ -241,8 +406,8 @@ class Adapter(ABC):
         """Return when to call tick next; monotonic milliseconds."""
 
     @abstractmethod
-    def begin(self, dispatcher: Dispatcher) -> SessionPort:
-        """Begin a session; Dispatcher.opened or Dispatcher.closed follows. Raises NotPossible
+    def begin(self, owner: SessionOwner) -> SessionPort:
+        """Begin a session; SessionOwner.opened or SessionOwner.closed follows. Raises NotPossible
         where the peer's limit of sessions is reached."""
 
     @abstractmethod
@@ -251,4 +416,4 @@ class Adapter(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Begin to close, in any state; Peer.closed follows."""
+        """Begin to close, in any state; ConnectionOwner.closed follows."""

@@ -12,11 +12,10 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
-from types import TracebackType
-from typing import Final, Self, TypeAlias, final
+from typing import Final, TypeAlias, final
 
 import tallymark
-from tallymark.client.adapter import Adapter, Peer
+from tallymark.client.adapter import Adapter, ConnectionOwner
 from tallymark.client.amqp091.adapter import Amqp091
 from tallymark.client.amqp10.adapter import Amqp10
 from tallymark.client.dispatcher import Dispatcher
@@ -40,10 +39,10 @@ from tallymark.client.events import (
 )
 from tallymark.client.gate import State
 from tallymark.client.options import ANSWER_S, ConnectionOptions, Endpoint, Sasl, parse
-from tallymark.client.session import Session, attach_consumer, attach_producer
+from tallymark.client.session import Session, SessionHost
 from tallymark.client.topology import DeclareQueue, QueueState, Request
-from tallymark.client.transport import Backoff, Line, Management, Reconnector
-from tallymark.client.turn import TIME_IS_UP, Opening, Turn, Waiter, answer_to, resolve
+from tallymark.client.transport import Backoff, Line, LineOwner, Management, Reconnector
+from tallymark.client.turn import TIME_IS_UP, Closing, Opening, Turn, Waiter, answer_to, resolve
 
 Opener: TypeAlias = Callable[
     [Endpoint, Callable[[], asyncio.Protocol]], Awaitable[tuple[object, asyncio.Protocol]]
@@ -64,7 +63,7 @@ class Life(Enum):
 
 
 @final
-class Connection:
+class Connection(Closing, SessionHost, LineOwner):
     """Made by `connect`. Closed with `close`, or by `async with`."""
 
     def __init__(
@@ -105,8 +104,7 @@ class Connection:
         timeout_s = self._options.timeout_s
         await self.ready(timeout_s)
         self._dispatchers[:] = [d for d in self._dispatchers if d.state is not State.CLOSED]
-        dispatcher = Dispatcher(self._turn, self._reporter)
-        dispatcher.answer_s = timeout_s
+        dispatcher = Dispatcher(self._turn, self._reporter, timeout_s)
         self._dispatchers.append(dispatcher)
         try:
             await self._begin(dispatcher)
@@ -136,7 +134,6 @@ class Connection:
             dispatcher.opening = None
 
     async def ask(self, request: Request) -> QueueState | None:
-        """Carry out a request of a session to declare, delete, ... See `Session.declare_queue`."""
         await self.ready(self._options.timeout_s)
         return await self._ask(request)
 
@@ -219,7 +216,7 @@ class Connection:
             line = Line(
                 self,
                 self._turn,
-                lambda peer: self._adapter(peer, endpoint),
+                lambda owner: self._adapter(owner, endpoint),
             )
             made.append(line)
             return line
@@ -241,9 +238,9 @@ class Connection:
             raise
         return made[0]
 
-    def _adapter(self, peer: Peer, endpoint: Endpoint) -> Adapter:
+    def _adapter(self, owner: ConnectionOwner, endpoint: Endpoint) -> Adapter:
         kind = Amqp091 if endpoint.is_091 else Amqp10
-        return kind(peer, self._options, endpoint, _wall_ms, self._trace)
+        return kind(owner, self._options, endpoint, _wall_ms, self._trace)
 
     async def _open_socket(
         self, endpoint: Endpoint, factory: Callable[[], asyncio.Protocol]
@@ -258,13 +255,11 @@ class Connection:
     # What the line tells
 
     def may_send(self) -> None:
-        """The socket takes more."""
         for dispatcher in self._dispatchers:
             for producer in dispatcher.producers:
                 producer.may_send()
 
     def line_closed(self, line: Line, error: ClientError | None) -> None:
-        """The socket is gone."""
         if line is not self._line:
             return  # of an attempt, which hears of it itself
         self._line = None
@@ -334,7 +329,7 @@ class Connection:
 
     async def _declare_again(self, dispatcher: Dispatcher) -> None:
         """An exclusive queue is locked until the broker knows that the old connection is gone: then
-        this attempt has failed. What it refuses otherwise is told of, and forgotten."""
+        this attempt has failed. What it refuses otherwise is reported, and forgotten."""
         for declaration in dispatcher.topology:
             try:
                 await self._ask(declaration)
@@ -343,27 +338,20 @@ class Connection:
                 if is_ours and error.condition == RESOURCE_LOCKED:
                     raise ConnectFailed(f"{declaration}: {error}") from error
                 dispatcher.topology.forget(declaration)
-                dispatcher.scoped_error(error)
+                dispatcher.lost(error)
 
     async def _restore_links(self, dispatcher: Dispatcher) -> None:
-        timeout_s = self._options.timeout_s
-        for consumer in list(dispatcher.consumers):
-            if consumer.error is None and consumer.ending is None:
+        for link in (*dispatcher.consumers, *dispatcher.producers):
+            if link.error is None and link.ending is None:
                 try:
-                    await attach_consumer(consumer, timeout_s)
+                    await link.attach()
                 except (LinkClosed, NotPossible) as error:
-                    consumer.detached(error)
-        for producer in list(dispatcher.producers):
-            if producer.error is None and producer.ending is None:
-                try:
-                    await attach_producer(producer, timeout_s)
-                except (LinkClosed, NotPossible) as error:
-                    producer.detached(error)
+                    link.detached(error)
 
     # The end
 
     async def close(self) -> None:
-        """Close the connection: what was settled and sent before is said first; senders, receivers
+        """Close the connection: what was settled and sent before goes out first; senders, receivers
         and sessions are closed, see there. Does not wait for outcomes: sends that wait for one
         raise ConnectionClosed, in doubt.
 
@@ -421,17 +409,6 @@ class Connection:
         self._reporter.report(
             ConnectionChanged(change, str(self._endpoint), reason, attempt, delay_ms)
         )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def __repr__(self) -> str:
         return f"<connection to {self._endpoint}, {self._life.value}>"

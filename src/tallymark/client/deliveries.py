@@ -1,4 +1,6 @@
-"""Deliveries and settlements of a session, and the outcomes of sent messages.
+"""A session for as long as it lives, without its transactions: its links, the settlements of a turn
+as ranges, the outcomes of sent messages, and the marks that rollbacks and receivers share. The
+protocol's session behind it may be replaced.
 
 Everything is decided in one step, without an await; see dispatcher.py for who changes what.
 """
@@ -6,32 +8,25 @@ Everything is decided in one step, without an await; see dispatcher.py for who c
 from __future__ import annotations
 
 import time
-import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final, NamedTuple, final
 
-from tallymark.client.errors import ClientError, NotPossible
+from tallymark.client.adapter import ReceiverOwner, SenderOwner, SessionOwner, SessionPort
+from tallymark.client.errors import ClientError, NotPossible, SessionClosed, TimedOut
 from tallymark.client.events import CallbackFailed, Reporter
 from tallymark.client.gate import Gate, State
-from tallymark.client.outcomes import RELEASED, Modified, Outcome, Released, check_outcome
-from tallymark.client.received import (
-    BUFFERED,
-    HELD,
-    IGNORED,
-    LOST,
-    RETURNED,
-    SETTLED,
-    ReceivedMessage,
-)
-from tallymark.client.transaction import Work
-from tallymark.client.turn import Turn
+from tallymark.client.options import ANSWER_S
+from tallymark.client.outcomes import ACCEPTED, Outcome
+from tallymark.client.topology import Topology
+from tallymark.client.transaction import Coordinator, Transaction, Work
+from tallymark.client.turn import Turn, Waiter, answer_to, resolve
 
-if TYPE_CHECKING:
-    from tallymark.client.adapter import SessionPort
-    from tallymark.client.consumer import Consumer
-    from tallymark.client.sender import Pending
-    from tallymark.client.transaction import Transaction, Work
+WAITING: Final = -1
+"""Number of a message that has not left."""
+WITHDRAWN: Final = -2
+"""Number of a message that will not leave."""
 
 
 class Run(NamedTuple):
@@ -40,8 +35,8 @@ class Run(NamedTuple):
     first: int
     last: int
     outcome: Outcome
-    second: Consumer | None
-    """Consumer whose link settles them in two steps; None: one step."""
+    second: ReceiverOwner | None
+    """Receiver whose link settles them in two steps; None: one step."""
     work: Work | None
     """The transaction that they are settled in."""
 
@@ -62,10 +57,12 @@ class Settlements:
         self._first = 0
         self._last = -1
         self._outcome: Outcome | None = None
-        self._second: Consumer | None = None
+        self._second: ReceiverOwner | None = None
         self._work: Work | None = None
 
-    def add(self, tag: int, outcome: Outcome, second: Consumer | None, work: Work | None) -> bool:
+    def add(
+        self, tag: int, outcome: Outcome, second: ReceiverOwner | None, work: Work | None
+    ) -> bool:
         """Returns whether it is the first."""
         if (
             tag == self._last + 1
@@ -122,45 +119,94 @@ def ranges_of(tags: list[int]) -> list[tuple[int, int]]:
     return ranges
 
 
+@final
+class Group:
+    """Messages that one call sent, and their outcomes."""
+
+    __slots__ = ("outcomes", "remaining", "waiter")
+
+    def __init__(self, size: int, waiter: Waiter) -> None:
+        self.outcomes: list[Outcome | ClientError | None] = [None] * size
+        self.remaining = size
+        self.waiter = waiter
+
+    def finish(self) -> None:
+        """Count one message of the group as finished: it has its outcome, or will get none."""
+        self.remaining -= 1
+        if not self.remaining:
+            resolve(self.waiter, None)
+
+
+@final
+class Pending:
+    """A message on its way."""
+
+    __slots__ = ("data", "group", "index", "number", "producer", "settled", "work")
+
+    def __init__(
+        self,
+        producer: SenderOwner,
+        group: Group,
+        index: int,
+        data: bytes,
+        settled: bool,
+        work: Work | None,
+    ) -> None:
+        self.producer = producer
+        self.group = group
+        self.index = index
+        self.data = data
+        self.settled = settled
+        self.number = WAITING
+        """The protocol's, once it has it; or WAITING, or WITHDRAWN."""
+        self.work = work
+        """The transaction it is sent in."""
+        if work is not None:
+            work.unanswered += 1
+
+    def finish(self, outcome: Outcome | ClientError | None) -> None:
+        """Give the message its outcome or error; None: accepted."""
+        self.group.outcomes[self.index] = ACCEPTED if outcome is None else outcome
+        self.left()
+
+    def left(self) -> None:
+        """Finish the message: it has its outcome; or it was sent settled, has left, and gets
+        none."""
+        self.group.finish()
+        self.forget()
+
+    def withdraw(self) -> None:
+        """Withdraw the message: it will not be sent, and no call waits for it."""
+        self.number = WITHDRAWN
+        self.data = b""
+        self.forget()
+
+    def forget(self) -> None:
+        """Its transaction does not wait for it any more."""
+        work = self.work
+        if work is not None:
+            self.work = None
+            work.answered()
+
+
 ErrorCallback = Callable[[ClientError], object]
 
 
-class Deliveries(ABC):
-    """A Dispatcher without the beginning and end of sessions and transactions."""
+class Deliveries(SessionOwner, Coordinator):
+    """State that the receivers, the senders and the transactions of one session share."""
 
-    __slots__ = (
-        "_is_marked",
-        "_touched",
-        "callbacks",
-        "consumers",
-        "error",
-        "gate",
-        "has_no_inflow",
-        "highest_tag",
-        "loop",
-        "port",
-        "reporter",
-        "rollback_mark",
-        "sent",
-        "settlements",
-        "turn",
-        "unsaid",
-        "wall_ms",
-        "work",
-    )
-
-    def __init__(self, turn: Turn, reporter: Reporter) -> None:
+    def __init__(self, turn: Turn, reporter: Reporter, answer_s: float = ANSWER_S) -> None:
         self.turn = turn
         self.loop = turn.loop
         self.reporter = reporter
+        self.answer_s = answer_s
+        """Seconds that a broker may take to answer."""
         self.wall_ms: Callable[[], int] = _wall_ms
         """Milliseconds since 1970; tests set it."""
         self.port: SessionPort | None = None
         self.gate = Gate(turn.loop, self._resumed)
         self.error: ClientError | None = None
         self.highest_tag = -1
-        """Highest tag of the deliveries that have arrived; -1: none yet on this protocol's session
-        [TX-22]."""
         self.rollback_mark = -1
         """Highest tag that a rollback has taken back: deliveries up to it are not shown any more
         [TX-18]."""
@@ -168,46 +214,55 @@ class Deliveries(ABC):
         """True during a rollback: no credit is granted, and no delivery expected."""
         self.work: Work | None = None
         """The session's transaction: all that is settled and sent is done in it."""
-        self.consumers: list[Consumer] = []
+        self.consumers: list[ReceiverOwner] = []
+        self.producers: list[SenderOwner] = []
+        self.topology = Topology()
+        """Declarations to repeat after a reconnect."""
         self.sent: dict[int, Pending] = {}
         """Sent messages by number, until their outcome is known."""
         self.settlements = Settlements()
-        self.unsaid: list[Run] = []
+        self.unsent: list[Run] = []
         """Settlements that wait for their transaction to begin, or for another one to end."""
         self.callbacks: list[ErrorCallback] = []
-        self._touched: list[Consumer] = []
+        self.was_open = False
+        self.opening: Waiter | None = None
+        self.closing: list[Waiter] = []
+        self.is_ending = False
+        """The application has closed it, and the peer has not answered."""
+        self._askers: list[Waiter] = []
+        self._touched: list[ReceiverOwner] = []
         self._is_marked = False
 
-    @abstractmethod
-    def work_of(self, transaction: Transaction) -> Work:
-        """Return the present unit of work of a named transaction, to which a settlement or message
-        is added."""
+    # What its transactions decide
 
     @abstractmethod
-    def may_say(self, work: Work | None) -> bool:
+    def may_send(self, work: Work | None) -> bool:
         """Return whether settlements and messages of this unit of work, or of none, may be sent to
         the broker now."""
 
-    # A rollback
+    @abstractmethod
+    def receiver_gone(
+        self, staged: Mapping[int, object], was_closed: bool, error: ClientError
+    ) -> None:
+        """A receiver is gone, and messages of it, by tag, are settled in a transaction; was_closed:
+        by the application."""
 
-    def take_back(self, error: ClientError) -> list[int]:
-        """Step 4, of all receivers, also those that were closed."""
-        tags: list[int] = []
-        for consumer in self.consumers:
-            tags += consumer.take_back(self.rollback_mark, error)
-        return tags
+    @abstractmethod
+    def lose_work(self, error: ClientError) -> None:
+        """The port is gone, and its transactions with it."""
 
-    def forget_unsaid(self, work: Work) -> list[int]:
-        """Forget the unit's settlements that were not sent to the broker, and return their tags."""
-        runs = self.unsaid + self.settlements.take()
-        self.unsaid = [run for run in runs if run.work is not work]
-        if self.unsaid:
-            self.mark()
-        return [tag for run in runs if run.work is work for tag in range(run.first, run.last + 1)]
+    def work_of(self, transaction: Transaction | None) -> Work | None:
+        """Return the unit of work that settlements and messages belong to now: of the transaction
+        named, or the session's; None: of none. Raises NotPossible for one of another session."""
+        if transaction is None:
+            return self.work
+        if transaction.coordinator is not self:
+            raise NotPossible("a transaction of another session")
+        return transaction.present()
 
     # Telling the application
 
-    def scoped_error(self, error: ClientError) -> None:
+    def lost(self, error: ClientError) -> None:
         """Report the loss of a link, the session or the connection that the application did not ask
         for: once, besides the errors of calls that wait."""
         for callback in list(self.callbacks):
@@ -231,99 +286,15 @@ class Deliveries(ABC):
 
     def _resumed(self) -> None:
         for consumer in self.consumers:
-            consumer.wake(len(consumer.buffer))
+            consumer.resumed()
 
-    # Deliveries
-
-    def hand_over(self, consumer: Consumer) -> ReceivedMessage | None:
-        """The next message of the consumer's buffer, which is not empty; None while stopped."""
-        if self.gate.is_shut:
-            return None
-        message = consumer.buffer.popleft()
-        window = consumer.window
-        window.buffered -= 1
-        if message.state == BUFFERED:
-            assert message.tag > self.rollback_mark, (message.tag, self.rollback_mark)
-            message.state = HELD
-            message.taken_ms = self.turn.now_ms()
-            window.held += 1
-            consumer.held[message.tag] = weakref.ref(message)
-            if consumer.leaks.is_on:
-                consumer.leaks.handed()
-            if window.on_handover:
-                consumer.touch()
-        elif message.state == SETTLED:  # its slot comes back now [FC-10]
-            consumer.last_tag = message.delivery_tag
-            consumer.touch()
-        return message
-
-    def settle(
-        self, message: ReceivedMessage, outcome: Outcome, transaction: Transaction | None = None
-    ) -> None:
-        """Settle a message that the application holds, at the end of the turn with others; in a
-        transaction, if that is committed. A no-op on what is settled already, or ignored.
-
-        Raises Closed where the link is gone, TransactionRolledBack where the transaction is or a
-        rollback has given the message back, and as `check`.
-        """
-        self.check(outcome)
-        state = message.state
-        if state == HELD:
-            work = self.work if transaction is None else self.work_of(transaction)
-            if work is not None:
-                if work.error is not None:
-                    if isinstance(outcome, Released):
-                        return  # as the rollback will
-                    raise work.error.again()
-                work.settled.append(message)
-            consumer = message.consumer
-            consumer.settled(message, outcome, work is not None)
-            second = consumer if message.is_second and work is None else None
-            if self.settlements.add(message.tag, outcome, second, work):
-                self.mark()
-        elif state == LOST or (state == RETURNED and not isinstance(outcome, Released)):
-            error = message.outcome_or_error
-            assert isinstance(error, ClientError)
-            raise error.again()
-
-    def check(self, outcome: Outcome) -> None:
-        """Raise TypeError or ValueError for a value that is no outcome, NotPossible for one that
-        the protocol cannot express."""
-        check_outcome(outcome)
-        port = self.port
-        is_annotated = isinstance(outcome, Modified) and outcome.message_annotations
-        if is_annotated and port is not None and not port.can_annotate:
-            raise NotPossible(
-                "modify with annotations: AMQP 0-9-1 cannot change a message that it gives back"
-            )
-
-    def release_buffered(self, message: ReceivedMessage) -> None:
-        """Release a buffered message that was never read."""
-        consumer = message.consumer
-        consumer.buffer.remove(message)
-        consumer.window.buffered -= 1
-        consumer.window.held += 1
-        message.state = HELD
-        message.taken_ms = self.turn.now_ms()
-        consumer.held[message.tag] = weakref.ref(message)
-        self.settle(message, RELEASED)
-
-    def ignore(self, message: ReceivedMessage) -> None:
-        if message.state == HELD:
-            message.consumer.ignore(message)
-        elif message.state == LOST:
-            message.state = IGNORED
+    # What the peer says
 
     def changed_by_peer(self, first: int, last: int, state: Outcome | None) -> None:
-        """The sender has settled deliveries, or given them another outcome, unasked [FC-18]."""
         for consumer in list(self.consumers):
             consumer.changed_by_peer(first, last, state)
 
-    # What we sent
-
     def sent_settled(self, low: int, high: int, outcome: Outcome | None) -> None:
-        """The receiver has decided about messages low..high (numbers); None: settled without a
-        word, which is taken for accepted."""
         sent = self.sent
         if high - low < len(sent):
             for number in range(low, high + 1):
@@ -336,39 +307,164 @@ class Deliveries(ABC):
 
     # Turns
 
-    def touched(self, consumer: Consumer) -> None:
+    def touched(self, consumer: ReceiverOwner) -> None:
         """Look at its credit at the end of the turn."""
         self._touched.append(consumer)
         self.mark()
 
     def mark(self) -> None:
+        """Have settlements and credit sent at the end of the turn."""
         if not self._is_marked:
             self._is_marked = True
             self.turn.mark(self)
 
     def flush(self) -> None:
-        """Settlements, and then the credit they free."""
+        """Send settlements, and then the credit they free."""
         self._is_marked = False
-        self.say_settlements()
+        self.send_settlements()
         touched = self._touched
         self._touched = []
         for consumer in touched:
             consumer.evaluate()
 
-    def say_settlements(self) -> None:
+    def send_settlements(self) -> None:
         """Send the settlements of this turn so far, before credit that they may have freed."""
         runs = self.settlements.take()
-        if self.unsaid:
-            runs = self.unsaid + runs
-            self.unsaid = []
+        if self.unsent:
+            runs = self.unsent + runs
+            self.unsent = []
         for run in runs:
-            if not self.may_say(run.work):
-                self.unsaid.append(run)
+            if not self.may_send(run.work):
+                self.unsent.append(run)
             elif run.second is not None:
                 if run.second.port is not None:
                     run.second.port.settle(run.first, run.last, run.outcome, run.work)
             elif self.port is not None:
                 self.port.settle(run.first, run.last, run.outcome, run.work)
+
+    def forget_unsent(self, work: Work) -> list[int]:
+        """Forget the unit's settlements that were not sent to the broker. Return their tags."""
+        runs = self.unsent + self.settlements.take()
+        self.unsent = [run for run in runs if run.work is not work]
+        if self.unsent:
+            self.mark()
+        return [tag for run in runs if run.work is work for tag in run.tags]
+
+    # Waiting for the broker; at each wait the session may go
+
+    async def answered(self, port: SessionPort | None, is_done: Callable[[], bool]) -> bool:
+        """Wait as `until`. A session whose broker does not answer in time is ended, which rolls
+        back its transactions."""
+        try:
+            return await self.until(port, is_done, self.answer_s)
+        except TimedOut as late:
+            error = SessionClosed(f"ended here: {late}")
+            self.begin_close(error)
+            self.turn.request()
+            self.lost(error)
+            return False
+
+    async def until(
+        self, port: SessionPort | None, is_done: Callable[[], bool], limit_s: float | None
+    ) -> bool:
+        """Wait until it is done and return True; False: the port was replaced."""
+        end = None if limit_s is None else self.loop.time() + limit_s
+        while self.port is port and not is_done():
+            remaining = None if end is None else end - self.loop.time()
+            if remaining is not None and remaining <= 0:
+                raise TimedOut(f"no answer within {limit_s} s")
+            asker: Waiter = self.loop.create_future()
+            self._askers.append(asker)
+            await answer_to(asker, remaining)
+        return self.port is port
+
+    async def all_sent(self, staged: Mapping[int, object]) -> None:
+        """Wait until the broker was sent all settlements of these messages, by tag, that may be
+        sent."""
+
+        def is_sent() -> bool:
+            self.send_settlements()
+            return not any(tag in staged for run in self.unsent for tag in run.tags)
+
+        with suppress(TimedOut):
+            await self.until(self.port, is_sent, self.answer_s)
+
+    def changed(self) -> None:
+        """Wake calls that wait for an answer, and send settlements and messages that waited for
+        it."""
+        askers = self._askers
+        self._askers = []
+        for asker in askers:
+            resolve(asker, None)
+        if self.unsent:
+            self.mark()
+        for producer in self.producers:
+            producer.send_waiting()
+
+    # Opened and closed
+
+    def opened(self, port: SessionPort) -> None:
+        self.port = port
+        self.was_open = True
+        self.highest_tag = self.rollback_mark = -1  # tags begin anew [TX-22]
+        if self.opening is not None:
+            resolve(self.opening, None)
+        self.changed()
+
+    def _lose_port(self, error: ClientError) -> None:
+        self.port = None
+        self.settlements.take()
+        self.unsent.clear()
+        self.lose_work(error)
+        if self.opening is not None:
+            resolve(self.opening, error)
+
+    def closed(self, error: ClientError, by_peer: bool) -> None:
+        was_open = self.was_open
+        if self.state is State.CLOSED:
+            self.ended()
+            return
+        self.error = error
+        self.gate.close(error)
+        self._lose_port(error)
+        for link in (*self.consumers, *self.producers):
+            if link.error is None:
+                link.close(error)
+        self.ended()
+        self.changed()
+        if by_peer and was_open:
+            self.lost(error)
+
+    def begin_close(self, error: ClientError) -> None:
+        """The application ends it, and the peer has not heard of it yet."""
+        port = self.port
+        waiting = self.closing
+        self.closing = []
+        self.closed(error, False)
+        if port is not None:
+            self.closing = waiting
+            self.is_ending = True
+            port.close()
+        else:
+            for waiter in waiting:
+                resolve(waiter, None)
+
+    def ended(self) -> None:
+        self.is_ending = False
+        for waiter in self.closing:
+            resolve(waiter, None)
+        self.closing.clear()
+
+    def suspend(self, error: ClientError) -> None:
+        """Wait for a reconnect: begin and attach follow."""
+        if self.state is State.CLOSED:
+            self.ended()
+            return
+        self._lose_port(error)
+        for link in (*self.consumers, *self.producers):
+            link.suspend(error)
+        self.changed()
+        self.lost(error)
 
 
 MS_PER_S: Final = 1000

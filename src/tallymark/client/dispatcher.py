@@ -5,18 +5,18 @@ It knows no protocol: tags are whole numbers that only grow within a session, se
 ranges of them.
 
     highest_tag      set by Consumer.deliver, before a message can be seen; no await between
-    buffers          tail: Consumer.deliver; head: hand_over, and nobody else; take_back
+    buffers          tail: Consumer.deliver; head: Consumer.take, and nobody else; take_back
     the gate's state, rollback_mark, has_no_inflow
                      stop, rollback, recover, close; looked at after every await of a reader
     held, settling, staged
-                     hand_over, settle, ignore, answers, take_back: each in one step
+                     take, settle, ignore, answers, take_back: each in one step
     work             what is sent and settled at present is in it; changed by commit and rollback,
-                     under the session lock, in the step in which they are said
+                     under the session lock, in the step in which they are sent
 
 There is no dispatcher task and so no message in its hands: readers are tasks of the application,
-woken with nothing, and `hand_over` decides at the moment it gives [TX-18]. Buffers hold messages
-and nothing else: stops, barriers and the ends of receivers are states, so no such item is ever
-compared with the mark.
+woken with nothing, and `Consumer.take` decides at the moment it gives [TX-18]. Buffers hold
+messages and nothing else: stops, barriers and the ends of receivers are states, so no such item is
+ever compared with the mark.
 
 Lock order: session, then nothing. What belongs to the dispatcher and to a consumer changes in steps
 without an await and needs no lock. The session lock is held by tasks of the dispatcher's own, never
@@ -27,10 +27,11 @@ while a handler that could want it runs: who waits for it in a handler counts as
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
+from tallymark.client.adapter import SessionPort
 from tallymark.client.deliveries import Deliveries, ranges_of
 from tallymark.client.errors import (
     ClientError,
@@ -39,23 +40,14 @@ from tallymark.client.errors import (
     MessagesReturned,
     NotPossible,
     RollbackUncertain,
-    SessionClosed,
-    TimedOut,
     TransactionError,
     TransactionRolledBack,
 )
 from tallymark.client.events import Reporter, TransactionFailed
-from tallymark.client.gate import Gate, State
+from tallymark.client.gate import Gate
 from tallymark.client.options import ANSWER_S
-from tallymark.client.topology import Topology
-from tallymark.client.transaction import Stage, Work, rolled_back
+from tallymark.client.transaction import Stage, Transaction, Work, rolled_back
 from tallymark.client.turn import Turn, Waiter, answer_to, resolve
-
-if TYPE_CHECKING:
-    from tallymark.client.adapter import SessionPort
-    from tallymark.client.consumer import Consumer
-    from tallymark.client.sender import Producer
-    from tallymark.client.transaction import Transaction
 
 
 @final
@@ -71,12 +63,12 @@ class Endings:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self, steps: Coroutine[Any, Any, None], waiter: Waiter) -> None:
-        """Begin. The waiter is told how it ended: None, or a ClientError."""
-        task = self._loop.create_task(self._told(steps, waiter))
+        """Begin. The waiter's result is how it ended: None, or a ClientError."""
+        task = self._loop.create_task(self._finish(steps, waiter))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _told(self, steps: Coroutine[Any, Any, None], waiter: Waiter) -> None:
+    async def _finish(self, steps: Coroutine[Any, Any, None], waiter: Waiter) -> None:
         try:
             await steps
         except ClientError as error:
@@ -91,82 +83,74 @@ class Endings:
 
     async def over(self, limit_s: float) -> None:
         """Wait for all of them, at most so long."""
-        parked = self._gate.park()
-        try:
+        with self._gate.parked():
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=limit_s)
-        finally:
-            self._gate.go_on(parked)
+
+
+@final
+class Selection:
+    """Answer to whether the session takes transactions; asked for once a port, when the first
+    transaction is wanted [TX-1, TX-11]."""
+
+    __slots__ = ("_is_asked", "error", "is_granted")
+
+    def __init__(self) -> None:
+        self.is_granted = False
+        self.error: ClientError | None = None
+        """Reason why it takes none; asked again for the next one."""
+        self._is_asked = False
+
+    @property
+    def is_answered(self) -> bool:
+        return self.is_granted or self.error is not None
+
+    def ask(self, port: SessionPort) -> bool:
+        """Ask, unless that was done. Return whether the answer is known at once: no."""
+        if self.is_granted or self._is_asked:
+            return False
+        self._is_asked = True
+        self.error = None
+        try:
+            port.select()
+        except NotPossible as error:
+            self.answer(error)
+        return self.error is not None
+
+    def answer(self, error: ClientError | None) -> None:
+        self._is_asked = False
+        self.is_granted = error is None
+        self.error = error
+
+    def forget(self) -> None:
+        """Begin anew: the port is another one."""
+        self.is_granted = self._is_asked = False
 
 
 @final
 class Dispatcher(Deliveries):
-    """A session for as long as it lives; the protocol's session may be replaced."""
+    """A session with its transactions: the one object that decides what is delivered, and when."""
 
-    __slots__ = (
-        "_askers",
-        "_ending",
-        "_endings",
-        "_is_dry",
-        "_is_given_back",
-        "_is_selected",
-        "_is_selecting",
-        "_live",
-        "_lock",
-        "_selection_error",
-        "answer_s",
-        "closing",
-        "explicit",
-        "is_ending",
-        "opening",
-        "producers",
-        "topology",
-        "transaction",
-        "was_open",
-    )
-
-    def __init__(self, turn: Turn, reporter: Reporter) -> None:
-        super().__init__(turn, reporter)
-        self.answer_s = ANSWER_S
-        """Seconds that a broker may take to answer."""
-        self.was_open = False
+    def __init__(self, turn: Turn, reporter: Reporter, answer_s: float = ANSWER_S) -> None:
+        super().__init__(turn, reporter, answer_s)
         self.transaction: Transaction | None = None
         """The session's, if it is in one."""
         self.explicit = 0
         """Number of explicit transactions, which settlements and messages have to name."""
-        self.producers: list[Producer] = []
-        self.topology = Topology()
-        """Declarations to repeat after a reconnect."""
-        self.opening: Waiter | None = None
-        self.closing: list[Waiter] = []
-        self.is_ending = False
-        """The application has closed it, and the peer has not answered."""
         self._lock = asyncio.Lock()
         self._live: list[Work] = []
         self._ending: Work | None = None
         """The session's unit of work whose commit or rollback was sent and is not answered."""
         self._endings = Endings(turn.loop, self.gate, reporter)
-        self._askers: list[Waiter] = []
-        self._is_selected = False
-        self._is_selecting = False
-        self._selection_error: ClientError | None = None
-        self._is_dry = False
+        self._selection = Selection()
+        self._has_stopped = False
+        """The peer's word that the last delivery has arrived."""
         self._is_given_back = False
 
     # Transactions: one ends at a time, and no handler of the application runs in it [TX-23]
 
-    def work_of(self, transaction: Transaction) -> Work:
-        """Return the present unit of work of a named transaction. Raises NotPossible: it is of
-        another session."""
-        if transaction.dispatcher is not self:
-            raise NotPossible("a transaction of another session")
-        return transaction.present()
-
     async def enter(self, transaction: Transaction) -> None:
-        """Open a transaction. Raises NotPossible where another one is in the way, or the broker has
-        none; TimedOut; Closed."""
-        parked = self.gate.park()
-        try:
+        with self.gate.parked():
             async with self._lock:
                 port = self.port
                 if port is None:
@@ -181,28 +165,20 @@ class Dispatcher(Deliveries):
                 if transaction.is_explicit and not port.has_several:
                     raise NotPossible("explicit transactions: the broker has one a session")
                 self._open(transaction)
-        finally:
-            self.gate.go_on(parked)
 
     async def _select(self, port: SessionPort) -> None:
+        selection = self._selection
         self._ask_for_transactions(port)
-        await self._until(
-            port, lambda: self._is_selected or self._selection_error is not None, self.answer_s
-        )
-        if self._selection_error is not None:
-            raise self._selection_error.again()
+        await self.until(port, lambda: selection.is_answered, self.answer_s)
+        if selection.error is not None:
+            raise selection.error.again()
         if self.port is not port:
             raise (self.error or ConnectionLost("while a transaction was opened")).again()
 
     def _ask_for_transactions(self, port: SessionPort) -> None:
-        if not self._is_selected and not self._is_selecting:
-            self._is_selecting = True
-            self._selection_error = None
-            try:
-                port.select()
-            except NotPossible as error:
-                self.selected(error)
-            self.turn.request()
+        if self._selection.ask(port):
+            self.changed()
+        self.turn.request()
 
     def _open(self, transaction: Transaction) -> None:
         if transaction.is_explicit:
@@ -218,7 +194,7 @@ class Dispatcher(Deliveries):
         before = transaction.work
         work: Work | None = None
         if not last:
-            work = Work(self)
+            work = Work(self.changed)
             self._live.append(work)
         elif transaction.is_explicit:
             self.explicit -= 1
@@ -229,31 +205,21 @@ class Dispatcher(Deliveries):
             self.work = work
         return before
 
-    def link_gone(self, consumer: Consumer, error: ClientError) -> None:
-        """A receiver is gone, and messages of it are settled in a transaction. Where the broker has
-        heard of that it keeps them; where nobody can tell, nothing of it must take effect."""
-        staged = consumer.staged
-        if consumer.ending is not None:  # the broker hears of everything first, if it can
-            unsure = {run.work for run in self.unsaid if any(t in staged for t in run.tags)}
+    def receiver_gone(
+        self, staged: Mapping[int, object], was_closed: bool, error: ClientError
+    ) -> None:
+        """Doom the transaction where nobody can tell whether the broker was sent the settlements:
+        nothing of it must take effect."""
+        if was_closed:  # the broker hears of everything first, if it can
+            unsure = {run.work for run in self.unsent if any(t in staged for t in run.tags)}
         else:
             unsure = {work for work in self._live if any(m.tag in staged for m in work.settled)}
         for work in unsure:
             if work is not None:
                 work.doom(rolled_back(f"with a receiver: {error}", error))
 
-    async def all_told(self, consumer: Consumer) -> None:
-        """Wait until the broker was sent all settlements of a receiver that may be sent."""
-
-        def is_told() -> bool:
-            self.say_settlements()
-            return not any(tag in consumer.staged for run in self.unsaid for tag in run.tags)
-
-        with suppress(TimedOut):
-            await self._until(self.port, is_told, self.answer_s)
-
-    def may_say(self, work: Work | None) -> bool:
-        """Return whether settlements and messages of this unit of work, or of none, may be sent to
-        the broker now. Begins the transaction on the broker if nothing was sent in it yet."""
+    def may_send(self, work: Work | None) -> bool:
+        """Begins the transaction on the broker if nothing was sent in it yet."""
         port = self.port
         if port is None:
             return False
@@ -264,22 +230,21 @@ class Dispatcher(Deliveries):
         if work.error is not None:
             return False  # a rollback finds it
         if work.stage is Stage.NEW and self._ending is None:
-            if self._is_selected:
+            selection = self._selection
+            if selection.is_granted:
                 work.stage = Stage.BEGINNING
                 port.begin(work)
                 self.turn.request()
-            elif self._selection_error is not None:
-                work.failed(rolled_back("before it began", self._selection_error))
+            elif selection.error is not None:
+                work.failed(rolled_back("before it began", selection.error))
             else:
                 self._ask_for_transactions(port)
         return work.stage is Stage.OPEN
 
     async def commit(self, transaction: Transaction, last: bool) -> None:
-        """See Transaction.commit."""
         rollbacks = transaction.rollbacks
         lock = transaction.lock
-        parked = self.gate.park()
-        try:
+        with self.gate.parked():
             await lock.acquire()
             waiter: Waiter | None = None
             try:
@@ -294,30 +259,28 @@ class Dispatcher(Deliveries):
                     if ended is not None:
                         raise rolled_back(f"with its session: {ended}", ended)
                     return
-                await self._all_said(work)
+                await self._all_answered(work)
                 waiter = self.loop.create_future()
                 self._end(transaction, work, last, waiter)
             finally:
                 if waiter is None:
                     lock.release()
             await answer_to(waiter, None)
-        finally:
-            self.gate.go_on(parked)
 
-    async def _all_said(self, work: Work) -> None:
+    async def _all_answered(self, work: Work) -> None:
         """Wait until everything done in a transaction was sent to the broker, and every message has
         its outcome [TX-24]; or the transaction has failed. As long as a send would wait."""
 
-        def is_said() -> bool:
-            self.say_settlements()
+        def is_answered() -> bool:
+            self.send_settlements()
             return work.error is not None or (
                 work.stage is Stage.OPEN
                 and not work.unanswered
-                and not any(run.work is work for run in self.unsaid)
+                and not any(run.work is work for run in self.unsent)
             )
 
-        while not is_said():
-            await self._until(self.port, is_said, None)
+        while not is_answered():
+            await self.until(self.port, is_answered, None)
 
     def _end(self, transaction: Transaction, work: Work, last: bool, waiter: Waiter) -> None:
         """Send the commit. Later work of other tasks belongs to the next transaction."""
@@ -337,7 +300,7 @@ class Dispatcher(Deliveries):
     ) -> None:
         """Wait for the answer to a commit, and give everything back if it failed."""
         try:
-            await self._answered(port, lambda: work.stage is not Stage.ENDING)
+            await self.answered(port, lambda: work.stage is not Stage.ENDING)
             error = work.error
             if error is not None:
                 self._may_begin_next(work)  # a handler that is waited for may need it
@@ -357,14 +320,10 @@ class Dispatcher(Deliveries):
             transaction.lock.release()
 
     async def rollback(self, transaction: Transaction, last: bool) -> None:
-        """See Transaction.rollback. Once asked for, it is done, whoever waits for it."""
         waiter: Waiter = self.loop.create_future()
-        parked = self.gate.park()
-        try:
+        with self.gate.parked():
             self._endings.run(self._roll_back(transaction, last), waiter)
             await answer_to(waiter, None)
-        finally:
-            self.gate.go_on(parked)
 
     async def _roll_back(self, transaction: Transaction, last: bool) -> None:
         async with transaction.lock:
@@ -397,7 +356,7 @@ class Dispatcher(Deliveries):
         port = self.port
         is_done = True
         if port is not None:
-            is_done = await self._said_rollback(port, work, self.forget_unsaid(work), error)
+            is_done = await self._roll_back_at_broker(port, work, self.forget_unsent(work), error)
         self._is_over(work, error)
         if not is_done:
             raise _uncertain(work)
@@ -405,12 +364,9 @@ class Dispatcher(Deliveries):
     async def recover(self) -> None:
         """See Session.recover [TX-26]."""
         waiter: Waiter = self.loop.create_future()
-        parked = self.gate.park()
-        try:
+        with self.gate.parked():
             self._endings.run(self._recover(), waiter)
             await answer_to(waiter, None)
-        finally:
-            self.gate.go_on(parked)
 
     async def _recover(self) -> None:
         async with self._lock:
@@ -447,28 +403,35 @@ class Dispatcher(Deliveries):
         """Step 1: until the last delivery is in. False: the session is gone."""
         self.has_no_inflow = True
         for consumer in self.consumers:
-            consumer.inflow_stops()
-        self._is_dry = False
+            consumer.stop_inflow()
+        self._has_stopped = False
         port.stop_inflow()
         self.turn.request()
-        return await self._answered(port, lambda: self._is_dry)
+        return await self.answered(port, lambda: self._has_stopped)
+
+    def _take_back(self, error: ClientError) -> list[int]:
+        """Step 4, of all receivers, also those that were closed."""
+        tags: list[int] = []
+        for consumer in self.consumers:
+            tags += consumer.take_back(self.rollback_mark, error)
+        return tags
 
     async def _rolled_back(self, port: SessionPort, work: Work | None, error: ClientError) -> bool:
         """Steps 2 to 6. False: the session is gone. There is nothing to wait for at step 3: no
         message is in anybody's hands who has not got it."""
         self.rollback_mark = self.highest_tag
-        tags = self.take_back(error)
+        tags = self._take_back(error)
         if work is None:
             return await self._given_back(port, tags)
-        tags += self.forget_unsaid(work)
-        return await self._said_rollback(port, work, tags, error)
+        tags += self.forget_unsent(work)
+        return await self._roll_back_at_broker(port, work, tags, error)
 
-    async def _said_rollback(
+    async def _roll_back_at_broker(
         self, port: SessionPort, work: Work, tags: list[int], error: ClientError
     ) -> bool:
         for producer in self.producers:
             producer.fail_posted(work, error)
-        if not await self._answered(port, lambda: work.stage is not Stage.BEGINNING):
+        if not await self.answered(port, lambda: work.stage is not Stage.BEGINNING):
             return False
         if work.stage is Stage.OPEN:
             work.stage = Stage.ENDING
@@ -476,7 +439,7 @@ class Dispatcher(Deliveries):
                 self._ending = work
             port.rollback(work)
             self.turn.request()
-            if not await self._answered(port, lambda: work.stage is not Stage.ENDING):
+            if not await self.answered(port, lambda: work.stage is not Stage.ENDING):
                 return False
         return await self._given_back(port, tags)
 
@@ -484,12 +447,12 @@ class Dispatcher(Deliveries):
         """Step 5. What a broker sent behind our back meanwhile is not shown either [TX-18]."""
         if self.has_no_inflow and self.highest_tag > self.rollback_mark:
             self.rollback_mark = self.highest_tag
-            tags += self.take_back(NotPossible("given back: it comes again"))
-        self.say_settlements()  # behind it their tags would mean nothing any more
+            tags += self._take_back(NotPossible("given back: it comes again"))
+        self.send_settlements()  # behind it their tags would mean nothing any more
         self._is_given_back = False
         port.give_back(ranges_of(tags))
         self.turn.request()
-        return await self._answered(port, lambda: self._is_given_back)
+        return await self.answered(port, lambda: self._is_given_back)
 
     def _is_over(self, work: Work, error: ClientError | None) -> None:
         """End a unit of work: its messages free their slots, and waiting settlements may be
@@ -497,7 +460,7 @@ class Dispatcher(Deliveries):
         settled = work.settled
         work.settled = []
         for message in settled:
-            message.consumer.staged_ended(message, error)
+            message.end_staged(error)
         if work in self._live:
             self._live.remove(work)
         self._may_begin_next(work)
@@ -506,7 +469,7 @@ class Dispatcher(Deliveries):
         """Let the session's next transaction begin: the broker has answered the end of this one."""
         if self._ending is work:
             self._ending = None
-        self._changed()
+        self.changed()
 
     def _go_on(self, port: SessionPort | None) -> None:
         """Step 7: credit, for those whose session is still there."""
@@ -514,35 +477,7 @@ class Dispatcher(Deliveries):
         if port is not None:
             port.resume_inflow()
             for consumer in self.consumers:
-                consumer.inflow_resumed()
-
-    # Waiting for the broker; at each wait the session may go
-
-    async def _answered(self, port: SessionPort | None, done: Callable[[], bool]) -> bool:
-        """False: the session is gone. One whose broker does not answer in time is ended: that rolls
-        back what it had."""
-        try:
-            return await self._until(port, done, self.answer_s)
-        except TimedOut as late:
-            error = SessionClosed(f"ended here: {late}")
-            self.begin_close(error)
-            self.turn.request()
-            self.scoped_error(error)
-            return False
-
-    async def _until(
-        self, port: SessionPort | None, done: Callable[[], bool], limit_s: float | None
-    ) -> bool:
-        """Wait until it is done and return True; False: the protocol's session was replaced."""
-        until = None if limit_s is None else self.loop.time() + limit_s
-        while self.port is port and not done():
-            left = None if until is None else until - self.loop.time()
-            if left is not None and left <= 0:
-                raise TimedOut(f"no answer within {limit_s} s")
-            asker: Waiter = self.loop.create_future()
-            self._askers.append(asker)
-            await answer_to(asker, left)
-        return self.port is port
+                consumer.resume_inflow()
 
     async def endings(self) -> None:
         """Wait for commits and rollbacks that are under way, as long as an answer may take."""
@@ -551,127 +486,37 @@ class Dispatcher(Deliveries):
     # What the adapter answers
 
     def selected(self, error: ClientError | None) -> None:
-        """The session takes transactions, or why not."""
-        self._is_selecting = False
-        self._is_selected = error is None
-        self._selection_error = error
-        self._changed()
+        self._selection.answer(error)
+        self.changed()
 
     def transactions_lost(self, error: TransactionError) -> None:
-        """Fail the open transactions: the broker has rolled them back by itself, and can begin
-        others."""
         for work in list(self._live):
             if work.is_known:
                 work.failed(error)
 
     def inflow_stopped(self) -> None:
-        """Note that the last delivery has arrived."""
-        self._is_dry = True
-        self._changed()
+        self._has_stopped = True
+        self.changed()
 
     def given_back(self) -> None:
-        """Note that the broker has taken the deliveries back; later deliveries are new."""
         self._is_given_back = True
-        self._changed()
+        self.changed()
 
-    def work_changed(self, work: Work) -> None:
-        """Handle the begin or end of a unit of work."""
-        self._changed()
-
-    def _changed(self) -> None:
-        """Wake calls that wait for an answer, and send settlements that waited for it."""
-        askers = self._askers
-        self._askers = []
-        for asker in askers:
-            resolve(asker, None)
-        if self.unsaid:
-            self.mark()
-        for producer in self.producers:
-            if producer.queue:
-                producer.may_send()
-
-    # Opened and closed: called by the adapter or the connection
+    # Opened and closed
 
     def opened(self, port: SessionPort) -> None:
-        self.port = port
-        self.was_open = True
-        self.highest_tag = self.rollback_mark = -1  # tags begin anew [TX-22]
-        self._is_selected = self._is_selecting = False
-        if self.opening is not None:
-            resolve(self.opening, None)
-        self._changed()
+        self._selection.forget()
+        super().opened(port)
 
-    def _lose_work(self, error: ClientError) -> None:
-        """The protocol's session is gone, and its transactions with it."""
-        self.port = None
-        self.settlements.take()
-        self.unsaid.clear()
+    def lose_work(self, error: ClientError) -> None:
         for work in list(self._live):
             work.lost(error)
             if work.error is not None:
                 for producer in self.producers:
                     producer.fail_posted(work, work.error)
                 for message in work.settled:
-                    message.consumer.staged_ended(message, work.error)
+                    message.end_staged(work.error)
                 work.settled = []
-
-    def closed(self, error: ClientError, by_peer: bool) -> None:
-        """The session is gone, and all its links."""
-        was_open = self.was_open
-        if self.state is State.CLOSED:
-            self.ended()
-            return
-        self.error = error
-        self.gate.close(error)
-        self._lose_work(error)
-        if self.opening is not None:
-            resolve(self.opening, error)
-        for consumer in self.consumers:
-            if consumer.error is None:
-                consumer.close(error)
-        for producer in self.producers:
-            if producer.error is None:
-                producer.close(error)
-        self.ended()
-        self._changed()
-        if by_peer and was_open:
-            self.scoped_error(error)
-
-    def begin_close(self, error: ClientError) -> None:
-        """The application ends it, and the peer has not heard of it yet."""
-        port = self.port
-        waiting = self.closing
-        self.closing = []
-        self.closed(error, False)
-        if port is not None:
-            self.closing = waiting
-            self.is_ending = True
-            port.close()
-        else:
-            for waiter in waiting:
-                resolve(waiter, None)
-
-    def ended(self) -> None:
-        """The peer knows."""
-        self.is_ending = False
-        for waiter in self.closing:
-            resolve(waiter, None)
-        self.closing.clear()
-
-    def suspend(self, error: ClientError) -> None:
-        """Suspend for a reconnect: begin and attach follow."""
-        if self.state is State.CLOSED:
-            self.ended()
-            return
-        self._lose_work(error)
-        if self.opening is not None:
-            resolve(self.opening, error)
-        for consumer in self.consumers:
-            consumer.suspend(error)
-        for producer in self.producers:
-            producer.suspend(error)
-        self._changed()
-        self.scoped_error(error)
 
 
 def _by_the_application() -> TransactionRolledBack:

@@ -105,9 +105,9 @@ class ClientError(Exception):
     @property
     def code(self) -> int:
         """The reply code of AMQP 0-9-1, whatever the protocol: 506 where a consumer was too slow
-        [SC-10]. The peer's own where it said one; 0: there is none."""
-        told = self.info.get("reply-code")
-        return told if isinstance(told, int) else CODES.get(self.condition, 0)
+        [SC-10]. The peer's own where it gave one; 0: there is none."""
+        code = self.info.get("reply-code")
+        return code if isinstance(code, int) else CODES.get(self.condition, 0)
 
     def __str__(self) -> str:
         if not self.condition:

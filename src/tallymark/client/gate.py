@@ -12,7 +12,8 @@ commit or a rollback that they have asked for themselves, or for a message.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any, final
 
@@ -92,6 +93,15 @@ class Gate:
             if depth > 1:
                 self._parked[task] = depth - 1
 
+    @contextmanager
+    def parked(self) -> Iterator[None]:
+        """`park` until the end of the block."""
+        task = self.park()
+        try:
+            yield
+        finally:
+            self.go_on(task)
+
     def is_quiet(self) -> bool:
         """No handler is at work on a message."""
         return not self._at_work.difference(self._parked)
@@ -118,11 +128,8 @@ class Gate:
         self._check()
         self._shut()
         self._resumes = False
-        task = self.park()
-        try:
+        with self.parked():
             await self.quiet()
-        finally:
-            self.go_on(task)
 
     def resume(self) -> None:
         """See Session.resume. During a rollback: when that is done."""

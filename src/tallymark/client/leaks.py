@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
+from tallymark.client.deliveries import Deliveries
 from tallymark.client.errors import ClientError
 from tallymark.client.events import (
     SHOWN,
@@ -19,11 +20,10 @@ from tallymark.client.events import (
     ReceiverStalled,
     Unsettled,
 )
+from tallymark.client.inbox import Inbox
+from tallymark.client.options import ReceiverOptions
 from tallymark.client.outcomes import RELEASED
-from tallymark.client.received import BUFFERED, HELD, ReceivedMessage
-
-if TYPE_CHECKING:
-    from tallymark.client.consumer import Consumer
+from tallymark.client.received import BUFFERED, HELD, MessageOwner, ReceivedMessage
 
 WARN_AT: Final = 0.8
 """Part of the allowed time after which the application is warned."""
@@ -39,8 +39,11 @@ class LeakWatch:
     """Watch over the unsettled messages of one receiver."""
 
     __slots__ = (
-        "_consumer",
+        "_dispatcher",
         "_due_ms",
+        "_inbox",
+        "_options",
+        "_owner",
         "_settled_then",
         "_stall_timer",
         "_stalled_ms",
@@ -49,10 +52,15 @@ class LeakWatch:
         "is_on",
     )
 
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
-        self.is_on = consumer.options.max_unsettled_age is not None
-        """True if each message handed over has to be reported to this watch."""
+    def __init__(
+        self, owner: MessageOwner, inbox: Inbox, options: ReceiverOptions, dispatcher: Deliveries
+    ) -> None:
+        self._owner = owner
+        self._inbox = inbox
+        self._options = options
+        self._dispatcher = dispatcher
+        self.is_on = options.max_unsettled_age is not None
+        """True if this watch has to hear of each message that the application takes."""
         self._timer: asyncio.TimerHandle | None = None
         self._due_ms = 0
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -65,46 +73,45 @@ class LeakWatch:
 
     def arrived(self, messages: list[ReceivedMessage]) -> None:
         """Watch messages that have arrived in the buffer: their locks run already."""
-        if self.is_on and self._consumer.options.max_unsettled_age == "lock":
+        if self.is_on and self._options.max_unsettled_age == "lock":
             for message in messages:
                 self._arm(self._next_of(message))
 
-    def handed(self) -> None:
+    def taken(self) -> None:
         """The application was given a message."""
-        limit = self._consumer.options.max_unsettled_age
+        limit = self._options.max_unsettled_age
         if isinstance(limit, int):
             self._arm(math.ceil(limit * WARN_AT))
 
-    def forgotten(self, message: ReceivedMessage) -> None:
-        consumer = self._consumer
-        consumer.report(
+    def dropped(self, message: ReceivedMessage) -> None:
+        """Report a message that the application has no reference to any more."""
+        window = self._inbox.window
+        self._owner.report(
             MessageDropped(
-                address=consumer.address,
+                address=self._owner.address,
                 message=self._shown(message, True),
-                unsettled=consumer.window.held,
-                window=consumer.window.size,
+                unsettled=window.held,
+                window=window.size,
             )
         )
-        window = consumer.window
-        if window.free <= 0 and not window.buffered and len(consumer.dropped) == window.held:
+        if window.free <= 0 and not window.buffered and len(self._inbox.dropped) == window.held:
             self._report_stall()  # nothing will ever leave it
 
     def paused(self) -> None:
         """Start the stall timer if every slot is taken. Called when there is no credit, at most
         once per turn."""
-        consumer = self._consumer
-        after_ms = consumer.options.stall_warning_ms
-        if not after_ms or consumer.window.free > 0:
+        after_ms = self._options.stall_warning_ms
+        if not after_ms or self._inbox.window.free > 0:
             return
-        now_ms = consumer.dispatcher.turn.now_ms()
-        if self._settled_then != consumer.settled_total or self._stalled_ms < 0:
-            self._settled_then = consumer.settled_total
+        now_ms = self._dispatcher.turn.now_ms()
+        if self._settled_then != self._inbox.settled_total or self._stalled_ms < 0:
+            self._settled_then = self._inbox.settled_total
             self._stalled_ms = now_ms
         if self._stall_timer is None:
             self._arm_stall(self._stalled_ms + after_ms - now_ms)
 
     def _arm_stall(self, delay_ms: int) -> None:
-        loop = self._consumer.dispatcher.loop
+        loop = self._dispatcher.loop
         self._stall_timer = loop.call_later(max(SOONEST_MS, delay_ms) / 1000, self._still_paused)
 
     def close(self) -> None:
@@ -118,23 +125,25 @@ class LeakWatch:
 
     def _still_paused(self) -> None:
         self._stall_timer = None
-        consumer = self._consumer
-        window = consumer.window
-        after_ms = consumer.options.stall_warning_ms
-        if window.free > 0 or consumer.port is None:
+        window = self._inbox.window
+        after_ms = self._options.stall_warning_ms
+        if window.free > 0 or not self._inbox.is_attached:
             return  # it moves: the next pause arms it again
-        since_ms = consumer.dispatcher.turn.now_ms() - self._stalled_ms
-        if self._settled_then != consumer.settled_total or window.buffered or since_ms < after_ms:
+        since_ms = self._dispatcher.turn.now_ms() - self._stalled_ms
+        if (
+            self._settled_then != self._inbox.settled_total
+            or window.buffered
+            or since_ms < after_ms
+        ):
             self._arm_stall(after_ms - since_ms if since_ms < after_ms else after_ms)
         else:
             self._report_stall()
 
     def _report_stall(self) -> None:
-        consumer = self._consumer
-        consumer.report(
+        self._owner.report(
             ReceiverStalled(
-                address=consumer.address,
-                window=consumer.window.size,
+                address=self._owner.address,
+                window=self._inbox.window.size,
                 messages=self.unsettled(SHOWN),
             )
         )
@@ -152,17 +161,16 @@ class LeakWatch:
         return max(ages, default=0)
 
     def _held(self) -> list[tuple[ReceivedMessage, bool]]:
-        consumer = self._consumer
-        found = [(message, False) for message in consumer.settling.values()]
-        found += [(message, False) for message in consumer.staged.values()]
-        found += [(message, True) for message in consumer.dropped.values()]
-        for reference in consumer.held.values():
+        found = [(message, False) for message in self._inbox.settling.values()]
+        found += [(message, False) for message in self._inbox.staged.values()]
+        found += [(message, True) for message in self._inbox.dropped.values()]
+        for reference in self._inbox.held.values():
             if (message := reference()) is not None:
                 found.append((message, False))
         return found
 
     def _age_ms(self, message: ReceivedMessage) -> int:
-        return max(0, self._consumer.dispatcher.turn.now_ms() - message.taken_ms)
+        return max(0, self._dispatcher.turn.now_ms() - message.taken_ms)
 
     def _shown(self, message: ReceivedMessage, is_dropped: bool) -> Unsettled:
         return Unsettled(
@@ -176,7 +184,7 @@ class LeakWatch:
         """Look in so many ms, unless that is before; -1: no need."""
         if delay_ms < 0:
             return
-        dispatcher = self._consumer.dispatcher
+        dispatcher = self._dispatcher
         due_ms = dispatcher.turn.now_ms() + max(delay_ms, SOONEST_MS)
         if self._timer is None or due_ms < self._due_ms:
             if self._timer is not None:
@@ -187,16 +195,15 @@ class LeakWatch:
     def _look(self) -> None:
         """Warn and release what is due, and set the timer for the next check."""
         self._timer = None
-        consumer = self._consumer
-        if consumer.port is None:
+        if not self._inbox.is_attached:
             return
         held = self._held()
         self._warned.intersection_update([message.tag for message, _ in held])
         for message, is_dropped in held:
             if message.state == HELD:
                 self._attend(message, is_dropped)
-        if consumer.options.max_unsettled_age == "lock":
-            for message in list(consumer.buffer):
+        if self._options.max_unsettled_age == "lock":
+            for message in list(self._inbox.buffer):
                 self._attend_buffered(message)
 
     def _attend(self, message: ReceivedMessage, is_dropped: bool) -> None:
@@ -205,14 +212,13 @@ class LeakWatch:
         used_ms, limit_ms, release_ms = self._time_of(message)
         if limit_ms < 0:
             return
-        consumer = self._consumer
-        releases = used_ms >= release_ms and consumer.options.release_overdue
+        releases = used_ms >= release_ms and self._options.release_overdue
         if releases or (used_ms >= limit_ms * WARN_AT and message.tag not in self._warned):
             self._warned.add(message.tag)
             shown = self._shown(message, is_dropped)
-            consumer.report(MessageOverdue(consumer.address, shown, limit_ms, releases))
+            self._owner.report(MessageOverdue(self._owner.address, shown, limit_ms, releases))
         if releases:
-            consumer.dispatcher.settle(message, RELEASED)
+            message.settle_nowait(RELEASED)
         else:
             self._arm(self._next_of(message))
 
@@ -221,8 +227,8 @@ class LeakWatch:
         if message.state != BUFFERED:
             return
         used_ms, limit_ms, release_ms = self._time_of(message)
-        if limit_ms >= 0 and used_ms >= release_ms and self._consumer.options.release_overdue:
-            self._consumer.dispatcher.release_buffered(message)
+        if limit_ms >= 0 and used_ms >= release_ms and self._options.release_overdue:
+            self._owner.release_unread(message)
         else:
             self._arm(self._next_of(message))
 
@@ -234,13 +240,13 @@ class LeakWatch:
         warn_ms = math.ceil(limit_ms * WARN_AT)
         if used_ms < warn_ms:
             return warn_ms - used_ms
-        if not self._consumer.options.release_overdue:
+        if not self._options.release_overdue:
             return -1
         return max(0, release_ms - used_ms)
 
     def _time_of(self, message: ReceivedMessage) -> tuple[int, int, int]:
         """(ms used, ms there are, ms after which it is released); -1 where there is no limit."""
-        limit = self._consumer.options.max_unsettled_age
+        limit = self._options.max_unsettled_age
         if isinstance(limit, int):
             return self._age_ms(message), limit, limit
         try:
@@ -250,5 +256,5 @@ class LeakWatch:
         if until_ms is None:
             return 0, -1, -1
         limit_ms = max(0, until_ms - message.arrived_ms)
-        used_ms = self._consumer.dispatcher.wall_ms() - message.arrived_ms
+        used_ms = self._dispatcher.wall_ms() - message.arrived_ms
         return used_ms, limit_ms, int(limit_ms * LOCK_RELEASE_AT)

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from tallymark.client.credit import CREDIT_MAX
-
 PORTS: Final = {"amqp": 5672, "amqps": 5671, "amqp091": 5672, "amqps091": 5671}
 """Default ports by scheme. amqp and amqps are AMQP 1.0."""
 
@@ -83,6 +81,8 @@ OnError: TypeAlias = Literal["release", "reject", "modify", "ignore", "raise"]
 OnSuccess: TypeAlias = Literal["accept"] | None
 Sasl: TypeAlias = Literal["PLAIN", "ANONYMOUS", "EXTERNAL", "none"]
 
+CREDIT_MAX: Final = 0x7FFF_FFFF
+"""Largest link-credit announced: half the number circle, so that serial arithmetic has room."""
 ANSWER_S: Final = 30.0
 """Seconds that a peer may take to answer an open, begin, attach, detach, end or close."""
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, final
+from typing import Final, Self, final
 from uuid import UUID
 
 from tallymark.client.errors import ClientError, SettlementRefused
-from tallymark.client.events import SettlementFailed, tag_as_uuid
+from tallymark.client.events import Event, SettlementFailed, tag_as_uuid
 from tallymark.client.message import Message, datetime_of
 from tallymark.client.outcomes import (
     ACCEPTED,
@@ -21,11 +22,8 @@ from tallymark.client.outcomes import (
     modified,
     rejected,
 )
+from tallymark.client.transaction import Transaction
 from tallymark.client.turn import Waiter, answer_to
-
-if TYPE_CHECKING:
-    from tallymark.client.consumer import Consumer
-    from tallymark.client.transaction import Transaction
 
 STREAM_OFFSET: Final = "x-stream-offset"
 LOCKED_UNTIL: Final = "x-opt-locked-until"
@@ -44,6 +42,47 @@ STAGED: Final = 6
 """Settled in a transaction that has not ended."""
 RETURNED: Final = 7
 """Given back to the broker by a rollback or by recover: it comes again."""
+
+
+class MessageOwner(ABC):
+    """The receiver that a message came on, as the message needs it."""
+
+    address: str
+
+    @abstractmethod
+    def check(self, outcome: Outcome) -> None:
+        """Raise TypeError or ValueError for a value that is no outcome, NotPossible for one that
+        the protocol cannot express."""
+
+    @abstractmethod
+    def settle(
+        self, message: ReceivedMessage, outcome: Outcome, transaction: Transaction | None = None
+    ) -> None:
+        """Settle a message that the application holds, at the end of the turn with others; in a
+        transaction, if that is committed. Does nothing to one that is settled already, or ignored.
+
+        Raises Closed where the link is gone, TransactionRolledBack where the transaction is or a
+        rollback has given the message back, and as `check`.
+        """
+
+    @abstractmethod
+    def release_unread(self, message: ReceivedMessage) -> None:
+        """Release a buffered message that was never read."""
+
+    @abstractmethod
+    def ignore(self, message: ReceivedMessage) -> None:
+        """See ReceivedMessage.ignore."""
+
+    @abstractmethod
+    def drop(self, message: ReceivedMessage) -> None:
+        """The application has no reference to it any more, and it is not settled [FC-D2]."""
+
+    @abstractmethod
+    def end_staged(self, message: ReceivedMessage, error: ClientError | None) -> None:
+        """The transaction that it was settled in is committed, or rolled back with that error."""
+
+    @abstractmethod
+    def report(self, event: Event, error: BaseException | None = None) -> None: ...
 
 
 @final
@@ -70,7 +109,7 @@ class ReceivedMessage(Message):
 
     def __init__(
         self,
-        consumer: Consumer,
+        consumer: MessageOwner,
         tag: int,
         delivery_tag: bytes,
         raw: bytes,
@@ -170,7 +209,7 @@ class ReceivedMessage(Message):
         to somebody again; TransactionRolledBack where a rollback has given it back. A cancelled
         call in mode second leaves the settlement under way; call again to wait on.
         """
-        self.consumer.dispatcher.settle(self, ACCEPTED, transaction)
+        self.consumer.settle(self, ACCEPTED, transaction)
         return await self._result() if self.state == SETTLING else self._outcome()
 
     async def reject(
@@ -180,12 +219,12 @@ class ReceivedMessage(Message):
         transaction: Transaction | None = None,
     ) -> Outcome | None:
         """Settle it as invalid: a broker drops or dead-letters it. See `accept`."""
-        self.consumer.dispatcher.settle(self, rejected(reason), transaction)
+        self.consumer.settle(self, rejected(reason), transaction)
         return await self._result()
 
     async def release(self, *, transaction: Transaction | None = None) -> Outcome | None:
         """Settle it as not processed: a broker puts it back in its place. See `accept`."""
-        self.consumer.dispatcher.settle(self, RELEASED, transaction)
+        self.consumer.settle(self, RELEASED, transaction)
         return RELEASED if self.state == RETURNED else await self._result()
 
     async def modify(
@@ -201,14 +240,14 @@ class ReceivedMessage(Message):
         rejection. See `accept`. Raises NotPossible for annotations over AMQP 0-9-1, which has no
         way to say them."""
         outcome = modified(failed, undeliverable_here, annotations)
-        self.consumer.dispatcher.settle(self, outcome, transaction)
+        self.consumer.settle(self, outcome, transaction)
         return await self._result()
 
     def ignore(self) -> None:
         """Free its slot without settling it: the broker holds it until the link is closed or its
         own lock expires. It cannot be settled any more, and is counted (`receiver.ignored_total`)
         [FC-25]. No-op on one that is settled."""
-        self.consumer.dispatcher.ignore(self)
+        self.consumer.ignore(self)
 
     async def settlement(self) -> Outcome | None:
         """Wait until it is settled, where it was asked for; as `accept`."""
@@ -218,7 +257,7 @@ class ReceivedMessage(Message):
         """Settle, and do not wait for an answer: where waiting is out of place, as in cleaning up.
         An answer that refuses it is reported as an event. Raises as `accept` where the link is
         gone, or a rollback has given it back."""
-        self.consumer.dispatcher.settle(self, outcome, transaction)
+        self.consumer.settle(self, outcome, transaction)
 
     def _outcome(self) -> Outcome | None:
         found = self.outcome_or_error
@@ -243,13 +282,18 @@ class ReceivedMessage(Message):
         self.outcome_or_error = result
         waiters = self.waiters
         self.waiters = None
-        told = False
+        is_awaited = False
         for waiter in waiters or ():
             if not waiter.done():
                 waiter.set_result(None)
-                told = True
-        if isinstance(result, ClientError) and not told:
+                is_awaited = True
+        if isinstance(result, ClientError) and not is_awaited:
             self.consumer.report(SettlementFailed(self.consumer.address, self.delivery_id, result))
+
+    def end_staged(self, error: ClientError | None) -> None:
+        """Settle it for good, or give it back with that error: the transaction it was settled in is
+        over."""
+        self.consumer.end_staged(self, error)
 
     async def __aenter__(self) -> Self:
         return self
@@ -272,7 +316,7 @@ class ReceivedMessage(Message):
 
     def __del__(self) -> None:
         if self.state == HELD:
-            self.consumer.forgotten(self)
+            self.consumer.drop(self)
 
     def __repr__(self) -> str:
         state = _STATES[self.state]

@@ -10,33 +10,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, final
+from typing import Any, Final, Self, TypeAlias, final
 
-from tallymark.client.consumer import Consumer
+from tallymark.client.consumer import Consumer, StateCallback
 from tallymark.client.errors import (
     ClientError,
     Closed,
-    LinkClosed,
     NotPossible,
     SettlementRefused,
-    TimedOut,
     TransactionError,
 )
 from tallymark.client.events import HandlerFailed, SettlementFailed, Unsettled
 from tallymark.client.options import OnError, OnSuccess
 from tallymark.client.outcomes import RELEASED, Outcome, modified, rejected
 from tallymark.client.received import HELD, LOST, RETURNED, ReceivedMessage
-from tallymark.client.turn import TIME_IS_UP, Waiter, answer_to
-
-if TYPE_CHECKING:
-    from tallymark.client.consumer import Consumer, StateCallback
-    from tallymark.client.session import Session
-    from tallymark.client.transaction import Transaction
-
-
-DRAIN_S: Final = 5.0
-"""Seconds that a batch waits for the answer to its drain."""
+from tallymark.client.topology import Declaring
+from tallymark.client.transaction import Transaction
+from tallymark.client.turn import Closing, answer_to
 
 
 async def next_batch(consumer: Consumer, n: int, timeout: float | None) -> list[ReceivedMessage]:
@@ -47,57 +37,34 @@ async def next_batch(consumer: Consumer, n: int, timeout: float | None) -> list[
     if consumer.batching is not None:
         raise NotPossible("receive_batch while another one is under way")
     loop = consumer.dispatcher.loop
-    until = None if timeout is None else loop.time() + timeout
+    end = None if timeout is None else loop.time() + timeout
     if consumer.is_manual and consumer.port is not None:
-        missing = n - len(consumer.buffer) - consumer.promised
+        missing = n - consumer.buffered - consumer.flow.promised
         if missing > 0:
             consumer.issue(missing)
-    await _gathered(consumer, n, until)
-    if consumer.is_manual and len(consumer.buffer) < n:
-        await _end_of_batch(consumer)
+    await _gathered(consumer, n, end)
+    if consumer.is_manual and consumer.buffered < n:
+        await consumer.end_batch()
     batch: list[ReceivedMessage] = []
-    while len(batch) < n and consumer.buffer and (message := consumer.take()) is not None:
+    while len(batch) < n and consumer.buffered and (message := consumer.take()) is not None:
         batch.append(message)
     if not batch and consumer.error is not None:
         raise consumer.error.again()
     return batch
 
 
-async def _end_of_batch(consumer: Consumer) -> None:
-    """Stop deliveries at the end of a batch. A peer that does not answer a drain, as the standard
-    requires, is waited for once; then its credit is taken back."""
-    port = consumer.port
-    if consumer.dispatcher.has_no_inflow:  # a rollback has taken the credit back
-        consumer.forget_lost_credit()
-        return
-    if port is not None and consumer.peer_drains:
-        try:
-            async with asyncio.timeout(DRAIN_S):
-                await consumer.drain()
-        except TimeoutError:
-            consumer.peer_drains = False
-            consumer.draining = None
-        except Closed:
-            port = None  # it broke meanwhile: nothing comes of that credit
-    if port is None or port is not consumer.port or consumer.dispatcher.has_no_inflow:
-        consumer.forget_lost_credit()
-    elif not consumer.peer_drains:
-        port.revoke()
-        consumer.dispatcher.turn.request()
-
-
-async def _gathered(consumer: Consumer, n: int, until: float | None) -> None:
-    """Wait until n messages are in the buffer, no more will come, or the time `until` is
+async def _gathered(consumer: Consumer, n: int, end: float | None) -> None:
+    """Wait until n messages are in the buffer, no more will come, or the time `end` is
     reached."""
     loop = consumer.dispatcher.loop
-    while consumer.error is None and (len(consumer.buffer) < n or consumer.dispatcher.is_stopped):
-        left = None if until is None else until - loop.time()
-        if left is not None and left <= 0:
+    while consumer.error is None and (consumer.buffered < n or consumer.dispatcher.is_stopped):
+        remaining = None if end is None else end - loop.time()
+        if remaining is not None and remaining <= 0:
             return
         consumer.batching = loop.create_future()
         parked = consumer.dispatcher.gate.park()
         try:
-            await answer_to(consumer.batching, left)
+            await answer_to(consumer.batching, remaining)
         finally:
             consumer.batching = None
             consumer.dispatcher.gate.go_on(parked)
@@ -232,12 +199,12 @@ class Runner:
 
 
 @final
-class Receiver:
+class Receiver(Closing):
     """Made by `Session.receiver`. Read it in one way at a time: `receive`, `async for`,
     `receive_batch`, or `run`; several tasks may read the same one, each message goes to one of
     them. Closed with `close`, or by `async with`."""
 
-    def __init__(self, session: Session, consumer: Consumer) -> None:
+    def __init__(self, session: Declaring, consumer: Consumer) -> None:
         self.session = session
         self._consumer = consumer
 
@@ -361,14 +328,14 @@ class Receiver:
         cancelled call leaves all of them settled, or under way.
 
         Raises TypeError, ValueError or NotPossible, and settles none, where one of `messages` is
-        no message that was received, or `outcome` is none or nothing that the protocol can say.
+        no message that was received, or `outcome` is none, or one that the protocol cannot express.
         """
         tried = list(messages)
         for message in tried:
             if not isinstance(message, ReceivedMessage):
                 raise TypeError(f"settle_many of {message!r:.80}, expected received messages")
-        for dispatcher in {message.consumer.dispatcher for message in tried}:
-            dispatcher.check(outcome)
+        for consumer in {message.consumer for message in tried}:
+            consumer.check(outcome)
         failure: ClientError | None = None
         for message in tried:
             try:
@@ -418,7 +385,7 @@ class Receiver:
     @property
     def name(self) -> str:
         """Name of the link."""
-        return self._consumer.options.name
+        return self._consumer.name
 
     @property
     def settle_mode(self) -> str:
@@ -467,55 +434,24 @@ class Receiver:
 
     @property
     def settled_total(self) -> int:
-        return self._consumer.settled_total
+        return self._consumer.inbox.settled_total
 
     @property
     def is_closed(self) -> bool:
         """Return whether it is closed by either side, or is being closed."""
-        return self._consumer.error is not None or self._consumer.ending is not None
+        return self._consumer.is_closed
 
     # The end
 
     async def close(self) -> None:
-        """Detach. What was settled before, is said first; what the application or the buffer
+        """Detach. What was settled before is sent first; what the application or the buffer
         still holds goes back to the broker, and settling it raises LinkClosed. What is buffered can
         be read all the same.
 
         Does nothing if it is closed. Raises TimedOut when the peer does not answer: then it is
         closed on our side. A cancelled call leaves the detach under way.
         """
-        consumer = self._consumer
-        dispatcher = consumer.dispatcher
-        if consumer.ending is None and consumer.staged:
-            await dispatcher.all_told(consumer)  # of a transaction that begins with it
-        if consumer.error is not None:
-            return
-        if consumer.ending is None:
-            dispatcher.turn.finish()
-            error = LinkClosed("closed by the application")
-            error.was_asked_for = True
-            was_attached = consumer.port is not None
-            consumer.begin_close(error)
-            if not was_attached:
-                consumer.close(error)
-                return
-        waiter: Waiter = dispatcher.loop.create_future()
-        consumer.closing.append(waiter)
-        if await answer_to(waiter, self.session.timeout_s) is TIME_IS_UP:
-            assert consumer.ending is not None
-            consumer.close(consumer.ending)
-            raise TimedOut(f"detach of {self.name!r} not answered in {self.session.timeout_s} s")
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
+        await self._consumer.detach()
 
     def __repr__(self) -> str:
         return f"<receiver of {self.address!r}>"

@@ -10,163 +10,64 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, TypeAlias, final
+from typing import Final, TypeAlias, final
 
+from tallymark.client.adapter import SenderOwner, SenderPort, SessionPort
+from tallymark.client.deliveries import WAITING, WITHDRAWN, Deliveries, Group, Pending
 from tallymark.client.errors import (
     BatchNotAccepted,
     ClientError,
-    LinkClosed,
     MessageModified,
     MessageRejected,
     MessageReleased,
     NotPossible,
     TimedOut,
 )
+from tallymark.client.link import Link
 from tallymark.client.message import Message
-from tallymark.client.outcomes import ACCEPTED, Modified, Outcome, Rejected, Released
-from tallymark.client.turn import TIME_IS_UP, Waiter, answer_to, resolve
-
-if TYPE_CHECKING:
-    from tallymark.client.adapter import SenderPort
-    from tallymark.client.dispatcher import Dispatcher
-    from tallymark.client.options import SenderOptions
-    from tallymark.client.session import Session
-    from tallymark.client.transaction import Transaction, Work
-
+from tallymark.client.options import SenderOptions
+from tallymark.client.outcomes import Modified, Outcome, Rejected, Released
+from tallymark.client.topology import Declaring
+from tallymark.client.transaction import Transaction, Work
+from tallymark.client.turn import TIME_IS_UP, Closing, Waiter, answer_to
 
 TURN_BYTES: Final = 1_048_576
 """Bytes of messages that leave one sender in one turn; more wait for the next."""
-WAITING: Final = -1
-WITHDRAWN: Final = -2
 
 
 @final
-class Group:
-    """Messages that one call sent, and their outcomes."""
+class Producer(Link[SenderPort], SenderOwner):
+    """State of one sender: messages that wait for credit, and the calls that wait for them."""
 
-    __slots__ = ("outcomes", "remaining", "waiter")
-
-    def __init__(self, size: int, waiter: Waiter) -> None:
-        self.outcomes: list[Outcome | ClientError | None] = [None] * size
-        self.remaining = size
-        self.waiter = waiter
-
-    def finish(self) -> None:
-        """Count one message of the group as finished: it has its outcome, or will get none."""
-        self.remaining -= 1
-        if not self.remaining:
-            resolve(self.waiter, None)
-
-
-@final
-class Pending:
-    """A message on its way."""
-
-    __slots__ = ("data", "group", "index", "number", "producer", "settled", "work")
-
-    def __init__(
-        self,
-        producer: Producer,
-        group: Group,
-        index: int,
-        data: bytes,
-        settled: bool,
-        work: Work | None,
-    ) -> None:
-        self.producer = producer
-        self.group = group
-        self.index = index
-        self.data = data
-        self.settled = settled
-        self.number = WAITING
-        """The protocol's, once it has it; or WAITING, or WITHDRAWN."""
-        self.work = work
-        """The transaction it is sent in."""
-        if work is not None:
-            work.unanswered += 1
-
-    def finish(self, outcome: Outcome | ClientError | None) -> None:
-        """Give the message its outcome or error; None: accepted."""
-        self.group.outcomes[self.index] = ACCEPTED if outcome is None else outcome
-        self.left()
-
-    def left(self) -> None:
-        """Finish the message: it has its outcome; or it was sent settled, has left, and gets
-        none."""
-        self.group.finish()
-        self.forget()
-
-    def withdraw(self) -> None:
-        """Withdraw the message: it will not be sent, and no call waits for it."""
-        self.number = WITHDRAWN
-        self.data = b""
-        self.forget()
-
-    def forget(self) -> None:
-        """Its transaction does not wait for it any more."""
-        work = self.work
-        if work is not None:
-            self.work = None
-            work.answered()
-
-
-@final
-class Producer:
-    """A sender for as long as it lives; the link behind it may be replaced."""
-
-    __slots__ = (
-        "_is_marked",
-        "_leaving",
-        "address",
-        "attaching",
-        "closing",
-        "dispatcher",
-        "ending",
-        "error",
-        "opening",
-        "options",
-        "port",
-        "queue",
-        "was_attached",
-    )
-
-    def __init__(self, dispatcher: Dispatcher, options: SenderOptions) -> None:
-        self.dispatcher = dispatcher
+    def __init__(self, dispatcher: Deliveries, options: SenderOptions) -> None:
+        super().__init__(dispatcher, options.address, options.name)
         self.options = options
-        self.port: SenderPort | None = None
-        self.opening: SenderPort | None = None
-        """Link's end in the adapter from the beginning of the attach on."""
         self.address = options.address
         self.queue: deque[Pending] = deque()
-        self.attaching: Waiter | None = None
-        self.closing: list[Waiter] = []
-        self.error: ClientError | None = None
-        """Reason why no message will be sent any more; None: some may."""
-        self.ending: ClientError | None = None
-        """The application closes it."""
-        self.was_attached = False
         self._is_marked = False
         self._leaving: list[Pending] = []  # sent settled, and behind the session's window
 
     # Called by the adapter
 
+    def begin(self, session: SessionPort) -> SenderPort:
+        return session.add_sender(self, self.options)
+
     def attached(self, port: SenderPort, address: str | None) -> None:
-        self.port = port
         self.address = address
-        self.was_attached = True
+        self.port = port
         self.may_send()
-        if self.attaching is not None:
-            resolve(self.attaching, None)
+        self.now_attached(port)
 
     def may_send(self) -> None:
-        """Send what waits: there is credit, or the transport's buffer has room."""
         if not self._is_marked:
             self._is_marked = True
             self.dispatcher.turn.mark(self)
 
+    def send_waiting(self) -> None:
+        if self.queue:
+            self.may_send()
+
     def unblocked(self) -> None:
-        """Note that all messages handed to the adapter have left."""
         leaving = self._leaving
         self._leaving = []
         for pending in leaving:
@@ -175,8 +76,6 @@ class Producer:
         self.may_send()
 
     def taken_back(self, low: int, high: int) -> None:
-        """Queue messages low..high (numbers) again: the receiver took its credit back before they
-        had left."""
         sent = self.dispatcher.sent
         for number in range(high, low - 1, -1):
             pending = sent.pop(number, None)
@@ -184,16 +83,6 @@ class Producer:
                 pending.number = WAITING
                 self.queue.appendleft(pending)
         self._leaving = [pending for pending in self._leaving if pending.number != WAITING]
-
-    def detached(self, error: ClientError) -> None:
-        """The link is gone, and only the link: by the peer, or as the application asked."""
-        if self.error is not None:
-            return
-        asked = self.ending
-        was_open = self.was_attached
-        self.close(error if asked is None else asked)
-        if asked is None and was_open:
-            self.dispatcher.scoped_error(error)
 
     # Sending
 
@@ -267,7 +156,7 @@ class Producer:
                 continue
             if run and (pending.settled != run[0].settled or pending.work is not run[0].work):
                 break
-            if not run and not self.dispatcher.may_say(pending.work):
+            if not run and not self.dispatcher.may_send(pending.work):
                 break
             run.append(queue.popleft())
             room -= len(pending.data)
@@ -290,26 +179,7 @@ class Producer:
 
     # The end
 
-    def begin_close(self, error: ClientError) -> None:
-        """The application closes it, and the peer has not heard of it yet."""
-        self.ending = error
-        if self.opening is not None:
-            self.opening.close()
-            self.dispatcher.turn.request()
-        self._let_go(error)
-        self._fail_waiting(error)
-
-    def close(self, error: ClientError) -> None:
-        """Close: no more messages will be sent."""
-        if self.error is None:
-            self.error = error
-        self._let_go(error)
-        self._fail_waiting(error)
-        for waiter in self.closing:
-            resolve(waiter, None)
-        self.closing.clear()
-
-    def _fail_waiting(self, error: ClientError) -> None:
+    def give_up(self, error: ClientError) -> None:
         queue = self.queue
         self.queue = deque()
         for pending in queue:
@@ -317,27 +187,15 @@ class Producer:
                 pending.finish(error.again())
 
     def fail_posted(self, work: Work, error: ClientError) -> None:
-        """Fail the messages that wait to be sent in a transaction: they never will be."""
         failed = [pending for pending in self.queue if pending.work is work]
         if failed:
             self.queue = deque(pending for pending in self.queue if pending.work is not work)
             for pending in failed:
                 pending.finish(error.again())
 
-    def suspend(self, error: ClientError) -> None:
-        """Suspend for a reconnect: messages that have not left wait on, unless they are part of a
-        transaction."""
-        if self.ending is not None:
-            self.close(self.ending)
-            return
-        self._let_go(error)
-
-    def _let_go(self, error: ClientError) -> None:
-        """Fail the messages that were sent: their outcomes will not be known, as the link is
-        gone."""
-        self.port = self.opening = None
-        if self.attaching is not None:
-            resolve(self.attaching, error)
+    def lose(self, error: ClientError) -> None:
+        """Fail the messages that were sent: their outcomes will not be known. Those that have not
+        left wait on, unless they are part of a transaction."""
         self._leaving.clear()
         sent = self.dispatcher.sent
         for number in [number for number, pending in sent.items() if pending.producer is self]:
@@ -351,11 +209,11 @@ Sendable: TypeAlias = Message | bytes | str
 
 
 @final
-class Sender:
+class Sender(Closing):
     """Made by `Session.sender`. Any number of tasks may send at the same time: messages leave in
     the order of the calls, never more than the receiver has given credit for."""
 
-    def __init__(self, session: Session, producer: Producer) -> None:
+    def __init__(self, session: Declaring, producer: Producer) -> None:
         self.session = session
         self._producer = producer
 
@@ -431,9 +289,7 @@ class Sender:
         elif settled == (mode == "unsettled") and mode in ("settled", "unsettled"):
             raise NotPossible(f"settled={settled} on a sender with settle_mode={mode!r}")
         encoded = [self._encoded(message) for message in messages]
-        dispatcher = producer.dispatcher
-        work = dispatcher.work if transaction is None else dispatcher.work_of(transaction)
-        return producer.post(encoded, settled, work)
+        return producer.post(encoded, settled, producer.dispatcher.work_of(transaction))
 
     def _encoded(self, message: Sendable) -> bytes:
         if not isinstance(message, Message):
@@ -472,7 +328,7 @@ class Sender:
     @property
     def name(self) -> str:
         """Name of the link."""
-        return self._producer.options.name
+        return self._producer.name
 
     @property
     def credit(self) -> int:
@@ -488,7 +344,7 @@ class Sender:
     @property
     def is_closed(self) -> bool:
         """Return whether it is closed by either side, or is being closed."""
-        return self._producer.error is not None or self._producer.ending is not None
+        return self._producer.is_closed
 
     # The end
 
@@ -498,36 +354,7 @@ class Sender:
         Does nothing if it is closed. Raises TimedOut when the peer does not answer: then it is
         closed on our side. A cancelled call leaves the detach under way.
         """
-        producer = self._producer
-        if producer.error is not None:
-            return
-        dispatcher = producer.dispatcher
-        if producer.ending is None:
-            dispatcher.turn.finish()
-            error = LinkClosed("closed by the application")
-            error.was_asked_for = True
-            was_attached = producer.port is not None
-            producer.begin_close(error)
-            if not was_attached:
-                producer.close(error)
-                return
-        waiter: Waiter = dispatcher.loop.create_future()
-        producer.closing.append(waiter)
-        if await answer_to(waiter, self.session.timeout_s) is TIME_IS_UP:
-            assert producer.ending is not None
-            producer.close(producer.ending)
-            raise TimedOut(f"detach of {self.name!r} not answered in {self.session.timeout_s} s")
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
+        await self._producer.detach()
 
     def __repr__(self) -> str:
         return f"<sender to {self.address!r}>"

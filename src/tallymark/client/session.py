@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import uuid
 import warnings
-from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, TypeVar, final
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Literal, TypeVar, final
 
 from tallymark.client.consumer import Consumer
 from tallymark.client.deliveries import ErrorCallback
 from tallymark.client.dispatcher import Dispatcher
-from tallymark.client.errors import Closed, LinkClosed, SessionClosed, TimedOut
+from tallymark.client.errors import SessionClosed, TimedOut
 from tallymark.client.gate import State
 from tallymark.client.options import (
     CreditMode,
@@ -23,12 +23,9 @@ from tallymark.client.options import (
 )
 from tallymark.client.receiver import Receiver
 from tallymark.client.sender import Producer, Sender
-from tallymark.client.topology import Declaring
+from tallymark.client.topology import Declaring, QueueState, Request
 from tallymark.client.transaction import Transaction
-from tallymark.client.turn import TIME_IS_UP, Opening, Waiter, answer_to
-
-if TYPE_CHECKING:
-    from tallymark.client.connection import Connection
+from tallymark.client.turn import TIME_IS_UP, Closing, Opening, Waiter, answer_to
 
 C = TypeVar("C", bound=ErrorCallback)
 
@@ -40,12 +37,24 @@ HANDOVER_WARNING = (
 )
 
 
+class SessionHost(ABC):
+    """The connection, as its sessions need it."""
+
+    @abstractmethod
+    async def ready(self, timeout: float | None = None) -> None:
+        """Wait until the connection is there."""
+
+    @abstractmethod
+    async def ask(self, request: Request) -> QueueState | None:
+        """Carry out a request of a session to declare, delete, ... See `Session.declare_queue`."""
+
+
 @final
-class Session(Declaring):
+class Session(Declaring, Closing):
     """Made by `Connection.session`. Closed with `close`, or by `async with`; its senders and
     receivers are closed with it. What it declares outlives it, see `Declaring`."""
 
-    def __init__(self, connection: Connection, dispatcher: Dispatcher, timeout_s: float) -> None:
+    def __init__(self, connection: SessionHost, dispatcher: Dispatcher, timeout_s: float) -> None:
         self.connection = connection
         self.timeout_s = timeout_s
         self._dispatcher = dispatcher
@@ -156,18 +165,26 @@ class Session(Declaring):
         )
         return Opening(lambda: self._sender(options))
 
+    async def _ask(self, request: Request, restore: bool = True) -> QueueState | None:
+        dispatcher = self._dispatcher
+        if dispatcher.error is not None:
+            raise dispatcher.error.again()
+        answer = await self.connection.ask(request)
+        dispatcher.topology.record(request, restore)
+        return answer
+
     async def _receiver(self, options: ReceiverOptions) -> Receiver:
         dispatcher = await self._ready()
         consumer = Consumer(dispatcher, options)
         dispatcher.consumers.append(consumer)
-        await self._opened(lambda: attach_consumer(consumer, self.timeout_s), consumer)
+        await consumer.open()
         return Receiver(self, consumer)
 
     async def _sender(self, options: SenderOptions) -> Sender:
         dispatcher = await self._ready()
         producer = Producer(dispatcher, options)
         dispatcher.producers.append(producer)
-        await self._opened(lambda: attach_producer(producer, self.timeout_s), producer)
+        await producer.open()
         return Sender(self, producer)
 
     async def _ready(self) -> Dispatcher:
@@ -176,25 +193,9 @@ class Session(Declaring):
         dispatcher = self._dispatcher
         if dispatcher.error is not None:
             raise dispatcher.error.again()
-        dispatcher.consumers[:] = [
-            known for known in dispatcher.consumers if known.error is None or known.buffer
-        ]
-        dispatcher.producers[:] = [known for known in dispatcher.producers if known.error is None]
+        dispatcher.consumers[:] = [one for one in dispatcher.consumers if not one.is_finished]
+        dispatcher.producers[:] = [one for one in dispatcher.producers if one.error is None]
         return dispatcher
-
-    async def _opened(
-        self, attach: Callable[[], Awaitable[None]], link: Consumer | Producer
-    ) -> None:
-        """Attach; where that fails, or is cancelled, no link remains."""
-        try:
-            await attach()
-        except BaseException:
-            error = LinkClosed("it was never opened")
-            error.was_asked_for = True
-            if link.error is None:
-                link.begin_close(error)
-                link.close(error)
-            raise
 
     def on_error(self, callback: C) -> C:
         """Call `callback(error)` once for each error that takes a link, the session or the
@@ -249,7 +250,7 @@ class Session(Declaring):
 
     async def close(self) -> None:
         """End the session: its senders and receivers are closed, see there. What was settled and
-        sent before is said first, a commit or rollback that is under way ends first; a transaction
+        sent before goes out first, a commit or rollback that is under way ends first; a transaction
         that is open is rolled back [TX-7, TX-16].
 
         Does nothing if it is closed. Raises TimedOut when the peer does not answer: then it is
@@ -270,51 +271,6 @@ class Session(Declaring):
         if await answer_to(waiter, self.timeout_s) is TIME_IS_UP:
             dispatcher.ended()
             raise TimedOut(f"end of a session not answered in {self.timeout_s} s")
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-
-async def attach_consumer(consumer: Consumer, timeout_s: float) -> None:
-    """Attach it to its session, for the first time or again. Raises as `Session.receiver`."""
-    dispatcher = consumer.dispatcher
-    if dispatcher.port is None:
-        raise (dispatcher.error or Closed("the session is not there")).again()
-    consumer.attaching = dispatcher.loop.create_future()
-    try:
-        consumer.opening = dispatcher.port.add_receiver(consumer, consumer.options)
-        dispatcher.turn.request()
-        if await answer_to(consumer.attaching, timeout_s) is TIME_IS_UP:
-            raise TimedOut(f"attach to {consumer.address!r} not answered in {timeout_s} s")
-    finally:
-        consumer.attaching = None
-    if consumer.error is not None:  # detached at once
-        raise consumer.error.again()
-
-
-async def attach_producer(producer: Producer, timeout_s: float) -> None:
-    """Attach a sender to its session, for the first time or again. Raises as `Session.sender`."""
-    dispatcher = producer.dispatcher
-    if dispatcher.port is None:
-        raise (dispatcher.error or Closed("the session is not there")).again()
-    producer.attaching = dispatcher.loop.create_future()
-    try:
-        producer.opening = dispatcher.port.add_sender(producer, producer.options)
-        dispatcher.turn.request()
-        if await answer_to(producer.attaching, timeout_s) is TIME_IS_UP:
-            raise TimedOut(f"attach to {producer.address!r} not answered in {timeout_s} s")
-    finally:
-        producer.attaching = None
-    if producer.error is not None:
-        raise producer.error.again()
 
 
 def _link_name(address: str | None) -> str:

@@ -9,14 +9,10 @@ AMQP 1.0 as a message to the node `/management`.
 from __future__ import annotations
 
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias, final
-
-if TYPE_CHECKING:
-    from tallymark.client.connection import Connection
-    from tallymark.client.dispatcher import Dispatcher
-
+from typing import Final, TypeAlias, final
 
 LONGEST_NAME: Final = 255
 """Bytes of a name or key [amqp-0.9.1 §4.2.5.3]."""
@@ -238,19 +234,21 @@ EXCLUSIVE_NAME: Final = "client.gen-"
 reconnect."""
 
 
-class Declaring:
+class Declaring(ABC):
     """The part of a session that declares. What it has declared and not deleted is declared again
     when its connection comes back (unless `restore=False`), before its senders and receivers are
-    attached; what the broker refuses then is told to `on_error` and forgotten. A session that is
-    closed leaves all of it as it is.
+    attached; what the broker refuses then is reported to `on_error` and forgotten. A session that
+    is closed leaves all of it as it is.
 
     Every call raises RequestRefused where the broker does not want it (and nothing was changed),
     NotPossible where it cannot be asked for that, ValueError for names that are none, TimedOut, and
     Closed, `in_doubt` where the connection went before the answer.
     """
 
-    connection: Connection
-    _dispatcher: Dispatcher
+    @abstractmethod
+    async def _ask(self, request: Request, restore: bool = True) -> QueueState | None:
+        """Have a request carried out, and record it. Return the queue that the answer describes, if
+        it does."""
 
     async def declare_queue(
         self,
@@ -375,14 +373,6 @@ class Declaring:
         if_unused: only without bindings; over AMQP 0-9-1 alone, else NotPossible.
         """
         await self._ask(DeleteExchange(name, if_unused=if_unused))
-
-    async def _ask(self, request: Request, restore: bool = True) -> QueueState | None:
-        dispatcher = self._dispatcher
-        if dispatcher.error is not None:
-            raise dispatcher.error.again()
-        answer = await self.connection.ask(request)
-        dispatcher.topology.record(request, restore)
-        return answer
 
     async def _ask_for_state(self, request: Request, restore: bool = True) -> QueueState:
         answer = await self._ask(request, restore)

@@ -17,10 +17,11 @@ What is posted and settled before it has begun waits here in the client.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from enum import Enum
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar, final
+from typing import Protocol, Self, TypeVar, final
 
 from tallymark.client.errors import (
     ClientError,
@@ -31,9 +32,30 @@ from tallymark.client.errors import (
     TransactionRolledBack,
 )
 
-if TYPE_CHECKING:
-    from tallymark.client.dispatcher import Dispatcher
-    from tallymark.client.received import ReceivedMessage
+
+class Staged(Protocol):
+    """A received message that is settled in a transaction."""
+
+    tag: int
+
+    def end_staged(self, error: ClientError | None) -> None: ...
+
+
+class Coordinator(ABC):
+    """The session that a transaction is one of, as the transaction needs it."""
+
+    @abstractmethod
+    async def enter(self, transaction: Transaction) -> None:
+        """Open a transaction. Raises NotPossible where another one is in the way, or the broker has
+        none; TimedOut; Closed."""
+
+    @abstractmethod
+    async def commit(self, transaction: Transaction, last: bool) -> None:
+        """See Transaction.commit. `last`: its block ends."""
+
+    @abstractmethod
+    async def rollback(self, transaction: Transaction, last: bool) -> None:
+        """See Transaction.rollback. Once asked for, it is done, whoever waits for it."""
 
 
 class Stage(Enum):
@@ -51,7 +73,7 @@ class Work:
     begun, ended and failed."""
 
     __slots__ = (
-        "dispatcher",
+        "_changed",
         "error",
         "handle",
         "is_committing",
@@ -61,12 +83,14 @@ class Work:
         "unanswered",
     )
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self.dispatcher = dispatcher
+    def __init__(self, changed: Callable[[], None]) -> None:
+        """`changed` is called at each change of its stage, and when every message sent in it has
+        its outcome."""
+        self._changed = changed
         self.stage = Stage.NEW
         self.handle: object = None
         """The adapter's own, such as a transaction's id."""
-        self.settled: list[ReceivedMessage] = []
+        self.settled: list[Staged] = []
         """Messages settled in it, in that order: each takes its slot until the end [TX-4]."""
         self.unanswered = 0
         """Messages sent in it whose outcome is not known yet."""
@@ -98,13 +122,13 @@ class Work:
         effect."""
         if self.error is None and self.stage in (Stage.NEW, Stage.BEGINNING, Stage.OPEN):
             self.error = error
-            self.dispatcher.work_changed(self)
+            self._changed()
 
     def answered(self) -> None:
         """Count one message less whose outcome is not known."""
         self.unanswered -= 1
         if not self.unanswered:
-            self.dispatcher.work_changed(self)
+            self._changed()
 
     # Called by the adapter
 
@@ -112,7 +136,7 @@ class Work:
         """Send what waited for the broker to begin the transaction."""
         if self.stage is Stage.BEGINNING:
             self.stage = Stage.OPEN
-            self.dispatcher.work_changed(self)
+            self._changed()
 
     def ended(self, error: TransactionError | None, returned: int = 0) -> None:
         """The broker's answer to commit or rollback. `error`: of a commit, that it was rolled back
@@ -121,16 +145,16 @@ class Work:
             self.stage = Stage.ENDED
             self.error = error
             self.returned = returned
-            self.dispatcher.work_changed(self)
+            self._changed()
 
     def failed(self, error: TransactionError) -> None:
         """Mark it as failed: the broker could not begin it, or has rolled it back by itself."""
         if self.stage is not Stage.ENDED and self.stage is not Stage.FAILED:
             self.stage = Stage.FAILED
             self.error = error
-            self.dispatcher.work_changed(self)
+            self._changed()
 
-    # Called by the dispatcher
+    # Called by the session
 
     def lost(self, error: ClientError) -> None:
         """Fail it: the session is gone, and the broker rolls back its open transactions [TX-16]."""
@@ -164,21 +188,21 @@ class Transaction:
     an exception or a cancellation rolls back.
 
     `commit` and `rollback` may be called as often as you like inside the block, by any task, also
-    in a handler: each ends what was done so far and begins the next one [TX-5]. Nothing is said to
+    in a handler: each ends what was done so far and begins the next one [TX-5]. Nothing is sent to
     the broker for one in which nothing was done.
     """
 
-    def __init__(self, ready: Callable[[], Awaitable[Dispatcher]], is_explicit: bool) -> None:
+    def __init__(self, ready: Callable[[], Awaitable[Coordinator]], is_explicit: bool) -> None:
         self._ready = ready
-        self._dispatcher: Dispatcher | None = None
+        self._coordinator: Coordinator | None = None
         self.is_explicit = is_explicit
         self.commits = 0
-        """Ends of either kind so far, of which the broker has said so."""
+        """Ends of either kind so far, which the broker has confirmed."""
         self.rollbacks = 0
         self.work: Work | None = None
-        """The dispatcher's; None: the block is over, or has not begun."""
+        """The present unit of work; None: the block is over, or has not begun."""
         self.lock = asyncio.Lock()
-        """The dispatcher's: one end at a time."""
+        """Held while it ends: one commit or rollback at a time."""
 
     @property
     def is_open(self) -> bool:
@@ -186,13 +210,13 @@ class Transaction:
         return self.work is not None
 
     @property
-    def dispatcher(self) -> Dispatcher:
-        if self._dispatcher is None:
+    def coordinator(self) -> Coordinator:
+        if self._coordinator is None:
             raise NotPossible("a transaction outside of its `async with` block")
-        return self._dispatcher
+        return self._coordinator
 
     def present(self) -> Work:
-        """Return its present unit of work, for the dispatcher. Raises NotPossible outside of the
+        """Return its present unit of work. Raises NotPossible outside of the
         block."""
         if self.work is None:
             raise NotPossible("a transaction outside of its `async with` block")
@@ -211,7 +235,7 @@ class Transaction:
         Cancelled while it waits for messages that are being sent, nothing has happened. After that
         the commit is under way; the next call waits for its end first. `commits` counts.
         """
-        await self.dispatcher.commit(self, False)
+        await self.coordinator.commit(self, False)
 
     async def rollback(self) -> None:
         """Roll back: messages sent in it are never published. **Everything** delivered on the
@@ -228,14 +252,14 @@ class Transaction:
         the broker has rolled back: this raises why it went, the end of a block does nothing. When
         it is cancelled it is under way all the same: nothing is handed over until it is done.
         """
-        await self.dispatcher.rollback(self, False)
+        await self.coordinator.rollback(self, False)
 
     async def __aenter__(self) -> Self:
-        if self._dispatcher is not None:
+        if self._coordinator is not None:
             raise NotPossible("a transaction entered twice: each block has one of its own")
-        dispatcher = await self._ready()
-        await dispatcher.enter(self)
-        self._dispatcher = dispatcher
+        coordinator = await self._ready()
+        await coordinator.enter(self)
+        self._coordinator = coordinator
         return self
 
     async def __aexit__(
@@ -248,13 +272,13 @@ class Transaction:
         error that left the block."""
         if error is None:
             try:
-                await self.dispatcher.commit(self, True)
+                await self.coordinator.commit(self, True)
             except BaseException:
                 await self._abandoned()
                 raise
             return
         try:
-            await self.dispatcher.rollback(self, True)
+            await self.coordinator.rollback(self, True)
         except RollbackUncertain:
             raise
         except ClientError as failed:
@@ -263,7 +287,7 @@ class Transaction:
     async def _abandoned(self) -> None:
         """Roll back after a last commit that was never sent: it was cancelled before."""
         if self.work is not None:
-            await self.dispatcher.rollback(self, True)
+            await self.coordinator.rollback(self, True)
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else "over"

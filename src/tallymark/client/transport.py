@@ -12,18 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast, final
+from typing import cast, final
 
-from tallymark.client.adapter import Adapter, Peer
+from tallymark.client.adapter import Adapter, ConnectionOwner, ManagementPort
 from tallymark.client.errors import ClientError, Closed, ConnectionLost, TimedOut
 from tallymark.client.topology import QueueState, Request
 from tallymark.client.turn import TIME_IS_UP, Turn, Waiter, answer_to, resolve
-
-if TYPE_CHECKING:
-    from tallymark.client.adapter import Adapter, ManagementPort
-    from tallymark.client.connection import Connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,12 +134,24 @@ class Management:
             resolve(waiter, error.again(in_doubt=True))
 
 
+class LineOwner(ABC):
+    """The connection, as its socket needs it."""
+
+    @abstractmethod
+    def may_send(self) -> None:
+        """The socket takes more."""
+
+    @abstractmethod
+    def line_closed(self, line: Line, error: ClientError | None) -> None:
+        """The socket is gone."""
+
+
 @final
-class Line(asyncio.Protocol, Peer):
+class Line(asyncio.Protocol, ConnectionOwner):
     """One connection to one broker, from the first byte to the last."""
 
     def __init__(
-        self, owner: Connection, turn: Turn, make_adapter: Callable[[Peer], Adapter]
+        self, owner: LineOwner, turn: Turn, make_adapter: Callable[[ConnectionOwner], Adapter]
     ) -> None:
         self._owner = owner
         self._turn = turn
@@ -189,7 +198,7 @@ class Line(asyncio.Protocol, Peer):
         self._turn.is_paused = False
         self._owner.may_send()
 
-    # Peer
+    # Called by the adapter
 
     def opened(self, container_id: str, properties: Mapping[str, object]) -> None:
         self.container_id = container_id

@@ -11,9 +11,10 @@ waiter was cancelled in the same turn would be reported by asyncio as never retr
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
-from typing import Any, Final, Generic, Protocol, TypeVar, final
+from typing import Any, Final, Generic, Protocol, Self, TypeVar, final
 
 from tallymark.client.errors import ClientError
 
@@ -49,11 +50,25 @@ async def answer_to(waiter: Waiter, timeout: float | None) -> object:
     return result
 
 
-class Closable(Protocol):
+class Closing(ABC):
+    """Something that is closed with `close`, or by `async with`."""
+
+    @abstractmethod
     async def close(self) -> None: ...
 
+    async def __aenter__(self) -> Self:
+        return self
 
-T = TypeVar("T", bound=Closable)
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+T = TypeVar("T", bound=Closing)
 
 
 @final

@@ -7,10 +7,16 @@ goes wrong there is that sender's alone. See session.py, receiver.py, sender.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
-from tallymark.client.adapter import Adapter, ManagementPort, Peer, SessionPort
-from tallymark.client.amqp091.channel import ChannelUser, error_of
+from tallymark.client.adapter import (
+    Adapter,
+    ConnectionOwner,
+    ManagementPort,
+    SessionOwner,
+    SessionPort,
+)
+from tallymark.client.amqp091.channel import Channels, error_of
 from tallymark.client.amqp091.management import Amqp091Management
 from tallymark.client.amqp091.session import Amqp091Session
 from tallymark.client.errors import (
@@ -20,10 +26,9 @@ from tallymark.client.errors import (
     ConnectionClosed,
     ConnectionLost,
     LoginRefused,
-    NotPossible,
 )
 from tallymark.client.options import ConnectionOptions, Endpoint
-from tallymark.wire.amqp091.client import ClientChannel, ClientConnection
+from tallymark.wire.amqp091.client import ClientConnection
 from tallymark.wire.amqp091.events import (
     ContentReceived,
     Event,
@@ -47,9 +52,6 @@ from tallymark.wire.amqp091.methods import (
     Method,
 )
 
-if TYPE_CHECKING:
-    from tallymark.client.dispatcher import Dispatcher
-
 CAPABILITIES: Final = (
     "authentication_failure_close",
     "basic.nack",
@@ -71,7 +73,7 @@ class Amqp091(Adapter):
 
     def __init__(
         self,
-        peer: Peer,
+        owner: ConnectionOwner,
         options: ConnectionOptions,
         endpoint: Endpoint,
         wall_ms: Callable[[], int],
@@ -85,86 +87,55 @@ class Amqp091(Adapter):
             max_message_bytes=options.max_message_size,
             handshake_timeout_ms=max(1, int(options.timeout_s * 1000)),
         )
-        self.wire = ClientConnection(limits, trace)
-        self.wall_ms = wall_ms
-        self.is_blocked = False
-        """The broker reads no publishes for now [rabbitmq connection.blocked]."""
-        self.has_flow = False
-        """The broker honours channel.flow(active=false) [TX-10]."""
-        self._peer = peer
+        self._wire = ClientConnection(limits, trace)
+        self._channels = Channels(self._wire, wall_ms)
+        self._owner = owner
         self._options = options
         self._endpoint = endpoint
         self._is_open = False
-        self._is_closing = False
         self._has_logged_in = False  # as far as we can: start-ok is sent
         self._error: ClientError | None = None
-        self._users: dict[int, ChannelUser] = {}
-        self._later: list[Callable[[], None]] = []
-        self._turns: list[Callable[[], None]] = []
-        self._arrivals: list[Amqp091Session] = []
         self._server_properties: dict[str, object] = {}
 
     # Bytes and time
 
     def start(self, now_ms: int) -> None:
-        self.wire.start(now_ms)
+        self._wire.start(now_ms)
 
     def receive(self, data: bytes, now_ms: int) -> None:
-        self.wire.receive_data(data, now_ms)
+        self._wire.receive_data(data, now_ms)
         self._work()
 
     def receive_end(self, reason: str, now_ms: int) -> None:
-        self.wire.receive_end(reason)
+        self._wire.receive_end(reason)
         self._work()
 
     def take_output(self, now_ms: int) -> list[bytes]:
         self._work()
-        turns = self._turns
-        self._turns = []
-        for end in turns:
-            end()
-        return self.wire.take_output(now_ms)
+        self._channels.call_at_end()
+        return self._wire.take_output(now_ms)
 
     def tick(self, now_ms: int) -> None:
-        self.wire.tick(now_ms)
+        self._wire.tick(now_ms)
         self._work()
 
     def next_deadline(self) -> int | None:
-        return self.wire.next_deadline()
-
-    def later(self, what: Callable[[], None]) -> None:
-        """Call the client after its own call has returned."""
-        self._later.append(what)
-
-    def at_the_end(self, what: Callable[[], None]) -> None:
-        """Call it when this turn's output is taken."""
-        self._turns.append(what)
-
-    def arrived(self, session: Amqp091Session) -> None:
-        """Note that a session has deliveries to pass on once all input was processed."""
-        self._arrivals.append(session)
+        return self._wire.next_deadline()
 
     def _work(self) -> None:
-        wire = self.wire
+        wire = self._wire
+        channels = self._channels
         while True:
             event = wire.next_event()
             if event is not None:
                 self._event(event)
-            elif self._later:
-                later = self._later
-                self._later = []
-                for what in later:
-                    what()
-            else:
+            elif not channels.call_later():
                 break
-        arrivals = self._arrivals
-        self._arrivals = []
-        for session in arrivals:
-            session.hand_in()
+        channels.hand_in()
 
     def _event(self, event: Event) -> None:
         if isinstance(event, ContentReceived):
-            user = self._users.get(event.channel)
+            user = self._channels.users.get(event.channel)
             if user is not None:
                 user.content(event.method, event.section, event.body)
         elif isinstance(event, MethodReceived):
@@ -179,46 +150,30 @@ class Amqp091(Adapter):
             self._ended(event.reason)
 
     def _of_channel(self, number: int, method: Method) -> None:
-        user = self._users.get(number)
+        user = self._channels.users.get(number)
         if user is None:
             return
         if isinstance(method, ChannelClose):
-            del self._users[number]
+            del self._channels.users[number]
             user.closed(method)
         elif isinstance(method, ChannelCloseOk):
-            del self._users[number]
+            del self._channels.users[number]
             user.closed(None)
         else:
             user.method(method)
 
     # What the client asks for
 
-    def begin(self, dispatcher: Dispatcher) -> SessionPort:
-        return Amqp091Session(self, dispatcher)
+    def begin(self, owner: SessionOwner) -> SessionPort:
+        return Amqp091Session(self._channels, owner)
 
     def manage(self) -> ManagementPort:
-        return Amqp091Management(self)
-
-    def open_channel(self, user: ChannelUser) -> ClientChannel:
-        """Raises NotPossible where there are no more."""
-        try:
-            channel = self.wire.open_channel()
-        except ValueError as error:
-            raise NotPossible(f"no further channel: {error}") from error
-        self._users[channel.number] = user
-        return channel
+        return Amqp091Management(self._channels)
 
     def close(self) -> None:
-        self._is_closing = True
-        self.go_on_closing()
+        self._channels.is_closing = True
+        self._channels.close_when_sent()
         self._work()
-
-    def go_on_closing(self) -> None:
-        """The end, if it was asked for, as soon as no session has anything to say before it."""
-        if self._is_closing and not any(
-            isinstance(user, Amqp091Session) and user.has_to_say for user in self._users.values()
-        ):
-            self.wire.close()
 
     # The connection
 
@@ -228,30 +183,25 @@ class Amqp091(Adapter):
         elif isinstance(method, ConnectionSecure):
             self._refuse("the server has a challenge, which none of our mechanisms expects")
         elif isinstance(method, ConnectionTune):
-            self.wire.send_tune_ok(method)
-            self.wire.send_handshake(ConnectionOpen(self._endpoint.vhost or "/"))
+            self._wire.send_tune_ok(method)
+            self._wire.send_handshake(ConnectionOpen(self._endpoint.vhost or "/"))
         elif isinstance(method, ConnectionOpenOk):
             self._is_open = True
             name = self._server_properties.get("cluster_name")
-            self._peer.opened(str(name or ""), self._server_properties)
+            self._owner.opened(str(name or ""), self._server_properties)
         elif isinstance(method, ConnectionClose):
             self._close_received(method)
         elif isinstance(method, (ConnectionBlocked, ConnectionUnblocked)):
-            self.is_blocked = isinstance(method, ConnectionBlocked)
-            if not self.is_blocked:
-                self._may_send()
-
-    def _may_send(self) -> None:
-        for user in list(self._users.values()):
-            if isinstance(user, Amqp091Session):
-                for producer in user.dispatcher.producers:
-                    producer.may_send()
+            self._channels.is_blocked = isinstance(method, ConnectionBlocked)
+            if not self._channels.is_blocked:
+                for session in self._channels.sessions():
+                    session.may_send()
 
     def _start(self, method: ConnectionStart) -> None:
         self._server_properties = method.server_properties
         capabilities = method.server_properties.get("capabilities")
         if isinstance(capabilities, dict):
-            self.has_flow = capabilities.get(FLOW) is True
+            self._channels.has_flow = capabilities.get(FLOW) is True
         offered = method.mechanisms.decode("ascii", "replace").split()
         endpoint = self._endpoint
         mechanism: str | None = self._options.sasl
@@ -274,13 +224,13 @@ class Amqp091(Adapter):
         }
         self._has_logged_in = True
         try:
-            self.wire.send_handshake(ConnectionStartOk(about, mechanism, response, "en_US"))
+            self._wire.send_handshake(ConnectionStartOk(about, mechanism, response, "en_US"))
         except (TypeError, ValueError) as error:
             self._refuse(f"properties that AMQP 0-9-1 has no room for: {error}")
 
     def _refuse(self, text: str) -> None:
         self._error = LoginRefused(text)
-        self.wire.close()
+        self._wire.close()
 
     def _close_received(self, method: ConnectionClose) -> None:
         error: ClientError
@@ -295,8 +245,8 @@ class Amqp091(Adapter):
 
     def _ended(self, reason: str) -> None:
         error = self._error
-        if error is None and not self._is_closing:
+        if error is None and not self._channels.is_closing:
             kind = ConnectionLost if self._is_open else ConnectFailed
             error = kind(reason, is_remote=True)
-        self._users.clear()
-        self._peer.closed(error)
+        self._channels.users.clear()
+        self._owner.closed(error)

@@ -1,13 +1,17 @@
-"""Channels of AMQP 0-9-1: the interface of objects that own one, and the reply codes that close one
-as the conditions of the client's errors [amqp-1.0 §2.8.15]."""
+"""Channels of one AMQP 0-9-1 connection: who has which, what their users share, and the reply codes
+that close one as the conditions of the client's errors [amqp-1.0 §2.8.15]."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Final, TypeVar
+from collections.abc import Callable
+from typing import Final, TypeVar, final
 
-from tallymark.client.errors import ClientError
-from tallymark.wire.amqp091.methods import ChannelClose, ConnectionClose, Method
+from tallymark.client.adapter import SessionOwner
+from tallymark.client.errors import ClientError, NotPossible
+from tallymark.client.outcomes import Outcome
+from tallymark.wire.amqp091.client import ClientChannel, ClientConnection
+from tallymark.wire.amqp091.methods import BasicPublish, ChannelClose, ConnectionClose, Method
 
 CONDITIONS: Final[dict[int, str]] = {
     311: "amqp:link:message-size-exceeded",
@@ -56,3 +60,109 @@ class ChannelUser(ABC):
     @abstractmethod
     def closed(self, close: ChannelClose | None) -> None:
         """The channel is gone, and this is the last call; None: as asked."""
+
+
+@final
+class Channels:
+    """The channels of one connection by number, and what is put off until their present call has
+    returned, or the turn ends."""
+
+    def __init__(self, wire: ClientConnection, wall_ms: Callable[[], int]) -> None:
+        self.wire = wire
+        self.wall_ms = wall_ms
+        self.is_blocked = False
+        """The broker reads no publishes for now [rabbitmq connection.blocked]."""
+        self.has_flow = False
+        """The broker honours channel.flow(active=false) [TX-10]."""
+        self.is_closing = False
+        """The application closes the connection."""
+        self.users: dict[int, ChannelUser] = {}
+        self._later: list[Callable[[], None]] = []
+        self._at_end: list[Callable[[], None]] = []
+        self._arrivals: list[SessionChannel] = []
+
+    def open(self, user: ChannelUser) -> ClientChannel:
+        """Raises NotPossible where there are no more."""
+        try:
+            channel = self.wire.open_channel()
+        except ValueError as error:
+            raise NotPossible(f"no further channel: {error}") from error
+        self.users[channel.number] = user
+        return channel
+
+    def sessions(self) -> list[SessionChannel]:
+        """The users that are sessions."""
+        return [user for user in self.users.values() if isinstance(user, SessionChannel)]
+
+    def close_when_sent(self) -> None:
+        """Close the connection, if that was asked for, as soon as no session has anything
+        unsent."""
+        if self.is_closing and not any(session.has_unsent for session in self.sessions()):
+            self.wire.close()
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Call the client after its own call has returned."""
+        self._later.append(call)
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Call when this turn's output is taken."""
+        self._at_end.append(call)
+
+    def arrived(self, session: SessionChannel) -> None:
+        """Note that a session has deliveries to pass on once all input was processed."""
+        self._arrivals.append(session)
+
+    def call_later(self) -> bool:
+        """Make the calls that were put off. Return whether there were any."""
+        later = self._later
+        self._later = []
+        for call in later:
+            call()
+        return bool(later)
+
+    def call_at_end(self) -> None:
+        calls = self._at_end
+        self._at_end = []
+        for call in calls:
+            call()
+
+    def hand_in(self) -> None:
+        arrivals = self._arrivals
+        self._arrivals = []
+        for session in arrivals:
+            session.hand_in()
+
+
+class SessionChannel(ChannelUser):
+    """A session's channel, as its senders need it."""
+
+    channels: Channels
+    owner: SessionOwner
+    may_flow: bool
+    """The broker takes messages on this channel, as those in transactions."""
+
+    @property
+    @abstractmethod
+    def has_unsent(self) -> bool:
+        """Return whether methods have to be sent before the connection may be closed."""
+
+    @abstractmethod
+    def may_send(self) -> None:
+        """The broker reads publishes again [rabbitmq connection.unblocked]."""
+
+    @abstractmethod
+    def hand_in(self) -> None:
+        """Pass on deliveries that arrived: all input was processed."""
+
+    @abstractmethod
+    def publish(self, method: BasicPublish, section: bytes, body: bytes) -> None:
+        """Publish a message in a transaction."""
+
+    @abstractmethod
+    def next_number(self) -> int:
+        """Return a number for a message, which no other message of the session has."""
+
+    @abstractmethod
+    def decided(self, number: int, outcome: Outcome | None) -> None:
+        """Report an outcome that is known before anything was sent, after the client's own call has
+        returned."""

@@ -6,10 +6,10 @@ One request is under way at a time: what stands behind a refused one would go wi
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from tallymark.client.adapter import ManagementPort
-from tallymark.client.amqp091.channel import ChannelUser, error_of
+from tallymark.client.amqp091.channel import Channels, ChannelUser, error_of
 from tallymark.client.errors import ClientError, NotPossible, RequestRefused
 from tallymark.client.topology import (
     AskForQueue,
@@ -49,9 +49,6 @@ from tallymark.wire.amqp091.methods import (
     QueueUnbindOk,
 )
 
-if TYPE_CHECKING:
-    from tallymark.client.amqp091.adapter import Amqp091
-
 ANSWERS: Final = (
     ExchangeBindOk,
     ExchangeDeclareOk,
@@ -69,8 +66,8 @@ ANSWERS: Final = (
 class Amqp091Management(ManagementPort, ChannelUser):
     """Declarations and deletions of one connection, each as a method of AMQP 0-9-1."""
 
-    def __init__(self, adapter: Amqp091) -> None:
-        self._adapter = adapter
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
         self._channel: ClientChannel | None = None
         self._is_open = False
         self._waiting: deque[tuple[Request, Waiter]] = deque()
@@ -86,14 +83,14 @@ class Amqp091Management(ManagementPort, ChannelUser):
         while self._waiting and not self._is_asked:
             if self._channel is None:
                 try:
-                    self._channel = self._adapter.open_channel(self)
+                    self._channel = self._channels.open(self)
                 except NotPossible as error:
                     self._answer(error)
                     continue
             if not self._is_open:
                 return
             try:
-                self._adapter.wire.send_method(self._channel, method_of(self._waiting[0][0]))
+                self._channels.wire.send_method(self._channel, method_of(self._waiting[0][0]))
             except (TypeError, ValueError) as error:  # arguments that no table has room for
                 self._answer(NotPossible(f"{self._waiting[0][0]}: {error}"))
             else:

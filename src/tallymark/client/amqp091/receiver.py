@@ -11,15 +11,17 @@ come. The messages that it was sent are ours all the same.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from enum import Enum
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
-from tallymark.client.adapter import ReceiverPort
-from tallymark.client.amqp091.channel import ChannelUser, error_of
+from tallymark.client.adapter import ReceiverOwner, ReceiverPort
+from tallymark.client.amqp091.channel import ChannelUser, SessionChannel, error_of
 from tallymark.client.errors import LinkClosed, LinkRefused, NotPossible
 from tallymark.client.options import ReceiverOptions
 from tallymark.client.outcomes import Outcome
 from tallymark.client.received import ReceivedMessage
+from tallymark.client.transaction import Work
 from tallymark.wire.amqp091.fields import encode_table
 from tallymark.wire.amqp091.methods import (
     BasicCancel,
@@ -35,11 +37,6 @@ from tallymark.wire.amqp10 import types
 from tallymark.wire.conversion.addresses import BadAddress, queue_address, queue_of
 from tallymark.wire.conversion.names import is_short
 from tallymark.wire.conversion.values import to_field
-
-if TYPE_CHECKING:
-    from tallymark.client.amqp091.session import Amqp091Session
-    from tallymark.client.consumer import Consumer
-    from tallymark.client.transaction import Work
 
 PREFETCH_MAX: Final = 65_535
 NAME_MAX: Final = 200
@@ -70,14 +67,33 @@ class Subscription:
         commit has settled, and its commit-ok is still on its way."""
 
 
+class ReceiverSession(SessionChannel):
+    """A session's channel, as its receivers need it."""
+
+    is_stopped: bool
+    """No deliveries shall come."""
+
+    @abstractmethod
+    def send(self, method: Method) -> None:
+        """Send a method, or keep it until a commit or rollback is answered."""
+
+    @abstractmethod
+    def subscribe(self, subscription: Subscription) -> None:
+        """Note a subscription, until cancel-ok."""
+
+    @abstractmethod
+    def give_back_of(self, port: Amqp091Receiver) -> None:
+        """Return all unsettled deliveries of a receiver to the broker, ascending."""
+
+
 @final
 class Amqp091Receiver(ReceiverPort):
     def __init__(
-        self, session: Amqp091Session, consumer: Consumer, options: ReceiverOptions
+        self, session: ReceiverSession, owner: ReceiverOwner, options: ReceiverOptions
     ) -> None:
         """Raises NotPossible for options that the protocol cannot express, LinkRefused for a bad
         address."""
-        self.consumer = consumer
+        self.owner = owner
         self.subscription: Subscription | None = None
         self._session = session
         self._is_manual = options.credit_mode == "manual"
@@ -109,17 +125,17 @@ class Amqp091Receiver(ReceiverPort):
     def found(self, name: str) -> None:
         """The queue is there."""
         if self._dynamic and self._is_closed:
-            self._session.say(QueueDelete(name, no_wait=True))
-        if self._is_closed or self.consumer.error is not None:
+            self._session.send(QueueDelete(name, no_wait=True))
+        if self._is_closed or self.owner.error is not None:
             return
         self._queue = name
-        address = queue_address(name) if self._dynamic else self.consumer.address
-        self.consumer.attached(self, address, "first", self._filter)
+        address = queue_address(name) if self._dynamic else self.owner.address
+        self.owner.attached(self, address, "first", self._filter)
 
     def refused(self, close: ChannelClose) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self.consumer.detached(error_of(LinkRefused, close))
+            self.owner.detached(error_of(LinkRefused, close))
 
     # Credit
 
@@ -156,7 +172,7 @@ class Amqp091Receiver(ReceiverPort):
             return False
         self._drains = True
         if self._stage is Stage.IDLE:
-            self._session.adapter.later(self._drained)
+            self._session.channels.later(self._drained)
         else:
             self._cancel()
         return True
@@ -179,9 +195,9 @@ class Amqp091Receiver(ReceiverPort):
         self.subscription = Subscription(self, tag, credit)
         self._stage = Stage.STARTING
         session = self._session
-        session.subscriptions[tag] = self.subscription
-        session.say(BasicQos(prefetch_count=credit))
-        session.say(
+        session.subscribe(self.subscription)
+        session.send(BasicQos(prefetch_count=credit))
+        session.send(
             BasicConsume(self._queue, tag, exclusive=self._exclusive, arguments=self._arguments)
         )
 
@@ -200,7 +216,7 @@ class Amqp091Receiver(ReceiverPort):
             assert self.subscription is not None
             self._stage = Stage.ENDING
             self._ends_drain = self._drains
-            self._session.say(BasicCancel(self.subscription.tag))
+            self._session.send(BasicCancel(self.subscription.tag))
 
     def cancelled(self) -> None:
         """cancel-ok."""
@@ -223,7 +239,7 @@ class Amqp091Receiver(ReceiverPort):
             self._drains = False
             given_up = self._wanted
             self._wanted = 0
-            self.consumer.drained(given_up)
+            self.owner.drained(given_up)
 
     # Deliveries
 
@@ -281,7 +297,7 @@ class Amqp091Receiver(ReceiverPort):
         self._is_closed = True
         self._wanted = 0
         if self._stage is Stage.IDLE:
-            self._session.adapter.later(self._finish)
+            self._session.channels.later(self._finish)
         else:
             self._cancel()
 
@@ -290,8 +306,8 @@ class Amqp091Receiver(ReceiverPort):
         session = self._session
         session.give_back_of(self)
         if self._dynamic and self._queue:
-            session.say(QueueDelete(self._queue, no_wait=True))
-        self.consumer.detached(LinkClosed("closed by the application"))
+            session.send(QueueDelete(self._queue, no_wait=True))
+        self.owner.detached(LinkClosed("closed by the application"))
 
     def cancelled_by_peer(self) -> None:
         """Its queue is gone, mostly [rabbitmq consumer cancel notification]."""
@@ -308,7 +324,7 @@ class Amqp091Receiver(ReceiverPort):
             condition="amqp:resource-deleted",
             is_remote=True,
         )
-        self.consumer.detached(error)
+        self.owner.detached(error)
 
 
 @final
@@ -316,11 +332,11 @@ class Probe(ChannelUser):
     """Asks for a queue, on a channel of its own."""
 
     def __init__(
-        self, receiver: Amqp091Receiver, session: Amqp091Session, declare: QueueDeclare
+        self, receiver: Amqp091Receiver, session: ReceiverSession, declare: QueueDeclare
     ) -> None:
         self._receiver = receiver
-        self._wire = session.adapter.wire
-        self._channel = session.adapter.open_channel(self)
+        self._wire = session.channels.wire
+        self._channel = session.channels.open(self)
         self._wire.send_method(self._channel, declare)
 
     def method(self, method: Method) -> None:

@@ -8,14 +8,15 @@ first unconfirmed message that looks the same.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
-from tallymark.client.adapter import SenderPort
-from tallymark.client.amqp091.channel import ChannelUser, error_of
+from tallymark.client.adapter import SenderOwner, SenderPort
+from tallymark.client.amqp091.channel import ChannelUser, SessionChannel, error_of
 from tallymark.client.amqp091.messages import Outgoing
 from tallymark.client.errors import LinkClosed, LinkRefused, NotPossible
 from tallymark.client.options import SenderOptions
 from tallymark.client.outcomes import RELEASED, Error, Outcome, Rejected
+from tallymark.client.transaction import Work
 from tallymark.wire.amqp091.methods import (
     BasicAck,
     BasicNack,
@@ -33,11 +34,6 @@ from tallymark.wire.amqp091.methods import (
     QueueDelete,
 )
 from tallymark.wire.conversion.addresses import BadAddress, Target, queue_address, target_of
-
-if TYPE_CHECKING:
-    from tallymark.client.amqp091.session import Amqp091Session
-    from tallymark.client.sender import Producer
-    from tallymark.client.transaction import Work
 
 UNCONFIRMED_MAX: Final = 1_000
 """Messages of a sender that wait for their confirms; more wait in the client. Credit, so to say."""
@@ -62,16 +58,17 @@ class Sent:
 
 @final
 class Amqp091Sender(SenderPort, ChannelUser):
-    def __init__(self, session: Amqp091Session, producer: Producer, options: SenderOptions) -> None:
+    def __init__(self, session: SessionChannel, owner: SenderOwner, options: SenderOptions) -> None:
         """Begins to attach. Raises NotPossible for what the protocol has not, LinkRefused for a bad
         address."""
         if options.rcv_mode == "second":
             raise NotPossible("rcv_mode='second': AMQP 0-9-1 settles in one step")
-        self.producer = producer
+        self.owner = owner
         self.max_message_size = 0
         self.is_gone = False
         """The channel is closed."""
         self._session = session
+        self._address = options.address
         self._target = _target(options)
         self._dynamic = options.dynamic
         self._outgoing = Outgoing()
@@ -81,8 +78,8 @@ class Amqp091Sender(SenderPort, ChannelUser):
         self._published = 0
         self._unconfirmed: dict[int, Sent] = {}
         """Messages without a confirm by delivery tag, ascending."""
-        self._wire = session.adapter.wire
-        self._channel = session.adapter.open_channel(self)
+        self._wire = session.channels.wire
+        self._channel = session.channels.open(self)
         self._attach()
 
     # Attaching
@@ -90,21 +87,21 @@ class Amqp091Sender(SenderPort, ChannelUser):
     def _attach(self) -> None:
         target = self._target
         if self._dynamic:
-            self._say(QueueDeclare("", exclusive=True))
+            self._send_method(QueueDeclare("", exclusive=True))
         elif target is not None and not target.is_queue:
-            self._say(ExchangeDeclare(target.exchange, "direct", passive=True))
+            self._send_method(ExchangeDeclare(target.exchange, "direct", passive=True))
         elif target is not None and not target.is_reply:
-            self._say(QueueDeclare(target.key, passive=True))
-        self._say(ConfirmSelect())
+            self._send_method(QueueDeclare(target.key, passive=True))
+        self._send_method(ConfirmSelect())
 
-    def _say(self, method: Method) -> None:
+    def _send_method(self, method: Method) -> None:
         self._wire.send_method(self._channel, method)
 
     # Sending
 
     @property
     def sendable(self) -> int:
-        if self._session.adapter.is_blocked or not (self._may_flow and self._session.may_flow):
+        if self._session.channels.is_blocked or not (self._may_flow and self._session.may_flow):
             return 0
         return UNCONFIRMED_MAX - len(self._unconfirmed)
 
@@ -156,18 +153,18 @@ class Amqp091Sender(SenderPort, ChannelUser):
                 self._target = Target("", method.queue, True)
         elif isinstance(method, ChannelFlow):
             self._may_flow = method.active
-            self._say(ChannelFlowOk(method.active))
+            self._send_method(ChannelFlowOk(method.active))
             if method.active:
-                self.producer.may_send()
+                self.owner.may_send()
 
     def _attached(self) -> None:
         self._is_open = True
         if self._is_closing:
             return
-        address = self.producer.options.address
+        address = self._address
         if self._dynamic and self._target is not None:
             address = queue_address(self._target.key)
-        self.producer.attached(self, address)
+        self.owner.attached(self, address)
 
     def _confirmed(self, tag: int, multiple: bool, outcome: Outcome | None) -> None:
         unconfirmed = self._unconfirmed
@@ -182,7 +179,7 @@ class Amqp091Sender(SenderPort, ChannelUser):
         was_full = len(unconfirmed) >= UNCONFIRMED_MAX
         low = high = -1
         said: Outcome | None = None
-        dispatcher = self._session.dispatcher
+        owner = self._session.owner
         for known in tags:
             sent = unconfirmed.pop(known)
             found = RELEASED if sent.is_returned and outcome is None else outcome
@@ -190,13 +187,13 @@ class Amqp091Sender(SenderPort, ChannelUser):
                 high += 1
                 continue
             if low >= 0:
-                dispatcher.sent_settled(low, high, said)
+                owner.sent_settled(low, high, said)
             low = high = sent.number
             said = found
         if low >= 0:
-            dispatcher.sent_settled(low, high, said)
+            owner.sent_settled(low, high, said)
         if was_full and tags:
-            self.producer.may_send()
+            self.owner.may_send()
 
     def content(self, method: Method, section: bytes, body: bytes) -> None:
         if isinstance(method, BasicReturn):
@@ -211,20 +208,20 @@ class Amqp091Sender(SenderPort, ChannelUser):
     def close(self) -> None:
         self._is_closing = True
         if self._dynamic and self._target is not None:
-            self._say(QueueDelete(self._target.key, no_wait=True))
-        self._say(ChannelClose(200, "closed by the application"))
+            self._send_method(QueueDelete(self._target.key, no_wait=True))
+        self._send_method(ChannelClose(200, "closed by the application"))
 
     def closed(self, close: ChannelClose | None) -> None:
         self.is_gone = True
         self._unconfirmed.clear()
         if close is None:
-            self.producer.detached(LinkClosed("closed by the application"))
+            self.owner.detached(LinkClosed("closed by the application"))
         elif not self._is_closing:
             self._is_closing = True
             kind = LinkClosed if self._is_open else LinkRefused
-            self.producer.detached(error_of(kind, close))
+            self.owner.detached(error_of(kind, close))
         else:
-            self.producer.detached(error_of(LinkClosed, close))
+            self.owner.detached(error_of(LinkClosed, close))
 
 
 def _target(options: SenderOptions) -> Target | None:

@@ -8,17 +8,25 @@ its own. While an answer to a commit or rollback is out, what there is to say wa
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, final
+from typing import final
 
-from tallymark.client.adapter import ReceiverPort, SenderPort, SessionPort
-from tallymark.client.amqp091.channel import ChannelUser, error_of
+from tallymark.client.adapter import (
+    ReceiverOwner,
+    ReceiverPort,
+    SenderOwner,
+    SenderPort,
+    SessionOwner,
+    SessionPort,
+)
+from tallymark.client.amqp091.channel import Channels, error_of
 from tallymark.client.amqp091.messages import Incoming
-from tallymark.client.amqp091.receiver import Amqp091Receiver, Subscription
+from tallymark.client.amqp091.receiver import Amqp091Receiver, ReceiverSession, Subscription
 from tallymark.client.amqp091.sender import Amqp091Sender
 from tallymark.client.errors import SessionClosed
 from tallymark.client.options import ReceiverOptions, SenderOptions
 from tallymark.client.outcomes import RELEASED, Accepted, Modified, Outcome, Rejected
 from tallymark.client.received import ReceivedMessage
+from tallymark.client.transaction import Work
 from tallymark.wire.amqp091.methods import (
     BasicAck,
     BasicCancel,
@@ -44,29 +52,22 @@ from tallymark.wire.amqp091.methods import (
     TxSelectOk,
 )
 
-if TYPE_CHECKING:
-    from tallymark.client.amqp091.adapter import Amqp091
-    from tallymark.client.consumer import Consumer
-    from tallymark.client.dispatcher import Dispatcher
-    from tallymark.client.sender import Producer
-    from tallymark.client.transaction import Work
-
 
 @final
-class Amqp091Session(SessionPort, ChannelUser):
+class Amqp091Session(SessionPort, ReceiverSession):
     can_annotate = False
 
-    def __init__(self, adapter: Amqp091, dispatcher: Dispatcher) -> None:
-        self.adapter = adapter
-        self.dispatcher = dispatcher
+    def __init__(self, channels: Channels, owner: SessionOwner) -> None:
+        self.channels = channels
+        self.owner = owner
         self.is_stopped = False
         """No deliveries shall come."""
         self.may_flow = True
         """The broker takes messages on this channel, as those in transactions."""
-        self.subscriptions: dict[str, Subscription] = {}
+        self._subscriptions: dict[str, Subscription] = {}
         """Subscriptions by consumer tag, until cancel-ok."""
-        self._wire = adapter.wire
-        self._channel = adapter.open_channel(self)
+        self._wire = channels.wire
+        self._channel = channels.open(self)
         self._is_closing = False
         self._senders: list[Amqp091Sender] = []
         self._incoming = Incoming()
@@ -75,7 +76,7 @@ class Amqp091Session(SessionPort, ChannelUser):
         self._recovering: list[Subscription] = []
         """Subscription of each delivery that was unsettled when basic.recover was sent."""
         self._arrived: list[ReceivedMessage] = []
-        self._arrived_for: Consumer | None = None
+        self._arrived_for: ReceiverOwner | None = None
         self._numbers = 0
         self._outcomes: list[tuple[int, Outcome | None]] = []
         # transactions
@@ -94,16 +95,15 @@ class Amqp091Session(SessionPort, ChannelUser):
         self._stopping = 0
         """cancel-oks and flow-oks to come."""
 
-    # Saying
+    # Sending methods
 
-    def say(self, method: Method) -> None:
-        self._tell(method, None, b"")
+    def send(self, method: Method) -> None:
+        self._send_or_keep(method, None, b"")
 
     def publish(self, method: BasicPublish, section: bytes, body: bytes) -> None:
-        """Publish a message in a transaction."""
-        self._tell(method, section, body)
+        self._send_or_keep(method, section, body)
 
-    def _tell(self, method: Method, section: bytes | None, body: bytes) -> None:
+    def _send_or_keep(self, method: Method, section: bytes | None, body: bytes) -> None:
         if self._is_waiting:
             self._held.append((method, section, body))
             return
@@ -119,15 +119,15 @@ class Amqp091Session(SessionPort, ChannelUser):
         held = self._held
         while held and not self._is_waiting:
             method, section, body = held.popleft()
-            self._tell(method, section, body)
+            self._send_or_keep(method, section, body)
         if not held:
-            self.adapter.go_on_closing()
+            self.channels.close_when_sent()
 
     # What comes
 
     def method(self, method: Method) -> None:
         if isinstance(method, BasicConsumeOk):
-            subscription = self.subscriptions.get(method.consumer_tag)
+            subscription = self._subscriptions.get(method.consumer_tag)
             if subscription is not None and subscription.port.subscription is subscription:
                 subscription.port.started()
         elif isinstance(method, BasicCancelOk):
@@ -135,12 +135,11 @@ class Amqp091Session(SessionPort, ChannelUser):
         elif isinstance(method, BasicCancel):
             self._cancelled_by_peer(method)
         elif isinstance(method, ChannelOpenOk):
-            self.dispatcher.opened(self)
+            self.owner.opened(self)
         elif isinstance(method, ChannelFlow):
             self.may_flow = method.active
-            self.say(ChannelFlowOk(method.active))
-            for producer in self.dispatcher.producers:
-                producer.may_send()
+            self.send(ChannelFlowOk(method.active))
+            self.may_send()
         elif isinstance(method, ChannelFlowOk):
             if not method.active:
                 self._has_stopped()
@@ -149,7 +148,7 @@ class Amqp091Session(SessionPort, ChannelUser):
 
     def _of_transactions(self, method: Method) -> None:
         if isinstance(method, TxSelectOk):
-            self.dispatcher.selected(None)
+            self.owner.selected(None)
         elif isinstance(method, TxCommitOk):
             self._committed()
         elif isinstance(method, TxRollbackOk):
@@ -162,24 +161,24 @@ class Amqp091Session(SessionPort, ChannelUser):
             self._returned += 1
             return
         assert isinstance(method, BasicDeliver), method
-        subscription = self.subscriptions.get(method.consumer_tag)
+        subscription = self._subscriptions.get(method.consumer_tag)
         if subscription is None:  # of a consumer that the broker had cancelled
-            self.say(BasicNack(method.delivery_tag, requeue=True))
+            self.send(BasicNack(method.delivery_tag, requeue=True))
             if self._is_selected and self._work is None:
                 self._commit_later()
             return
         tag = method.delivery_tag
         port = subscription.port
-        consumer = port.consumer
+        consumer = port.owner
         raw = self._incoming.sections(method, section, body)
         name = tag.to_bytes(8, "big")
-        message = ReceivedMessage(consumer, tag, name, raw, False, False, self.adapter.wall_ms())
+        message = ReceivedMessage(consumer, tag, name, raw, False, False, self.channels.wall_ms())
         self._open[tag] = subscription
         port.received(subscription, message)
         if consumer is not self._arrived_for:
             self.hand_in()
             self._arrived_for = consumer
-            self.adapter.arrived(self)
+            self.channels.arrived(self)
         self._arrived.append(message)
 
     def hand_in(self) -> None:
@@ -193,19 +192,26 @@ class Amqp091Session(SessionPort, ChannelUser):
 
     # Links
 
-    def add_receiver(self, consumer: Consumer, options: ReceiverOptions) -> ReceiverPort:
-        port = Amqp091Receiver(self, consumer, options)
+    def add_receiver(self, owner: ReceiverOwner, options: ReceiverOptions) -> ReceiverPort:
+        port = Amqp091Receiver(self, owner, options)
         port.attach()
         return port
 
-    def add_sender(self, producer: Producer, options: SenderOptions) -> SenderPort:
+    def add_sender(self, owner: SenderOwner, options: SenderOptions) -> SenderPort:
         self._senders = [sender for sender in self._senders if not sender.is_gone]
-        port = Amqp091Sender(self, producer, options)
+        port = Amqp091Sender(self, owner, options)
         self._senders.append(port)
         return port
 
+    def subscribe(self, subscription: Subscription) -> None:
+        self._subscriptions[subscription.tag] = subscription
+
+    def may_send(self) -> None:
+        for producer in self.owner.producers:
+            producer.may_send()
+
     def _cancelled(self, consumer_tag: str) -> None:
-        subscription = self.subscriptions.pop(consumer_tag, None)
+        subscription = self._subscriptions.pop(consumer_tag, None)
         if subscription is None:
             return
         self.hand_in()  # what came by it is handed in before what follows from its end
@@ -215,8 +221,8 @@ class Amqp091Session(SessionPort, ChannelUser):
 
     def _cancelled_by_peer(self, method: BasicCancel) -> None:
         if not method.no_wait:
-            self.say(BasicCancelOk(method.consumer_tag))
-        subscription = self.subscriptions.pop(method.consumer_tag, None)
+            self.send(BasicCancelOk(method.consumer_tag))
+        subscription = self._subscriptions.pop(method.consumer_tag, None)
         if subscription is not None:
             self.hand_in()
             subscription.port.cancelled_by_peer()
@@ -236,7 +242,6 @@ class Amqp091Session(SessionPort, ChannelUser):
         self._settle(tags, outcome, work)
 
     def give_back_of(self, port: Amqp091Receiver) -> None:
-        """Return all unsettled deliveries of a receiver to the broker, ascending."""
         tags = [tag for tag, subscription in self._open.items() if subscription.port is port]
         self._settle(tags, RELEASED, self._work)
 
@@ -250,10 +255,10 @@ class Amqp091Session(SessionPort, ChannelUser):
             is_all = False
         taken = [(tag, known.pop(tag)) for tag in tags]
         if is_all:
-            self._say_settled(tags[-1], True, outcome)
+            self._send_settlement(tags[-1], True, outcome)
         else:
             for tag in tags:
-                self._say_settled(tag, False, outcome)
+                self._send_settlement(tag, False, outcome)
         for tag, subscription in taken:
             if work is not None:
                 self._parked[tag] = subscription
@@ -262,20 +267,20 @@ class Amqp091Session(SessionPort, ChannelUser):
         if work is None and self._is_selected:
             self._commit_later()
 
-    def _say_settled(self, tag: int, multiple: bool, outcome: Outcome) -> None:
+    def _send_settlement(self, tag: int, multiple: bool, outcome: Outcome) -> None:
         """Send a settlement. Modified becomes the nearest method there is: a reject with requeue is
         a failed delivery to brokers that tell the two apart, as Tallymark does, a nack with requeue
         is none."""
         if isinstance(outcome, Accepted):
-            self.say(BasicAck(tag, multiple))
+            self.send(BasicAck(tag, multiple))
         elif isinstance(outcome, Rejected) or (
             isinstance(outcome, Modified) and outcome.undeliverable_here
         ):
-            self.say(BasicNack(tag, multiple, requeue=False))
+            self.send(BasicNack(tag, multiple, requeue=False))
         elif isinstance(outcome, Modified) and outcome.delivery_failed:
-            self.say(BasicReject(tag, requeue=True))
+            self.send(BasicReject(tag, requeue=True))
         else:
-            self.say(BasicNack(tag, multiple, requeue=True))
+            self.send(BasicNack(tag, multiple, requeue=True))
 
     # Sending
 
@@ -284,23 +289,21 @@ class Amqp091Session(SessionPort, ChannelUser):
         return self._numbers
 
     def decided(self, number: int, outcome: Outcome | None) -> None:
-        """Report an outcome that is known before anything was sent, after the client's own call has
-        returned."""
         if not self._outcomes:
-            self.adapter.later(self._say_outcomes)
+            self.channels.later(self._report_outcomes)
         self._outcomes.append((number, outcome))
 
-    def _say_outcomes(self) -> None:
+    def _report_outcomes(self) -> None:
         outcomes = self._outcomes
         self._outcomes = []
         for number, outcome in outcomes:
-            self.dispatcher.sent_settled(number, number, outcome)
+            self.owner.sent_settled(number, number, outcome)
 
     # Transactions [TX-17 to TX-26]
 
     def select(self) -> None:
         self._is_selected = True
-        self.say(TxSelect())
+        self.send(TxSelect())
 
     def begin(self, work: Work) -> None:
         self._commit_now()  # what was settled before it is not its affair
@@ -318,13 +321,13 @@ class Amqp091Session(SessionPort, ChannelUser):
         self._will_commit = False
         self._ending.append((work, self._parked))
         self._parked = {}
-        self.say(method)
+        self.send(method)
 
     def _commit_later(self) -> None:
         """Commit at the end of this turn."""
         if not self._will_commit:
             self._will_commit = True
-            self.adapter.at_the_end(self._commit_now)
+            self.channels.at_end(self._commit_now)
 
     def _commit_now(self) -> None:
         if self._will_commit:
@@ -353,48 +356,48 @@ class Amqp091Session(SessionPort, ChannelUser):
         """Stop deliveries: by channel.flow(false) where the broker honours it; otherwise the
         consumers are cancelled, to be made again after the recovery [TX-19a, TX-D3]."""
         self.is_stopped = True
-        with_flow = self.adapter.has_flow
+        with_flow = self.channels.has_flow
         self._stopping = 1
-        for subscription in list(self.subscriptions.values()):
+        for subscription in list(self._subscriptions.values()):
             if subscription.port.stop(with_flow):
                 subscription.is_awaited = True
                 self._stopping += 1
         if with_flow:
             self._stopping += 1
-            self.say(ChannelFlow(False))
+            self.send(ChannelFlow(False))
         self._has_stopped()
 
     def _has_stopped(self) -> None:
         self._stopping -= 1
         if not self._stopping:
             self.hand_in()
-            self.dispatcher.inflow_stopped()
+            self.owner.inflow_stopped()
 
     def resume_inflow(self) -> None:
         self.is_stopped = False
-        if self.adapter.has_flow:
-            self.say(ChannelFlow(True))
-        for consumer in self.dispatcher.consumers:
-            if isinstance(consumer.port, Amqp091Receiver):
-                consumer.port.resume()
+        if self.channels.has_flow:
+            self.send(ChannelFlow(True))
+        for receiver in self.owner.consumers:
+            if isinstance(receiver.port, Amqp091Receiver):
+                receiver.port.resume()
 
     def give_back(self, ranges: list[tuple[int, int]]) -> None:
         """Return all unsettled deliveries of the channel to the broker, ignored messages too
         [TX-8]. What is said behind it cannot mean these any more."""
         self._recovering = list(self._open.values())
         self._open.clear()
-        self.say(BasicRecover(True))
+        self.send(BasicRecover(True))
 
     def _recovered(self) -> None:
         for subscription in self._recovering:
             subscription.port.freed(subscription)
         self._recovering.clear()
-        self.dispatcher.given_back()
+        self.owner.given_back()
 
     # The end
 
     @property
-    def has_to_say(self) -> bool:
+    def has_unsent(self) -> bool:
         """Return whether settlements made outside of transactions wait for the answer to such a
         commit: they have to be sent before the close. The end of a transaction is waited for
         elsewhere."""
@@ -404,7 +407,7 @@ class Amqp091Session(SessionPort, ChannelUser):
         self._is_closing = True
         self._close_senders()
         close = ChannelClose(200, "closed by the application")
-        if self.has_to_say:
+        if self.has_unsent:
             self._held.append((close, None, b""))
         else:
             self._held.clear()
@@ -416,13 +419,13 @@ class Amqp091Session(SessionPort, ChannelUser):
 
     def closed(self, close: ChannelClose | None) -> None:
         self.hand_in()
-        self.subscriptions.clear()
+        self._subscriptions.clear()
         self._open.clear()
         self._held.clear()
-        self.adapter.go_on_closing()
+        self.channels.close_when_sent()
         if self._is_closing or close is None:
-            self.dispatcher.ended()
+            self.owner.ended()
             return
         self._is_closing = True
         self._close_senders()
-        self.dispatcher.closed(error_of(SessionClosed, close), True)
+        self.owner.closed(error_of(SessionClosed, close), True)

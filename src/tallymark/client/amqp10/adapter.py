@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
-from tallymark.client.adapter import Adapter, ManagementPort, Peer, SessionPort
+from tallymark.client.adapter import (
+    Adapter,
+    ConnectionOwner,
+    ManagementPort,
+    SessionOwner,
+    SessionPort,
+)
 from tallymark.client.amqp10.management import Amqp10Management
 from tallymark.client.amqp10.session import (
     Amqp10Receiver,
@@ -77,9 +83,6 @@ from tallymark.wire.amqp10.sasl import (
 )
 from tallymark.wire.amqp10.serial import diff, walk
 
-if TYPE_CHECKING:
-    from tallymark.client.dispatcher import Dispatcher
-
 HUNG_UP: Final = ", in answer to our open: is there a virtual host '{}', and may the user enter it?"
 """RabbitMQ and Tallymark say nothing where that is not so."""
 TAKEN_BACK: Final = "the server does not begin sessions or links with this client"
@@ -92,7 +95,7 @@ class Amqp10(Adapter):
 
     def __init__(
         self,
-        peer: Peer,
+        owner: ConnectionOwner,
         options: ConnectionOptions,
         endpoint: Endpoint,
         wall_ms: Callable[[], int],
@@ -106,7 +109,7 @@ class Amqp10(Adapter):
             handshake_timeout_ms=max(1, int(options.timeout_s * 1000)),
         )
         self._wire = Connection(limits, is_server=False, trace=trace)
-        self._peer = peer
+        self._owner = owner
         self._options = options
         self._endpoint = endpoint
         self._wall_ms = wall_ms
@@ -179,12 +182,12 @@ class Amqp10(Adapter):
 
     # What the client asks for
 
-    def begin(self, dispatcher: Dispatcher) -> SessionPort:
+    def begin(self, owner: SessionOwner) -> SessionPort:
         try:
             session = self._wire.begin()
         except ValueError as error:
             raise NotPossible(f"no further session: {error}") from error
-        port = Amqp10Session(session, dispatcher)
+        port = Amqp10Session(session, owner)
         session.context = port
         return port
 
@@ -251,7 +254,7 @@ class Amqp10(Adapter):
     def _opened(self, event: OpenReceived) -> None:
         self._is_open = True
         properties = {str(key): value for key, value in (event.open.properties or {}).items()}
-        self._peer.opened(event.open.container_id, properties)
+        self._owner.opened(event.open.container_id, properties)
 
     # Ending
 
@@ -275,7 +278,7 @@ class Amqp10(Adapter):
             else:
                 hint = HUNG_UP.format(self._endpoint.vhost or "/") if self._has_asked else ""
                 error = ConnectFailed(event.reason + hint, is_remote=True)
-        self._peer.closed(error)
+        self._owner.closed(error)
 
     # Sessions
 
@@ -285,16 +288,16 @@ class Amqp10(Adapter):
             port.begun()
         else:
             assert isinstance(port, Amqp10Session)
-            port.dispatcher.opened(port)
+            port.owner.opened(port)
 
     def _session_ended(self, event: SessionEnded) -> None:
         event.session.end()
         port = event.session.context
         if isinstance(port, Amqp10Session) and not port.is_closing:
             error = error_of(SessionClosed, event.error, "the server ended the session")
-            port.dispatcher.closed(error, True)
+            port.owner.closed(error, True)
         elif isinstance(port, Amqp10Session):
-            port.dispatcher.ended()
+            port.owner.ended()
         elif isinstance(port, Amqp10Management):
             port.gone(error_of(SessionClosed, event.error, "the server ended the session"))
 
@@ -304,7 +307,7 @@ class Amqp10(Adapter):
             text = event.error.description or "the server broke the session's rules"
             port.is_closing = True
             error = SessionClosed(text, condition=event.error.condition)
-            port.dispatcher.closed(error, True)
+            port.owner.closed(error, True)
         elif isinstance(port, Amqp10Management):
             text = event.error.description or "the server broke the session's rules"
             port.gone(SessionClosed(text, condition=event.error.condition))
@@ -322,12 +325,12 @@ class Amqp10(Adapter):
             address = None if source is None else source.address
             filters = {} if source is None else source.filter or {}
             named = {str(name): value for name, value in filters.items()}
-            port.consumer.attached(port, address or "", mode, named)
+            port.owner.attached(port, address or "", mode, named)
         elif isinstance(port, Amqp10Sender):
             target = event.attach.target
             address = target.address if isinstance(target, Target) else None
             port.max_message_size = event.attach.max_message_size or 0
-            port.producer.attached(port, address)
+            port.owner.attached(port, address)
         elif isinstance(port, CoordinatorEnd):
             session = event.link.session.context
             assert isinstance(session, Amqp10Session)
@@ -360,26 +363,26 @@ class Amqp10(Adapter):
     def _credit(self, event: CreditReceived) -> None:
         port = event.link.context
         if isinstance(port, Amqp10Sender):
-            port.producer.may_send()
+            port.owner.may_send()
         elif isinstance(port, (CoordinatorEnd, Amqp10Management)):
             port.may_send()
 
     def _unblocked(self, event: SessionUnblocked) -> None:
         port = event.session.context
         if isinstance(port, Amqp10Session) and not port.wire.is_blocked:  # and not again since
-            for producer in port.dispatcher.producers:
+            for producer in port.owner.producers:
                 producer.unblocked()
 
     def _withdrawn(self, event: DeliveriesWithdrawn) -> None:
         port = event.link.context
         if isinstance(port, Amqp10Sender):
             for low, high in reversed(walk(event.first, event.last)):
-                port.producer.taken_back(low, high)
+                port.owner.taken_back(low, high)
 
     def _drained(self, event: DrainFinished) -> None:
         port = event.link.context
         if isinstance(port, Amqp10Receiver):
-            port.consumer.drained(event.given_up)
+            port.owner.drained(event.given_up)
 
     def _inflow_stopped(self, event: InflowStopped) -> None:
         port = event.link.context
@@ -394,7 +397,7 @@ class Amqp10(Adapter):
             port.received(event)
             return
         assert isinstance(port, Amqp10Receiver)
-        consumer = port.consumer
+        consumer = port.owner
         tags = event.tags
         data = event.data
         cuts = event.cuts
@@ -424,7 +427,7 @@ class Amqp10(Adapter):
         assert isinstance(port, Amqp10Receiver)
         first = port.session.tag_of(event.first)
         last = first + diff(event.last, event.first)
-        port.consumer.answered(first, last, outcome_of(event.state))
+        port.owner.answered(first, last, outcome_of(event.state))
 
     def _disposition(self, event: DispositionReceived) -> None:
         port = event.session.context
@@ -437,7 +440,7 @@ class Amqp10(Adapter):
         if not event.by_sender:
             for low, high in walk(event.first, event.last):
                 port.coordinator.answered(low, high, event.state)
-                port.dispatcher.sent_settled(low, high, outcome)
+                port.owner.sent_settled(low, high, outcome)
             if not event.settled:  # the receiver settles second: our turn
                 port.wire.settle_sent(event.first, event.last, event.state)
             return
@@ -445,24 +448,24 @@ class Amqp10(Adapter):
         last = first + diff(event.last, event.first)
         if not event.settled:
             event.session.settle_received(event.first, event.last, event.state)
-        port.dispatcher.changed_by_peer(first, last, outcome)
+        port.owner.changed_by_peer(first, last, outcome)
 
 
 def _is_opening(link: LinkEnd) -> bool:
     port = link.context
     if isinstance(port, Amqp10Receiver):
-        return port.consumer.port is None
-    return isinstance(port, Amqp10Sender) and port.producer.port is None
+        return not port.owner.is_attached
+    return isinstance(port, Amqp10Sender) and not port.owner.is_attached
 
 
 def _tell(link: LinkEnd, error: LinkClosed) -> None:
     port = link.context
     if isinstance(port, Amqp10Receiver):
-        port.consumer.detached(error)
+        port.owner.detached(error)
         port.session.is_dry(link)
     elif isinstance(port, CoordinatorEnd):
         port.detached(error)
     elif isinstance(port, Amqp10Management):
         port.gone(error)
     elif isinstance(port, Amqp10Sender):
-        port.producer.detached(error)
+        port.owner.detached(error)

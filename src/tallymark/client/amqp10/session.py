@@ -16,10 +16,16 @@ import uuid
 from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final, TypeVar, final
+from typing import Final, TypeVar, final
 
-from tallymark.client.adapter import ReceiverPort, SenderPort, SessionPort
-from tallymark.client.dispatcher import Dispatcher
+from tallymark.client.adapter import (
+    ReceiverOwner,
+    ReceiverPort,
+    SenderOwner,
+    SenderPort,
+    SessionOwner,
+    SessionPort,
+)
 from tallymark.client.errors import (
     ClientError,
     Closed,
@@ -61,13 +67,6 @@ from tallymark.wire.amqp10.sections import encode_message
 from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.serial import MASK, diff
 from tallymark.wire.amqp10.session import Session
-
-if TYPE_CHECKING:
-    from tallymark.client.consumer import Consumer
-    from tallymark.client.dispatcher import Dispatcher
-    from tallymark.client.sender import Producer
-    from tallymark.client.transaction import Work
-
 
 OUTCOMES: Final = (
     "amqp:accepted:list",
@@ -118,7 +117,7 @@ class CoordinatorEnd:
 
     __slots__ = (
         "_asked",
-        "_dispatcher",
+        "_owner",
         "_is_attached",
         "_is_proven",
         "_link",
@@ -126,9 +125,9 @@ class CoordinatorEnd:
         "_wire",
     )
 
-    def __init__(self, wire: Session, dispatcher: Dispatcher) -> None:
+    def __init__(self, wire: Session, owner: SessionOwner) -> None:
         self._wire = wire
-        self._dispatcher = dispatcher
+        self._owner = owner
         self._link: SenderLink | None = None
         self._is_attached = False
         self._is_proven = False
@@ -175,7 +174,7 @@ class CoordinatorEnd:
         """Returns whether several transactions may be open."""
         self._is_attached = True
         if self._is_proven:
-            self._dispatcher.selected(None)
+            self._owner.selected(None)
         else:
             self._waiting.appendleft((None, True, encode_message(body=Declare())))
         self.may_send()
@@ -202,7 +201,7 @@ class CoordinatorEnd:
     def _tried(self, is_begin: bool, state: object) -> None:
         if not is_begin:
             self._is_proven = True
-            self._dispatcher.selected(None)
+            self._owner.selected(None)
             return
         if isinstance(state, Declared):
             end = encode_message(body=Discharge(state.txn_id, True))
@@ -252,9 +251,9 @@ class CoordinatorEnd:
                 work.ended(rolled_back(f"by the broker: {error}", error))
             else:
                 work.ended(caused(CommitUncertain(f"commit not answered: {error}"), error))
-        self._dispatcher.transactions_lost(rolled_back(f"with their coordinator: {error}", error))
+        self._owner.transactions_lost(rolled_back(f"with their coordinator: {error}", error))
         if not (was_attached and self._is_proven):
-            self._dispatcher.selected(error)
+            self._owner.selected(error)
 
 
 EXCLUSIVE: Final = "tallymark:exclusive"
@@ -266,24 +265,24 @@ RCV_MODES: Final = {"first": 0, "second": 1}
 
 @final
 class Amqp10Session(SessionPort):
-    __slots__ = ("_moving", "coordinator", "dispatcher", "has_several", "is_closing", "wire")
+    __slots__ = ("_moving", "coordinator", "owner", "has_several", "is_closing", "wire")
 
-    def __init__(self, session: Session, dispatcher: Dispatcher) -> None:
+    def __init__(self, session: Session, owner: SessionOwner) -> None:
         self.wire = session
-        self.dispatcher = dispatcher
+        self.owner = owner
         self.is_closing = False
         self.has_several = False
-        self.coordinator = CoordinatorEnd(session, dispatcher)
+        self.coordinator = CoordinatorEnd(session, owner)
         self._moving: set[ReceiverLink] | None = None  # while the inflow is being stopped
 
     def tag_of(self, delivery_id: int) -> int:
         """delivery-ids come round after 2^32, tags do not."""
-        highest = self.dispatcher.highest_tag
+        highest = self.owner.highest_tag
         if highest < 0:
             return delivery_id
         return highest + diff(delivery_id, highest & MASK)
 
-    def add_receiver(self, consumer: Consumer, options: ReceiverOptions) -> ReceiverPort:
+    def add_receiver(self, owner: ReceiverOwner, options: ReceiverOptions) -> ReceiverPort:
         source = Source(
             address=options.address,
             durable=DURABLE_UNSETTLED_STATE if options.durable else 0,
@@ -305,11 +304,11 @@ class Amqp10Session(SessionPort):
         rcv_mode = _mode(RCV_MODES, options.rcv_mode)
         with possible("receiver"):
             link = self.wire.attach_receiver(attach, _mode(SND_MODES, options.snd_mode), rcv_mode)
-        port = Amqp10Receiver(self, link, consumer)
+        port = Amqp10Receiver(self, link, owner)
         link.context = port
         return port
 
-    def add_sender(self, producer: Producer, options: SenderOptions) -> SenderPort:
+    def add_sender(self, owner: SenderOwner, options: SenderOptions) -> SenderPort:
         target = Target(
             address=options.address,
             durable=DURABLE_UNSETTLED_STATE if options.durable else 0,
@@ -325,7 +324,7 @@ class Amqp10Session(SessionPort):
         snd_mode = _mode(SND_MODES, options.settle_mode)
         with possible("sender"):
             link = self.wire.attach_sender(attach, snd_mode, _mode(RCV_MODES, options.rcv_mode))
-        port = Amqp10Sender(self, link, producer)
+        port = Amqp10Sender(self, link, owner)
         link.context = port
         return port
 
@@ -365,7 +364,7 @@ class Amqp10Session(SessionPort):
     def _check_dry(self) -> None:
         if self._moving is not None and not self._moving:
             self._moving = None
-            self.dispatcher.inflow_stopped()
+            self.owner.inflow_stopped()
 
     def resume_inflow(self) -> None:
         """Do nothing: credit that is granted from now on resumes deliveries."""
@@ -373,17 +372,17 @@ class Amqp10Session(SessionPort):
     def give_back(self, ranges: list[tuple[int, int]]) -> None:
         for first, last in ranges:
             self.wire.settle_received(first & MASK, last & MASK, RELEASED)
-        self.dispatcher.given_back()  # what is sent from now on is heard behind it
+        self.owner.given_back()  # what is sent from now on is heard behind it
 
 
 @final
 class Amqp10Receiver(ReceiverPort):
-    __slots__ = ("consumer", "link", "session")
+    __slots__ = ("link", "owner", "session")
 
-    def __init__(self, session: Amqp10Session, link: ReceiverLink, consumer: Consumer) -> None:
+    def __init__(self, session: Amqp10Session, link: ReceiverLink, owner: ReceiverOwner) -> None:
         self.session = session
         self.link = link
-        self.consumer = consumer
+        self.owner = owner
 
     @property
     def credit(self) -> int:
@@ -412,12 +411,12 @@ class Amqp10Receiver(ReceiverPort):
 
 @final
 class Amqp10Sender(SenderPort):
-    __slots__ = ("link", "max_message_size", "producer", "session")
+    __slots__ = ("link", "max_message_size", "owner", "session")
 
-    def __init__(self, session: Amqp10Session, link: SenderLink, producer: Producer) -> None:
+    def __init__(self, session: Amqp10Session, link: SenderLink, owner: SenderOwner) -> None:
         self.session = session
         self.link = link
-        self.producer = producer
+        self.owner = owner
         self.max_message_size = 0
 
     @property
