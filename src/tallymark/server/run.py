@@ -39,6 +39,7 @@ from tallymark.server.config.settings import Config
 from tallymark.server.doors import RESERVED
 from tallymark.server.features import FeaturesError
 from tallymark.server.handshakes import Listener, listen_for
+from tallymark.server.heap import bound_heap
 from tallymark.server.http.web import Web
 from tallymark.server.listening import Bound, CannotServe, address_of
 from tallymark.server.node import Node, node_name
@@ -85,6 +86,7 @@ def run(config: Config, read: Callable[[], Config] | None = None) -> int:
     """
     logs.configure(config.log_level, config.log_levels, config.log_format)
     sys.setswitchinterval(SWITCH_S)
+    bound_heap()
     try:
         _check(config)
         most = _connections_allowed(config.max_connections)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from tallymark.server.consumer_ledger import ConsumerLedger
+from tallymark.server.heap import HeapTrim
 from tallymark.server.installed import installed
 from tallymark.server.logs import log_of
 from tallymark.server.node import Node
@@ -23,6 +24,7 @@ TASKS: Final[dict[str, Callable[[Node], Task]]] = {
     "slow-consumers": lambda node: node.slow_consumers,
     "users": lambda node: node.rights,
     "consumer-statistics": ConsumerLedger,
+    "heap": HeapTrim,
 }
 """Our own."""
 

@@ -1,0 +1,89 @@
+"""Heap: the C library's memory, and the return of what was freed to the system.
+
+glibc keeps freed memory in its heap as long as something behind it is in use, and raises the size
+from which a block is no part of the heap to that of the largest block that was freed, up to
+32 MiB. So after a burst of messages, or of password checks (16 MiB each), a process stays as large
+as it was at most. Here blocks from OWN_BYTES on are never in the heap, and the heap is trimmed
+after a burst.
+
+With another C library nothing is done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from tallymark.server.node import Node
+
+MIB: Final = 1 << 20
+OWN_BYTES: Final = 4 * MIB
+"""Size from which a block is mapped on its own, and goes back to the system when it is freed. What
+is often needed is smaller: reads of sockets, blocks of the journal, most messages."""
+TOP_BYTES: Final = 8 * MIB
+"""Free bytes at the heap's end above which they go back at once."""
+M_TRIM_THRESHOLD: Final = -1
+M_MMAP_THRESHOLD: Final = -3
+PERIOD_S: Final = 2.0
+BURST_BYTES: Final = 16 * MIB
+"""Change of memory after which a trim is worth its time: some milliseconds for 100 MiB."""
+STATM: Final = Path("/proc/self/statm")
+
+
+def _library() -> Any | None:
+    """Return the C library if it is glibc."""
+    try:
+        library = ctypes.CDLL(None)
+        return library if hasattr(library, "gnu_get_libc_version") else None
+    except OSError:
+        return None
+
+
+def bound_heap() -> None:
+    """Keep large blocks out of the heap. To be called before there are threads."""
+    library = _library()
+    if library is not None:
+        library.mallopt(M_MMAP_THRESHOLD, OWN_BYTES)
+        library.mallopt(M_TRIM_THRESHOLD, TOP_BYTES)
+
+
+def resident_bytes() -> int:
+    """Return the memory of this process; 0 where the system does not tell."""
+    try:
+        pages = int(STATM.read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class HeapTrim:
+    """The housekeeping task that trims the heap after a burst: the process has grown, or what is
+    counted towards max_memory has shrunk."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        library = _library()
+        self._trim = None if library is None else library.malloc_trim
+        self._resident = resident_bytes()
+        """Least memory of the process since the last trim, bytes."""
+        self._counted = 0
+        """Highest count towards max_memory seen since the last trim."""
+
+    def period_s(self) -> float:
+        return 0.0 if self._trim is None else PERIOD_S
+
+    async def run(self) -> None:
+        node = self._node
+        counted = node.broker.store.resident_bytes + node.buffers.total
+        self._counted = max(self._counted, counted)
+        resident = resident_bytes()
+        has_grown = resident - self._resident >= BURST_BYTES
+        self._resident = min(self._resident, resident)
+        if self._trim is None or not (has_grown or self._counted - counted >= BURST_BYTES):
+            return
+        self._trim(0)
+        self._resident = resident_bytes()
+        self._counted = counted
