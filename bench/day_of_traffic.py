@@ -195,7 +195,7 @@ class Day:
     # -- the broker
 
     def _open(self) -> None:
-        self.journal = Journal.open(
+        self.journal = Journal(
             self.folder, _nothing, _failed, sync="never", segment_bytes=self.plan.segment_bytes
         )
         self.broker = Broker(self.journal.fetch)

@@ -15,7 +15,7 @@ from tests.journal.builders import TIME, entering
 
 def main(folder: str, seed: str) -> None:
     told = threading.Event()
-    journal = Journal.open(Path(folder), told.set, lambda error: None, segment_bytes=16384)
+    journal = Journal(Path(folder), told.set, lambda error: None, segment_bytes=16384)
     live: dict[int, Payload] = {}
     number = 0
     for record in journal.recovered():

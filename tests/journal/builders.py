@@ -83,9 +83,7 @@ class Disk:
     def open(self, **settings: object) -> list[Record]:
         """Open and recover; the journal is not started."""
         chosen = {**self.settings, **settings}
-        self.journal = Journal.open(
-            self.folder, self.told.set, self._failed, files=self.files, **chosen
-        )  # type: ignore[arg-type]
+        self.journal = Journal(self.folder, self.told.set, self._failed, files=self.files, **chosen)  # type: ignore[arg-type]
         try:
             found = []
             for record in self.journal.recovered():

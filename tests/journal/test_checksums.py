@@ -158,7 +158,7 @@ def test_a_sector_that_cannot_be_read_costs_the_messages_in_it(tmp_path: Path) -
     bad.add(one.position & 0xFFFFFFFF)
     with pytest.raises(OSError, match="Input/output"):
         disk.journal.fetch(one)
-    assert disk.journal.unreadable == {one.position}
+    assert disk.journal.reader.unreadable == {one.position}
     assert disk.journal.fetch(other) == b"untouched"
     # What cannot be read is not moved, and the cleaner goes on with the rest.
     before = one.position
@@ -166,7 +166,7 @@ def test_a_sector_that_cannot_be_read_costs_the_messages_in_it(tmp_path: Path) -
     assert (one.position, other.position >> 32) == (before, 1)
     bad.clear()
     assert disk.journal.fetch(one) == b"".join(CELLS)
-    assert not disk.journal.unreadable
+    assert not disk.journal.reader.unreadable
     disk.journal.close()
 
 

@@ -32,7 +32,7 @@ class Host:
     def __init__(self, folder: Path, accept_loss: bool = False) -> None:
         self.folder = folder
         self.now = 1_000_000
-        self.journal = Journal.open(
+        self.journal = Journal(
             folder, lambda: None, fail, segment_bytes=SEGMENT, accept_loss=accept_loss
         )
         self.broker = Broker(self.journal.fetch)

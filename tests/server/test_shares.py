@@ -175,7 +175,7 @@ def test_compressed_input_is_read_as_slowly_as_it_is_worked_on(
         seen = b""
         while f'"{kind}":true'.encode() not in seen:
             seen += await loop.sock_recv(raw, 65_536)
-        [client] = node.clients.values()
+        [client] = node.clients
         most = 0
         data = bomb * (2 * MIB // len(bomb))
         at = 0

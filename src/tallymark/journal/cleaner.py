@@ -34,9 +34,10 @@ from tallymark.journal.layout import (
     bare_block,
     crc32c,
 )
-from tallymark.journal.reading import Columns
-from tallymark.journal.segment import checkpoint_name, ledger_name, segment_name
+from tallymark.journal.reading import Columns, Reader
+from tallymark.journal.segment import checkpoint_name, ledger_name, parsed_checkpoint, segment_name
 from tallymark.journal.spares import Spares, is_full
+from tallymark.journal.stock import Stock
 from tallymark.journal.writer import Writer
 
 # Jobs, and what a Done speaks of.
@@ -104,23 +105,113 @@ class Done:
 
 @final
 class Cleaner:
-    __slots__ = ("_files", "_folder", "_jobs", "_spares", "_worker", "_writer", "done")
+    """The jobs, requested from the loop's thread and carried out by the cleaner's."""
 
-    def __init__(self, folder: Path, files: Files, spares: Spares, writer: Writer) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        files: Files,
+        spares: Spares,
+        writer: Writer,
+        stock: Stock,
+        reader: Reader,
+        checkpoints: list[str],
+    ) -> None:
+        """checkpoints: names of those that are there, the newest first."""
         self._folder = folder
         self._files = files
         self._spares = spares
         self._writer = writer
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._worker = threading.Thread(target=self._run, name="journal-cleaner", daemon=True)
-        self.done: SimpleQueue[Done] = SimpleQueue()
+        self._done: SimpleQueue[Done] = SimpleQueue()
+        self._stock = stock
+        self._reader = reader
+        self._checkpoints = checkpoints
+        self.anchored = 0
+        """Position of the last anchor requested."""
+        self.is_checkpointing = False
+        """True while a checkpoint is requested or being written."""
+        self.is_stripping = False
+        """True while a segment is being stripped."""
 
     def start(self) -> None:
         self._worker.start()
 
-    def put(self, job: Job) -> None:
-        """Queue a job. Jobs run one after the other."""
-        self._jobs.put(job)
+    # -- on the loop's thread
+
+    def forget_checkpoint(self, name: str) -> None:
+        """A checkpoint was damaged, and is gone."""
+        self._checkpoints.remove(name)
+
+    def checkpoint(self, end: int, records: list[Record], now_ms: int, version: int) -> bool:
+        """Request a checkpoint: see Journal.checkpoint."""
+        if self.is_checkpointing or self._writer.failure is not None:
+            return False
+        self.is_checkpointing = True
+        name = checkpoint_name(end)
+        superseded = [n for n in self._checkpoints if n != name][1:]
+        self._jobs.put(Job(CHECKPOINTED, 0, 0, end, now_ms, records, superseded, version=version))
+        return True
+
+    def write_anchor(self, anchor: Anchor) -> None:
+        """Request that an anchor is written once the journal has reached its position on disk,
+        unless one for that position was requested before."""
+        if self._writer.failure is not None or self.anchored == anchor.position:
+            return
+        self.anchored = anchor.position
+        self._jobs.put(Job(ANCHOR, position=anchor.position, anchor=anchor))
+
+    def clean(self, before_ms: int) -> None:
+        """Request what is to be done: spares, the next segment to strip, the deletion of ledgers
+        whose last block is from before then; wall time."""
+        self.request_spares()
+        if not self.is_stripping:
+            segment = self._stock.strippable(self._writer.durable)
+            if segment is not None:
+                self.is_stripping = True
+                self._jobs.put(Job(STRIP, segment.number, segment.salt))
+        names = self._stock.drop_ledgers(before_ms)
+        if names:
+            self._jobs.put(Job(DROP, names=names))
+
+    def request_spares(self) -> None:
+        """Request missing spare segments."""
+        if not self._spares.asked and self._spares.is_missing:
+            self._spares.asked = True
+            self._jobs.put(Job(TOP_UP))
+
+    def take_results(self) -> list[str]:
+        """Take in what was finished; return texts about problems."""
+        problems: list[str] = []
+        while not self._done.empty():
+            done = self._done.get()
+            if done.problem:
+                problems.append(done.problem)
+            if done.job.kind == CHECKPOINTED:
+                self._checkpointed(done)
+            elif done.job.kind == STRIP:
+                self._stripped(done)
+        return problems
+
+    def _checkpointed(self, done: Done) -> None:
+        self.is_checkpointing = False
+        if not done.problem:
+            job = done.job
+            name = checkpoint_name(job.position)
+            kept = [n for n in self._checkpoints if n != name and n not in job.names]
+            self._checkpoints = [name, *kept]
+            older = parsed_checkpoint(kept[0]) if kept else None
+            self._stock.checkpointed(job.position, older or 0)
+
+    def _stripped(self, done: Done) -> None:
+        job = done.job
+        self.is_stripping = False
+        if done.problem and not done.full:
+            self._stock.keep(job.number)
+        elif not done.problem:
+            self._reader.forget_file(job.number)
+            self._stock.stripped(job.number, ledger_name(job.number, job.salt), done.size)
 
     def finish(self) -> None:
         """Wait until all jobs queued so far have ended."""
@@ -135,6 +226,8 @@ class Cleaner:
             self._jobs.put(Job(_STOP))
             self._worker.join()
 
+    # -- on the cleaner's
+
     def _run(self) -> None:
         while True:
             job = self._jobs.get()
@@ -144,10 +237,10 @@ class Cleaner:
                 job.ended.set()
                 continue
             try:
-                self.done.put(self._with_reserve(job))
+                self._done.put(self._with_reserve(job))
             except OSError as failure:
                 self._writer.fail(failure)
-                self.done.put(Done(job, str(failure), 0))
+                self._done.put(Done(job, str(failure), 0))
             except BaseException as bug:
                 self._writer.fail(OSError(errno.EIO, f"the journal's cleaner ended: {bug!r}"))
                 raise

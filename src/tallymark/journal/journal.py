@@ -2,7 +2,7 @@
 
 Threads. The loop's thread packs blocks and hands them over (`commit`), and calls all other methods
 here, too. The writer's thread writes and syncs. The cleaner's thread makes checkpoints, strips and
-preallocates. Only `open`, `recovered`, `start` and `close` wait for the disk, and `fetch` and
+preallocates. Only making it, `recovered`, `start` and `close` wait for the disk, and `fetch` and
 `relocate`, which read.
 
 Space. A segment is preallocated. A turn never spans segments, so that a turn with a body of 128 MiB
@@ -26,7 +26,6 @@ its turn is on disk: before that a crash would bring the message back.
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, final
@@ -37,7 +36,6 @@ from tallymark.engine.message import Payload
 from tallymark.engine.records import Record
 from tallymark.engine.walltime import in_wall_time
 from tallymark.journal import anchor as anchors
-from tallymark.journal import cleaner as cleaning
 from tallymark.journal.anchor import Anchor
 from tallymark.journal.cleaner import Cleaner
 from tallymark.journal.files import Files
@@ -51,21 +49,17 @@ from tallymark.journal.layout import (
     bare_block,
 )
 from tallymark.journal.lock import FolderLock
-from tallymark.journal.reading import Blocks, check
+from tallymark.journal.reading import Reader
 from tallymark.journal.recovery import Folder, JournalCorrupt, Recovery
 from tallymark.journal.segment import (
-    checkpoint_name,
-    ledger_name,
-    parsed_checkpoint,
     segment_name,
 )
-from tallymark.journal.spares import RESERVE, Spares, is_full
+from tallymark.journal.spares import RESERVE, Spares
 from tallymark.journal.stock import Stock
 from tallymark.journal.writer import COMMIT, SYNC_MODES, Writer
 
 SEGMENT_BYTES: Final = 64 * 1024 * 1024
 MIN_SEGMENT_BYTES: Final = 4096
-_FILES_OPEN: Final = 64
 _FILES_SET_ASIDE: Final = 16
 """Number of descriptors reserved for the journal: the writer's, the cleaner's, and a few for
 reading."""
@@ -73,98 +67,12 @@ _LIMIT: Final = (1 << 32) - HEADER
 
 
 @final
-class _Pending:
-    """A block that may not be written yet; reads of it are served from here."""
-
-    __slots__ = ("buffers", "end", "start")
-
-    def __init__(self, start: int, end: int, buffers: list[bytes]) -> None:
-        self.start = start
-        self.end = end
-        self.buffers = buffers
-
-    def cut(self, position: int, size: int) -> bytes:
-        skip = position - self.start
-        parts: list[bytes] = []
-        for buffer in self.buffers:
-            if skip < len(buffer):
-                part = buffer[skip : skip + size]
-                parts.append(part)
-                size -= len(part)
-                if not size:
-                    break
-                skip = 0
-            else:
-                skip -= len(buffer)
-        return b"".join(parts)
-
-
-@final
 class Journal:
-    """A journal. Order of use: `open`, read all of `recovered`, `retain` live payloads, `start`,
+    """A journal. Order of use: make it, read all of `recovered`, `retain` live payloads, `start`,
     commits. One thread."""
-
-    __slots__ = (
-        "_anchored", "_blocks", "_blocks_read", "_checkpoint_names", "_checkpointing", "_cleaner",
-        "_files", "_folder", "_gone", "_handed_bytes", "_lock", "_offset", "_on_failure",
-        "_open_files", "_packer", "_pending", "_recovery", "_salt", "_segment", "_segment_bytes",
-        "_spares", "_stock", "_stripping", "_time_ms", "_writer", "end", "problems", "sync",
-        "unreadable",
-    )  # fmt: skip
 
     def __init__(
         self,
-        folder: Path,
-        on_synced: Callable[[], None],
-        on_failure: Callable[[OSError], None],
-        sync: str,
-        interval_ms: int,
-        segment_bytes: int,
-        accept_loss: bool,
-        files: Files,
-        lock: FolderLock,
-        version: int,
-    ) -> None:
-        """Use `open` instead."""
-        self._lock = lock
-        found = Folder(folder)
-        self._folder = folder
-        self._files = files
-        self._segment_bytes = segment_bytes
-        self._recovery = Recovery(found, accept_loss)
-        self._stock = Stock(found)
-        self._spares = Spares(folder, files, segment_bytes, found.spares)
-        self._writer = Writer(folder, files, self._spares, sync, interval_ms, on_synced, on_failure)
-        self._cleaner = Cleaner(folder, files, self._spares, self._writer)
-        self._packer = Packer(version)
-        self._blocks_read = Blocks(files)
-        self._pending: deque[_Pending] = deque()
-        self._open_files: dict[int, int] = {}
-        self._gone: dict[int, tuple[int, int, int]] = {}
-        """Needed payloads that are missing, by segment: count, bytes, first position."""
-        self._anchored = 0
-        self._checkpoint_names = [name for _, name in found.checkpoints]
-        self._checkpointing = False
-        self._stripping = False
-        self._segment = 0
-        self._salt = 0
-        self._offset = 0
-        self._blocks = 0
-        self._handed_bytes = 0
-        self._time_ms = 0
-        self.sync = sync
-        """Sync mode: "commit", "interval" or "never"."""
-        self.end = 0
-        """Position behind everything committed."""
-        self.unreadable: set[int] = set()
-        """Positions of payloads whose bytes could not be read, or were found damaged at the
-        start."""
-        self.problems: list[str] = []
-        """Texts about problems that did not end the journal, for the log. The reader clears the
-        list."""
-
-    @staticmethod
-    def open(
         folder: Path,
         on_synced: Callable[[], None],
         on_failure: Callable[[OSError], None],
@@ -174,7 +82,7 @@ class Journal:
         accept_loss: bool = False,
         files: Files | None = None,
         version: int = FORMAT,
-    ) -> Journal:
+    ) -> None:
         """Open a data folder, creating it if need be. Nothing in it is changed before `start`.
 
         on_synced, on_failure: called from worker threads; see `synced` and the module's text.
@@ -187,23 +95,38 @@ class Journal:
             raise ValueError(f"segment of {segment_bytes} bytes, expected {MIN_SEGMENT_BYTES} or "
                              f"more and less than {_LIMIT}")  # fmt: skip
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = FolderLock(folder)
+        self._lock = FolderLock(folder)
         try:
-            return Journal(
-                folder,
-                on_synced,
-                on_failure,
-                sync,
-                interval_ms,
-                segment_bytes,
-                accept_loss,
-                files if files is not None else Files(),
-                lock,
-                version,
-            )
+            found = Folder(folder)
         except OSError:
-            lock.release()
+            self._lock.release()
             raise
+        files = self._files = files if files is not None else Files()
+        self._folder = folder
+        self._segment_bytes = segment_bytes
+        self._recovery = Recovery(found, accept_loss)
+        self._stock = Stock(found)
+        self._spares = Spares(folder, files, segment_bytes, found.spares)
+        self._writer = Writer(folder, files, self._spares, sync, interval_ms, on_synced, on_failure)
+        self.reader = Reader(folder, files, self._writer, self._stock.name_of)
+        self._cleaner = Cleaner(
+            folder, files, self._spares, self._writer, self._stock, self.reader,
+            [name for _, name in found.checkpoints],
+        )  # fmt: skip
+        self._packer = Packer(version)
+        self._segment = 0
+        self._salt = 0
+        self._offset = 0
+        self._blocks = 0
+        self._handed_bytes = 0
+        self._time_ms = 0
+        self.sync = sync
+        """Sync mode: "commit", "interval" or "never"."""
+        self.end = 0
+        """Position behind everything committed."""
+        self.problems: list[str] = []
+        """Texts about problems that did not end the journal, for the log. The reader clears the
+        list."""
 
     # -- recovery ---------------------------------------------------------------------------
 
@@ -219,24 +142,14 @@ class Journal:
         loss is accepted, and the engine drops the messages as DROPPED_LOST (releasing them again
         or not: both are right).
         """
-        if self._stock.retain(position, size):
-            return True
-        self._note_gone(position, size)
-        return False
+        return self._stock.retain(position, size)
 
     def retain_packed(self, payload: Payload) -> list[int]:
         """Mark the bytes of each message of a packed payload as needed; return the positions of
         missing ones."""
         pack = payload.pack
         assert pack is not None
-        gone = self._stock.retain_all(pack.positions, payload.cuts)
-        for position in gone:
-            self._note_gone(position, 0)
-        return gone
-
-    def _note_gone(self, position: int, size: int) -> None:
-        known = self._gone.get(position >> 32, (0, 0, position))
-        self._gone[position >> 32] = (known[0] + 1, known[1] + size, min(known[2], position))
+        return self._stock.retain_all(pack.positions, payload.cuts)
 
     def missing(self, problem: str) -> None:
         """Note after the replay that something is missing. `start` refuses then, unless the loss is
@@ -261,7 +174,7 @@ class Journal:
     @property
     def is_anchored(self) -> bool:
         """Return whether the last anchor requested covers everything committed so far."""
-        return self._anchored == self.end
+        return self._cleaner.anchored == self.end
 
     def write_anchor(
         self,
@@ -271,11 +184,7 @@ class Journal:
     ) -> None:
         """Write an anchor that says that the journal reaches to `end`, and the state there, once
         that is on disk: see anchor.py. Called between turns, with everything committed."""
-        if self._writer.failure is not None or self._anchored == self.end:
-            return
-        self._anchored = self.end
-        said = Anchor(self.end, now_ms, queues, subscriptions)
-        self._cleaner.put(cleaning.Job(cleaning.ANCHOR, position=self.end, anchor=said))
+        self._cleaner.write_anchor(Anchor(self.end, now_ms, queues, subscriptions))
 
     @property
     def damaged(self) -> set[int]:
@@ -290,19 +199,18 @@ class Journal:
         """
         recovery = self._recovery
         assert recovery.is_complete, "use up `recovered` first: it finds what must be repaired"
-        for number, (count, size, first) in sorted(self._gone.items()):
-            name = self._stock.name_of(number)
-            recovery.missing(
-                f"segment {number} {'is short of' if name else 'is gone, with'} bytes of live "
-                f"messages: {count} payloads, {size} bytes, the first at position {first:#x}"
-            )
-        self._gone.clear()
+        for problem in self._stock.losses():
+            recovery.missing(problem)
         self._files.set_aside(_FILES_SET_ASIDE)
         if recovery.gone:
             raise JournalCorrupt(self._folder, recovery.gone)
         self.problems.extend(recovery.problems)
-        self.unreadable.update(recovery.unreadable)
-        self._repair()
+        self.reader.unreadable.update(recovery.unreadable)
+        repaired = recovery.repair(self._files, self._spares)
+        for number, size, time_ms in repaired:
+            self._stock.repaired(number, size, time_ms)
+        for name in recovery.damaged_checkpoints():
+            self._cleaner.forget_checkpoint(name)
         if recovery.is_behind:  # the loss was accepted: the anchor no longer holds
             self._files.unlink(str(self._folder / anchors.FILE))
         newest = self._stock.newest
@@ -313,43 +221,6 @@ class Journal:
         self._writer.start(self._segment, self._salt)
         self._spares.top_up()
         self._cleaner.start()
-
-    def _repair(self) -> None:
-        recovery = self._recovery
-        for name in recovery.folder.leftovers:
-            self._files.unlink(str(self._folder / name))
-        for repair in recovery.repairs:
-            segment = repair.segment
-            if repair.corrupt:
-                self._quarantine(segment.name)
-            self._replace(segment.name, recovery.repaired(repair))
-            size = (self._folder / segment.name).stat().st_size
-            self._stock.repaired(segment.number, size, repair.time_ms)
-        damaged = [n for at, n in recovery.folder.checkpoints if at > recovery.checkpoint]
-        for name in damaged:
-            self._quarantine(name)
-            self._files.unlink(str(self._folder / name))
-            self._checkpoint_names.remove(name)
-        self._files.sync_folder(self._folder)
-
-    def _replace(self, name: str, buffers: list[bytes]) -> None:
-        """Replace a file, using the space of a spare if the disk is full; the old file's space is
-        free at once."""
-        try:
-            self._files.replace(self._folder, name, [buffers])
-        except OSError as error:
-            if not is_full(error) or not self._spares.give_up_one(0):
-                raise
-            self._files.replace(self._folder, name, [buffers])
-
-    def _quarantine(self, name: str) -> None:
-        """Keep a damaged file, as it was found, in the quarantine folder too."""
-        place = self._folder / "quarantine"
-        place.mkdir(mode=0o700, exist_ok=True)
-        kept = place / name
-        if not kept.exists():
-            os.link(self._folder / name, kept)
-        self._files.sync_folder(place)
 
     # -- the turn ---------------------------------------------------------------------------
 
@@ -376,23 +247,12 @@ class Journal:
         return self.end
 
     def _hand_over(self, buffers: list[bytes], length: int) -> None:
-        writer = self._writer
-        self._forget_written()
         offset = self._offset
         self._offset = offset + length
         self._blocks += 1
         self._handed_bytes += length
-        start = self.end
         self.end = self._segment << 32 | self._offset
-        if writer.failure is None:
-            self._pending.append(_Pending(start, self.end, buffers))
-            writer.write(self._segment, self._salt, offset, length, buffers)
-
-    def _forget_written(self) -> None:
-        pending = self._pending
-        written = self._writer.written
-        while pending and pending[0].end <= written:
-            pending.popleft()
+        self._writer.write(self._segment, self._salt, offset, length, buffers)
 
     def _roll(self) -> None:
         """Seal the segment and continue in a new one."""
@@ -493,77 +353,8 @@ class Journal:
     # -- bytes ------------------------------------------------------------------------------
 
     def fetch(self, payload: Payload) -> bytes:
-        """Return the bytes of a payload, from memory while they are not written, otherwise from the
-        file, with their checksum checked.
-
-        Raises BytesLost when they are not there, or are not those that were written; OSError.
-        """
-        position = payload.position
-        if position < 0:
-            raise BytesLost(f"payload of message {payload.first_id} was never committed")
-        size = payload.size
-        if self._segment and position >= self._writer.written:
-            for pending in self._pending:
-                if pending.start <= position < pending.end:
-                    return pending.cut(position, size)
-            raise BytesLost(f"position {position:#x} was never written, the journal failed")
-        try:
-            data = self._read(payload, position, size)
-        except (BytesLost, OSError):
-            self.unreadable.add(position)
-            raise
-        self.unreadable.discard(position)
-        return data
-
-    def _read(self, payload: Payload, position: int, size: int) -> bytes:
-        """Read bytes from the file and check them."""
-        fd = self._opened(position >> 32)
-        if fd < 0:
-            raise BytesLost(f"segment {position >> 32} is gone, with {size} bytes of it")
-        if payload.sum < 0 and payload.sums is None:
-            return self._blocks_read.read(fd, position, size)
-        data = self._files.read_exactly(fd, size, position & 0xFFFFFFFF)
-        if len(data) != size:
-            raise BytesLost(f"{len(data)} of {size} bytes found at position {position:#x}")
-        check(payload, data)
-        return data
-
-    def _opened(self, number: int) -> int:
-        """Return a descriptor for reading a segment, -1 if it does not exist."""
-        fd = self._open_files.get(number)
-        if fd is not None:
-            return fd
-        name = self._stock.name_of(number)
-        if not name:
-            return -1
-        while len(self._open_files) >= (1 if self._files.is_short else _FILES_OPEN):
-            self._forget_file(next(iter(self._open_files)))
-        fd = self._files.open_for_reading(str(self._folder / name))
-        self._open_files[number] = fd
-        return fd
-
-    def file_of(self, position: int) -> int:
-        """Return a descriptor, to be closed by the caller, of the file that contains a written
-        position. Reads through it return the same bytes whatever becomes of the file.
-
-        Raises BytesLost when there is none any more, OSError.
-        """
-        fd = self._opened(position >> 32)
-        if fd < 0:
-            raise BytesLost(f"the segment of position {position:#x} is gone")
-        return os.dup(fd)
-
-    def path_of(self, position: int) -> Path:
-        """Return the path of the file that contains a written position. Raises BytesLost."""
-        name = self._stock.name_of(position >> 32)
-        if not name:
-            raise BytesLost(f"the segment of position {position:#x} is gone")
-        return self._folder / name
-
-    def _forget_file(self, number: int) -> None:
-        fd = self._open_files.pop(number, -1)
-        if fd >= 0:
-            os.close(fd)
+        """Return the bytes of a payload: see Reader.fetch."""
+        return self.reader.fetch(payload)
 
     def release(self, position: int, size: int) -> None:
         """Release the bytes of a whole payload. Takes effect once the next commit, or the last one
@@ -581,13 +372,13 @@ class Journal:
         Reads the bytes here: give it a few MiB at a time. now_ms: engine time, which wall time is
         `ahead_ms` ahead of. Returns as `commit`.
         """
-        if self._checkpointing or not payloads:
+        if self._cleaner.is_checkpointing or not payloads:
             return self.end
         copies: list[Payload] = []
         records: list[Record] = []
         moving: list[Payload] = []
         for p in {id(p): p for p in payloads}.values():
-            if p.position in self.unreadable:
+            if p.position in self.reader.unreadable:
                 continue
             try:
                 raw = p.raw if p.raw is not None else self.fetch(p)
@@ -595,11 +386,7 @@ class Journal:
                 self.problems.append(f"not moved out of its segment: {error}")
                 continue
             moving.append(p)
-            copy = Payload(
-                p.format, raw, p.cuts, p.route, p.routes, p.first_id, p.arrived_ms, p.persistent,
-                p.largest_frame,
-            )  # fmt: skip
-            copy.sum = p.sum
+            copy = _copied(p, raw)
             copies.append(copy)
             records.append(payload_record(copy, RELOCATED))
             records.append(moved_record(copy, p.position, now_ms))
@@ -616,7 +403,7 @@ class Journal:
         """Return the numbers of sealed segments before the checkpoint of which less than a quarter
         is live: the live payloads in them are worth a `relocate`. position >> 32 is a payload's
         segment."""
-        return [] if self._checkpointing else self._stock.sparse()
+        return [] if self._cleaner.is_checkpointing else self._stock.sparse()
 
     # -- housekeeping -----------------------------------------------------------------------
 
@@ -628,73 +415,31 @@ class Journal:
         records are packed later; their payloads must not be changed (relocate does not).
         False, having done nothing, while another one is being written or after a failure.
         """
-        if self._checkpointing or self._writer.failure is not None:
-            return False
-        self._checkpointing = True
-        name = checkpoint_name(self.end)
-        superseded = [n for n in self._checkpoint_names if n != name][1:]
-        job = cleaning.Job(
-            cleaning.CHECKPOINTED, 0, 0, self.end, now_ms, records, superseded,
-            version=self._packer.version,
-        )  # fmt: skip
-        self._cleaner.put(job)
-        return True
+        return self._cleaner.checkpoint(self.end, records, now_ms, self._packer.version)
 
     def clean(self, now_ms: int, ledger_retention_ms: int) -> None:
         """Do a step of cleaning: take in what the cleaner finished, give it the next segment to
         strip and the ledgers to delete. Called between turns; does not wait."""
-        while not self._cleaner.done.empty():
-            self._finished(self._cleaner.done.get())
-        self._forget_written()
+        self.problems.extend(self._cleaner.take_results())
+        self._writer.forget_written()
         self._stock.turn_ended(self.end)
-        if self._writer.failure is not None:
-            return
-        self.top_up()
-        if not self._stripping:
-            segment = self._stock.strippable(self._writer.durable)
-            if segment is not None:
-                self._stripping = True
-                self._cleaner.put(cleaning.Job(cleaning.STRIP, segment.number, segment.salt))
-        names = self._stock.drop_ledgers(now_ms - ledger_retention_ms)
-        if names:
-            self._cleaner.put(cleaning.Job(cleaning.DROP, names=names))
+        if self._writer.failure is None:
+            self._cleaner.clean(now_ms - ledger_retention_ms)
 
     def finish_cleaning(self) -> None:
         """Wait until all checkpoints and cleaning requested so far are on disk, for a clean stop
         and for tests. `clean` takes the results in."""
         self._cleaner.finish()
 
-    def _finished(self, done: cleaning.Done) -> None:
-        job = done.job
-        if done.problem:
-            self.problems.append(done.problem)
-        if job.kind == cleaning.CHECKPOINTED:
-            self._checkpointing = False
-            if not done.problem:
-                name = checkpoint_name(job.position)
-                kept = [n for n in self._checkpoint_names if n != name and n not in job.names]
-                self._checkpoint_names = [name, *kept]
-                older = parsed_checkpoint(kept[0]) if kept else None
-                self._stock.checkpointed(job.position, older or 0)
-        elif job.kind == cleaning.STRIP:
-            self._stripping = False
-            if done.problem and not done.full:
-                self._stock.keep(job.number)
-            elif not done.problem:
-                self._forget_file(job.number)
-                self._stock.stripped(job.number, ledger_name(job.number, job.salt), done.size)
-
     def top_up(self) -> None:
         """Request missing spare segments, without waiting."""
-        if not self._spares.asked and self._spares.is_missing:
-            self._spares.asked = True
-            self._cleaner.put(cleaning.Job(cleaning.TOP_UP))
+        self._cleaner.request_spares()
 
     @property
     def is_stripping(self) -> bool:
         """Return whether a segment is being stripped. The next `clean` after its end begins
         another."""
-        return self._stripping
+        return self._cleaner.is_stripping
 
     @property
     def checkpoint_position(self) -> int:
@@ -717,7 +462,15 @@ class Journal:
                 self._seal()
             self._cleaner.stop()
             self._writer.stop()
-        for number in list(self._open_files):
-            self._forget_file(number)
+        self.reader.close()
         self._files.give_back()
         self._lock.release()
+
+
+def _copied(payload: Payload, raw: bytes) -> Payload:
+    copy = Payload(
+        payload.format, raw, payload.cuts, payload.route, payload.routes, payload.first_id,
+        payload.arrived_ms, payload.persistent, payload.largest_frame,
+    )  # fmt: skip
+    copy.sum = payload.sum
+    return copy

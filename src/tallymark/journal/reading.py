@@ -11,6 +11,7 @@ import errno
 import os
 from array import array
 from bisect import bisect_right
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, final
 
@@ -26,7 +27,10 @@ from tallymark.journal.block import (
     is_whole,
 )
 from tallymark.journal.files import Files
+from tallymark.journal.writer import Writer
 
+_FILES_OPEN: Final = 64
+"""Number of files that are read at a time."""
 SECTOR: Final = 4096
 """Smallest unit, in bytes, that a disk loses with an unreadable byte."""
 WINDOW: Final = 64 * 1024
@@ -154,6 +158,106 @@ def _header(data: bytes) -> Header | None:
         return header_at(data, 0)
     except LayoutError:
         return None
+
+
+@final
+class Reader:
+    """Reads payloads of a folder, from the blocks that wait to be written and from the files."""
+
+    __slots__ = (
+        "_blocks", "_files", "_folder", "_name_of", "_open_files", "_writer", "unreadable",
+    )  # fmt: skip
+
+    def __init__(
+        self, folder: Path, files: Files, writer: Writer, name_of: Callable[[int], str]
+    ) -> None:
+        """name_of: returns the file of a segment, "" where there is none."""
+        self._folder = folder
+        self._files = files
+        self._writer = writer
+        self._name_of = name_of
+        self._blocks = Blocks(files)
+        self._open_files: dict[int, int] = {}
+        """Descriptors by segment, those opened first before the others."""
+        self.unreadable: set[int] = set()
+        """Positions of payloads whose bytes could not be read, or were found damaged at the
+        start."""
+
+    def fetch(self, payload: Payload) -> bytes:
+        """Return the bytes of a payload, from memory while they are not written, otherwise from the
+        file, with their checksum checked.
+
+        Raises BytesLost when they are not there, or are not those that were written; OSError.
+        """
+        position = payload.position
+        if position < 0:
+            raise BytesLost(f"payload of message {payload.first_id} was never committed")
+        size = payload.size
+        if self._writer.number and position >= self._writer.written:
+            return self._writer.unwritten(position, size)
+        try:
+            data = self._read(payload, position, size)
+        except (BytesLost, OSError):
+            self.unreadable.add(position)
+            raise
+        self.unreadable.discard(position)
+        return data
+
+    def _read(self, payload: Payload, position: int, size: int) -> bytes:
+        """Read bytes from the file and check them."""
+        fd = self._opened(position >> 32)
+        if fd < 0:
+            raise BytesLost(f"segment {position >> 32} is gone, with {size} bytes of it")
+        if payload.sum < 0 and payload.sums is None:
+            return self._blocks.read(fd, position, size)
+        data = self._files.read_exactly(fd, size, position & 0xFFFFFFFF)
+        if len(data) != size:
+            raise BytesLost(f"{len(data)} of {size} bytes found at position {position:#x}")
+        check(payload, data)
+        return data
+
+    def _opened(self, number: int) -> int:
+        """Return a descriptor for reading a segment, -1 if it does not exist."""
+        fd = self._open_files.get(number)
+        if fd is not None:
+            return fd
+        name = self._name_of(number)
+        if not name:
+            return -1
+        while len(self._open_files) >= (1 if self._files.is_short else _FILES_OPEN):
+            self.forget_file(next(iter(self._open_files)))
+        fd = self._files.open_for_reading(str(self._folder / name))
+        self._open_files[number] = fd
+        return fd
+
+    def file_of(self, position: int) -> int:
+        """Return a descriptor, to be closed by the caller, of the file that contains a written
+        position. Reads through it return the same bytes whatever becomes of the file.
+
+        Raises BytesLost when there is none any more, OSError.
+        """
+        fd = self._opened(position >> 32)
+        if fd < 0:
+            raise BytesLost(f"the segment of position {position:#x} is gone")
+        return os.dup(fd)
+
+    def path_of(self, position: int) -> Path:
+        """Return the path of the file that contains a written position. Raises BytesLost."""
+        name = self._name_of(position >> 32)
+        if not name:
+            raise BytesLost(f"the segment of position {position:#x} is gone")
+        return self._folder / name
+
+    def forget_file(self, number: int) -> None:
+        """Close a segment's descriptor: the file is another one now."""
+        fd = self._open_files.pop(number, -1)
+        if fd >= 0:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Close all files."""
+        for number in list(self._open_files):
+            self.forget_file(number)
 
 
 @final

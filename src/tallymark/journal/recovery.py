@@ -1,9 +1,8 @@
 """Recovery: a data folder read back into records, from the newest sound checkpoint and all later
 blocks, in order.
 
-Each segment is read as a whole, and no object is made per message. Nothing is written here: repairs
-that are needed before the folder may be written to are listed, and `Journal.start` carries them
-out.
+Each segment is read as a whole, and no object is made per message. Nothing is written before
+`repair`, which `Journal.start` calls: it makes good what a crash left.
 
 A segment is sealed and synced before the first byte of the next is written. So only the newest
 segment with blocks can have a torn tail; any other that does not end with its seal is corrupt.
@@ -19,6 +18,7 @@ from typing import final
 from tallymark.engine.message import Payload
 from tallymark.engine.records import Record
 from tallymark.journal.anchor import read_anchor
+from tallymark.journal.files import Files
 from tallymark.journal.layout import (
     HEADER,
     LOST,
@@ -40,6 +40,7 @@ from tallymark.journal.segment import (
     parsed_name,
     scan,
 )
+from tallymark.journal.spares import Spares, is_full
 
 
 class JournalCorrupt(Exception):
@@ -357,6 +358,31 @@ class Recovery:
                 repair.stretches.pop()
         self.repairs.append(repair)
 
+    def damaged_checkpoints(self) -> list[str]:
+        """Return the names of checkpoints that were passed over."""
+        return [name for at, name in self.folder.checkpoints if at > self.checkpoint]
+
+    def repair(self, files: Files, spares: Spares) -> list[tuple[int, int, int]]:
+        """Repair what a crash left; return number, bytes and time of the last block of the segments
+        that were written anew. What is damaged, and not just cut off, stays in the quarantine
+        folder."""
+        path = self.folder.path
+        written: list[tuple[int, int, int]] = []
+        for name in self.folder.leftovers:
+            files.unlink(str(path / name))
+        for repair in self.repairs:
+            segment = repair.segment
+            if repair.corrupt:
+                _quarantine(files, path, segment.name)
+            _replace(files, spares, path, segment.name, self.repaired(repair))
+            size = (path / segment.name).stat().st_size
+            written.append((segment.number, size, repair.time_ms))
+        for name in self.damaged_checkpoints():
+            _quarantine(files, path, name)
+            files.unlink(str(path / name))
+        files.sync_folder(path)
+        return written
+
     def repaired(self, repair: Repair) -> list[bytes]:
         """Return the content that `repair` describes. LOST blocks keep later offsets unchanged."""
         segment = repair.segment
@@ -394,3 +420,24 @@ def _loss(segment: SegmentFile, at: int, verdict: Verdict, headers: list[Header]
     until = str(verdict.resume) if verdict.resume >= 0 else "its end"
     after = f", after block {headers[-1].block} of {headers[-1].time_ms} ms" if headers else ""
     return f"{segment.name}: bytes {at} to {until} are lost{after} ({verdict.reason})"
+
+
+def _replace(files: Files, spares: Spares, folder: Path, name: str, buffers: list[bytes]) -> None:
+    """Replace a file, using the space of a spare if the disk is full; the old file's space is free
+    at once."""
+    try:
+        files.replace(folder, name, [buffers])
+    except OSError as error:
+        if not is_full(error) or not spares.give_up_one(0):
+            raise
+        files.replace(folder, name, [buffers])
+
+
+def _quarantine(files: Files, folder: Path, name: str) -> None:
+    """Keep a damaged file, as it was found, in the quarantine folder too."""
+    place = folder / "quarantine"
+    place.mkdir(mode=0o700, exist_ok=True)
+    kept = place / name
+    if not kept.exists():
+        os.link(folder / name, kept)
+    files.sync_folder(place)

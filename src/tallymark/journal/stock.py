@@ -39,12 +39,13 @@ class Segment:
 
 @final
 class Stock:
-    __slots__ = ("_lost", "_released", "_segments", "checkpoint", "older")
-
     def __init__(self, folder: Folder) -> None:
         self._segments: dict[int, Segment] = {}
         self._released: set[int] = set()
         self._lost: set[int] = set()
+        """Positions of needed payloads that are not there."""
+        self._gone: dict[int, tuple[int, int, int]] = {}
+        """Those not reported yet, by segment: count, bytes, first position."""
         self.checkpoint = 0
         """Position of the newest durable checkpoint, 0 for none."""
         self.older = 0
@@ -102,7 +103,7 @@ class Stock:
         """Mark bytes as needed; False if they are not there."""
         segment = self._segments.get(position >> 32)
         if segment is None or segment.stripped or (position & 0xFFFFFFFF) + size > segment.size:
-            self._lost.add(position)
+            self._note_gone(position, size)
             return False
         segment.live += size
         return True
@@ -126,13 +127,30 @@ class Stock:
                     segment = None
             size = cuts[i + 1] - cuts[i]
             if segment is None or (position & 0xFFFFFFFF) + size > segment.size:
-                self._lost.add(position)
+                self._note_gone(position, 0)
                 gone.append(position)
             else:
                 live += size
         if segment is not None:
             segment.live += live
         return gone
+
+    def _note_gone(self, position: int, size: int) -> None:
+        self._lost.add(position)
+        count, total, first = self._gone.get(position >> 32, (0, 0, position))
+        self._gone[position >> 32] = (count + 1, total + size, min(first, position))
+
+    def losses(self) -> list[str]:
+        """Return texts about needed payloads that are not there, once."""
+        texts: list[str] = []
+        for number, (count, size, first) in sorted(self._gone.items()):
+            name = self.name_of(number)
+            texts.append(
+                f"segment {number} {'is short of' if name else 'is gone, with'} bytes of live "
+                f"messages: {count} payloads, {size} bytes, the first at position {first:#x}"
+            )
+        self._gone.clear()
+        return texts
 
     def release(self, position: int, size: int) -> None:
         number = position >> 32

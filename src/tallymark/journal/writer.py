@@ -13,12 +13,14 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Final, final
 
+from tallymark.engine.errors import BytesLost
 from tallymark.journal.files import Files
 from tallymark.journal.segment import segment_name
 from tallymark.journal.spares import Spares, is_full
@@ -35,7 +37,8 @@ _SYNC: Final = 2
 
 @final
 class Job:
-    """A job for the writer: write buffers at a segment's offset, sync, or stop."""
+    """A job for the writer: write buffers at a segment's offset, sync, or stop. A block that may
+    not be written yet is read from here."""
 
     __slots__ = ("buffers", "done", "kind", "length", "offset", "salt", "segment")
 
@@ -57,15 +60,42 @@ class Job:
         self.buffers: list[bytes] = buffers if buffers is not None else []
         self.done = done
 
+    @property
+    def start(self) -> int:
+        """Position of the block."""
+        return self.segment << 32 | self.offset
+
+    @property
+    def end(self) -> int:
+        """Position behind the block."""
+        return self.start + self.length
+
+    def cut(self, position: int, size: int) -> bytes:
+        """Return bytes of the block."""
+        skip = position - self.start
+        parts: list[bytes] = []
+        for buffer in self.buffers:
+            if skip < len(buffer):
+                part = buffer[skip : skip + size]
+                parts.append(part)
+                size -= len(part)
+                if not size:
+                    break
+                skip = 0
+            else:
+                skip -= len(buffer)
+        return b"".join(parts)
+
 
 @final
 class Writer:
-    """Owns the file being written. `write`, `sync` and `stop` may be called from any thread."""
+    """Owns the file being written. `write`, `forget_written` and `unwritten` are called from one
+    thread, `sync` and `stop` from any."""
 
     __slots__ = (
         "_fd", "_files", "_folder", "_guard", "_interval_s", "_jobs", "_offset", "_on_failure",
-        "_on_synced", "_spares", "_sync", "_synced_at", "_worker", "durable", "failure", "number",
-        "syncs", "synced", "written", "written_bytes",
+        "_on_synced", "_pending", "_spares", "_sync", "_synced_at", "_worker", "durable", "failure",
+        "number", "syncs", "synced", "written", "written_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +116,8 @@ class Writer:
         self._on_synced = on_synced
         self._on_failure = on_failure
         self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._pending: deque[Job] = deque()
+        """Blocks handed over that may not be written yet."""
         self._guard = threading.Lock()
         self._worker = threading.Thread(target=self._run, name="journal-writer", daemon=True)
         self._fd = -1
@@ -114,8 +146,27 @@ class Writer:
     def write(
         self, segment: int, salt: int, offset: int, length: int, buffers: list[bytes]
     ) -> None:
-        """Hand over one block. A new segment number begins a new file."""
-        self._jobs.put(Job(_WRITE, segment, salt, offset, length, buffers))
+        """Hand over one block. A new segment number begins a new file. After a failure nothing is
+        written any more."""
+        self.forget_written()
+        if self.failure is None:
+            job = Job(_WRITE, segment, salt, offset, length, buffers)
+            self._pending.append(job)
+            self._jobs.put(job)
+
+    def forget_written(self) -> None:
+        """Let go of the bytes of blocks that are written."""
+        pending = self._pending
+        while pending and pending[0].end <= self.written:
+            pending.popleft()
+
+    def unwritten(self, position: int, size: int) -> bytes:
+        """Return bytes of a block that was handed over and may not be written yet. Raises
+        BytesLost."""
+        for job in self._pending:
+            if job.start <= position < job.end:
+                return job.cut(position, size)
+        raise BytesLost(f"position {position:#x} was never written, the journal failed")
 
     def sync(self) -> bool:
         """Wait until everything handed over is on disk. False: it never will be, because a write

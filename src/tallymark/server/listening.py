@@ -9,15 +9,12 @@ import os
 import socket
 import stat
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tallymark.journal.lock import FolderInUse, FolderLock
 from tallymark.server.access.tls import Certificates
 from tallymark.server.config.kinds import LOCALHOST
 from tallymark.server.config.settings import Config
-
-if TYPE_CHECKING:
-    pass
 
 ABSENT: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 """Errors of binding an address of a family that this machine has not got, as a name such as

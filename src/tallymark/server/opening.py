@@ -86,7 +86,7 @@ def open_node(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
     began = time.perf_counter()
     relay = Relay(loop)
     features = Features.open(config.data_dir)
-    journal = Journal.open(
+    journal = Journal(
         config.data_dir,
         relay.synced,
         relay.failed,

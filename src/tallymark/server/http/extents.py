@@ -101,7 +101,7 @@ class _Files:
             for span in spans:
                 number = span.position >> 32
                 if number not in self._open:
-                    self._open[number] = journal.file_of(span.position)
+                    self._open[number] = journal.reader.file_of(span.position)
                 end = (span.position & 0xFFFFFFFF) + span.size
                 self._ends[number] = max(self._ends.get(number, 0), end)
         except BaseException:

@@ -200,7 +200,7 @@ class Streams:
             for span in extents.spans:
                 number = str(span.position >> 32)
                 if number not in files:
-                    files[number] = str(journal.path_of(span.position).absolute())
+                    files[number] = str(journal.reader.path_of(span.position).absolute())
             block = layout.pack_places(self._in_wall_time(extents))
         return web.Response(
             body=block,
