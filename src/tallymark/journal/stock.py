@@ -45,7 +45,7 @@ class Stock:
         self._lost: set[int] = set()
         """Positions of needed payloads that are not there."""
         self._gone: dict[int, tuple[int, int, int]] = {}
-        """Those not reported yet, by segment: count, bytes, first position."""
+        """Count, bytes and first position of losses not reported yet, by segment."""
         self.checkpoint = 0
         """Position of the newest durable checkpoint, 0 for none."""
         self.older = 0
