@@ -252,3 +252,22 @@ def test_limits_are_shown_kept_and_for_administrators(tmp_path: Path) -> None:
         assert get(broker, "user-limits") == [], "they went with the user"
         stored = json.loads((tmp_path / "data" / "limits.json").read_text())
         assert stored == {"vhosts": {"/": {"max-queues": 9}}, "users": {}}
+
+
+def test_a_file_of_limits_that_cannot_be_replaced(tmp_path: Path) -> None:
+    """A limit is refused, with the reason, and changes nothing; a virtual host goes with all that
+    is about it."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        done(broker, "PUT", "users/ann", {"password": "ann", "tags": ""})
+        done(broker, "PUT", "vhosts/old", {})
+        done(broker, "PUT", "permissions/old/ann", FULL)
+        done(broker, "PUT", "vhost-limits/old/max-queues", {"value": 9})
+        obstacle = broker.data_dir / f"limits.json.{broker.pid}.new"
+        obstacle.mkdir()
+        status, error, reason = refused(broker, "PUT", "vhost-limits/old/max-queues", {"value": 1})
+        assert (status, error) == (500, "internal_error")
+        assert obstacle.name in reason
+        assert get(broker, "vhost-limits/old") == [{"vhost": "old", "value": {"max-queues": 9}}]
+        done(broker, "DELETE", "vhosts/old")
+        assert get(broker, "users/ann/permissions") == []
+        obstacle.rmdir()

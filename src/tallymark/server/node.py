@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tallymark.bridge.amqp10.watch import Watch
 from tallymark.engine.broker import Broker
 from tallymark.journal.journal import Journal
+from tallymark.server.access.limits import StoredLimits
 from tallymark.server.access.rights import Rights
 from tallymark.server.access.scram import SCRAM
 from tallymark.server.access.tls import Certificates
@@ -63,15 +64,14 @@ class Node(Turns):
         self.alarms = Alarms(self)
         self.clients = Clients(self, self.doors, self.buffers, self.pacer, self.alarms)
         self.housekeeping = Housekeeping(self, self.buffers, self.alarms)
-        self.rights = Rights(self, self.clients, self.users, self.tasks)
+        self.limits = StoredLimits(config.data_dir, broker.quotas, self.pacer.look_again)
+        self.rights = Rights(self, self.clients, self.users, self.limits, self.tasks)
         self.slow_consumers = SlowConsumerWatch(self)
         self.read_config: Callable[[], Config] | None = None
         """Function that reads the configuration again. Raises ConfigError. None: this broker was
         not started from one."""
         self.certificates: Certificates | None = None
         """Certificates of its listeners."""
-        self.limits_changing = asyncio.Lock()
-        """Held while limits.json is written."""
 
     def mechanisms(self) -> tuple[str, ...]:
         """SASL mechanisms that AMQP clients may use now."""

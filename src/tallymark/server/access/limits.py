@@ -3,7 +3,8 @@ engine/quotas.py, set over HTTP (management/limits.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import asyncio
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
@@ -11,15 +12,18 @@ import msgspec
 
 from tallymark.engine.quotas import Limits, Quotas
 from tallymark.server.access.users import replace_file
+from tallymark.server.logs import log_of
 
 FILE: Final = "limits.json"
+
+log = log_of("users")
 
 
 class LimitsError(Exception):
     """The file is there but cannot be read."""
 
 
-class Stored(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class _Stored(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     vhosts: Limits = {}
     users: Limits = {}
 
@@ -28,7 +32,7 @@ def load_limits(folder: Path, quotas: Quotas) -> None:
     """Raises LimitsError."""
     file = folder / FILE
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=Stored)
+        found = msgspec.json.decode(file.read_bytes(), type=_Stored)
     except FileNotFoundError:
         return
     except (OSError, msgspec.MsgspecError) as error:
@@ -36,19 +40,48 @@ def load_limits(folder: Path, quotas: Quotas) -> None:
     quotas.limit(found.vhosts, found.users)
 
 
-def save_limits(folder: Path, stored: Stored) -> None:
-    """Raises OSError."""
-    replace_file(folder, FILE, msgspec.json.format(msgspec.json.encode(stored), indent=1))
+class StoredLimits:
+    """Changes of the limits: in the file first, then in effect."""
+
+    def __init__(self, folder: Path, quotas: Quotas, on_change: Callable[[], None]) -> None:
+        """on_change: called when other limits have come into effect."""
+        self._folder = folder
+        self._quotas = quotas
+        self._on_change = on_change
+        self._changing = asyncio.Lock()
+
+    async def change(self, change: Callable[[Limits, Limits], None]) -> None:
+        """Change the limits of virtual hosts and users, which are given in this order. Raises
+        OSError: the file cannot be replaced, and nothing has changed."""
+        async with self._changing:
+            vhosts = {name: dict(found) for name, found in self._quotas.vhosts.items()}
+            users = {name: dict(found) for name, found in self._quotas.users.items()}
+            change(vhosts, users)
+            stored = _Stored(_without_empty(vhosts), _without_empty(users))
+            await asyncio.to_thread(self._save, stored)
+            self._quotas.limit(stored.vhosts, stored.users)
+            self._on_change()
+
+    def forget(self, vhosts: Collection[str], users: Collection[str]) -> None:
+        """Drop the limits of virtual hosts and users that are not among these. They stay until the
+        next change if the file cannot be replaced."""
+        known = self._quotas
+        kept = _Stored(
+            {name: found for name, found in known.vhosts.items() if name in vhosts},
+            {name: found for name, found in known.users.items() if name in users},
+        )
+        if (kept.vhosts, kept.users) == (known.vhosts, known.users):
+            return
+        try:
+            self._save(kept)
+        except OSError as error:
+            log.error("limits.unwritable", error=str(error))
+        else:
+            known.limit(kept.vhosts, kept.users)
+
+    def _save(self, stored: _Stored) -> None:
+        replace_file(self._folder, FILE, msgspec.json.format(msgspec.json.encode(stored), indent=1))
 
 
-def forget_limits(
-    folder: Path, quotas: Quotas, vhosts: Collection[str], users: Collection[str]
-) -> None:
-    """Drop the limits of virtual hosts and users that are not among these. Raises OSError."""
-    kept = Stored(
-        {name: found for name, found in quotas.vhosts.items() if name in vhosts},
-        {name: found for name, found in quotas.users.items() if name in users},
-    )
-    if (kept.vhosts, kept.users) != (quotas.vhosts, quotas.users):
-        save_limits(folder, kept)
-        quotas.limit(kept.vhosts, kept.users)
+def _without_empty(limits: Limits) -> Limits:
+    return {name: found for name, found in limits.items() if found}

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from tallymark.engine.deadlines import NEVER
-from tallymark.server.access.limits import forget_limits
+from tallymark.server.access.limits import StoredLimits
 from tallymark.server.access.user import GUEST, TokenUser, User, UsersError, permissions_of
 from tallymark.server.access.users import Users
 from tallymark.server.client import Client, Clients
@@ -30,10 +30,13 @@ log = log_of("users")
 class Rights:
     """Housekeeping task that applies changed users to open connections."""
 
-    def __init__(self, turns: Turns, clients: Clients, users: Users, tasks: Schedule) -> None:
+    def __init__(
+        self, turns: Turns, clients: Clients, users: Users, limits: StoredLimits, tasks: Schedule
+    ) -> None:
         self._turns = turns
         self._clients = clients
         self._users = users
+        self._limits = limits
         self._tasks = tasks
         self._problem = ""
         """Reason why the users could not be read at the last check; "": they could."""
@@ -97,12 +100,8 @@ class Rights:
                     self._follow(client)
                 except Exception as error:  # a bug of ours costs this connection, not the others
                     client.broken(error)
-        broker, folder = self._turns.broker, self._turns.config.data_dir
         names = list(self._users.current()) or [GUEST]
-        try:
-            forget_limits(folder, broker.quotas, broker.vhosts, names)
-        except OSError as error:
-            log.error("limits.unwritable", error=str(error))
+        self._limits.forget(self._turns.broker.vhosts, names)
 
     def _follow(self, client: Client) -> None:
         name, users = client.bridge.user, self._users

@@ -16,9 +16,8 @@ import msgspec
 
 from tallymark.bridge.identity import BROKER, PRODUCT, VERSION
 from tallymark.engine.errors import BrokerError
-from tallymark.engine.quotas import Quotas
+from tallymark.engine.quotas import Limits, Quotas
 from tallymark.engine.vhost import VirtualHost
-from tallymark.server.access.limits import Stored, save_limits
 from tallymark.server.access.user import GUEST_USER, User, UsersError, make_user
 from tallymark.server.definitions.plan import (
     LIMITS,
@@ -221,20 +220,15 @@ def _set_users(known: dict[str, User], plan: Plan) -> None:
 
 async def _limit(node: Node, plan: Plan) -> list[str]:
     """Set the limits of a plan; those of other users and virtual hosts stay. Return what failed."""
-    quotas = node.broker.quotas
-    async with node.limits_changing:
-        vhosts = {**quotas.vhosts, **plan.vhost_limits}
-        users = {**quotas.users, **plan.user_limits}
-        stored = Stored(
-            {name: found for name, found in vhosts.items() if found},
-            {name: found for name, found in users.items() if found},
-        )
-        try:
-            await asyncio.to_thread(save_limits, node.config.data_dir, stored)
-        except OSError as error:
-            return [f"limits: {error}"]
-        quotas.limit(stored.vhosts, stored.users)
-    node.pacer.look_again()
+
+    def change(vhosts: Limits, users: Limits) -> None:
+        vhosts.update(plan.vhost_limits)
+        users.update(plan.user_limits)
+
+    try:
+        await node.limits.change(change)
+    except OSError as error:
+        return [f"limits: {error}"]
     return []
 
 

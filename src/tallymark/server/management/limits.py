@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 
 from aiohttp import web
 
-from tallymark.engine.errors import NotFound
 from tallymark.engine.quotas import OF_USERS, OF_VHOSTS, Limits
-from tallymark.server.access.limits import Stored, save_limits
-from tallymark.server.access.user import GUEST_USER, UsersError, sees
+from tallymark.server.access.user import sees
 from tallymark.server.http.requests import Refused, require_administrator, user_of
+from tallymark.server.logs import log_of
 from tallymark.server.management.requests import Routes, fields_of, listed
+
+log = log_of("users")
 
 
 class LimitRoutes(Routes):
@@ -30,9 +31,7 @@ class LimitRoutes(Routes):
 
     async def _of_vhosts(self, request: web.Request) -> web.Response:
         user, quotas = user_of(request), self.node.broker.quotas
-        wanted = request.match_info.get("vhost")
-        if wanted is not None:
-            self.vhost(request)
+        wanted = None if "vhost" not in request.match_info else self.vhost(request).name
         rows = [
             {"vhost": name, "value": limits}
             for name, limits in quotas.vhosts.items()
@@ -42,9 +41,7 @@ class LimitRoutes(Routes):
 
     async def _of_users(self, request: web.Request) -> web.Response:
         require_administrator(request)
-        wanted = request.match_info.get("user")
-        if wanted is not None:
-            self._check_user(wanted)
+        wanted = None if "user" not in request.match_info else self.user(request).name
         rows = [
             {"user": name, "value": limits}
             for name, limits in self.node.broker.quotas.users.items()
@@ -52,46 +49,38 @@ class LimitRoutes(Routes):
         ]
         return listed(request, rows)
 
-    def _check_user(self, name: str) -> None:
-        """Raises NotFound."""
-        try:
-            users = self.node.users.current() or {GUEST_USER.name: GUEST_USER}
-        except UsersError as error:
-            raise Refused(503, "users_unreadable", str(error)) from error
-        if name not in users:
-            raise NotFound(f"no user '{name}'")
-
     async def _limit_vhost(self, request: web.Request) -> web.Response:
         require_administrator(request)
+        name, value = await _limit(request, OF_VHOSTS)
         vhost = self.vhost(request).name
-        return await self._set(request, self.node.broker.quotas.vhosts, vhost, OF_VHOSTS)
+        return await self._change(lambda vhosts, users: _put(vhosts, vhost, name, value))
 
     async def _limit_user(self, request: web.Request) -> web.Response:
         require_administrator(request)
-        name = request.match_info["user"]
-        self._check_user(name)
-        return await self._set(request, self.node.broker.quotas.users, name, OF_USERS)
+        name, value = await _limit(request, OF_USERS)
+        user = self.user(request).name
+        return await self._change(lambda vhosts, users: _put(users, user, name, value))
 
-    async def _set(
-        self, request: web.Request, limits: Limits, of: str, names: tuple[str, ...]
-    ) -> web.Response:
-        name = request.match_info["name"]
-        if name not in names:
-            raise Refused(400, "bad_request", f"limit {name!r}, expected {' or '.join(names)}")
-        value: int | None = None
-        if request.method == "PUT":
-            value = (await fields_of(request)).number("value")
-        async with self.node.limits_changing:
-            quotas = self.node.broker.quotas
-            new = {key: dict(found) for key, found in limits.items()}
-            if value is None:
-                new.get(of, {}).pop(name, None)
-            else:
-                new.setdefault(of, {})[name] = value
-            new = {key: found for key, found in new.items() if found}
-            is_vhosts = limits is quotas.vhosts
-            stored = Stored(new if is_vhosts else quotas.vhosts, quotas.users if is_vhosts else new)
-            await asyncio.to_thread(save_limits, self.node.config.data_dir, stored)
-            quotas.limit(stored.vhosts, stored.users)
-            self.node.pacer.look_again()
+    async def _change(self, change: Callable[[Limits, Limits], None]) -> web.Response:
+        try:
+            await self.node.limits.change(change)
+        except OSError as error:
+            log.error("limits.unwritable", error=str(error))
+            reason = f"limits cannot be stored: {error}"
+            raise Refused(500, "internal_error", reason) from error
         return web.Response(status=204)
+
+
+async def _limit(request: web.Request, names: tuple[str, ...]) -> tuple[str, int | None]:
+    """Return the limit that the path names, and its new value; None: none. Raises Refused 400."""
+    name = request.match_info["name"]
+    if name not in names:
+        raise Refused(400, "bad_request", f"limit {name!r}, expected {' or '.join(names)}")
+    return name, (await fields_of(request)).number("value") if request.method == "PUT" else None
+
+
+def _put(limits: Limits, of: str, name: str, value: int | None) -> None:
+    if value is None:
+        limits.get(of, {}).pop(name, None)
+    else:
+        limits.setdefault(of, {})[name] = value

@@ -8,7 +8,8 @@ permissions of AMQP, see local.py.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +21,7 @@ from tallymark.engine.errors import AccessRefused, NotFound
 from tallymark.engine.patterns import PatternRefused, compile_pattern
 from tallymark.engine.session import Connection
 from tallymark.engine.vhost import VirtualHost
-from tallymark.server.access.user import permission_in, sees
+from tallymark.server.access.user import GUEST_USER, User, UsersError, permission_in, sees
 from tallymark.server.http.requests import (
     HttpContext,
     Refused,
@@ -171,6 +172,15 @@ def fields_in(raw: bytes) -> Fields:
     return Fields(value)
 
 
+@contextmanager
+def refused_by_users() -> Iterator[None]:
+    """Answer a UsersError as Refused 400."""
+    try:
+        yield
+    except UsersError as error:
+        raise Refused(400, "bad_request", str(error)) from error
+
+
 class Routes:
     """The base of every group of routes."""
 
@@ -193,6 +203,29 @@ class Routes:
             return [self.vhost(request)]
         found, user = self.node.broker.vhosts.values(), user_of(request)
         return [vhost for vhost in found if sees(user, vhost.name)]
+
+    def users(self) -> dict[str, User]:
+        """Return all users, including the guest that stands in while none are configured. Raises
+        Refused 503."""
+        try:
+            return self.node.users.current() or {GUEST_USER.name: GUEST_USER}
+        except UsersError as error:
+            raise Refused(503, "users_unreadable", str(error)) from error
+
+    def user(self, request: web.Request) -> User:
+        """Return the user that the path names. Raises NotFound."""
+        name = request.match_info["user"]
+        found = self.users().get(name)
+        if found is None:
+            raise NotFound(f"no user '{name}'")
+        return found
+
+    async def change_users(
+        self, request: web.Request, change: Callable[[dict[str, User]], None]
+    ) -> None:
+        """Change the users, who are given by name. Raises Refused 400."""
+        with refused_by_users():
+            await self.node.users.change(change, user_of(request).name)
 
     def check_alarms(self) -> None:
         """Refuse a publish while publishers are paused. Raises Refused 503."""

@@ -25,8 +25,15 @@ from tallymark.server.access.user import (
     hashed_user,
     make_user,
 )
-from tallymark.server.http.requests import Refused, answer, require_administrator, user_of
-from tallymark.server.management.requests import Fields, Routes, fields_of, listed, shown
+from tallymark.server.http.requests import answer, require_administrator, user_of
+from tallymark.server.management.requests import (
+    Fields,
+    Routes,
+    fields_of,
+    listed,
+    refused_by_users,
+    shown,
+)
 
 ONE_USER = "/api/users/{user}"
 ONE_PERMISSION = "/api/permissions/{vhost}/{user}"
@@ -96,20 +103,10 @@ class UsersAndPermissions(Routes):
         user = user_of(request)
         return answer({"name": user.name, "tags": user.all_tags})
 
-    def _users(self) -> dict[str, User]:
-        """Return all users, including the guest that stands in while none are configured."""
-        try:
-            return self.node.users.current() or {GUEST_USER.name: GUEST_USER}
-        except UsersError as error:
-            raise Refused(503, "users_unreadable", str(error)) from error
-
     def _user(self, request: web.Request) -> User:
-        """Raises NotFound."""
+        """Return the user that the path names, for an administrator. Raises NotFound."""
         require_administrator(request)
-        found = self._users().get(request.match_info["user"])
-        if found is None:
-            raise NotFound(f"no user '{request.match_info['user']}'")
-        return found
+        return self.user(request)
 
     def _row(self, user: User) -> dict[str, Any]:
         return {**user_row(user), "limits": self.node.broker.quotas.users.get(user.name, {})}
@@ -123,16 +120,13 @@ class UsersAndPermissions(Routes):
             else:
                 users[name] = make
 
-        try:
-            await self.node.users.change(change, user_of(request).name)
-        except UsersError as error:
-            raise Refused(400, "bad_request", str(error)) from error
+        await self.change_users(request, change)
 
     # -- users
 
     async def _list(self, request: web.Request) -> web.Response:
         require_administrator(request)
-        return listed(request, (self._row(user) for user in self._users().values()))
+        return listed(request, (self._row(user) for user in self.users().values()))
 
     async def _get(self, request: web.Request) -> web.Response:
         return shown(request, self._row(self._user(request)))
@@ -143,11 +137,9 @@ class UsersAndPermissions(Routes):
         require_administrator(request)
         name, fields = request.match_info["user"], await fields_of(request)
         tags = tags_in(fields)
-        current = self._users().get(name)
-        try:
+        current = self.users().get(name)
+        with refused_by_users():
             made = await self._made(name, fields)
-        except UsersError as error:
-            raise Refused(400, "bad_request", str(error)) from error
         vhosts = {} if current is None else current.vhosts
         await self._change(
             request, name, tagged(msgspec.structs.replace(made, vhosts=vhosts), tags)
@@ -178,10 +170,7 @@ class UsersAndPermissions(Routes):
             for name in names:
                 users.pop(name, None)
 
-        try:
-            await self.node.users.change(change, user_of(request).name)
-        except UsersError as error:
-            raise Refused(400, "bad_request", str(error)) from error
+        await self.change_users(request, change)
         return web.Response(status=204)
 
     # -- permissions
@@ -195,7 +184,7 @@ class UsersAndPermissions(Routes):
     async def _permissions(self, request: web.Request) -> web.Response:
         require_administrator(request)
         vhosts = [vhost.name for vhost in self.vhosts(request)]
-        rows = [row for user in self._users().values() for row in permission_rows(user, vhosts)]
+        rows = [row for user in self.users().values() for row in permission_rows(user, vhosts)]
         return listed(request, rows)
 
     async def _permission(self, request: web.Request) -> web.Response:
@@ -211,10 +200,8 @@ class UsersAndPermissions(Routes):
             await fields_of(request),
         )
         permission = Permission(fields.text("configure"), fields.text("write"), fields.text("read"))
-        try:
+        with refused_by_users():
             check_permission(vhost, permission)
-        except UsersError as error:
-            raise Refused(400, "bad_request", str(error)) from error
         is_new = vhost not in user.vhosts and "*" not in user.vhosts
         await self._permit(request, user, vhost, permission)
         return web.Response(status=201 if is_new else 204)
@@ -245,7 +232,4 @@ class UsersAndPermissions(Routes):
                 vhosts[vhost] = permission
             users[user.name] = msgspec.structs.replace(current, vhosts=vhosts)
 
-        try:
-            await self.node.users.change(change, user_of(request).name)
-        except UsersError as error:
-            raise Refused(400, "bad_request", str(error)) from error
+        await self.change_users(request, change)

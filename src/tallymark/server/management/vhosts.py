@@ -13,10 +13,9 @@ from aiohttp import web
 
 from tallymark.engine.arguments import check_default_type
 from tallymark.engine.vhost import VirtualHost
-from tallymark.server.access.limits import forget_limits
-from tallymark.server.access.user import Permission, TokenUser, User, UsersError, permission_in
+from tallymark.server.access.user import Permission, TokenUser, User, permission_in
 from tallymark.server.amqp import AmqpClient
-from tallymark.server.http.requests import Refused, require_administrator, user_of
+from tallymark.server.http.requests import require_administrator, user_of
 from tallymark.server.management.requests import Routes, fields_of, listed, shown
 from tallymark.server.management.rows import counted, queue_counts
 from tallymark.server.node import Node, node_name
@@ -46,8 +45,7 @@ def delete_vhost(node: Node, name: str) -> None:
             client.bridge.shutdown(f"vhost '{name}' is deleted")
             client.touch()
     broker.delete_vhost(name)
-    users = set(broker.quotas.users)
-    forget_limits(node.config.data_dir, broker.quotas, broker.vhosts, users)
+    node.limits.forget(broker.vhosts, set(broker.quotas.users))
 
 
 def vhost_row(vhost: VirtualHost) -> dict[str, Any]:
@@ -106,33 +104,26 @@ class VirtualHosts(Routes):
             broker.set_default_queue_type(broker.vhost(name), type)
         in_file = not isinstance(user, TokenUser)  # a token's rights are its own
         if is_new and in_file and permission_in(user, name) is None:
-            await self._permit(user, name)
+            await self._permit(request, user, name)
         await self.node.durable()
         return web.Response(status=201 if is_new else 204)
 
-    async def _permit(self, user: User, name: str) -> None:
+    async def _permit(self, request: web.Request, user: User, name: str) -> None:
         def change(users: dict[str, User]) -> None:
             current = users.get(user.name)
             if current is not None:
                 vhosts = {**current.vhosts, name: Permission()}
                 users[user.name] = msgspec.structs.replace(current, vhosts=vhosts)
 
-        try:
-            await self.node.users.change(change, user.name)
-        except UsersError as error:
-            raise Refused(400, "bad_request", str(error)) from error
+        await self.change_users(request, change)
 
     async def _delete(self, request: web.Request) -> web.Response:
         """Permissions in it go with it: a later virtual host of that name begins without."""
         require_administrator(request)
         name = request.match_info["vhost"]
         delete_vhost(self.node, name)
-        try:
-            if any(name in user.vhosts for user in self.node.users.current().values()):
-                by = user_of(request).name
-                await self.node.users.change(lambda users: _forget(users, name), by)
-        except UsersError as error:
-            raise Refused(503, "users_unreadable", str(error)) from error
+        if any(name in user.vhosts for user in self.users().values()):
+            await self.change_users(request, lambda users: _forget(users, name))
         await self.node.durable()
         return web.Response(status=204)
 
