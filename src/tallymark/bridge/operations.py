@@ -100,6 +100,12 @@ class Operations:
         NotFound, ResourceLocked."""
         return self._broker.declare_queue(self._connection, name, False, False, False, {}, True)
 
+    def queue_to_read(self, name: str) -> Queue:
+        """Return a queue whose messages the user may take. Raises AccessRefused, NotFound,
+        ResourceLocked."""
+        self._access.check(QUEUE, name, READ)
+        return self.vhost.queue(name, self._connection.id)
+
     def declare_queue(
         self,
         name: str,
@@ -163,8 +169,7 @@ class Operations:
 
         Raises: AccessRefused, NotFound, ResourceLocked, Unsupported (a stream).
         """
-        self._access.check(QUEUE, name, READ)
-        return self._broker.purge(self.vhost.queue(name, self._connection.id))
+        return self._broker.purge(self.queue_to_read(name))
 
     # -- exchanges
 

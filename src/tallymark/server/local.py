@@ -1,12 +1,11 @@
-"""A client of the broker inside the broker, which carries out the management interface's requests
-in a user's name.
+"""A publisher inside the broker, which carries out publishes that come over HTTP in a user's name.
 
-It speaks AMQP 0-9-1 to a bridge of its own, as any client does, only without a socket. So
-permissions, refusals, routing and the wait for the disk are those of AMQP, by the same code; and a
-message is shown to a reader with the headers a consumer would see.
+They are frames of AMQP 0-9-1, in which form messages are stored, and a bridge reads them as from a
+socket. So permissions, properties, refusals and routing are those of AMQP, by the same code. What
+needs no frames goes to the broker directly (bridge/operations.py).
 
     async with LocalChannel(node, user, vhost) as channel:
-        await channel.call(QueueDeclare(name, durable=True))
+        channel.send(BasicPublish(exchange, key), section, body)
 
 Such a connection lives for one request. In lists its name begins with "http".
 """
@@ -16,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import platform
 import secrets
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -28,9 +26,7 @@ from tallymark.server.amqp import AmqpClient
 from tallymark.server.node import Node
 from tallymark.wire.amqp091.errors import CONNECTION_FORCED
 from tallymark.wire.amqp091.frames import (
-    BODY,
     HEAD,
-    HEADER,
     METHOD,
     PROTOCOL_HEADER,
     content_frames,
@@ -40,9 +36,6 @@ from tallymark.wire.amqp091.frames import (
 from tallymark.wire.amqp091.layouts import decode_method, encode_method
 from tallymark.wire.amqp091.limits import Limits
 from tallymark.wire.amqp091.methods import (
-    BasicDeliver,
-    BasicGetOk,
-    BasicReturn,
     ChannelClose,
     ChannelCloseOk,
     ChannelOpen,
@@ -73,29 +66,15 @@ class ChannelRefused(Exception):
         self.reply_code = reply_code
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A method from the broker, and the content that came with it."""
-
-    method: Method
-    properties: bytes = b""
-    """The property section."""
-    body: bytes = b""
-
-
 class LocalTransport(asyncio.Transport):
-    """Transport that puts the connection's output together to methods with their content."""
+    """Transport that reads the methods in the connection's output; content is passed over."""
 
     def __init__(self, client: LocalClient, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self._client = client
         self._loop = loop
         self._closing = False
-        self._method: Method | None = None
-        self._properties = b""
-        self._missing = 0
-        self._parts: list[bytes] = []
-        self.received: asyncio.Queue[Received | None] = asyncio.Queue()
+        self.received: asyncio.Queue[Method | None] = asyncio.Queue()
         """Methods received from the broker; None: the connection is gone."""
 
     def writelines(self, list_of_data: Any) -> None:
@@ -103,30 +82,9 @@ class LocalTransport(asyncio.Transport):
         pos = 0
         while pos < len(raw):
             after = pos + frame_length(raw, pos)
-            self._frame(raw[pos], raw[pos + HEAD : after - 1])
+            if raw[pos] == METHOD:
+                self.received.put_nowait(decode_method(raw[pos + HEAD : after - 1]))
             pos = after
-
-    def _frame(self, kind: int, payload: bytes) -> None:
-        if kind == METHOD:
-            method = decode_method(payload)
-            if isinstance(method, BasicGetOk | BasicReturn | BasicDeliver):
-                self._method = method
-            else:
-                self.received.put_nowait(Received(method))
-            return
-        if kind == HEADER:
-            self._missing = int.from_bytes(payload[4:12], "big")
-            self._properties = payload[12:]
-        elif kind == BODY:
-            self._missing -= len(payload)
-            self._parts.append(payload)
-        else:
-            return
-        if self._missing == 0 and self._method is not None:
-            body = b"".join(self._parts)
-            self.received.put_nowait(Received(self._method, self._properties, body))
-            self._method = None
-            self._parts = []
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Do nothing: no output waits here."""
@@ -233,10 +191,7 @@ class LocalChannel:
     async def call(self, method: Method, expected: type[Answer]) -> Answer:
         """Send a method and return the broker's answer to it. Raises ChannelRefused."""
         self.send(method)
-        received = await self._expect(expected)
-        answer = received.method
-        assert isinstance(answer, expected)
-        return answer
+        return await self._expect(expected)
 
     def send(self, method: Method, properties: bytes | None = None, body: bytes = b"") -> None:
         """Send a method, with content where there is a property section."""
@@ -266,26 +221,24 @@ class LocalChannel:
         """Send frames as they are."""
         self._send(data)
 
-    async def next(self) -> Received:
-        """Return the broker's next method on the channel, with its content. Raises
-        ChannelRefused."""
-        received = await self._transport.received.get()
-        if received is None:
+    async def next(self) -> Method:
+        """Return the broker's next method on the channel. Raises ChannelRefused."""
+        method = await self._transport.received.get()
+        if method is None:
             raise ChannelRefused(CONNECTION_FORCED, "the broker ended the request's connection")
-        method = received.method
         if isinstance(method, ChannelClose):
             self.send(ChannelCloseOk())
             raise ChannelRefused(method.reply_code, method.reply_text)
         if isinstance(method, ConnectionClose):
             self._send(_method(0, ConnectionCloseOk()))
             raise ChannelRefused(method.reply_code, method.reply_text)
-        return received
+        return method
 
-    async def _expect(self, expected: type[Method]) -> Received:
-        received = await self.next()
-        if not isinstance(received.method, expected):
-            raise RuntimeError(f"{received.method!r}, expected {expected.__name__}")
-        return received
+    async def _expect(self, expected: type[Answer]) -> Answer:
+        method = await self.next()
+        if not isinstance(method, expected):
+            raise RuntimeError(f"{method!r}, expected {expected.__name__}")
+        return method
 
     def _send(self, data: bytes) -> None:
         self._client.data_received(data)

@@ -218,6 +218,15 @@ def content_for(channel: Channel, message: bytes, size: int, largest_frame: int)
 def send_got(channel: Channel, piece: Slice, tag: int, left: int, shows_counts: bool) -> None:
     """Answer basic.get with a slice of one message; `left`: count of ready messages behind it.
     shows_counts: as for Recipient.encode."""
+    route, content, largest_frame = content_of(piece, shows_counts)
+    content = content_for(channel, content, 0, largest_frame)
+    answer = BasicGetOk(tag, piece.acquired > 0, route.exchange, route.key, left)
+    channel.client.wire.send_content(channel.number, answer, content, b"")
+
+
+def content_of(piece: Slice, shows_counts: bool) -> tuple[Route, bytes, int]:
+    """Return the route of a slice of one message, its header and body frames, and the size of the
+    largest of them."""
     piece = published(piece, Converter())
     payload = piece.payload
     raw = payload.raw
@@ -229,10 +238,7 @@ def send_got(channel: Channel, piece: Slice, tag: int, left: int, shows_counts: 
     if additions is not None:
         body = 8 + int.from_bytes(content[3:7], "big")
         content = additions.header_frame(content, 0, body) + content[body:]
-    content = content_for(channel, content, 0, payload.largest_frame)
-    route = shown_route(piece) or _route_of(payload, piece.lo)
-    answer = BasicGetOk(tag, piece.acquired > 0, route.exchange, route.key, left)
-    channel.client.wire.send_content(channel.number, answer, content, b"")
+    return shown_route(piece) or _route_of(payload, piece.lo), content, payload.largest_frame
 
 
 def return_messages(

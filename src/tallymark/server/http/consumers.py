@@ -9,14 +9,12 @@ from aiohttp import web
 from tallymark.engine.session import Consumer
 from tallymark.engine.slow.consumers import Watched
 from tallymark.engine.statistics import figures
-from tallymark.server.access.user import permission_in
 from tallymark.server.config.reload import ReloadRefused, reload
 from tallymark.server.http.requests import (
     HttpContext,
     Refused,
     answer,
     require_administrator,
-    user_of,
 )
 from tallymark.server.slow.consumers import STATES
 
@@ -25,6 +23,7 @@ class Consumers:
     """Routes; lists show only virtual hosts that the user may enter."""
 
     def __init__(self, http: HttpContext) -> None:
+        self._http = http
         self._node = http.node
 
     def add_to(self, app: web.Application) -> None:
@@ -35,23 +34,18 @@ class Consumers:
         router.add_post("/api/tallymark/config/reload", self._reload)
 
     async def _consumers(self, request: web.Request) -> web.Response:
-        broker, user = self._node.broker, user_of(request)
+        broker = self._node.broker
         watched = {one.queue.id: one for one in broker.slow.watched()}
         rows = [
             consumer_row(consumer, watched.get(queue.id), broker.clock.now_ms)
-            for queue in broker.queues.values()
-            if permission_in(user, queue.vhost) is not None
+            for queue in self._http.queues(request)
             for consumer in queue.consumers
         ]
         return answer({"consumers": rows})
 
     async def _slow_consumers(self, request: web.Request) -> web.Response:
-        node, user = self._node, user_of(request)
-        rows = [
-            row
-            for row in node.slow_consumers.rows()
-            if permission_in(user, row["vhost"]) is not None
-        ]
+        node, enters = self._node, self._http.enters(request)
+        rows = [row for row in node.slow_consumers.rows() if enters(row["vhost"])]
         period_ms = round(node.config.slow_consumers.period_s * 1000)
         return answer({"period_ms": period_ms, "subscriptions": rows})
 

@@ -16,14 +16,12 @@ from aiohttp import web
 
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import DEATHS
-from tallymark.server.access.user import permission_in
 from tallymark.server.http.requests import (
     HttpContext,
     Refused,
     answer,
     body_of,
     require_administrator,
-    user_of,
 )
 
 LAST: Final = (1 << 62) - 1
@@ -55,13 +53,8 @@ class Quarantines:
         router.add_post("/api/tallymark/quarantine/{vhost}/{queue}/drop", self._drop)
 
     async def _list(self, request: web.Request) -> web.Response:
-        user = user_of(request)
-        rows = [
-            row
-            for queue in self._node.broker.queues.values()
-            if queue.quarantine and permission_in(user, queue.vhost) is not None
-            for row in quarantine_rows(queue)
-        ]
+        queues = self._http.queues(request)
+        rows = [row for queue in queues for row in quarantine_rows(queue)]
         return answer({"quarantine": rows})
 
     async def _retry(self, request: web.Request) -> web.Response:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 import msgspec
 from aiohttp import web
 
+from tallymark.bridge.operations import queue_of
 from tallymark.bridge.permissions import QUEUE, READ, Access
-from tallymark.engine.errors import (
-    NotFound,
-)
 from tallymark.engine.queue import Queue
-from tallymark.server.access.user import TokenUser, User, UsersError, permissions_of
+from tallymark.server.access.user import TokenUser, User, UsersError, permission_in, permissions_of
 from tallymark.server.logs import log_of
 from tallymark.server.node import Node
 
@@ -118,10 +117,18 @@ class HttpContext:
         """The queue that the path names. Raises NotFound, AccessRefused (needs read)."""
         vhost, name = request.match_info["vhost"], request.match_info["queue"]
         self.access(request, vhost).check(QUEUE, name, READ)
-        queue = self.node.broker.vhost(vhost).queues.get(name)
-        if queue is None:
-            raise NotFound(f"no queue '{name}' in vhost '{vhost}'")
-        return queue
+        return queue_of(self.node.broker.vhost(vhost), name)
+
+    def enters(self, request: web.Request) -> Callable[[str], bool]:
+        """Return the function that tells whether the user may enter a virtual host: lists show
+        nothing of others."""
+        user = user_of(request)
+        return lambda vhost: permission_in(user, vhost) is not None
+
+    def queues(self, request: web.Request) -> list[Queue]:
+        """Return the queues of all virtual hosts that the user may enter."""
+        enters = self.enters(request)
+        return [queue for queue in self.node.broker.queues.values() if enters(queue.vhost)]
 
     def check_read(self, request: web.Request, queue: Queue) -> None:
         """Raises AccessRefused unless the user may read it now, and Refused 401 as `user_of`."""

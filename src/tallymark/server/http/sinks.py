@@ -32,7 +32,6 @@ from tallymark.bridge.amqp091.sink import Intake
 from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
 from tallymark.engine.clock import Clock
 from tallymark.engine.sinks import Staging
-from tallymark.server.access.user import permission_in
 from tallymark.server.http.requests import (
     Refused,
     answer,
@@ -149,7 +148,7 @@ class Sinks(Routes):
     async def _list(self, request: web.Request) -> web.Response:
         sinks = self.node.broker.sinks
         clock = self.node.broker.clock
-        user = user_of(request)
+        enters = self.http.enters(request)
         return answer(
             {
                 "sinks": [
@@ -161,12 +160,12 @@ class Sinks(Routes):
                         "forgotten_at_ms": clock.to_wall(sink.due_ms) if sink.due_ms else None,
                     }
                     for sink in sinks.sinks.values()
-                    if permission_in(user, sink.vhost) is not None
+                    if enters(sink.vhost)
                 ],
                 "stagings": [
                     _staging_row(staging, clock)
                     for staging in sinks.stagings.values()
-                    if permission_in(user, staging.vhost) is not None
+                    if enters(staging.vhost)
                 ],
             }
         )

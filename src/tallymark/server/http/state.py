@@ -14,7 +14,7 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.records import DROP_REASONS
 from tallymark.engine.streams import first_offset, offset_of
 from tallymark.server import logs
-from tallymark.server.access.user import permission_in, sees
+from tallymark.server.access.user import sees
 from tallymark.server.config.settings import nearest
 from tallymark.server.http.requests import (
     HttpContext,
@@ -32,6 +32,7 @@ class State:
     """Routes that only look, and the few an administrator changes something with."""
 
     def __init__(self, http: HttpContext) -> None:
+        self._http = http
         self._node = http.node
 
     def add_to(self, app: web.Application) -> None:
@@ -110,19 +111,12 @@ class State:
         )
 
     async def _queues(self, request: web.Request) -> web.Response:
-        user = user_of(request)
-        return answer(
-            {
-                "queues": [
-                    queue_row(queue, self._node.broker.clock)
-                    for queue in self._node.broker.queues.values()
-                    if permission_in(user, queue.vhost) is not None
-                ]
-            }
-        )
+        clock = self._node.broker.clock
+        rows = [queue_row(queue, clock) for queue in self._http.queues(request)]
+        return answer({"queues": rows})
 
     async def _exchanges(self, request: web.Request) -> web.Response:
-        user = user_of(request)
+        enters = self._http.enters(request)
         rows = [
             {
                 "vhost": vhost.name,
@@ -134,7 +128,7 @@ class State:
                 "arguments": plain(exchange.arguments),
             }
             for vhost in self._node.broker.vhosts.values()
-            if permission_in(user, vhost.name) is not None
+            if enters(vhost.name)
             for exchange in vhost.exchanges.values()
         ]
         return answer({"exchanges": rows})

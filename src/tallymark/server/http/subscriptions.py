@@ -22,7 +22,6 @@ from tallymark.engine.subscription import Subscription
 from tallymark.engine.walltime import in_wall_time
 from tallymark.journal import layout
 from tallymark.journal.journal import BytesLost
-from tallymark.server.access.user import permission_in
 from tallymark.server.http.blocks import send_blocks
 from tallymark.server.http.extents import (
     ANSWER_BYTES,
@@ -37,7 +36,6 @@ from tallymark.server.http.requests import (
     body_of,
     number_in,
     require_administrator,
-    user_of,
 )
 
 LONGEST_WAIT_MS: Final = 60_000
@@ -106,10 +104,10 @@ class Subscriptions:
         return self._node.broker.leases.find(queue, request.match_info["name"])
 
     async def _list(self, request: web.Request) -> web.Response:
-        leases, user = self._node.broker.leases, user_of(request)
+        leases, enters = self._node.broker.leases, self._http.enters(request)
         rows = []
         for subscription in leases.subscriptions.values():
-            if permission_in(user, subscription.queue.vhost) is not None:
+            if enters(subscription.queue.vhost):
                 stat = dict(leases.stat(subscription))
                 stat["name"] = stat.pop("subscription")
                 rows.append(stat)

@@ -11,24 +11,23 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from tallymark.bridge.amqp091.content import content_of
+from tallymark.engine.broker import Broker
+from tallymark.engine.message import Slice
+from tallymark.engine.queue import Queue
+from tallymark.engine.session import FAILED, NACKED, REJECTED
 from tallymark.server.http.requests import Refused, answer, user_of
 from tallymark.server.http.state import plain
-from tallymark.server.local import Received
 from tallymark.server.management.requests import Channel, Fields, Routes, fields_of
 from tallymark.server.management.topology import ONE_EXCHANGE, ONE_QUEUE, exchange_name
+from tallymark.wire.amqp091.frames import frame_length, joined
 from tallymark.wire.amqp091.methods import (
     BasicAck,
-    BasicGet,
-    BasicGetEmpty,
-    BasicGetOk,
     BasicNack,
     BasicPublish,
-    BasicReject,
     BasicReturn,
     ConfirmSelect,
     ConfirmSelectOk,
-    QueueDeclare,
-    QueueDeclareOk,
 )
 from tallymark.wire.amqp091.properties import Properties, decode_properties, encode_properties
 
@@ -37,6 +36,10 @@ TEXTS: Final = (
     "type", "user_id", "app_id", "cluster_id",
 )  # fmt: skip
 NUMBERS: Final = ("delivery_mode", "priority", "timestamp")
+OUTCOMES: Final = {
+    "ack_requeue_true": NACKED, "reject_requeue_false": REJECTED, "reject_requeue_true": FAILED,
+}  # fmt: skip
+"""Outcomes by ackmode: `ack_...` gives back uncounted, `reject_...` is a failed delivery [DL-5]."""
 ACK_MODES: Final = (
     "ack_requeue_true", "ack_requeue_false", "reject_requeue_true", "reject_requeue_false",
 )  # fmt: skip
@@ -75,22 +78,10 @@ class Messages(Routes):
         cut = fields.number("truncate", 1 << 62)
         if not 1 <= count <= MOST:
             raise fields.wrong("count", f"1 to {MOST}")
-        get = BasicGet(request.match_info["name"], mode == "ack_requeue_false")
-        found: list[Received] = []
-        async with self.channel(request) as channel:
-            size = 0
-            while len(found) < count and size < MOST_BYTES:
-                channel.send(get)
-                received = await channel.next()
-                if isinstance(received.method, BasicGetEmpty):
-                    break
-                found.append(received)
-                size += len(received.body)
-            # Only now: what is given back would be got again.
-            if mode != "ack_requeue_false" and found:
-                _settle(channel, found, mode)
+        queue = self.operations(request).queue_to_read(request.match_info["name"])
+        found = _taken(self.node.broker, queue, user_of(request).name, count, mode)
         await self.node.durable()
-        return answer([_shown(one, encoding, cut) for one in found])
+        return answer([one.shown(encoding, cut) for one in found])
 
     async def _purge(self, request: web.Request) -> web.Response:
         self.operations(request).purge_queue(request.match_info["name"])
@@ -100,13 +91,15 @@ class Messages(Routes):
     async def _aliveness(self, request: web.Request) -> web.Response:
         """Declare a queue, publish to it and get the message back [rabbitmq aliveness-test]."""
         self.check_alarms()
+        self.operations(request).declare_queue(ALIVENESS, False, False, False, {})
         async with self.channel(request) as channel:
-            await channel.call(QueueDeclare(ALIVENESS), QueueDeclareOk)
             await channel.call(ConfirmSelect(), ConfirmSelectOk)
             said = user_of(request).name.encode()
             await _published(channel, BasicPublish("", ALIVENESS, True), b"\0\0", said)
-            received = await channel.call(BasicGet(ALIVENESS, True), BasicGetOk)
-        return answer({"status": "ok" if received.routing_key == ALIVENESS else "failed"})
+        queue = self.operations(request).queue_to_read(ALIVENESS)
+        found = _taken(self.node.broker, queue, user_of(request).name, 1, "ack_requeue_false")
+        is_alive = bool(found) and found[0].route.key == ALIVENESS
+        return answer({"status": "ok" if is_alive else "failed"})
 
 
 async def _published(channel: Channel, publish: BasicPublish, section: bytes, body: bytes) -> bool:
@@ -114,7 +107,7 @@ async def _published(channel: Channel, publish: BasicPublish, section: bytes, bo
     channel.send(publish, section, body)
     routed = True
     while True:
-        method = (await channel.next()).method
+        method = await channel.next()
         if isinstance(method, BasicReturn):
             routed = False
         elif isinstance(method, BasicAck):
@@ -123,38 +116,57 @@ async def _published(channel: Channel, publish: BasicPublish, section: bytes, bo
             raise Refused(400, "bad_request", "rejected: a queue refused the message")
 
 
-def _settle(channel: Channel, found: list[Received], mode: str) -> None:
-    """`ack_...` gives back uncounted, `reject_...` counts as a failed delivery [DL-5]."""
-    last = found[-1].method
-    assert isinstance(last, BasicGetOk)
-    if mode == "ack_requeue_true":
-        channel.send(BasicNack(last.delivery_tag, multiple=True, requeue=True))
-        return
-    for one in found:
-        assert isinstance(one.method, BasicGetOk)
-        channel.send(BasicReject(one.method.delivery_tag, mode == "reject_requeue_true"))
+class Got:
+    """A message that was taken, and is shown as a consumer of AMQP 0-9-1 would see it."""
+
+    def __init__(self, queue: Queue, piece: Slice) -> None:
+        self.route, content, _ = content_of(piece, queue.shows_counts)
+        self.redelivered = piece.acquired > 0
+        self.left = queue.ready
+        header = frame_length(content, 0)
+        self.properties = content[19 : header - 1]
+        self.body = joined(content, header)
+
+    def shown(self, encoding: str, cut: int) -> dict[str, Any]:
+        properties = decode_properties(self.properties)
+        body = self.body[:cut]
+        text = _text(body) if encoding == "auto" else None
+        return {
+            "payload_bytes": len(self.body),
+            "redelivered": self.redelivered,
+            "exchange": self.route.exchange,
+            "routing_key": self.route.key,
+            "message_count": self.left,
+            "properties": {
+                name: plain(value)
+                for name in ("headers", *TEXTS, *NUMBERS)
+                if (value := getattr(properties, name)) is not None
+            },
+            "payload": base64.b64encode(body).decode() if text is None else text,
+            "payload_encoding": "base64" if text is None else "string",
+        }
 
 
-def _shown(received: Received, encoding: str, cut: int) -> dict[str, Any]:
-    method = received.method
-    assert isinstance(method, BasicGetOk)
-    properties = decode_properties(received.properties)
-    body = received.body[:cut]
-    text = _text(body) if encoding == "auto" else None
-    return {
-        "payload_bytes": len(received.body),
-        "redelivered": method.redelivered,
-        "exchange": method.exchange,
-        "routing_key": method.routing_key,
-        "message_count": method.message_count,
-        "properties": {
-            name: plain(value)
-            for name in ("headers", *TEXTS, *NUMBERS)
-            if (value := getattr(properties, name)) is not None
-        },
-        "payload": base64.b64encode(body).decode() if text is None else text,
-        "payload_encoding": "base64" if text is None else "string",
-    }
+def _taken(broker: Broker, queue: Queue, user: str, count: int, mode: str) -> list[Got]:
+    """Take messages as basic.get does, and settle them. No turn of the loop comes between, and so
+    what is given back is not taken again. Raises BrokerError."""
+    found: list[Got] = []
+    connection = broker.open_connection(queue.vhost, user, "http")
+    try:
+        session = broker.open_session(connection)
+        size = last = 0
+        while len(found) < count and size < MOST_BYTES:
+            taken = broker.get(session, queue, mode == "ack_requeue_false")
+            if taken is None:
+                break
+            piece, last = taken
+            found.append(Got(queue, piece))
+            size += len(found[-1].body)
+        if last and mode in OUTCOMES:
+            broker.settle_up_to(session, last, OUTCOMES[mode])
+    finally:
+        broker.close_connection(connection, False)
+    return found
 
 
 def _text(body: bytes) -> str | None:

@@ -29,7 +29,7 @@ from tallymark.server.http.requests import (
     check_rights_stayed,
     user_of,
 )
-from tallymark.server.local import ChannelRefused, LocalChannel, Received
+from tallymark.server.local import ChannelRefused, LocalChannel
 from tallymark.server.node import Node
 from tallymark.wire.amqp091.errors import (
     ACCESS_REFUSED,
@@ -275,7 +275,7 @@ class Channel(LocalChannel):
         except (ValueError, TypeError) as error:  # what AMQP has no room or no type for
             raise Refused(400, "bad_request", str(error)) from error
 
-    async def next(self) -> Received:
+    async def next(self) -> Method:
         try:
             return await super().next()
         except ChannelRefused as error:

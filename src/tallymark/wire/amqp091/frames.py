@@ -84,11 +84,15 @@ def property_section(message: bytes) -> bytes:
 def body(message: bytes) -> bytes:
     """Return the body of a message, without its framing."""
     pos = frame_length(message, 0)
-    pos += frame_length(message, pos)
+    return joined(message, pos + frame_length(message, pos))
+
+
+def joined(frames: bytes, pos: int) -> bytes:
+    """Return the payloads of all frames from `pos` on, joined."""
     parts: list[bytes] = []
-    while pos < len(message):
-        after = pos + frame_length(message, pos)
-        parts.append(message[pos + 7 : after - 1])
+    while pos < len(frames):
+        after = pos + frame_length(frames, pos)
+        parts.append(frames[pos + 7 : after - 1])
         pos = after
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
