@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tallymark.bridge.amqp10.client import Settings
 from tallymark.bridge.amqp10.connection import Amqp10
 from tallymark.bridge.amqp10.format import Amqp10Format
 from tallymark.bridge.amqp10.front import FORMAT
+from tallymark.bridge.amqp10.settings import Settings
 from tallymark.bridge.amqp10.watch import Watch
 from tallymark.bridge.bridge import Bridge, Waiter
 from tallymark.bridge.nsq.format import NsqFormat

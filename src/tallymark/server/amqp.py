@@ -11,8 +11,8 @@ import ssl
 from tallymark.bridge.amqp import AMQP_10, UNDECIDED, AmqpBridge, protocol_of
 from tallymark.bridge.amqp091 import connection as amqp091
 from tallymark.bridge.amqp091.connection import Amqp091
-from tallymark.bridge.amqp10.client import Settings as Settings10
 from tallymark.bridge.amqp10.connection import Amqp10
+from tallymark.bridge.amqp10.settings import Settings as Settings10
 from tallymark.bridge.bridge import Bridge
 from tallymark.server.access import audit
 from tallymark.server.access.scram import SCRAM, ScramError, ScramKeys, ScramServer

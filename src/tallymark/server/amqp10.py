@@ -6,7 +6,7 @@ import platform
 import secrets
 from typing import TYPE_CHECKING
 
-from tallymark.bridge.amqp10.client import Settings
+from tallymark.bridge.amqp10.settings import Settings
 from tallymark.server.access import audit
 from tallymark.server.config.settings import Config
 from tallymark.wire.amqp10.limits import Limits

@@ -18,8 +18,8 @@ import secrets
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from tallymark.bridge.amqp091.channel import Intake
 from tallymark.bridge.amqp091.connection import Amqp091, Settings
-from tallymark.bridge.amqp091.sink import Intake
 from tallymark.bridge.bridge import UNLIMITED, Bridge
 from tallymark.server.access.user import User, permissions_of
 from tallymark.server.amqp import AmqpClient

@@ -4,32 +4,78 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
-from tallymark.bridge.direct_reply import DirectReplies
+from tallymark.bridge.direct_reply import PREFIX, DirectReplies, ReplyConsumer
 from tallymark.bridge.output_gate import OutputGate
 from tallymark.bridge.permissions import Access
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker
 from tallymark.engine.errors import NotFound
+from tallymark.engine.message import Payload, Route
+from tallymark.engine.routing import Targets
 from tallymark.engine.session import Connection as EngineConnection
 from tallymark.engine.session import Session
+from tallymark.engine.sinks import StagedPart
 from tallymark.engine.staging import Transaction
 from tallymark.engine.vhost import VirtualHost
 from tallymark.wire.amqp091.connection import Connection as WireConnection
 from tallymark.wire.amqp091.errors import CHANNEL_ERROR, WireError
 from tallymark.wire.amqp091.methods import Method
 
-if TYPE_CHECKING:
-    from tallymark.bridge.amqp091.content import ReplyRecipient
-    from tallymark.bridge.amqp091.publish import Publish
-    from tallymark.bridge.amqp091.sink import Intake
-
 ROUTES_KEPT: Final = 4096
 """Number of publish method frames cached per connection."""
 REPLIES_HELD: Final = 16 << 20
 """Bytes of direct replies that may wait for a connection whose socket is full, or for a channel
 that has stopped deliveries. Further replies are dropped."""
+
+
+@final
+class Publish:
+    """A decoded publish method frame, with its target queues for one generation of the topology."""
+
+    __slots__ = ("is_reply", "mandatory", "route", "size", "targets")
+
+    def __init__(self, route: Route, mandatory: bool, size: int, targets: Targets | None) -> None:
+        self.route = route
+        self.mandatory = mandatory
+        self.size = size
+        """Size of the method frame in bytes."""
+        self.targets = targets
+        """Target queues; None: routing depends on the headers of each message."""
+        self.is_reply = route.exchange == "" and route.key.startswith(PREFIX)
+
+
+@final
+class Intake:
+    """The publishes that one channel has collected so far."""
+
+    __slots__ = ("count", "parts")
+
+    def __init__(self) -> None:
+        self.parts: list[StagedPart] = []
+        self.count = 0
+        """Count of messages."""
+
+    def add(
+        self, payload: Payload, known: Annotations | None, mandatory: bool, now_ms: int
+    ) -> None:
+        self.parts.append(StagedPart(payload, known, mandatory, now_ms))
+        self.count += payload.count
+
+
+class Replies(ReplyConsumer):
+    """A channel's consumer of direct replies."""
+
+    __slots__ = ("tag",)
+
+    def __init__(self, tag: str, token: str) -> None:
+        super().__init__(token)
+        self.tag = tag
+
+    def go_on(self) -> None:
+        """Deliver held replies after the client has resumed deliveries."""
+        raise NotImplementedError
 
 
 @final
@@ -159,7 +205,7 @@ class Channel:
         """Count of messages returned as unroutable."""
         self.prefetch = 0
         self.prefetch_shared = 0
-        self.reply_consumer: ReplyRecipient | None = None
+        self.reply_consumer: Replies | None = None
         self.transaction: Transaction | None = None
         """Transaction under which everything is published and settled; None: outside of tx mode
         [TX-1]."""

@@ -11,11 +11,10 @@ from array import array
 from typing import Final, final
 
 from tallymark.bridge.amqp091.annotated import Additions, additions_to
-from tallymark.bridge.amqp091.channel import REPLIES_HELD, Channel
+from tallymark.bridge.amqp091.channel import REPLIES_HELD, Channel, Replies
 from tallymark.bridge.conversion.amqp10_to_amqp091 import Converter, frames_of
 from tallymark.bridge.conversion.cells import AMQP091
 from tallymark.bridge.conversion.nsq_to_amqp091 import as_amqp091
-from tallymark.bridge.direct_reply import ReplyConsumer
 from tallymark.engine.message import Payload, Route, Slice
 from tallymark.wire.amqp091.errors import NO_ROUTE
 from tallymark.wire.amqp091.frames import METHOD, frame
@@ -266,15 +265,14 @@ def return_messages(
 
 
 @final
-class ReplyRecipient(ReplyConsumer):
+class ReplyRecipient(Replies):
     """A channel that waits for direct replies."""
 
-    __slots__ = ("_held", "_held_bytes", "channel", "tag")
+    __slots__ = ("_held", "_held_bytes", "channel")
 
     def __init__(self, channel: Channel, tag: str, token: str) -> None:
-        super().__init__(token)
+        super().__init__(tag, token)
         self.channel = channel
-        self.tag = tag
         self._held: list[tuple[bytes, Route, int, int]] = []
         """Replies that arrived while the client had stopped deliveries [TX-10]."""
         self._held_bytes = 0
@@ -294,7 +292,6 @@ class ReplyRecipient(ReplyConsumer):
             self._held.append((message, route, method_size, largest_frame))
 
     def go_on(self) -> None:
-        """Deliver held replies after the client has resumed deliveries."""
         held, self._held = self._held, []
         self._held_bytes = 0
         for message, route, size, largest_frame in held:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from typing import Final, final
 
-from tallymark.bridge.amqp091.channel import Channel, Client
+from tallymark.bridge.amqp091.channel import Channel, Client, Publish
 from tallymark.bridge.amqp091.content import return_messages
 from tallymark.bridge.amqp091.special import Special, examine, headers_of, with_section
 from tallymark.bridge.direct_reply import PREFIX
@@ -30,22 +30,6 @@ FORMAT: Final = 1
 """Payload.format of AMQP 0-9-1 publish frames (method, header, bodies) as they were received."""
 CLASS_ID: Final = 60
 METHOD_ID: Final = 40
-
-
-@final
-class Publish:
-    """A decoded publish method frame, with its target queues for one generation of the topology."""
-
-    __slots__ = ("is_reply", "mandatory", "route", "size", "targets")
-
-    def __init__(self, route: Route, mandatory: bool, size: int, targets: Targets | None) -> None:
-        self.route = route
-        self.mandatory = mandatory
-        self.size = size
-        """Size of the method frame in bytes."""
-        self.targets = targets
-        """Target queues; None: routing depends on the headers of each message."""
-        self.is_reply = route.exchange == "" and route.key.startswith(PREFIX)
 
 
 def publish(channel: Channel, event: PublishReceived) -> None:

@@ -6,33 +6,10 @@ Permissions and properties are checked as on any channel. Routing happens at the
 
 from __future__ import annotations
 
-from typing import final
-
-from tallymark.bridge.amqp091.channel import Channel
+from tallymark.bridge.amqp091.channel import Channel, Intake
 from tallymark.bridge.amqp091.publish import payload_of, plain, routed
-from tallymark.engine.annotations import Annotations
 from tallymark.engine.errors import PreconditionFailed
-from tallymark.engine.message import Payload
-from tallymark.engine.sinks import StagedPart
 from tallymark.wire.amqp091.events import PublishReceived
-
-
-@final
-class Intake:
-    """The publishes that one channel has collected so far."""
-
-    __slots__ = ("count", "parts")
-
-    def __init__(self) -> None:
-        self.parts: list[StagedPart] = []
-        self.count = 0
-        """Count of messages."""
-
-    def add(
-        self, payload: Payload, known: Annotations | None, mandatory: bool, now_ms: int
-    ) -> None:
-        self.parts.append(StagedPart(payload, known, mandatory, now_ms))
-        self.count += payload.count
 
 
 def take(channel: Channel, intake: Intake, event: PublishReceived) -> None:

@@ -14,12 +14,11 @@ from __future__ import annotations
 from array import array
 from typing import final
 
-from tallymark.bridge.amqp091.channel import Channel
+from tallymark.bridge.amqp091.channel import Channel, Publish
 from tallymark.bridge.amqp091.content import return_messages
 from tallymark.bridge.amqp091.publish import (
     CLASS_ID,
     METHOD_ID,
-    Publish,
     Stretch,
     answer,
     payload_of,

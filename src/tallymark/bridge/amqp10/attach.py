@@ -364,8 +364,8 @@ def _lifetime(dynamic: bool) -> dict[object, object] | None:
 
 
 def _pair(session: Session, link: WireLink) -> LinkPair:
-    pair = session.pairs.get(link.name)
-    if pair is None:
-        pair = LinkPair(session, link.name)
-        session.pairs[link.name] = pair
-    return pair
+    """Return the pair of which one half is attached, or a new one."""
+    for end in session.ends:
+        if isinstance(end, (RequestLink, ResponseLink)) and end.pair.name == link.name:
+            return end.pair
+    return LinkPair(session, link.name)

@@ -3,91 +3,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
-from tallymark.bridge.amqp import AmqpBridge, default_mechanisms
+from tallymark.bridge.amqp import AmqpBridge
 from tallymark.bridge.amqp10.confirms import Confirms
-from tallymark.bridge.amqp10.watch import Watch
+from tallymark.bridge.amqp10.links import LinkEnd
+from tallymark.bridge.amqp10.settings import Settings
 from tallymark.bridge.bridge import Waiter
-from tallymark.bridge.direct_reply import DirectReplies
-from tallymark.bridge.permissions import Access, OnDenied
+from tallymark.bridge.permissions import Access
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker
-from tallymark.engine.patterns import compile_pattern
+from tallymark.engine.intervals import IntervalSet
 from tallymark.engine.session import Connection as EngineConnection
 from tallymark.engine.session import Session as EngineSession
+from tallymark.engine.staging import Transaction
 from tallymark.engine.vhost import VirtualHost
 from tallymark.wire.amqp10.ends import LinkEnd as WireLink
-from tallymark.wire.amqp10.events import CreditReceived, TransfersReceived
-from tallymark.wire.amqp10.limits import Limits
+from tallymark.wire.amqp10.outcomes import Accepted, DeliveryState, TransactionalState
 from tallymark.wire.amqp10.serial import MASK
 from tallymark.wire.amqp10.session import Session as WireSession
 
-if TYPE_CHECKING:
-    from tallymark.bridge.amqp10.dispositions import Answers
-    from tallymark.bridge.amqp10.management_link import LinkPair
-    from tallymark.bridge.amqp10.work import Work
-
-LINK_CREDIT: Final = 170
-"""Link credit that RabbitMQ grants to a publisher [FC-8]."""
-
-
-@final
-class Settings:
-    """Settings that all connections of a broker share."""
-
-    __slots__ = (
-        "anonymous_user",
-        "auto_create",
-        "limits",
-        "link_credit",
-        "mechanisms",
-        "node_name",
-        "on_denied",
-        "platform",
-        "random_name",
-        "replies",
-        "transaction_timeout_ms",
-        "watch",
-    )
-
-    def __init__(
-        self,
-        limits: Limits,
-        random_name: Callable[[], str],
-        replies: DirectReplies,
-        watch: Watch,
-        *,
-        node_name: str = "tallymark@localhost",
-        platform: str = "Python",
-        link_credit: int = LINK_CREDIT,
-        anonymous_user: str = "",
-        auto_create: str = "",
-        transaction_timeout_ms: int = 0,
-        mechanisms: Callable[[], tuple[str, ...]] = default_mechanisms,
-        on_denied: OnDenied | None = None,
-    ) -> None:
-        self.limits = limits
-        self.random_name = random_name
-        """Function that returns 22 random characters of [A-Za-z0-9_-] that cannot be guessed."""
-        self.replies = replies
-        self.watch = watch
-        self.mechanisms = mechanisms
-        """Function that returns the mechanisms by which clients may log in now, in the order they
-        are offered."""
-        self.on_denied = on_denied
-        self.node_name = node_name
-        self.platform = platform
-        """Name of the platform shown to clients, such as "Python 3.11.2"."""
-        self.link_credit = link_credit
-        """Messages a publisher may send on a link before more credit is granted."""
-        self.anonymous_user = anonymous_user
-        """User for clients that give no name; empty: such clients may not log in."""
-        self.auto_create = compile_pattern(auto_create) if auto_create else None
-        """Pattern of the names of queues that an attach declares; None: no queue is."""
-        self.transaction_timeout_ms = transaction_timeout_ms
-        """Maximum age of an open transaction, ms; 0: no limit [TX-16]."""
+ID_BYTES: Final = 8
+"""Bytes of a transaction id."""
 
 
 @final
@@ -189,7 +126,7 @@ class Session:
     2^32. Every tag is sent or skipped, in order, so that either follows from the other.
     """
 
-    __slots__ = ("answers", "client", "confirms", "ends", "engine", "pairs", "wire")
+    __slots__ = ("answers", "client", "confirms", "ends", "engine", "wire")
 
     def __init__(self, client: Client, wire: WireSession, engine: EngineSession) -> None:
         self.client = client
@@ -201,8 +138,6 @@ class Session:
         """Our ends of the session's links."""
         self.answers: Answers | None = None
         """Settlements in the present input whose answer waits for the disk."""
-        self.pairs: dict[str, LinkPair] = {}
-        """Link pairs for management, by the name of their links."""
         engine.confirming = True
         engine.handle = self
         wire.context = self
@@ -252,30 +187,142 @@ def number_of(tag: int) -> int:
     return (tag - 1) & MASK
 
 
-class LinkEnd:
-    """Our end of an attached link: its `context`. Methods that a kind of link does not need do
-    nothing."""
+@final
+class Work:
+    """One transaction between declare and discharge. Only its own connection can name it."""
 
-    __slots__ = ()
+    __slots__ = (
+        "_forgotten",
+        "_parked",
+        "_unsettled",
+        "accepted",
+        "client",
+        "id",
+        "state",
+        "transaction",
+    )
 
-    def received(self, event: TransfersReceived) -> None:
-        """Handle messages that arrived."""
+    def __init__(self, client: Client, transaction: Transaction) -> None:
+        self.client = client
+        self.transaction = transaction
+        self.id = transaction.id.to_bytes(ID_BYTES, "big")
+        self.accepted = TransactionalState(self.id, Accepted())
+        """Delivery state of messages published under the transaction."""
+        self.state = TransactionalState(self.id)
+        """Delivery state of messages delivered under the transaction."""
+        self._parked: dict[Session, dict[bytes, IntervalSet]] = {}
+        """Tags settled under the transaction, by outcome as encoded: b"" for none."""
+        self._forgotten: dict[Session, IntervalSet] = {}
+        """Tags among those that the client has settled on its side, so that it forgets them even
+        after a rollback."""
+        self._unsettled: list[tuple[Session, int, int, DeliveryState]] = []
+        """Tags first..last whose outcome the client expects to be confirmed."""
 
-    def granted(self, event: CreditReceived) -> None:
-        """Handle credit granted by the peer's receiver."""
+    def outcome(self, state: DeliveryState) -> DeliveryState:
+        """Return an outcome under this transaction."""
+        if isinstance(state, Accepted):
+            return self.accepted
+        return TransactionalState(self.id, state)
 
-    def resume(self) -> None:
-        """Grant credit to publishers again."""
+    def fail(self, text: str) -> None:
+        """Mark the transaction: it can only be rolled back [TX-13]. The first reason counts."""
+        if not self.transaction.failure:
+            self.transaction.failure = text
 
-    def rights_changed(self) -> None:
-        """Apply a change of the user's permissions."""
+    # -- settlements
 
-    def detach_deleted(self) -> None:
-        """Detach the link because its queue was deleted. Does nothing if the link has ended."""
+    def park(self, session: Session, first: int, last: int, outcome: bytes) -> None:
+        """Note that tags first..last were settled under the transaction, with this outcome as
+        encoded."""
+        of_session = self._parked.get(session)
+        if of_session is None:
+            of_session = self._parked[session] = {}
+        parked = of_session.get(outcome)
+        if parked is None:
+            parked = of_session[outcome] = IntervalSet()
+        parked.add(first, last + 1)
 
-    def gone(self, with_session: bool) -> None:
-        """End the engine's side of a link that has ended. Called once. with_session: the engine's
-        session is closed already."""
+    def parked(self, session: Session, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the tags among first..last that were settled under the transaction, as (first,
+        last)."""
+        found: list[tuple[int, int]] = []
+        for parked in self._parked.get(session, {}).values():
+            found += [(low, high - 1) for low, high in parked.overlap(first, last + 1)]
+        return found
+
+    def reopen_others(self, session: Session, first: int, last: int, outcome: bytes) -> None:
+        """Make those of tags first..last unsettled again that were settled under the transaction
+        with another outcome, unless the client has settled them on its side."""
+        forgotten = self._forgotten.get(session)
+        for one, parked in self._parked.get(session, {}).items():
+            if one == outcome:
+                continue
+            for low, high in parked.overlap(first, last + 1):
+                for a, b in [(low, high)] if forgotten is None else forgotten.gaps(low, high):
+                    self._reopen(session, a, b - 1)
+
+    def _reopen(self, session: Session, first: int, last: int) -> None:
+        self.client.broker.transactions.reopen(self.transaction, session.engine, first, last)
+        for parked in self._parked[session].values():
+            parked.remove(first, last + 1)
+        kept: list[tuple[Session, int, int, DeliveryState]] = []
+        for who, low, high, state in self._unsettled:
+            if who is not session or high < first or last < low:
+                kept.append((who, low, high, state))
+                continue
+            if low < first:
+                kept.append((who, low, first - 1, state))
+            if last < high:
+                kept.append((who, last + 1, high, state))
+        self._unsettled = kept
+
+    def forget(self, session: Session, first: int, last: int) -> None:
+        """Note that the client has settled these tags on its side: a rollback does not make them
+        unsettled for it again [TX-15]."""
+        for low, high in self.parked(session, first, last):
+            forgotten = self._forgotten.get(session)
+            if forgotten is None:
+                forgotten = self._forgotten[session] = IntervalSet()
+            forgotten.add(low, high + 1)
+
+    def expect(self, session: Session, first: int, last: int, state: DeliveryState) -> None:
+        """Note that the client expects a confirmation that tags first..last have this outcome."""
+        unsettled = self._unsettled
+        if unsettled:
+            who, low, high, what = unsettled[-1]
+            if who is session and high + 1 == first and what == state:
+                unsettled[-1] = (session, low, last, state)
+                return
+        unsettled.append((session, first, last, state))
+
+    def expected(self) -> list[tuple[Session, int, int, DeliveryState]]:
+        """Return the outcomes that the client expects to be confirmed after the commit."""
+        found: list[tuple[Session, int, int, DeliveryState]] = []
+        for session, first, last, state in self._unsettled:
+            forgotten = self._forgotten.get(session)
+            stretches = (
+                [(first, last + 1)] if forgotten is None else forgotten.gaps(first, last + 1)
+            )
+            for low, high in stretches:
+                found.append((session, low, high - 1, state))
+        return found
+
+    def forgotten(self) -> list[tuple[Session, int, int]]:
+        """Return the tags that the client has settled on its side: session, first, last."""
+        return [
+            (session, low, high - 1)
+            for session, ranges in self._forgotten.items()
+            for low, high in ranges
+        ]
+
+    # -- acquisitions
+
+    def acquired(self, session: Session, first: int, last: int) -> bool:
+        """Return whether any of the tags first..last were delivered under the transaction."""
+        for engine, low, high in self.transaction.acquisitions:
+            if engine is session.engine and low <= last and first <= high:
+                return True
+        return False
 
 
 class Delayed(Waiter):
@@ -285,3 +332,22 @@ class Delayed(Waiter):
 
     def say(self) -> None:
         raise NotImplementedError
+
+
+class Answers(Delayed):
+    """Settlements of one session that are confirmed to the client once they are on disk."""
+
+    __slots__ = ("_ranges", "_session")
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session.client.owner)
+        self._session = session
+        self._ranges: list[tuple[int, int, DeliveryState]] = []
+
+    def add(self, first: int, last: int, state: DeliveryState) -> None:
+        self._ranges.append((first, last, state))
+
+    def say(self) -> None:
+        if not self._session.engine.closed:
+            for first, last, state in self._ranges:
+                self._session.wire.settle_sent(first, last, state)

@@ -8,14 +8,12 @@ one for each stretch that was received, hardly ever more than a few.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
+from tallymark.bridge.amqp10.links import Publisher
 from tallymark.wire.amqp10.outcomes import Accepted, DeliveryState
 from tallymark.wire.amqp10.serial import add, diff
 from tallymark.wire.amqp10.session import Session as WireSession
-
-if TYPE_CHECKING:
-    from tallymark.bridge.amqp10.publish import IncomingLink
 
 NEVER: Final = 0
 """Mode: the delivery was sent settled and gets no answer."""
@@ -35,7 +33,7 @@ class Unanswered:
 
     __slots__ = ("first", "id", "last", "link", "mode")
 
-    def __init__(self, first: int, last: int, id: int, link: IncomingLink, mode: int) -> None:
+    def __init__(self, first: int, last: int, id: int, link: Publisher, mode: int) -> None:
         self.first = first
         self.last = last
         self.id = id
@@ -56,7 +54,7 @@ class Confirms:
         self._wire = wire
         self._ranges: deque[Unanswered] = deque()
 
-    def published(self, first: int, count: int, link: IncomingLink, id: int, mode: int) -> None:
+    def published(self, first: int, count: int, link: Publisher, id: int, mode: int) -> None:
         """Add publishes of the session from number `first` on, which were deliveries from `id`
         on."""
         last = first + count - 1
@@ -75,10 +73,10 @@ class Confirms:
                 return
         ranges.append(Unanswered(first, last, id, link, mode))
 
-    def confirm(self, upto: int) -> list[IncomingLink]:
+    def confirm(self, upto: int) -> list[Publisher]:
         """Send the outcome of all publishes up to that number, which are safe. Returns the links
         whose count of unanswered messages fell."""
-        touched: list[IncomingLink] = []
+        touched: list[Publisher] = []
         ranges = self._ranges
         first = last = -1  # of the delivery-ids in the next disposition
         while ranges and ranges[0].first <= upto:
@@ -114,10 +112,10 @@ class Confirms:
             self._wire.settle_received(first, last, ACCEPTED)
         return touched
 
-    def refuse(self, first: int, last: int) -> list[IncomingLink]:
+    def refuse(self, first: int, last: int) -> list[Publisher]:
         """Reject publishes first..last because queues are full [DL-6]. Returns links as `confirm`
         does."""
-        touched: list[IncomingLink] = []
+        touched: list[Publisher] = []
         kept: deque[Unanswered] = deque()
         for entry in self._ranges:
             low = max(first, entry.first)

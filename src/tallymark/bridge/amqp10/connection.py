@@ -18,10 +18,11 @@ from typing import final
 
 from tallymark.bridge.amqp import SCRAM, AmqpBridge, Renewal
 from tallymark.bridge.amqp10 import attach as attaching
-from tallymark.bridge.amqp10.client import Client, Delayed, LinkEnd, Session, Settings
+from tallymark.bridge.amqp10.client import Client, Delayed, Session
 from tallymark.bridge.amqp10.consume import OutgoingLink
 from tallymark.bridge.amqp10.dispositions import is_final, settle, withdraw
 from tallymark.bridge.amqp10.errors import error_of
+from tallymark.bridge.amqp10.links import LinkEnd
 from tallymark.bridge.amqp10.login import (
     ANONYMOUS,
     PLAIN,
@@ -31,6 +32,7 @@ from tallymark.bridge.amqp10.login import (
     vhost_of,
 )
 from tallymark.bridge.amqp10.publish import IncomingLink
+from tallymark.bridge.amqp10.settings import Settings
 from tallymark.bridge.amqp10.tx import retire
 from tallymark.bridge.output_gate import Gate, OutputGate
 from tallymark.bridge.permissions import Access, Permissions, refuse_entry

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.bridge.amqp10.client import LinkEnd, Session, number_of
+from tallymark.bridge.amqp10.client import Session, Work, number_of
 from tallymark.bridge.amqp10.delivery import Outgoing, Run
 from tallymark.bridge.amqp10.errors import error_of
-from tallymark.bridge.amqp10.work import TXN_ID, Work, find, unknown
+from tallymark.bridge.amqp10.links import LinkEnd
+from tallymark.bridge.amqp10.work import TXN_ID, find, unknown
 from tallymark.bridge.permissions import CONFIGURE, QUEUE, READ
 from tallymark.engine.effects import Deliver, TimedOut
 from tallymark.engine.errors import AccessRefused

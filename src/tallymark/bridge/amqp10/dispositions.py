@@ -8,9 +8,9 @@ waits for the disk, so that what it hears is so after a crash as well [FC-12].
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import Final
 
-from tallymark.bridge.amqp10.client import Delayed, Session
+from tallymark.bridge.amqp10.client import Answers, Session
 from tallymark.bridge.amqp10.consume import OutgoingLink
 from tallymark.engine.annotations import Notes
 from tallymark.engine.arguments import LONGEST_MS
@@ -81,26 +81,6 @@ def due_of(state: DeliveryState | None, clock: Clock) -> int:
         if isinstance(due, int) and not isinstance(due, bool):
             return max(0, min(clock.from_wall(due), clock.now_ms + LONGEST_MS))
     return 0
-
-
-@final
-class Answers(Delayed):
-    """Settlements of one session that are confirmed to the client once they are on disk."""
-
-    __slots__ = ("_ranges", "_session")
-
-    def __init__(self, session: Session) -> None:
-        super().__init__(session.client.owner)
-        self._session = session
-        self._ranges: list[tuple[int, int, DeliveryState]] = []
-
-    def add(self, first: int, last: int, state: DeliveryState) -> None:
-        self._ranges.append((first, last, state))
-
-    def say(self) -> None:
-        if not self._session.engine.closed:
-            for first, last, state in self._ranges:
-                self._session.wire.settle_sent(first, last, state)
 
 
 def settle(session: Session, event: DispositionReceived) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from tallymark.bridge.amqp import SCRAM
-from tallymark.bridge.amqp10.client import Settings
+from tallymark.bridge.amqp10.settings import Settings
 from tallymark.bridge.filters import CAPABILITIES
 from tallymark.bridge.identity import server_identity
 from tallymark.wire.amqp10.performatives import Open

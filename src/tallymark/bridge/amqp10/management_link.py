@@ -12,7 +12,8 @@ from collections import deque
 from typing import Final, final
 
 from tallymark.bridge.amqp import Renewal
-from tallymark.bridge.amqp10.client import Delayed, LinkEnd, Session
+from tallymark.bridge.amqp10.client import Delayed, Session
+from tallymark.bridge.amqp10.links import LinkEnd
 from tallymark.bridge.amqp10.management import Management, NotAnswerable, answer_to_token
 from tallymark.wire.amqp10.events import CreditReceived, TransfersReceived
 from tallymark.wire.amqp10.outcomes import Accepted, Error
@@ -117,59 +118,52 @@ class LinkPair:
         if link.credit <= wanted // 2:
             link.flow(wanted)
 
-    def left(self) -> None:
-        """Note that one half has ended."""
-        if self.incoming is None and self.outgoing is None:
-            self.session.pairs.pop(self.name, None)
-
 
 @final
 class RequestLink(LinkEnd):
     """Our end of the link for requests."""
 
-    __slots__ = ("_link", "_pair")
+    __slots__ = ("_link", "pair")
 
     def __init__(self, pair: LinkPair, link: ReceiverLink) -> None:
-        self._pair = pair
+        self.pair = pair
         self._link = link
         pair.incoming = link
 
     def received(self, event: TransfersReceived) -> None:
-        session, link = self._pair.session, self._link
+        session, link = self.pair.session, self._link
         if event.is_second:
             link.settle(event.first, add(event.first, len(event) - 1), ACCEPTED)
         elif not event.settled:
             session.wire.settle_received(event.first, add(event.first, len(event) - 1), ACCEPTED)
         for i in range(len(event)):
             try:
-                self._pair.request(event.data[event.cuts[i] : event.cuts[i + 1]])
+                self.pair.request(event.data[event.cuts[i] : event.cuts[i + 1]])
             except NotAnswerable as error:
                 link.detach(Error(error.condition, error.text))
                 session.leave(link)
                 return
-        self._pair.grant()
+        self.pair.grant()
 
     def gone(self, with_session: bool) -> None:
-        self._pair.incoming = None
-        self._pair.left()
+        self.pair.incoming = None
 
 
 @final
 class ResponseLink(LinkEnd):
     """Our end of the link for responses."""
 
-    __slots__ = ("_link", "_pair")
+    __slots__ = ("_link", "pair")
 
     def __init__(self, pair: LinkPair, link: SenderLink) -> None:
-        self._pair = pair
+        self.pair = pair
         self._link = link
         pair.outgoing = link
 
     def granted(self, event: CreditReceived) -> None:
-        self._pair.flush()
+        self.pair.flush()
         if event.drain:
             self._link.drained()
 
     def gone(self, with_session: bool) -> None:
-        self._pair.outgoing = None
-        self._pair.left()
+        self.pair.outgoing = None

@@ -14,12 +14,12 @@ from __future__ import annotations
 from typing import Final, final
 
 from tallymark.bridge.amqp10.annotated import shown
-from tallymark.bridge.amqp10.client import LinkEnd, Session
+from tallymark.bridge.amqp10.client import Session
 from tallymark.bridge.amqp10.confirms import FIRST, NEVER, SECOND
 from tallymark.bridge.amqp10.errors import error_of
 from tallymark.bridge.amqp10.front import Arrival, Arrivals
-from tallymark.bridge.amqp10.stretch import RELEASED, Destination, Stretch
-from tallymark.bridge.amqp10.work import Work, find, unknown
+from tallymark.bridge.amqp10.stretch import RELEASED, Destination, Stretch, StretchLink
+from tallymark.bridge.amqp10.work import find, unknown
 from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
 from tallymark.engine.errors import AccessRefused, BrokerError, PreconditionFailed
 from tallymark.engine.message import Route
@@ -46,7 +46,7 @@ DESTINATIONS_KEPT: Final = 1024
 
 
 @final
-class IncomingLink(LinkEnd):
+class IncomingLink(StretchLink):
     """Our end of a link on which a client publishes (see the module's docstring)."""
 
     __slots__ = (
@@ -56,46 +56,33 @@ class IncomingLink(LinkEnd):
         "_queue",
         "can_reject",
         "is_dynamic",
-        "is_open",
         "link",
-        "no_room",
-        "session",
-        "target",
-        "unconfirmed",
-        "work",
     )
 
     def __init__(
         self, session: Session, link: ReceiverLink, target: Target | None, queue: Queue | None
     ) -> None:
-        self.session = session
+        text = "a queue has no room for it"
+        info: dict[object, object] = {REASON: MAXLEN}
+        if queue is not None:
+            text = f"queue '{queue.name}' in vhost '{queue.vhost}' has no room for it"
+            info["queue"] = shown(queue.name)
+        no_room = Rejected(Error(errors.RESOURCE_LIMIT_EXCEEDED, text, info))
+        super().__init__(session, target, no_room)
         self.link = link
-        self.target = target
-        """Target of the link; None: each message names its own."""
         self._queue = queue
         """Queue that the link's address names."""
         self.can_reject = True
         """True if the sender supports the outcome rejected."""
         self.is_dynamic = False
         """True if the queue was made for this link, and is deleted with it."""
-        self.is_open = True
-        self.unconfirmed = 0
-        """Count of messages without a settled outcome."""
-        self.work: Work | None = None
-        """Transaction under which the present input is published [TX-14]."""
         self._arrivals = Arrivals()
         self._destinations: dict[str, Destination] = {}
         """Destinations by the address in a message; under "" the link's own."""
         self._generation = 0
         """Generation of the topology in which they were found."""
-        text = "a queue has no room for it"
-        info: dict[object, object] = {REASON: MAXLEN}
         if queue is not None:
             session.client.settings.watch.add(queue, self)
-            text = f"queue '{queue.name}' in vhost '{queue.vhost}' has no room for it"
-            info["queue"] = shown(queue.name)
-        self.no_room = Rejected(Error(errors.RESOURCE_LIMIT_EXCEEDED, text, info))
-        """Outcome for messages that a queue refuses because it is full [DL-6]."""
 
     # -- credit
 
@@ -116,8 +103,6 @@ class IncomingLink(LinkEnd):
     # -- outcomes
 
     def tell(self, first: int, last: int, mode: int, state: DeliveryState) -> None:
-        """Send the outcome of deliveries that were not published, or were published under a
-        transaction."""
         work = self.work
         if work is not None:
             if mode == NEVER and not isinstance(state, Accepted):
@@ -131,7 +116,6 @@ class IncomingLink(LinkEnd):
             self.session.wire.settle_received(first, last, state)
 
     def refuse(self, first: int, last: int, mode: int, error: Error) -> None:
-        """Refuse deliveries. If their sender cannot be told by an outcome, the link is ended."""
         work = self.work
         if mode != NEVER and self.can_reject:
             self.tell(first, last, mode, Rejected(error))
@@ -142,7 +126,6 @@ class IncomingLink(LinkEnd):
             self.close(error)
 
     def settle(self, first: int, last: int, state: DeliveryState) -> None:
-        """Send the outcome of deliveries in mode second; the sender settles them."""
         if self.is_open:
             self.link.settle(first, last, state)
         else:
@@ -156,7 +139,6 @@ class IncomingLink(LinkEnd):
     # -- the end
 
     def close(self, error: Error) -> None:
-        """End the link from our side."""
         if self.is_open:
             self.link.detach(error)
             self.session.leave(self.link)
@@ -187,7 +169,6 @@ class IncomingLink(LinkEnd):
             client.broker.delete_queue(client.connection, queue.name, False, False)
 
     def queue_deleted(self) -> None:
-        """End the link because the queue that its address names was deleted."""
         self.session.client.lose(self)
 
     def detach_deleted(self) -> None:
@@ -267,8 +248,6 @@ class IncomingLink(LinkEnd):
             self.refuse(id, id, mode, error)
 
     def destination(self, address: str) -> Destination:
-        """Return the destination of messages with this address in the property `to`; "": that of
-        the link's own address."""
         generation = self.session.client.vhost.generation
         if generation != self._generation:
             self._destinations.clear()

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.bridge.amqp10.client import LinkEnd, Session
+from tallymark.bridge.amqp10.client import Session
 from tallymark.bridge.amqp10.delivery import reply_to_amqp10
+from tallymark.bridge.amqp10.links import LinkEnd
 from tallymark.bridge.direct_reply import PREFIX, ReplyConsumer
 from tallymark.engine.message import Route
 from tallymark.wire.amqp10.events import CreditReceived

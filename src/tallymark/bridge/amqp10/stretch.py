@@ -9,8 +9,9 @@ arrived.
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
+from tallymark.bridge.amqp10.client import Client, Session, Work
 from tallymark.bridge.amqp10.confirms import ACCEPTED, ANSWERED
 from tallymark.bridge.amqp10.errors import error_of
 from tallymark.bridge.amqp10.front import (
@@ -21,7 +22,7 @@ from tallymark.bridge.amqp10.front import (
     user_ids,
     without_delivery_annotations,
 )
-from tallymark.bridge.amqp10.work import Work
+from tallymark.bridge.amqp10.links import Publisher
 from tallymark.bridge.permissions import WRITE, check_keys
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.arguments import LONGEST_MS
@@ -32,12 +33,9 @@ from tallymark.engine.routing import Targets
 from tallymark.engine.staging import AS_DUE, MUST_ARRIVE, StagedRun
 from tallymark.wire.amqp10 import errors
 from tallymark.wire.amqp10.errors import DecodeError
-from tallymark.wire.amqp10.outcomes import DeliveryState, Error, Released
+from tallymark.wire.amqp10.outcomes import DeliveryState, Error, Rejected, Released
 from tallymark.wire.amqp10.serial import add
-
-if TYPE_CHECKING:
-    from tallymark.bridge.amqp10.client import Client
-    from tallymark.bridge.amqp10.publish import IncomingLink
+from tallymark.wire.conversion.addresses import Target
 
 RELEASED: Final = Released()
 NOWHERE: Final = Route("", "")
@@ -86,6 +84,38 @@ class Reply:
             waiting.answer(payload.format, raw[cuts[i] : cuts[i + 1]], self.route, 0, 0)
 
 
+class StretchLink(Publisher):
+    """Our end of a link, as far as a stretch that is published on it works on it."""
+
+    __slots__ = ("session", "target", "work")
+
+    def __init__(self, session: Session, target: Target | None, no_room: Rejected) -> None:
+        super().__init__(no_room)
+        self.session = session
+        self.target = target
+        """Target of the link; None: each message names its own."""
+        self.work: Work | None = None
+        """Transaction under which the present input is published [TX-14]."""
+
+    def destination(self, address: str) -> Destination:
+        """Return the destination of messages with this address in the property `to`; "": that of
+        the link's own address."""
+        raise NotImplementedError
+
+    def tell(self, first: int, last: int, mode: int, state: DeliveryState) -> None:
+        """Send the outcome of deliveries that were not published, or were published under a
+        transaction."""
+        raise NotImplementedError
+
+    def refuse(self, first: int, last: int, mode: int, error: Error) -> None:
+        """Refuse deliveries. If their sender cannot be told by an outcome, the link is ended."""
+        raise NotImplementedError
+
+    def close(self, error: Error) -> None:
+        """End the link from our side."""
+        raise NotImplementedError
+
+
 @final
 class Stretch:
     """Deliveries with ids from `first` on: first read, then published."""
@@ -103,7 +133,7 @@ class Stretch:
         "_work",
     )
 
-    def __init__(self, link: IncomingLink, first: int, front: Front, mode: int) -> None:
+    def __init__(self, link: StretchLink, first: int, front: Front, mode: int) -> None:
         self._link = link
         self._first = first
         self._front = front

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.bridge.amqp10.client import Delayed, LinkEnd, Session, number_of
+from tallymark.bridge.amqp10.client import Delayed, Session, Work, number_of
 from tallymark.bridge.amqp10.consume import OutgoingLink
 from tallymark.bridge.amqp10.dispositions import (
     UNKNOWN,
@@ -23,8 +23,9 @@ from tallymark.bridge.amqp10.dispositions import (
     outcome_of,
     outstanding,
 )
+from tallymark.bridge.amqp10.links import LinkEnd
 from tallymark.bridge.amqp10.stretch import Reply
-from tallymark.bridge.amqp10.work import Work, find, unknown
+from tallymark.bridge.amqp10.work import find, unknown
 from tallymark.engine.annotations import Notes
 from tallymark.engine.errors import ResourceExhausted, RolledBack
 from tallymark.wire.amqp10 import errors

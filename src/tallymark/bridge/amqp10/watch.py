@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import final
 
+from tallymark.bridge.amqp10.links import Publisher
 from tallymark.engine.queue import Queue
-
-if TYPE_CHECKING:
-    from tallymark.bridge.amqp10.publish import IncomingLink
 
 
 @final
@@ -17,13 +15,13 @@ class Watch:
     __slots__ = ("_links",)
 
     def __init__(self) -> None:
-        self._links: dict[int, dict[IncomingLink, None]] = {}
+        self._links: dict[int, dict[Publisher, None]] = {}
         """Links by the id of their queue."""
 
-    def add(self, queue: Queue, link: IncomingLink) -> None:
+    def add(self, queue: Queue, link: Publisher) -> None:
         self._links.setdefault(queue.id, {})[link] = None
 
-    def remove(self, queue: Queue, link: IncomingLink) -> None:
+    def remove(self, queue: Queue, link: Publisher) -> None:
         links = self._links.get(queue.id)
         if links is not None:
             links.pop(link, None)

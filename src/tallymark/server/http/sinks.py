@@ -28,7 +28,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from tallymark.bridge.amqp091.sink import Intake
+from tallymark.bridge.amqp091.channel import Intake
 from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
 from tallymark.engine.clock import Clock
 from tallymark.engine.sinks import Staging
