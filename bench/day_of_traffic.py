@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from tallymark.bridge.formats import NSQ
 from tallymark.bridge.nsq.format import NsqFormat
 from tallymark.bridge.nsq.topics import Topics
 from tallymark.engine import records
@@ -199,7 +200,7 @@ class Day:
             self.folder, _nothing, _failed, sync="never", segment_bytes=self.plan.segment_bytes
         )
         self.broker = Broker(self.journal.fetch)
-        self.broker.formats.update({0: Format(), FORMAT: DayFormat(), nsq.FORMAT: NsqFormat()})
+        self.broker.formats.update({0: Format(), FORMAT: DayFormat(), NSQ: NsqFormat()})
         self.broker.clock.tell(self.now_ms)
         Restorer(self.broker).run(self.journal.recovered())
         lost = [

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from struct import Struct
 
 from tallymark.bridge.amqp091.format import Amqp091Format
-from tallymark.bridge.amqp091.publish import FORMAT as AMQP
 from tallymark.bridge.bridge import Bridge, Waiter
+from tallymark.bridge.formats import AMQP091, NSQ
 from tallymark.bridge.nsq.connection import Nsq, Settings
 from tallymark.bridge.nsq.format import NsqFormat
 from tallymark.bridge.nsq.in_flight import OnFinish
@@ -23,7 +23,6 @@ from tallymark.engine.effects import (
 )
 from tallymark.engine.queue import Queue
 from tallymark.wire.nsq.frames import ERROR, MESSAGE, RESPONSE, decode_message, split_frames
-from tallymark.wire.nsq.kernel import FORMAT as NSQ
 from tallymark.wire.nsq.limits import Limits
 from tests.bridge import rig as amqp
 
@@ -49,7 +48,7 @@ class NsqRig(amqp.Rig):
         super().__init__()
         self.now_ms = 1_000_000
         self.broker.clock.tell(self.now_ms)
-        self.broker.formats[AMQP] = Amqp091Format()
+        self.broker.formats[AMQP091] = Amqp091Format()
         self.broker.formats[NSQ] = NsqFormat()
         self.topics = Topics(self.broker, "/", mem_queue_size, adopts)
         self.nsq = Settings(limits or Limits(), self.topics, draw, on_finish, max_channel_consumers)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from tallymark.bridge.amqp091.connection import Amqp091, Settings
 from tallymark.bridge.amqp091.format import Amqp091Format
-from tallymark.bridge.amqp091.publish import FORMAT
 from tallymark.bridge.bridge import Waiter
 from tallymark.bridge.direct_reply import DirectReplies
+from tallymark.bridge.formats import AMQP091
 from tallymark.bridge.permissions import Permissions
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import (
@@ -79,7 +79,7 @@ class Rig:
         self.journal = MemoryJournal()
         self.journal.start()
         self.broker = Broker(self.journal.fetch)
-        self.broker.formats[FORMAT] = Amqp091Format()
+        self.broker.formats[AMQP091] = Amqp091Format()
         self.broker.add_vhost("/")
         self.hold_disk = False
         """True: nothing more becomes synced."""

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from tallymark.bridge.amqp10.connection import Amqp10
 from tallymark.bridge.amqp10.format import Amqp10Format
-from tallymark.bridge.amqp10.front import FORMAT
 from tallymark.bridge.amqp10.settings import Settings
 from tallymark.bridge.amqp10.watch import Watch
 from tallymark.bridge.bridge import Bridge, Waiter
+from tallymark.bridge.formats import AMQP10, NSQ
 from tallymark.bridge.nsq.format import NsqFormat
 from tallymark.bridge.permissions import Permissions
 from tallymark.engine.effects import (
@@ -56,7 +56,6 @@ from tallymark.wire.amqp10.sections import Sections, encode_message
 from tallymark.wire.amqp10.sender_link import SenderLink
 from tallymark.wire.amqp10.serial import add
 from tallymark.wire.amqp10.session import Session
-from tallymark.wire.nsq.kernel import FORMAT as NSQ
 from tests.bridge import rig
 
 E = TypeVar("E", bound=Event)
@@ -67,7 +66,7 @@ class Rig(rig.Rig):
 
     def __init__(self, limits: Limits | None = None, **settings: object) -> None:
         super().__init__()
-        self.broker.formats.update({FORMAT: Amqp10Format(), NSQ: NsqFormat()})
+        self.broker.formats.update({AMQP10: Amqp10Format(), NSQ: NsqFormat()})
         self.watch = Watch()
         self.broker.observers.append(self.watch.observe)
         self.settings10 = Settings(

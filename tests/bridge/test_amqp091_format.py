@@ -8,13 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.bridge.amqp091.format import (
-    LARGEST_NUMBER,
-    PUBLISHER_NAME,
-    PUBLISHING_ID,
-    Amqp091Format,
-)
-from tallymark.bridge.amqp091.publish import FORMAT
+from tallymark.bridge.amqp091.format import Amqp091Format
+from tallymark.bridge.formats import AMQP091, LARGEST_NUMBER, PUBLISHER_NAME, PUBLISHING_ID
 from tallymark.engine.exchange import property_key
 from tallymark.engine.formats import Format
 from tallymark.engine.message import Payload, Route
@@ -40,7 +35,7 @@ def payload(*messages: Properties | bytes, routes: list[Route] | None = None) ->
         parts.append(raw)
         cuts.append(cuts[-1] + len(raw))
     return Payload(
-        FORMAT, b"".join(parts), array("I", cuts), routes[0] if routes else Route("", "q"), routes,
+        AMQP091, b"".join(parts), array("I", cuts), routes[0] if routes else Route("", "q"), routes,
         1, 0, True, 100,
     )  # fmt: skip
 
@@ -172,7 +167,7 @@ def test_dl_6_bodies_are_weighed_without_their_frames(frame_max: int) -> None:
     ]
     cuts = [sum(map(len, messages[:i])) for i in range(6)]
     made = Payload(
-        FORMAT, b"".join(messages), array("I", cuts), Route("", "q"), None, 1, 0, True, 100
+        AMQP091, b"".join(messages), array("I", cuts), Route("", "q"), None, 1, 0, True, 100
     )
     totals = FORMAT_091.bodies(made)
     assert totals.typecode == "Q"

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.bridge.amqp10.delivery import ROUTES_KEPT, Outgoing, reply_to_amqp10
+from tallymark.bridge.formats import NSQ
 from tallymark.engine.annotations import Annotations, Death, after_death
 from tallymark.engine.message import Payload, Route, Slice
 from tallymark.wire.amqp091.properties import Properties as BasicProperties
@@ -21,7 +22,6 @@ from tallymark.wire.amqp10.sections import (
     Value,
 )
 from tallymark.wire.amqp10.types import Array, Symbol, Timestamp, UByte, UInt, ULong
-from tallymark.wire.nsq.kernel import FORMAT as NSQ
 from tallymark.wire.nsq.kernel import make_cells
 from tests.bridge.conversion import (
     ROUTE,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tallymark.bridge.amqp091.annotated import Additions, additions_to
 from tallymark.bridge.amqp091.channel import Channel
 from tallymark.bridge.amqp091.content import send_got
-from tallymark.bridge.amqp091.publish import FORMAT
+from tallymark.bridge.formats import AMQP091
 from tallymark.engine.annotations import Annotations, Death, after_death
 from tallymark.engine.effects import Deliver
 from tallymark.engine.message import Payload, Route, Slice
@@ -406,7 +406,7 @@ def test_every_frame_is_of_the_readers_channel_and_size(channel: int, largest: i
     body = bytes(9000) if largest > 4096 else b"x"
     raw = publish(3, body, properties=Properties(expiration="1"))
     made = Payload(
-        FORMAT, raw, array("I", [0, len(raw)]), Route("", "q"), None, 1, 0, True, largest
+        AMQP091, raw, array("I", [0, len(raw)]), Route("", "q"), None, 1, 0, True, largest
     )
     reader = Reader(frame_max=4096, channel=channel)
     consumer = reader.channel.session.consumers["ctag"]

@@ -10,6 +10,7 @@ from tallymark.bridge.conversion.amqp091_to_nsq import bodies as from_amqp091
 from tallymark.bridge.conversion.amqp10_to_nsq import bodies as from_amqp10
 from tallymark.bridge.conversion.nsq_to_amqp091 import as_amqp091
 from tallymark.bridge.conversion.nsq_to_amqp10 import cells
+from tallymark.bridge.formats import NSQ
 from tallymark.engine.message import Payload, Route, Slice
 from tallymark.wire.amqp091.frames import body, property_section
 from tallymark.wire.amqp091.properties import Properties as BasicProperties
@@ -22,14 +23,14 @@ from tallymark.wire.amqp10.sections import (
     encode_message,
 )
 from tallymark.wire.amqp10.types import Char, Described, Symbol
-from tallymark.wire.nsq.kernel import FORMAT, make_cells
+from tallymark.wire.nsq.kernel import make_cells
 from tests.bridge.conversion import header, message, payload, values
 from tests.support.amqp091 import publish
 
 
 def stored(*contents: bytes) -> Payload:
     raw, cuts = make_cells(list(contents))
-    return Payload(FORMAT, raw, cuts, Route("t", "t"), None, 1, 1, True, len(raw))
+    return Payload(NSQ, raw, cuts, Route("t", "t"), None, 1, 1, True, len(raw))
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from array import array
 
-from tallymark.bridge.amqp091.publish import FORMAT as AMQP091
 from tallymark.bridge.filters import filters_of
+from tallymark.bridge.formats import AMQP091, NSQ
 from tallymark.engine.broker import Broker
 from tallymark.engine.effects import Deliver
 from tallymark.engine.formats import Filter
@@ -14,7 +14,6 @@ from tallymark.engine.queue import Queue
 from tallymark.engine.session import Session
 from tallymark.wire.amqp091.properties import Properties as Basic
 from tallymark.wire.amqp10.types import Described, ULong
-from tallymark.wire.nsq.kernel import FORMAT as NSQ
 from tests.bridge.filter_rig import AMQP10, NOW_MS, message
 from tests.support.amqp091 import publish
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallymark.bridge.amqp091.publish import FORMAT as AMQP091
 from tallymark.bridge.amqp10.delivery import Outgoing
 from tallymark.bridge.filters import filters_of
 from tallymark.bridge.filters.message_filter import ANSWERS, MessageFilter
+from tallymark.bridge.formats import AMQP091, NSQ
 from tallymark.engine.annotations import NEWEST_FORM, Annotations, Death
 from tallymark.engine.formats import Filter
 from tallymark.engine.message import Payload, Route, Slice
@@ -22,7 +22,6 @@ from tallymark.wire.amqp091.properties import Properties as Basic
 from tallymark.wire.amqp10.codec import encode
 from tallymark.wire.amqp10.sections import Header, Properties, Sections
 from tallymark.wire.amqp10.types import Described, Symbol, UByte, UInt, ULong
-from tallymark.wire.nsq.kernel import FORMAT as NSQ
 from tests.bridge.filter_rig import NOW_MS, clock, message, payload_of
 from tests.support.amqp091 import publish
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tallymark import is_compiled
-from tallymark.bridge.amqp091.format import PUBLISHER_NAME, PUBLISHING_ID
+from tallymark.bridge.formats import PUBLISHER_NAME, PUBLISHING_ID
 from tallymark.engine import admission
 from tallymark.engine.records import PUBLISHERS
 from tallymark.engine.streams import FIRST, Start

@@ -16,7 +16,7 @@ from typing import Any
 import pika
 import pytest
 
-from tallymark.bridge.amqp091.format import PUBLISHER_NAME, PUBLISHING_ID
+from tallymark.bridge.formats import PUBLISHER_NAME, PUBLISHING_ID
 from tallymark.engine.records import DROPPED, LIVE, PAYLOAD
 from tallymark.journal import layout
 from tests.support.patience import PATIENCE_S, later, until

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallymark.bridge.amqp10.front import FORMAT
+from tallymark.bridge.formats import AMQP10
 from tallymark.engine.message import Payload
 from tallymark.journal import layout
 from tallymark.spark import schema
@@ -35,7 +35,7 @@ LEADING_NULL = b"\0\x53\x77\x40"
 
 def made(cells: list[bytes], first_id: int = 1) -> Payload:
     found = payload_of(cells, first_id)
-    found.format = FORMAT
+    found.format = AMQP10
     return found
 
 
@@ -69,7 +69,7 @@ BODIES: list[tuple[Body | bytes, bytes, str | None]] = [
 
 
 def test_the_number_of_the_format_is_the_bridges() -> None:
-    assert FORMAT == FORMAT_AMQP_10
+    assert AMQP10 == FORMAT_AMQP_10
 
 
 @settings(deadline=None)

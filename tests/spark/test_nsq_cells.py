@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tallymark.bridge.formats import NSQ
 from tallymark.engine.message import Payload
 from tallymark.journal import layout
 from tallymark.spark import schema
 from tallymark.spark.cells.amqp091 import PROPERTY_NAMES
 from tallymark.spark.decode import FORMAT_NSQ
-from tallymark.wire.nsq.kernel import FORMAT, make_cells
+from tallymark.wire.nsq.kernel import make_cells
 from tests.spark.test_decode import cell, entry, leased, payload_of, rows_of
 
 
@@ -31,7 +32,7 @@ def dpub(body: bytes) -> bytes:
 
 def nsq(cells: list[bytes], first_id: int = 1) -> Payload:
     made = payload_of(cells, first_id)
-    made.format = FORMAT
+    made.format = NSQ
     return made
 
 
@@ -59,7 +60,7 @@ def test_bodies_come_out_as_they_went_in(messages: list[tuple[int, bytes]]) -> N
 
 
 def test_the_cells_of_the_broker_are_these() -> None:
-    assert FORMAT == FORMAT_NSQ
+    assert NSQ == FORMAT_NSQ
     told = [b"", b"a", b"\n\n\n", b"PUB x\n", b"x" * 3000]
     raw, cuts = make_cells(told)
     made = [raw[cuts[i] : cuts[i + 1]] for i in range(len(told))]

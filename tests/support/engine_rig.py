@@ -13,8 +13,8 @@ import re
 from array import array
 from dataclasses import dataclass, field
 
-from tallymark.bridge.amqp091.format import HOP_LIMIT, Amqp091Format, section_at
-from tallymark.bridge.amqp091.publish import FORMAT
+from tallymark.bridge.amqp091.format import Amqp091Format, section_at
+from tallymark.bridge.formats import AMQP091, HOP_LIMIT
 from tallymark.engine import records
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker, Part
@@ -95,7 +95,7 @@ def number_at(payload: Payload, i: int) -> int:
     raw = payload.raw
     assert raw is not None, "the bytes must be in memory"
     at = payload.cuts[i]
-    if payload.format != FORMAT:
+    if payload.format != AMQP091:
         return int.from_bytes(raw[at : at + SIZE], "big")
     section = section_at(raw, at)
     size = int.from_bytes(raw[section - 16 : section - 12], "big") - 12
@@ -225,7 +225,7 @@ class Rig:
         """How far a turn advances the clock; 0: only `advance` does."""
         self.says = self.log.says
         self.broker = Broker(self.log.fetch)
-        self.broker.formats.update({0: Format(), FORMAT: Amqp091Format()})
+        self.broker.formats.update({0: Format(), AMQP091: Amqp091Format()})
         self.tell_time()
         self.broker.dispatcher.carry_out = self._carry_out_now
         self.said: list[Delivery] = []
@@ -427,7 +427,7 @@ class Rig:
         self, key: str, messages: list[int], persistent: bool, exchange: str = ""
     ) -> Payload:
         """Messages that arrived together."""
-        format = FORMAT if any(n in self.says for n in messages) else 0
+        format = AMQP091 if any(n in self.says for n in messages) else 0
         cells = [
             frames(n, self.says.get(n, NOTHING_SAID)) if format else n.to_bytes(SIZE, "big")
             for n in messages

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.lean import ACK, DELIVER, ClosedByBroker, Link, publish, settle, short, table
-from tallymark.bridge.amqp091.format import PUBLISHER_NAME, PUBLISHING_ID
+from tallymark.bridge.formats import PUBLISHER_NAME, PUBLISHING_ID
 from tallymark.engine.records import DROPPED, PAYLOAD
 from tallymark.journal import layout
 from tests.support.pace import Pace

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tallymark.bridge.amqp091.format import Amqp091Format
-from tallymark.bridge.amqp091.publish import FORMAT
 from tallymark.bridge.amqp10.format import Amqp10Format
-from tallymark.bridge.amqp10.front import FORMAT as FORMAT_10
+from tallymark.bridge.formats import AMQP091, AMQP10, NSQ
 from tallymark.bridge.nsq.format import NsqFormat
 from tallymark.engine.broker import Broker
 from tallymark.engine.restore import Restorer, drop_lost, put_aside, take_apart
@@ -30,7 +29,6 @@ from tallymark.server.logs import log_of
 from tallymark.server.node import Node
 from tallymark.server.slow.policies import slow_policies
 from tallymark.server.turns import Relay
-from tallymark.wire.nsq import kernel as nsq
 
 if TYPE_CHECKING:
     from tallymark.server.access.tokens import Tokens
@@ -97,9 +95,9 @@ def open_node(config: Config, loop: asyncio.AbstractEventLoop) -> Node:
         version=features.block_version,
     )
     broker = Broker(journal.fetch)
-    broker.formats[FORMAT] = Amqp091Format()
-    broker.formats[nsq.FORMAT] = NsqFormat()
-    broker.formats[FORMAT_10] = Amqp10Format()
+    broker.formats[AMQP091] = Amqp091Format()
+    broker.formats[NSQ] = NsqFormat()
+    broker.formats[AMQP10] = Amqp10Format()
     broker.dead_letters.death_form = features.death_form
     broker.deliver_after_sync(config.deliver_after == "synced")
     broker.pause_unreadable(config.unreadable == "pause")

@@ -17,9 +17,10 @@ share are patched once.
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import final
 
 from tallymark.bridge.amqp091.format import expiration_at, table_at
+from tallymark.bridge.formats import ACQUIRED_COUNT, DEATH_HEADERS, DELIVERY_COUNT, STREAM_OFFSET
 from tallymark.engine.annotations import Annotations, Death, death_headers
 from tallymark.engine.message import Slice
 from tallymark.wire.amqp091.errors import WireError
@@ -28,20 +29,6 @@ from tallymark.wire.amqp10.codec import decode
 from tallymark.wire.amqp10.errors import DecodeError
 from tallymark.wire.conversion.names import BASIC, OURS, is_short
 from tallymark.wire.conversion.values import to_field
-
-DELIVERY_COUNT: Final = "x-delivery-count"
-ACQUIRED_COUNT: Final = "x-acquired-count"
-STREAM_OFFSET: Final = "x-stream-offset"
-DEATH_HEADERS: Final = (
-    "x-death",
-    "x-first-death-reason",
-    "x-first-death-queue",
-    "x-first-death-exchange",
-    "x-last-death-reason",
-    "x-last-death-queue",
-    "x-last-death-exchange",
-)
-"""Headers that are always the broker's, whatever the publisher sent [DL-14, DL-18]."""
 
 
 @final

@@ -13,8 +13,8 @@ from typing import Final, final
 from tallymark.bridge.amqp091.annotated import Additions, additions_to
 from tallymark.bridge.amqp091.channel import REPLIES_HELD, Channel, Replies
 from tallymark.bridge.conversion.amqp10_to_amqp091 import Converter, frames_of
-from tallymark.bridge.conversion.cells import AMQP091
 from tallymark.bridge.conversion.nsq_to_amqp091 import as_amqp091
+from tallymark.bridge.formats import AMQP091, NSQ
 from tallymark.engine.message import Payload, Route, Slice
 from tallymark.wire.amqp091.errors import NO_ROUTE
 from tallymark.wire.amqp091.frames import METHOD, frame
@@ -26,7 +26,6 @@ from tallymark.wire.amqp091.kernel import (
 )
 from tallymark.wire.amqp091.layouts import encode_method
 from tallymark.wire.amqp091.methods import BasicGetOk, BasicReturn
-from tallymark.wire.nsq.kernel import FORMAT as NSQ
 
 DELIVER: Final = b"\x00\x3c\x00\x3c"
 TEMPLATES_KEPT: Final = 1024

@@ -16,23 +16,21 @@ from hashlib import sha256
 from typing import Final, final
 
 from tallymark.bridge.amqp091.special import headers_of
+from tallymark.bridge.formats import (
+    DEDUPLICATION,
+    HOP_LIMIT,
+    LONGEST_ID,
+    MOST_HOPS,
+    PUBLISHER_NAME,
+    PUBLISHING_ID,
+    checked_number,
+)
 from tallymark.engine.formats import Format
 from tallymark.engine.message import Payload
 from tallymark.wire.amqp091.errors import WireError
 from tallymark.wire.amqp091.fields import Reader, Timestamp, decode_table
 
-DEDUPLICATION: Final = "x-deduplication-header"
-HOP_LIMIT: Final = "x-opt-dead-letter-hop-limit"
-MOST_HOPS: Final = 255
-LONGEST_ID: Final = 255
-"""Maximum number of letters of a deduplication id that is stored as it is; longer ones are
-hashed."""
 _DEDUPLICATION: Final = bytes((len(DEDUPLICATION),)) + DEDUPLICATION.encode()
-PUBLISHER_NAME: Final = "x-publisher-name"
-PUBLISHING_ID: Final = "x-publishing-id"
-"""Headers by which a stream accepts each message of a publisher once. In RabbitMQ's stream protocol
-they are publisher reference and publishing id."""
-LARGEST_NUMBER: Final = (1 << 63) - 1
 SIGNED: Final = b"bsIlL"
 """Field type tags of integers that may be negative."""
 _PUBLISHER_NAME: Final = bytes((len(PUBLISHER_NAME),)) + PUBLISHER_NAME.encode()
@@ -168,13 +166,6 @@ class Numbered:
 
 
 NOT_NUMBERED: Final = Numbered(b"\0\0", 0, 2)
-
-
-def checked_number(name: str, number: int) -> tuple[str, int]:
-    """Return a publisher's name and number, or ("", 0) if they are out of range."""
-    if 0 < len(name) <= LONGEST_ID and 0 <= number <= LARGEST_NUMBER:
-        return name, number
-    return "", 0
 
 
 def after_table(raw: bytes, at: int) -> int:

@@ -16,6 +16,7 @@ from tallymark.bridge.amqp091.channel import Channel, Client, Publish
 from tallymark.bridge.amqp091.content import return_messages
 from tallymark.bridge.amqp091.special import Special, examine, headers_of, with_section
 from tallymark.bridge.direct_reply import PREFIX
+from tallymark.bridge.formats import AMQP091
 from tallymark.bridge.permissions import EXCHANGE, WRITE, check_keys
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Part
@@ -26,8 +27,6 @@ from tallymark.wire.amqp091.errors import NOT_IMPLEMENTED, WireError
 from tallymark.wire.amqp091.events import PublishReceived
 from tallymark.wire.amqp091.kernel import PERSISTENT, SPECIAL
 
-FORMAT: Final = 1
-"""Payload.format of AMQP 0-9-1 publish frames (method, header, bodies) as they were received."""
 CLASS_ID: Final = 60
 METHOD_ID: Final = 40
 
@@ -68,7 +67,7 @@ def plain(client: Client, event: PublishReceived) -> Publish | None:
 def payload_of(client: Client, event: PublishReceived, known: Publish) -> Payload:
     """Make a payload of a stretch without copying anything."""
     return Payload(
-        FORMAT,
+        AMQP091,
         event.raw,
         event.cuts,
         known.route,
@@ -172,7 +171,7 @@ class Stretch:
         column = None if routes.count(route) == len(routes) else routes
         count = len(cuts) - 1
         return Payload(
-            FORMAT,
+            AMQP091,
             raw,
             cuts,
             route,
@@ -330,7 +329,7 @@ def answer(
         return
     for i in range(lo, hi):
         message = raw[cuts[i] : cuts[i + 1]]
-        consumer.answer(FORMAT, message, known.route, known.size, largest_frame)
+        consumer.answer(AMQP091, message, known.route, known.size, largest_frame)
 
 
 def _enter(channel: Channel, stretch: Stretch) -> None:

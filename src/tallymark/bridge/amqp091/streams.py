@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.bridge.amqp091.annotated import STREAM_OFFSET, Additions, additions_to
+from tallymark.bridge.amqp091.annotated import Additions, additions_to
 from tallymark.bridge.amqp091.channel import Channel
 from tallymark.bridge.amqp091.content import (
     Recipient,
@@ -25,6 +25,7 @@ from tallymark.bridge.amqp091.content import (
 from tallymark.bridge.conversion.amqp10_to_amqp091 import Converter
 from tallymark.bridge.filters import FilterError, filters_of
 from tallymark.bridge.filters.attach import MATCH_UNFILTERED, STREAM_FILTER
+from tallymark.bridge.formats import STREAM_OFFSET
 from tallymark.engine.arguments import named
 from tallymark.engine.clock import Clock
 from tallymark.engine.errors import PreconditionFailed, Unsupported

@@ -19,13 +19,8 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.bridge.amqp091.annotated import (
-    ACQUIRED_COUNT,
-    DEATH_HEADERS,
-    DELIVERY_COUNT,
-    STREAM_OFFSET,
-)
 from tallymark.bridge.amqp10.front import Entry, Front
+from tallymark.bridge.formats import ACQUIRED_COUNT, DEATH_HEADERS, DELIVERY_COUNT, STREAM_OFFSET
 from tallymark.engine.annotations import Annotations, Death, death_headers
 from tallymark.engine.message import Route
 from tallymark.wire.amqp10 import types

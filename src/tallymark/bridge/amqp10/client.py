@@ -334,6 +334,7 @@ class Delayed(Waiter):
         raise NotImplementedError
 
 
+@final
 class Answers(Delayed):
     """Settlements of one session that are confirmed to the client once they are on disk."""
 

@@ -13,15 +13,6 @@ from hashlib import sha256
 from operator import index
 from typing import Final, final
 
-from tallymark.bridge.amqp091.format import (
-    DEDUPLICATION,
-    HOP_LIMIT,
-    LONGEST_ID,
-    MOST_HOPS,
-    PUBLISHER_NAME,
-    PUBLISHING_ID,
-    checked_number,
-)
 from tallymark.bridge.amqp10.front import UNREADABLE, Front, entry_value, loose_fronts
 from tallymark.bridge.amqp10.sections import (
     application_properties_of,
@@ -30,6 +21,15 @@ from tallymark.bridge.amqp10.sections import (
     section_code,
     section_end,
     value_at,
+)
+from tallymark.bridge.formats import (
+    DEDUPLICATION,
+    HOP_LIMIT,
+    LONGEST_ID,
+    MOST_HOPS,
+    PUBLISHER_NAME,
+    PUBLISHING_ID,
+    checked_number,
 )
 from tallymark.engine.exchange import property_key
 from tallymark.engine.formats import Format

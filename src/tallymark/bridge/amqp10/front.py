@@ -37,9 +37,6 @@ from tallymark.wire.amqp10.sections import (
 )
 from tallymark.wire.octets import begins, packed, place, u32
 
-FORMAT: Final = 3
-"""Payload.format of sections as their sender encoded them, without delivery annotations."""
-
 UNREADABLE: Final = -1
 """Front.size of messages that cannot be read because they are malformed."""
 

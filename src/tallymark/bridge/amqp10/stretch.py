@@ -15,7 +15,6 @@ from tallymark.bridge.amqp10.client import Client, Session, Work
 from tallymark.bridge.amqp10.confirms import ACCEPTED, ANSWERED
 from tallymark.bridge.amqp10.errors import error_of
 from tallymark.bridge.amqp10.front import (
-    FORMAT,
     Arrival,
     Front,
     destinations,
@@ -23,6 +22,7 @@ from tallymark.bridge.amqp10.front import (
     without_delivery_annotations,
 )
 from tallymark.bridge.amqp10.links import Publisher
+from tallymark.bridge.formats import AMQP10
 from tallymark.bridge.permissions import WRITE, check_keys
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.arguments import LONGEST_MS
@@ -225,7 +225,7 @@ class Stretch:
             for k, destination in enumerate(self._destinations):
                 routes += [destination.route] * (self._bounds[k + 1] - self._bounds[k])
         return Payload(
-            FORMAT, self._raw, self._cuts, route, routes, client.broker.new_message_ids(count),
+            AMQP10, self._raw, self._cuts, route, routes, client.broker.new_message_ids(count),
             client.wall_ms, self._front.durable, 0,
         )  # fmt: skip
 
@@ -243,7 +243,7 @@ class Stretch:
         if not vhost.needs_headers(exchange):
             self._to(payload, vhost.route(exchange, keys, None), lo, hi)
             return
-        format = client.broker.formats[FORMAT]
+        format = client.broker.formats[AMQP10]
         for i in range(lo, hi):
             targets = vhost.route(exchange, keys, format.headers(payload, i))
             self._to(payload, targets, i, i + 1)

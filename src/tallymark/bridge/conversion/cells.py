@@ -6,13 +6,12 @@ from array import array
 from typing import Final, final
 
 from tallymark.bridge.amqp10.front import Front
+from tallymark.bridge.formats import AMQP091
 from tallymark.engine.message import Payload, Route, Slice
 from tallymark.wire.amqp091.frames import BODY, HEADER, METHOD, frame
 from tallymark.wire.amqp091.layouts import encode_method
 from tallymark.wire.amqp091.methods import BasicPublish
 
-AMQP091: Final = 1
-"""Payload.format of AMQP 0-9-1 frames [amqp091_publish]."""
 CHANNEL: Final = 1
 """Channel number of frames made here; it is replaced by that of the reader."""
 HEADER_START: Final = b"\x00\x3c\x00\x00"

@@ -12,12 +12,13 @@ from __future__ import annotations
 from typing import Final, final
 
 from tallymark.bridge.amqp10.annotated import Shown
-from tallymark.bridge.amqp10.front import FORMAT, Front, read_front
+from tallymark.bridge.amqp10.front import Front, read_front
 from tallymark.bridge.amqp10.sections import begin, section_code, section_end, value_at
-from tallymark.bridge.conversion.cells import AMQP091, route_of
+from tallymark.bridge.conversion.cells import route_of
 from tallymark.bridge.filters.fields import HEADER_FIELDS, PROPERTY_FIELDS, Fields
 from tallymark.bridge.filters.foreign import Foreign, property_section
 from tallymark.bridge.filters.values import plain
+from tallymark.bridge.formats import AMQP091, AMQP10
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.message import Payload
 from tallymark.wire.amqp10.codec import skip
@@ -82,7 +83,7 @@ class Reader:
     def deciding(self, payload: Payload, i: int) -> bytes:
         """Return bytes of message i that determine all values: where they and `payload.persistent`
         are equal, so are the values (unless reads_front)."""
-        if payload.format == FORMAT:
+        if payload.format == AMQP10:
             raw = payload.raw
             assert raw is not None, payload.position
             end = payload.cuts[i + 1]
@@ -97,7 +98,7 @@ class Reader:
     ) -> None:
         """Store the values of message i in their slots; None remains where there is none."""
         said: Front = NO_FRONT
-        if payload.format == FORMAT:
+        if payload.format == AMQP10:
             raw = payload.raw
             assert raw is not None, payload.position
             start, end = payload.cuts[i], payload.cuts[i + 1]

@@ -17,10 +17,10 @@ from array import array
 from collections.abc import Callable
 from typing import Final, final
 
-from tallymark.bridge.amqp10.front import FORMAT as AMQP10
 from tallymark.bridge.bridge import Bridge
 from tallymark.bridge.conversion import amqp091_to_nsq as from_amqp091
 from tallymark.bridge.conversion import amqp10_to_nsq as from_amqp10
+from tallymark.bridge.formats import AMQP10, NSQ
 from tallymark.bridge.nsq.answers import (
     AUTHORIZED,
     CLOSE_WAIT,
@@ -70,7 +70,7 @@ from tallymark.wire.nsq.events import (
     UpgradeDue,
 )
 from tallymark.wire.nsq.identify import Identify
-from tallymark.wire.nsq.kernel import FORMAT, encode_bodies, encode_messages
+from tallymark.wire.nsq.kernel import encode_bodies, encode_messages
 from tallymark.wire.nsq.limits import Limits
 
 NS_PER_MS: Final = 1_000_000
@@ -671,7 +671,7 @@ def _frames(payload: Payload, lo: int, hi: int, attempts: int, ahead_ms: int) ->
     assert raw is not None, payload.position
     first_id = payload.first_id + lo
     timestamp_ns = max(0, payload.arrived_ms + ahead_ms) * NS_PER_MS
-    if payload.format == FORMAT:
+    if payload.format == NSQ:
         return encode_messages(raw, payload.cuts, lo, hi, first_id, timestamp_ns, attempts)
     if payload.format == AMQP10:
         bodies = from_amqp10.bodies(raw, payload.cuts, lo, hi)

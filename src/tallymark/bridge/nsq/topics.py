@@ -21,6 +21,7 @@ from __future__ import annotations
 from array import array
 from typing import Final, final
 
+from tallymark.bridge.formats import NSQ
 from tallymark.bridge.operations import NSQ_CHANNEL, NSQ_TOPIC
 from tallymark.bridge.permissions import CONFIGURE, EXCHANGE, QUEUE, READ, WRITE, Access
 from tallymark.engine.annotations import Annotations
@@ -40,7 +41,6 @@ from tallymark.engine.routing import Targets
 from tallymark.engine.session import Connection, Session
 from tallymark.engine.settings import DROP_TAIL, REJECT_PUBLISH
 from tallymark.engine.vhost import VirtualHost
-from tallymark.wire.nsq.kernel import FORMAT
 from tallymark.wire.nsq.names import is_ephemeral
 
 ANYBODY: Final = 0
@@ -253,7 +253,7 @@ class Topics:
             targets = self._targets(topic)
         count = len(cuts) - 1
         payload = Payload(
-            FORMAT, raw, cuts, topic.route, None, broker.new_message_ids(count), wall_ms, True, 0
+            NSQ, raw, cuts, topic.route, None, broker.new_message_ids(count), wall_ms, True, 0
         )
         for queue in topic.refusing:
             if broker.admission.refuses(queue, payload):

@@ -22,9 +22,6 @@ from array import array
 from struct import Struct
 from typing import Final
 
-FORMAT: Final = 2
-"""Payload.format of these cells."""
-
 ATTEMPTS_MAX: Final = 65_535
 """Highest number of attempts on the wire; it stays there instead of wrapping to 0 [NQ-D7]."""
 
