@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from tallymark.bridge.amqp10.management_link import RequestLink
 from tallymark.wire.amqp10.events import LinkDetached
 from tallymark.wire.amqp10.frames import frame_head
 from tallymark.wire.amqp10.outcomes import Accepted
@@ -98,7 +99,8 @@ def test_no_more_requests_than_answers_that_may_wait() -> None:
         peer.pump()
     client = peer.bridge.client
     assert client is not None
-    assert len(client.sessions[0].pairs["pair"].responses) == 8
+    (request_link,) = [end for end in client.sessions[0].ends if isinstance(end, RequestLink)]
+    assert len(request_link.pair.responses) == 8
     assert sender.credit == 0
 
 
@@ -171,7 +173,7 @@ def test_halves_may_come_and_go() -> None:
         peer.events.clear()
     client = peer.bridge.client
     assert client is not None
-    assert client.sessions[0].pairs == {}
+    assert client.sessions[0].ends == {}
 
 
 def test_numbers_stay_in_step_with_deliveries_from_queues() -> None:
