@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,6 +14,7 @@ from tallymark.engine.deadletters import AT_LEAST_ONCE, AT_MOST_ONCE, CONFIRMED,
 from tallymark.engine.queue import Queue
 from tallymark.engine.records import DEATHS, DROP_REASONS
 from tallymark.engine.streams import first_offset, offset_of
+from tallymark.server.parts import cut
 from tallymark.server.slow.consumers import STATES, used
 
 if TYPE_CHECKING:
@@ -33,206 +34,219 @@ _MEANING: Final = {
 """Help texts by reason of death."""
 
 
-def render(node: Node, sees: Callable[[str], bool]) -> bytes:
+async def render(node: Node, sees: Callable[[str], bool]) -> bytes:
     """Return all metrics in the text format. Queues are named only in virtual hosts that who asks
-    `sees`; what counts the whole broker counts all."""
-    registry = CollectorRegistry()
-    registry.register(_NodeCollector(node, sees))
-    ProcessCollector(registry=registry)
-    return generate_latest(registry)
+    `sees`; what counts the whole broker counts all. Those of queues are made in parts."""
+    seen = {name: sees(name) for name in node.broker.vhosts}
+    found = [generate_latest(_Families(_of_node(node, seen)))]
+    of_queues: dict[bytes, list[bytes]] = {}
+    """Samples by the two lines that begin a metric."""
+    queues = [queue for queue in node.broker.queues.values() if seen.get(queue.vhost)]
+    for part in cut(queues):
+        await node.parts.turn()
+        for family in _of_queues(part):
+            text = generate_latest(_Families([family]))
+            samples_at = text.index(b"\n", text.index(b"\n") + 1) + 1
+            of_queues.setdefault(text[:samples_at], []).append(text[samples_at:])
+    for head, samples in of_queues.items():
+        found += (head, *samples)
+    of_process = CollectorRegistry()
+    ProcessCollector(registry=of_process)
+    found.append(generate_latest(of_process))
+    return b"".join(found)
 
 
-class _NodeCollector(Collector):
-    def __init__(self, node: Node, sees: Callable[[str], bool]) -> None:
-        self._node = node
-        self._sees = sees
-        self._seen: dict[str, bool] = {}
+class _Families(Collector):
+    """Metrics in the form that the library takes them in."""
 
-    def _is_seen(self, queue: Queue) -> bool:
-        seen = self._seen.get(queue.vhost)
-        if seen is None:
-            seen = self._seen[queue.vhost] = self._sees(queue.vhost)
-        return seen
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
 
-    def collect(self) -> Iterator[Metric]:
-        yield from self._broker()
-        yield from self._dead_letters()
-        yield from self._slow_consumers()
-        yield from self._housekeeping()
-        yield from self._queues()
+    def collect(self) -> Iterable[Metric]:
+        return self._families
 
-    def _broker(self) -> Iterator[Metric]:
-        node = self._node
-        broker, journal = node.broker, node.journal
-        clients = node.clients
-        for name, text, count in (
-            ("published", "Messages published.", broker.published),
-            ("transactions_committed", "Transactions that held something, committed.",
-             broker.transactions.committed),
-            ("transactions_rolled_back", "The same, rolled back.",
-             broker.transactions.rolled_back),
-            ("turns", "Loop turns.", node.turns),
-            ("clock_jumps", "Steps of the wall clock of more than 2 s.", broker.clock.jumps),
-            ("received_bytes", "Read from open connections of clients.",
-             sum(client.received_bytes for client in clients)),
-            ("sent_bytes", "Written to open connections of clients.",
-             sum(client.sent_bytes for client in clients)),
-        ):  # fmt: skip
-            yield CounterMetricFamily(f"tallymark_{name}", text, value=count)
-        for name, text, value in (
-            ("connections", "Open connections of clients, AMQP and NSQ.", len(clients)),
-            ("queues", "Queues.", len(broker.queues)),
-            ("subscriptions", "Durable subscriptions.", len(broker.leases.subscriptions)),
-            ("transactions", "Transactions that have not ended.", len(broker.transactions.open)),
-            ("sinks", "Sinks that committed a batch.", len(broker.sinks.sinks)),
-            ("sink_staged", "Messages staged for a sink's commit.", broker.sinks.staged),
-            ("sink_staged_bytes", "Bytes of those.", broker.sinks.staged_bytes),
-            ("bodies_bytes", "Message bytes in memory.", broker.store.resident_bytes),
-            ("journal_pending_bytes", "Bytes waiting for the disk.", journal.pending_bytes),
-            (
-                "clock_ahead_seconds",
-                "How far such steps have set wall time ahead since the start.",
-                broker.clock.ahead_ms / 1000,
-            ),
-            ("journal_free_bytes", "Free space on the journal's disk.", journal.free_bytes()),
-        ):
-            yield GaugeMetricFamily(f"tallymark_{name}", text, value=value)
-        sync = GaugeMetricFamily("tallymark_sync_info", "Sync mode.", labels=["sync"])
-        sync.add_metric([node.config.sync], 1)
-        yield sync
-        alarm = GaugeMetricFamily("tallymark_alarm", "1 while the alarm is on.", labels=["alarm"])
-        for name in ("memory", "disk"):
-            alarm.add_metric([name], int(name in node.alarms.active))
-        yield alarm
 
-    def _dead_letters(self) -> Iterator[Metric]:
-        """Yield the counts of dead letters since the start, over all queues, under the names
-        RabbitMQ has for them [DL-8]."""
-        counts = self._node.broker.dead_letters.counts
-        for reason in (*DEATHS.values(), CONFIRMED):
-            family = CounterMetricFamily(
-                f"tallymark_messages_dead_lettered_{reason}", _MEANING[reason], labels=["strategy"]
-            )
-            for strategy in (AT_LEAST_ONCE,) if reason == CONFIRMED else STRATEGIES:
-                family.add_metric([strategy], counts.get((strategy, reason), 0))
-            yield family
+def _of_node(node: Node, seen: dict[str, bool]) -> Iterator[Metric]:
+    yield from _broker(node)
+    yield from _dead_letters(node)
+    yield from _slow_consumers(node, seen)
+    yield from _housekeeping(node)
 
-    def _slow_consumers(self) -> Iterator[Metric]:
-        """Single subscriptions only where they are near a limit or above one [SC-D5]."""
-        watch = self._node.slow_consumers
-        watched = self._node.broker.slow.watched()
-        states = GaugeMetricFamily(
-            "tallymark_subscriptions_watched", "Subscriptions with limits, by what they were when "
-            "they were looked at last.", labels=["state"],
-        )  # fmt: skip
-        for state, name in STATES.items():
-            states.add_metric([name], sum(1 for one in watched if one.state == state))
-        yield states
-        ratio = GaugeMetricFamily(
-            "tallymark_subscription_limit_used", "How much of a limit a subscription uses that is "
-            "near one or above one; 1 is all of it.", labels=["vhost", "queue", "limit"],
-        )  # fmt: skip
-        for one in watched:
-            if one.reading is not None and self._is_seen(one.queue):
-                for limit, share in used(one.reading).items():
-                    ratio.add_metric([one.queue.vhost, one.queue.name, limit], share)
-        yield ratio
-        for name, text, count in (
-            ("near", "Times that a subscription came near a limit.", watch.near),
-            ("found", "Times that a subscription came above a limit.", watch.found),
-            ("failed", "Looks at a subscription, or actions, that failed.", watch.errors),
-        ):
-            yield CounterMetricFamily(f"tallymark_slow_consumers_{name}", text, value=count)
-        acted = CounterMetricFamily(
-            "tallymark_slow_consumers_acted",
-            "Times that something was done about a slow consumer.",
-            labels=["policy"],
+
+def _broker(node: Node) -> Iterator[Metric]:
+    broker, journal = node.broker, node.journal
+    clients = node.clients
+    for name, text, count in (
+        ("published", "Messages published.", broker.published),
+        ("transactions_committed", "Transactions that held something, committed.",
+         broker.transactions.committed),
+        ("transactions_rolled_back", "The same, rolled back.",
+         broker.transactions.rolled_back),
+        ("turns", "Loop turns.", node.turns),
+        ("clock_jumps", "Steps of the wall clock of more than 2 s.", broker.clock.jumps),
+        ("received_bytes", "Read from open connections of clients.",
+         sum(client.received_bytes for client in clients)),
+        ("sent_bytes", "Written to open connections of clients.",
+         sum(client.sent_bytes for client in clients)),
+    ):  # fmt: skip
+        yield CounterMetricFamily(f"tallymark_{name}", text, value=count)
+    for name, text, value in (
+        ("connections", "Open connections of clients, AMQP and NSQ.", len(clients)),
+        ("queues", "Queues.", len(broker.queues)),
+        ("subscriptions", "Durable subscriptions.", len(broker.leases.subscriptions)),
+        ("transactions", "Transactions that have not ended.", len(broker.transactions.open)),
+        ("sinks", "Sinks that committed a batch.", len(broker.sinks.sinks)),
+        ("sink_staged", "Messages staged for a sink's commit.", broker.sinks.staged),
+        ("sink_staged_bytes", "Bytes of those.", broker.sinks.staged_bytes),
+        ("bodies_bytes", "Message bytes in memory.", broker.store.resident_bytes),
+        ("journal_pending_bytes", "Bytes waiting for the disk.", journal.pending_bytes),
+        (
+            "clock_ahead_seconds",
+            "How far such steps have set wall time ahead since the start.",
+            broker.clock.ahead_ms / 1000,
+        ),
+        ("journal_free_bytes", "Free space on the journal's disk.", journal.free_bytes()),
+    ):
+        yield GaugeMetricFamily(f"tallymark_{name}", text, value=value)
+    sync = GaugeMetricFamily("tallymark_sync_info", "Sync mode.", labels=["sync"])
+    sync.add_metric([node.config.sync], 1)
+    yield sync
+    alarm = GaugeMetricFamily("tallymark_alarm", "1 while the alarm is on.", labels=["alarm"])
+    for name in ("memory", "disk"):
+        alarm.add_metric([name], int(name in node.alarms.active))
+    yield alarm
+
+
+def _dead_letters(node: Node) -> Iterator[Metric]:
+    """Yield the counts of dead letters since the start, over all queues, under the names
+    RabbitMQ has for them [DL-8]."""
+    counts = node.broker.dead_letters.counts
+    for reason in (*DEATHS.values(), CONFIRMED):
+        family = CounterMetricFamily(
+            f"tallymark_messages_dead_lettered_{reason}", _MEANING[reason], labels=["strategy"]
         )
-        for policy, count in sorted(watch.acted.items()):
-            acted.add_metric([policy], count)
-        yield acted
+        for strategy in (AT_LEAST_ONCE,) if reason == CONFIRMED else STRATEGIES:
+            family.add_metric([strategy], counts.get((strategy, reason), 0))
+        yield family
 
-    def _housekeeping(self) -> Iterator[Metric]:
-        labels = ["task"]
-        runs = CounterMetricFamily("tallymark_housekeeping_runs", "Runs.", labels=labels)
-        errors = CounterMetricFamily(
-            "tallymark_housekeeping_errors", "Runs that failed.", labels=labels
-        )
-        passed_over = CounterMetricFamily(
-            "tallymark_housekeeping_passed_over", "Runs skipped, the one before being at work.",
-            labels=labels,
-        )  # fmt: skip
-        for name, entry in self._node.tasks.entries.items():
-            runs.add_metric([name], entry.runs)
-            errors.add_metric([name], entry.errors)
-            passed_over.add_metric([name], entry.passed_over)
-        yield from (runs, errors, passed_over)
 
-    def _queues(self) -> Iterator[Metric]:
-        labels = ["vhost", "queue"]
-        gauges = {
-            name: GaugeMetricFamily(f"tallymark_queue_{name}", text, labels=labels)
-            for name, text in (
-                ("ready", "Messages ready."),
-                ("acquired", "Messages handed out or leased, not settled."),
-                ("deferred", "Messages that are not ready before a time of their own."),
-                ("staged", "Messages handed out and settled in transactions that have not ended."),
-                ("ready_bytes", "Bytes ready."),
-                ("consumers", "Consumers."),
-                ("dead_letter_pending", "Dead letters that nothing takes for now."),
-                ("quarantined", "Messages put aside, as their bytes cannot be read."),
-            )
-        }
-        entered = CounterMetricFamily(
-            "tallymark_queue_entered", "Messages that entered.", labels=labels
-        )
-        settled = CounterMetricFamily("tallymark_queue_settled", "Messages settled.", labels=labels)
-        dead_lettered = CounterMetricFamily(
-            "tallymark_queue_dead_lettered",
-            "Messages that left for a queue of their dead-letter exchange.",
-            labels=labels,
-        )
-        dropped = CounterMetricFamily(
-            "tallymark_queue_dropped", "Messages dropped.", labels=[*labels, "reason"]
-        )
-        for queue in self._node.broker.queues.values():
-            if not self._is_seen(queue):
-                continue
-            of = [queue.vhost, queue.name]
-            gauges["ready"].add_metric(of, queue.ready)
-            gauges["acquired"].add_metric(of, queue.acquired)
-            gauges["deferred"].add_metric(of, queue.deferred)
-            gauges["staged"].add_metric(of, queue.staged)
-            gauges["ready_bytes"].add_metric(of, queue.ready_bytes)
-            gauges["consumers"].add_metric(of, len(queue.consumers))
-            gauges["dead_letter_pending"].add_metric(of, queue.pending)
-            gauges["quarantined"].add_metric(of, queue.quarantined)
-            entered.add_metric(of, queue.entered)
-            settled.add_metric(of, queue.settled)
-            dead_lettered.add_metric(of, queue.dead_lettered)
-            for reason, count in queue.dropped.items():
-                dropped.add_metric([*of, DROP_REASONS[reason]], count)
-        yield from self._streams()
-        yield from gauges.values()
-        yield from (entered, settled, dead_lettered, dropped)
+def _slow_consumers(node: Node, seen: dict[str, bool]) -> Iterator[Metric]:
+    """Single subscriptions only where they are near a limit or above one [SC-D5]."""
+    watch = node.slow_consumers
+    watched = node.broker.slow.watched()
+    states = GaugeMetricFamily(
+        "tallymark_subscriptions_watched", "Subscriptions with limits, by what they were when "
+        "they were looked at last.", labels=["state"],
+    )  # fmt: skip
+    for state, name in STATES.items():
+        states.add_metric([name], sum(1 for one in watched if one.state == state))
+    yield states
+    ratio = GaugeMetricFamily(
+        "tallymark_subscription_limit_used", "How much of a limit a subscription uses that is "
+        "near one or above one; 1 is all of it.", labels=["vhost", "queue", "limit"],
+    )  # fmt: skip
+    for one in watched:
+        if one.reading is not None and seen.get(one.queue.vhost):
+            for limit, share in used(one.reading).items():
+                ratio.add_metric([one.queue.vhost, one.queue.name, limit], share)
+    yield ratio
+    for name, text, count in (
+        ("near", "Times that a subscription came near a limit.", watch.near),
+        ("found", "Times that a subscription came above a limit.", watch.found),
+        ("failed", "Looks at a subscription, or actions, that failed.", watch.errors),
+    ):
+        yield CounterMetricFamily(f"tallymark_slow_consumers_{name}", text, value=count)
+    acted = CounterMetricFamily(
+        "tallymark_slow_consumers_acted",
+        "Times that something was done about a slow consumer.",
+        labels=["policy"],
+    )
+    for policy, count in sorted(watch.acted.items()):
+        acted.add_metric([policy], count)
+    yield acted
 
-    def _streams(self) -> Iterator[Metric]:
-        labels = ["vhost", "queue"]
-        gauges = [
-            GaugeMetricFamily(f"tallymark_stream_{name}", text, labels=labels)
-            for name, text in (
-                ("first_offset", "Offset of the oldest stored message."),
-                ("next_offset", "Offset that the next message will be read at."),
-                ("readers", "Consumers that read."),
-                ("reader_lag", "Messages that the reader furthest behind has not been shown."),
-            )
-        ]
-        for queue in self._node.broker.queues.values():
-            if not queue.settings.is_stream or not self._is_seen(queue):
-                continue
-            first, end = first_offset(queue), queue.end() - 1
-            places = [max(first, offset_of(consumer)) for consumer in queue.consumers]
-            lag = max(0, end - min(places, default=end))
-            for gauge, value in zip(gauges, (first, end, len(places), lag), strict=True):
-                gauge.add_metric([queue.vhost, queue.name], value)
-        yield from gauges
+
+def _housekeeping(node: Node) -> Iterator[Metric]:
+    labels = ["task"]
+    runs = CounterMetricFamily("tallymark_housekeeping_runs", "Runs.", labels=labels)
+    errors = CounterMetricFamily(
+        "tallymark_housekeeping_errors", "Runs that failed.", labels=labels
+    )
+    passed_over = CounterMetricFamily(
+        "tallymark_housekeeping_passed_over", "Runs skipped, the one before being at work.",
+        labels=labels,
+    )  # fmt: skip
+    for name, entry in node.tasks.entries.items():
+        runs.add_metric([name], entry.runs)
+        errors.add_metric([name], entry.errors)
+        passed_over.add_metric([name], entry.passed_over)
+    yield from (runs, errors, passed_over)
+
+
+def _of_queues(queues: list[Queue]) -> Iterator[Metric]:
+    labels = ["vhost", "queue"]
+    gauges = {
+        name: GaugeMetricFamily(f"tallymark_queue_{name}", text, labels=labels)
+        for name, text in (
+            ("ready", "Messages ready."),
+            ("acquired", "Messages handed out or leased, not settled."),
+            ("deferred", "Messages that are not ready before a time of their own."),
+            ("staged", "Messages handed out and settled in transactions that have not ended."),
+            ("ready_bytes", "Bytes ready."),
+            ("consumers", "Consumers."),
+            ("dead_letter_pending", "Dead letters that nothing takes for now."),
+            ("quarantined", "Messages put aside, as their bytes cannot be read."),
+        )
+    }
+    entered = CounterMetricFamily(
+        "tallymark_queue_entered", "Messages that entered.", labels=labels
+    )
+    settled = CounterMetricFamily("tallymark_queue_settled", "Messages settled.", labels=labels)
+    dead_lettered = CounterMetricFamily(
+        "tallymark_queue_dead_lettered",
+        "Messages that left for a queue of their dead-letter exchange.",
+        labels=labels,
+    )
+    dropped = CounterMetricFamily(
+        "tallymark_queue_dropped", "Messages dropped.", labels=[*labels, "reason"]
+    )
+    for queue in queues:
+        of = [queue.vhost, queue.name]
+        gauges["ready"].add_metric(of, queue.ready)
+        gauges["acquired"].add_metric(of, queue.acquired)
+        gauges["deferred"].add_metric(of, queue.deferred)
+        gauges["staged"].add_metric(of, queue.staged)
+        gauges["ready_bytes"].add_metric(of, queue.ready_bytes)
+        gauges["consumers"].add_metric(of, len(queue.consumers))
+        gauges["dead_letter_pending"].add_metric(of, queue.pending)
+        gauges["quarantined"].add_metric(of, queue.quarantined)
+        entered.add_metric(of, queue.entered)
+        settled.add_metric(of, queue.settled)
+        dead_lettered.add_metric(of, queue.dead_lettered)
+        for reason, count in queue.dropped.items():
+            dropped.add_metric([*of, DROP_REASONS[reason]], count)
+    yield from _streams(queues)
+    yield from gauges.values()
+    yield from (entered, settled, dead_lettered, dropped)
+
+
+def _streams(queues: list[Queue]) -> Iterator[Metric]:
+    labels = ["vhost", "queue"]
+    gauges = [
+        GaugeMetricFamily(f"tallymark_stream_{name}", text, labels=labels)
+        for name, text in (
+            ("first_offset", "Offset of the oldest stored message."),
+            ("next_offset", "Offset that the next message will be read at."),
+            ("readers", "Consumers that read."),
+            ("reader_lag", "Messages that the reader furthest behind has not been shown."),
+        )
+    ]
+    for queue in queues:
+        if not queue.settings.is_stream:
+            continue
+        first, end = first_offset(queue), queue.end() - 1
+        places = [max(first, offset_of(consumer)) for consumer in queue.consumers]
+        lag = max(0, end - min(places, default=end))
+        for gauge, value in zip(gauges, (first, end, len(places), lag), strict=True):
+            gauge.add_metric([queue.vhost, queue.name], value)
+    yield from gauges

@@ -23,6 +23,7 @@ from tallymark.server.doors import Doors
 from tallymark.server.features import Features
 from tallymark.server.housekeeping import Housekeeping
 from tallymark.server.pacer import Pacer
+from tallymark.server.parts import Parts
 from tallymark.server.schedule import Schedule
 from tallymark.server.slow.consumers import SlowConsumerWatch
 from tallymark.server.turns import Turns
@@ -60,6 +61,7 @@ class Node(Turns):
         self.tasks = Schedule(loop)
         self.doors = Doors(config.max_connections)
         self.buffers = Buffers(self)
+        self.parts = Parts()
         self.pacer = Pacer(self)
         self.alarms = Alarms(self)
         self.clients = Clients(self, self.doors, self.buffers, self.pacer, self.alarms)

@@ -111,8 +111,8 @@ class State:
         )
 
     async def _queues(self, request: web.Request) -> web.Response:
-        clock = self._node.broker.clock
-        rows = [queue_row(queue, clock) for queue in self._http.queues(request)]
+        clock, found = self._node.broker.clock, self._http.queues(request)
+        rows = await self._node.parts.rows(found, lambda queue: queue_row(queue, clock))
         return answer({"queues": rows})
 
     async def _exchanges(self, request: web.Request) -> web.Response:
@@ -197,7 +197,7 @@ class State:
         from tallymark.server.metrics import CONTENT_TYPE, render
 
         user = user_of(request)
-        body = render(self._node, lambda vhost: sees(user, vhost))
+        body = await render(self._node, lambda vhost: sees(user, vhost))
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
 

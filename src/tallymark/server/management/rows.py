@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import re
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import quote_plus
 
@@ -189,12 +188,15 @@ def implied_row(queue: Queue) -> dict[str, Any]:
     }
 
 
-def binding_rows(vhost: VirtualHost) -> Iterator[dict[str, Any]]:
-    """Yield all bindings of a virtual host, the implied ones first."""
-    for queue in vhost.queues.values():
-        yield implied_row(queue)
-    for binding in vhost.topology.bindings():
-        yield binding_row(vhost.name, binding)
+def bindings_of(vhost: VirtualHost) -> list[tuple[str, Queue | Binding]]:
+    """Return all bindings of a virtual host with its name, first a queue for each implied one."""
+    every: list[Queue | Binding] = [*vhost.queues.values(), *vhost.topology.bindings()]
+    return [(vhost.name, one) for one in every]
+
+
+def any_binding_row(vhost: str, one: Queue | Binding) -> dict[str, Any]:
+    """Return the row of a binding; of a queue, the row of the binding that is implied."""
+    return implied_row(one) if isinstance(one, Queue) else binding_row(vhost, one)
 
 
 def properties_key(key: str, arguments: dict[str, object]) -> str:

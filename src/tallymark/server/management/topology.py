@@ -27,8 +27,9 @@ from tallymark.server.management.requests import (
     shown,
 )
 from tallymark.server.management.rows import (
+    any_binding_row,
     binding_row,
-    binding_rows,
+    bindings_of,
     exchange_row,
     implied_row,
     properties_key,
@@ -76,11 +77,8 @@ class Topology(Routes):
     # -- queues
 
     async def _queues(self, request: web.Request) -> web.Response:
-        rows = [
-            queue_row(self.node, vhost, queue)
-            for vhost in self.vhosts(request)
-            for queue in vhost.queues.values()
-        ]
+        found = [(vhost, one) for vhost in self.vhosts(request) for one in vhost.queues.values()]
+        rows = await self.node.parts.rows(found, lambda one: queue_row(self.node, *one))
         return listed(request, rows)
 
     def _found_queue(self, request: web.Request) -> tuple[VirtualHost, Queue]:
@@ -114,11 +112,8 @@ class Topology(Routes):
     # -- exchanges
 
     async def _exchanges(self, request: web.Request) -> web.Response:
-        rows = [
-            exchange_row(vhost, exchange)
-            for vhost in self.vhosts(request)
-            for exchange in vhost.exchanges.values()
-        ]
+        found = [(vhost, one) for vhost in self.vhosts(request) for one in vhost.exchanges.values()]
+        rows = await self.node.parts.rows(found, lambda one: exchange_row(*one))
         return listed(request, rows)
 
     def _found_exchange(self, request: web.Request) -> tuple[VirtualHost, Exchange]:
@@ -156,7 +151,8 @@ class Topology(Routes):
     # -- bindings
 
     async def _bindings(self, request: web.Request) -> web.Response:
-        return listed(request, (row for v in self.vhosts(request) for row in binding_rows(v)))
+        found = [one for vhost in self.vhosts(request) for one in bindings_of(vhost)]
+        return listed(request, await self.node.parts.rows(found, lambda one: any_binding_row(*one)))
 
     def _ends(self, request: web.Request) -> tuple[VirtualHost, Exchange, Queue | Exchange]:
         """Return the virtual host, source and destination that the path names. Raises NotFound."""

@@ -1,0 +1,48 @@
+"""Long answers of HTTP, made a part at a time: the rows of a list, the metrics of all queues.
+
+All requests of a node stand in one line for a part, so that a round of the loop makes one at most,
+however many ask; sockets are read in between. What a list shows may be some rounds apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, TypeVar
+
+Thing = TypeVar("Thing")
+Row = TypeVar("Row")
+
+PART: Final = 50
+"""Number of queues, bindings and the like in one part: about a millisecond."""
+
+
+class Parts:
+    """The line of one node."""
+
+    def __init__(self) -> None:
+        self._line = asyncio.Lock()
+        self.made = 0
+        """Number of parts so far."""
+
+    async def turn(self) -> None:
+        """Wait until the caller may make one part. At least one round of the loop passes."""
+        async with self._line:
+            await asyncio.sleep(0)
+        self.made += 1
+
+    async def rows(self, things: Iterable[Thing], make: Callable[[Thing], Row]) -> list[Row]:
+        """Return the row of each thing. Those that end meanwhile are in the list as they were
+        last."""
+        rows: list[Row] = []
+        for part in cut(things):
+            await self.turn()
+            rows += [make(thing) for thing in part]
+        return rows
+
+
+def cut(things: Iterable[Thing]) -> Iterator[list[Thing]]:
+    """Return the things as they are now in lists of PART; without any, one empty list."""
+    every = list(things)
+    for at in range(0, max(1, len(every)), PART):
+        yield every[at : at + PART]
