@@ -9,9 +9,10 @@ from struct import Struct
 from tallymark.bridge.amqp091.format import Amqp091Format
 from tallymark.bridge.bridge import Bridge, Waiter
 from tallymark.bridge.formats import AMQP091, NSQ
-from tallymark.bridge.nsq.connection import Nsq, Settings
+from tallymark.bridge.nsq.connection import Nsq
 from tallymark.bridge.nsq.format import NsqFormat
 from tallymark.bridge.nsq.in_flight import OnFinish
+from tallymark.bridge.nsq.lifecycle import Settings
 from tallymark.bridge.nsq.topics import Topics
 from tallymark.engine.effects import (
     Cancelled,

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tallymark.bridge.amqp091.connection import Amqp091, Settings
+from tallymark.bridge.amqp091.connection import Amqp091
 from tallymark.bridge.amqp091.format import Amqp091Format
+from tallymark.bridge.amqp091.lifecycle import Settings
 from tallymark.bridge.bridge import Waiter
 from tallymark.bridge.direct_reply import DirectReplies
 from tallymark.bridge.formats import AMQP091

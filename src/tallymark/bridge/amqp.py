@@ -6,8 +6,12 @@ from __future__ import annotations
 from typing import Final
 
 from tallymark.bridge.bridge import Bridge
-from tallymark.bridge.permissions import Permissions
+from tallymark.bridge.permissions import Access, Permissions
+from tallymark.engine.annotations import Annotations
+from tallymark.engine.broker import Broker
 from tallymark.engine.session import Connection
+from tallymark.engine.vhost import VirtualHost
+from tallymark.wire.line import Line
 
 SCRAM: Final = "SCRAM-SHA-256"
 """SASL mechanism [RFC 7677]."""
@@ -51,13 +55,58 @@ class Renewal:
         raise NotImplementedError
 
 
+class AmqpClient:
+    """A client that is logged in to a virtual host."""
+
+    __slots__ = (
+        "access",
+        "annotations",
+        "broker",
+        "closed",
+        "connection",
+        "owner",
+        "vhost",
+        "wall_ms",
+    )
+
+    def __init__(
+        self, broker: Broker, connection: Connection, access: Access, owner: AmqpBridge
+    ) -> None:
+        self.broker = broker
+        self.connection = connection
+        self.vhost: VirtualHost = broker.vhost(connection.vhost)
+        self.access = access
+        self.owner = owner
+        """Bridge of the client: the object to flush."""
+        self.closed = False
+        """True once nothing may be delivered any more."""
+        self.wall_ms = 0
+        """Arrival time of the last input, milliseconds since 1970."""
+        self.annotations: Annotations | None = None
+        """Annotations of the last messages published with an expiration or further routing keys;
+        reused for equal ones."""
+        connection.handle = owner
+        connection.holds_output = True
+
+
 class AmqpBridge(Bridge):
     """The bridge of one AMQP client."""
 
-    __slots__ = ("peer", "pending_login", "pending_sasl", "pending_secret")
+    __slots__ = (
+        "external_user",
+        "peer",
+        "pending_login",
+        "pending_sasl",
+        "pending_secret",
+        "permissions",
+    )
 
-    def __init__(self, peer: str) -> None:
-        super().__init__()
+    def __init__(self, broker: Broker, line: Line, peer: str, external_user: str) -> None:
+        super().__init__(broker, line)
+        self.external_user = external_user
+        """User name from the client's TLS certificate; empty: there is none."""
+        self.permissions: Permissions | None = None
+        """Permissions of the user that the client has logged in as."""
         self.peer = peer
         """Addresses that name the connection in logs and lists, such as "127.0.0.1:50000 ->
         127.0.0.1:5672"."""
@@ -71,10 +120,47 @@ class AmqpBridge(Bridge):
         """A secret in place of the one that the client logged in with, to be checked and answered
         with `secret_accepted` or `secret_refused`."""
 
+    def logged_in(self) -> AmqpClient | None:
+        """Return the client once it has entered a virtual host."""
+        raise NotImplementedError
+
+    @property
+    def connection(self) -> Connection | None:
+        client = self.logged_in()
+        return None if client is None else client.connection
+
     @property
     def entered(self) -> Connection | None:
         """Return the connection in the engine while the client is in a virtual host."""
+        client = self.logged_in()
+        return None if client is None or client.closed else client.connection
+
+    @property
+    def user(self) -> str:
+        return "" if self.permissions is None else self.permissions.user
+
+    def receive(self, data: bytes, now_ms: int, wall_ms: int) -> None:
+        self.now_ms = now_ms
+        client = self.logged_in()
+        if client is not None:
+            client.wall_ms = wall_ms
+        self.receive_data(data, now_ms)
+        self.handle_events()
+
+    def receive_data(self, data: bytes, now_ms: int) -> None:
+        """Pass input to the wire connection."""
         raise NotImplementedError
+
+    def handle_events(self) -> None:
+        """Handle what the wire connection reports."""
+        raise NotImplementedError
+
+    def end_login(self) -> bool:
+        """End the pending login or step; return whether there was one."""
+        if self.pending_login is None and self.pending_sasl is None:
+            return False
+        self.pending_login = self.pending_sasl = None
+        return True
 
     def sasl_challenge(self, challenge: bytes) -> None:
         """Answer the pending step by a challenge; the client's next step follows."""

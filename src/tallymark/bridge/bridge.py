@@ -3,13 +3,21 @@
 A bridge turns a client's input into engine commands, and the engine's effects for that client into
 bytes. It is pure: bytes and time come from its owner, which also passes it the effects for its
 client.
+
+Output may have to wait for the disk: the answer to a durable declaration until its record is there,
+and a message that a consumer was given in advance, because a command examined its queue
+(`Dispatcher.look`), although the queue's high-water mark on disk does not cover it yet. All later
+output of the connection waits behind it, so that the order is kept. Without gates nothing is copied
+or queued.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections import deque
+from typing import Final, final
 
 from tallymark.bridge.permissions import Permissions
+from tallymark.engine.broker import Broker
 from tallymark.engine.effects import (
     Activated,
     Cancelled,
@@ -24,6 +32,7 @@ from tallymark.engine.effects import (
     TransactionExpired,
 )
 from tallymark.engine.session import Connection
+from tallymark.wire.line import Line
 
 UNLIMITED: Final = 1 << 62
 
@@ -31,9 +40,17 @@ UNLIMITED: Final = 1 << 62
 class Bridge:
     """The bridge of one client. Methods that a protocol does not need do nothing."""
 
-    __slots__ = ("is_behind", "reason", "room")
+    __slots__ = ("broker", "gate", "is_behind", "is_over", "line", "now_ms", "reason", "room")
 
-    def __init__(self) -> None:
+    def __init__(self, broker: Broker, line: Line) -> None:
+        self.broker = broker
+        self.line = line
+        """Input, output and time of the wire connection."""
+        self.gate = OutputGate(self)
+        self.now_ms = 0
+        """Time of the last input or tick, monotonic milliseconds."""
+        self.is_over = False
+        """True once the wire connection has ended: output so far is still written."""
         self.reason = ""
         """Reason for which the connection ended or is about to; empty while it is open."""
         self.room = UNLIMITED
@@ -46,7 +63,7 @@ class Bridge:
     @property
     def closing(self) -> bool:
         """True if the transport is to be closed once the output of take_output is written."""
-        raise NotImplementedError
+        return self.is_over and not self.gate.shut
 
     @property
     def connection(self) -> Connection | None:
@@ -89,13 +106,13 @@ class Bridge:
     @property
     def input_bytes(self) -> int:
         """Bytes of received input that is not processed: incomplete frames, unfinished contents."""
-        return 0
+        return self.line.kept_bytes()
 
     @property
     def output_bytes(self) -> int:
         """Bytes of output that take_output holds back: they wait for the disk or to be sent with
         more."""
-        return 0
+        return self.gate.held_bytes()
 
     def receive(self, data: bytes, now_ms: int, wall_ms: int) -> None:
         """Process input. now_ms: monotonic; wall_ms: since 1970."""
@@ -108,6 +125,7 @@ class Bridge:
     def let_go(self) -> None:
         """Drop references to this bridge after the connection has ended and `eof` was called, so
         that it is freed at once. Later effects are ignored."""
+        self.gate.let_go()
 
     def tick(self, now_ms: int) -> None:
         """Handle deadlines. Called at `next_deadline`."""
@@ -119,11 +137,24 @@ class Bridge:
 
     def said(self) -> list[bytes]:
         """Take what the connection has said since, for its `OutputGate`."""
-        return []
+        return self.line.take(self.now_ms)
 
     def take_output(self) -> list[bytes]:
-        """Return the output to write now, in order."""
-        raise NotImplementedError
+        """Return the output to write now, in order. While some output waits for the disk, no
+        messages are taken from queues for this connection: they would only wait behind it."""
+        gate = self.gate
+        was_shut = gate.shut
+        chunks = gate.take()
+        line = self.line
+        if line.content_bytes:
+            line.content_bytes = gate.held_bytes()
+        if was_shut:
+            connection = self.connection
+            if connection is not None and connection.gated != gate.shut:
+                connection.gated = gate.shut
+                if not connection.gated:
+                    self.broker.wake(connection)
+        return chunks
 
     def shutdown(self, reason: str = "shutdown") -> None:
         """End the connection on request of the operator or the broker."""
@@ -187,3 +218,89 @@ class Waiter:
     def __init__(self, owner: Bridge) -> None:
         self.owner = owner
         """Bridge to which the Durable effect is passed."""
+
+
+@final
+class Gate(Waiter):
+    """A gate: output behind it waits for `waits` releases."""
+
+    __slots__ = ("chunks", "waits")
+
+    def __init__(self, owner: Bridge) -> None:
+        super().__init__(owner)
+        self.waits = 1
+        self.chunks: list[bytes] = []
+
+
+@final
+class OutputGate:
+    """Orders one connection's output around its gates."""
+
+    __slots__ = ("_fresh", "_gates", "_open", "_owner")
+
+    def __init__(self, owner: Bridge) -> None:
+        """owner: bridge whose `said` gives the new output."""
+        self._owner: Bridge | None = owner
+        self._open: list[bytes] = []
+        """Output from before the first gate."""
+        self._gates: deque[Gate] = deque()
+        self._fresh = False
+        """True if the last gate was made since the last `take`."""
+
+    @property
+    def shut(self) -> bool:
+        """True while some output waits for the disk."""
+        return bool(self._gates)
+
+    def held_bytes(self) -> int:
+        """Return the bytes that wait behind gates. O(chunks)."""
+        size = 0
+        for gate in self._gates:
+            for chunk in gate.chunks:
+                size += len(chunk)
+        return size
+
+    def let_go(self) -> None:
+        """Drop all gates because the connection is gone."""
+        self._owner = None
+
+    def shut_for(self, broker: Broker) -> None:
+        """Hold back all output from now on until the records emitted so far are on disk."""
+        if self._fresh:
+            gate = self._gates[-1]
+            gate.waits += 1
+        else:
+            owner = self._owner
+            if owner is None:
+                return
+            self._hold_back(owner)
+            gate = Gate(owner)
+            self._gates.append(gate)
+            self._fresh = True
+        broker.await_durable(gate)
+
+    def release(self, gate: Gate) -> None:
+        """Count one release of a gate: what it waited for is on disk."""
+        gate.waits -= 1
+
+    def take(self) -> list[bytes]:
+        """Return the output that may be written now, in order."""
+        self._fresh = False
+        owner = self._owner
+        gates = self._gates
+        if not gates:
+            return [] if owner is None else owner.said()
+        if owner is not None:
+            self._hold_back(owner)
+        while gates and gates[0].waits <= 0:
+            self._open += gates.popleft().chunks
+        chunks = self._open
+        self._open = []
+        return chunks
+
+    def _hold_back(self, owner: Bridge) -> None:
+        """Move the output written since the last gate behind it."""
+        if self._gates:
+            self._gates[-1].chunks += owner.said()
+        else:
+            self._open += owner.said()

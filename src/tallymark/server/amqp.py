@@ -9,7 +9,7 @@ import secrets
 import ssl
 
 from tallymark.bridge.amqp import AMQP_10, UNDECIDED, AmqpBridge, protocol_of
-from tallymark.bridge.amqp091 import connection as amqp091
+from tallymark.bridge.amqp091 import lifecycle as amqp091
 from tallymark.bridge.amqp091.connection import Amqp091
 from tallymark.bridge.amqp10.connection import Amqp10
 from tallymark.bridge.amqp10.settings import Settings as Settings10

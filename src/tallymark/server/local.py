@@ -19,7 +19,8 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from tallymark.bridge.amqp091.channel import Intake
-from tallymark.bridge.amqp091.connection import Amqp091, Settings
+from tallymark.bridge.amqp091.connection import Amqp091
+from tallymark.bridge.amqp091.lifecycle import Settings
 from tallymark.bridge.bridge import UNLIMITED, Bridge
 from tallymark.server.access.user import User, permissions_of
 from tallymark.server.amqp import AmqpClient

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tallymark import __version__, is_compiled
-from tallymark.bridge.amqp091.connection import Settings as Settings091
+from tallymark.bridge.amqp091.lifecycle import Settings as Settings091
 from tallymark.journal.lock import FolderInUse
 from tallymark.journal.recovery import JournalCorrupt
 from tallymark.server import amqp10, logs

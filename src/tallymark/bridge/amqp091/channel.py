@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, final
 
+from tallymark.bridge.amqp import AmqpBridge, AmqpClient
 from tallymark.bridge.direct_reply import PREFIX, DirectReplies, ReplyConsumer
-from tallymark.bridge.output_gate import OutputGate
 from tallymark.bridge.permissions import Access
 from tallymark.engine.annotations import Annotations
 from tallymark.engine.broker import Broker
@@ -18,7 +18,6 @@ from tallymark.engine.session import Connection as EngineConnection
 from tallymark.engine.session import Session
 from tallymark.engine.sinks import StagedPart
 from tallymark.engine.staging import Transaction
-from tallymark.engine.vhost import VirtualHost
 from tallymark.wire.amqp091.connection import Connection as WireConnection
 from tallymark.wire.amqp091.errors import CHANNEL_ERROR, WireError
 from tallymark.wire.amqp091.methods import Method
@@ -79,28 +78,20 @@ class Replies(ReplyConsumer):
 
 
 @final
-class Client:
+class Client(AmqpClient):
     """A client that is logged in to a virtual host."""
 
     __slots__ = (
         "_held_replies",
-        "access",
-        "annotations",
-        "broker",
         "cancel_notify",
         "channels",
-        "closed",
-        "connection",
         "gate",
         "generation",
-        "owner",
         "random_name",
         "recover_counts",
         "replies",
         "routes",
         "shares_prefetch",
-        "vhost",
-        "wall_ms",
         "wire",
     )
 
@@ -108,7 +99,6 @@ class Client:
         self,
         broker: Broker,
         wire: WireConnection,
-        gate: OutputGate,
         replies: DirectReplies,
         random_name: Callable[[], str],
         connection: EngineConnection,
@@ -116,37 +106,25 @@ class Client:
         cancel_notify: bool,
         shares_prefetch: bool,
         recover_counts: bool,
-        owner: object,
+        owner: AmqpBridge,
     ) -> None:
-        self.broker = broker
+        super().__init__(broker, connection, access, owner)
         self.wire = wire
-        self.gate = gate
+        self.gate = owner.gate
         self.replies = replies
         self.random_name = random_name
         """Function that returns 22 random characters of [A-Za-z0-9_-] that cannot be guessed."""
-        self.connection = connection
-        self.vhost: VirtualHost = broker.vhost(connection.vhost)
-        self.access = access
         self.cancel_notify = cancel_notify
         """True if the client wants to be told when a consumer's queue is deleted."""
         self.shares_prefetch = shares_prefetch
         """True if basic.qos without `global` applies to all consumers of the channel together."""
         self.recover_counts = recover_counts
         """True if basic.recover counts toward a delivery limit as basic.nack does [DL-5]."""
-        self.owner = owner
-        """Bridge of the client: the object to flush."""
-        self.closed = False
-        """True once nothing may be delivered any more."""
         self.channels: dict[int, Channel] = {}
         self.routes: dict[bytes, Publish] = {}
         """Cached publishes by the bytes of the publish method frame, channel included."""
         self.generation = self.vhost.generation
         """Generation of the topology that `routes` was made with."""
-        self.wall_ms = 0
-        """Arrival time of the last input, milliseconds since 1970."""
-        self.annotations: Annotations | None = None
-        """Annotations of the last messages published with an expiration or further routing keys;
-        reused for equal ones."""
         self._held_replies = 0
 
     def publish_of(self, method: bytes) -> Publish | None:

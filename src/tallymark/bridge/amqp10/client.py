@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from tallymark.bridge.amqp import AmqpBridge
+from tallymark.bridge.amqp import AmqpBridge, AmqpClient
 from tallymark.bridge.amqp10.confirms import Confirms
 from tallymark.bridge.amqp10.links import LinkEnd
 from tallymark.bridge.amqp10.settings import Settings
@@ -17,7 +17,6 @@ from tallymark.engine.intervals import IntervalSet
 from tallymark.engine.session import Connection as EngineConnection
 from tallymark.engine.session import Session as EngineSession
 from tallymark.engine.staging import Transaction
-from tallymark.engine.vhost import VirtualHost
 from tallymark.wire.amqp10.ends import LinkEnd as WireLink
 from tallymark.wire.amqp10.outcomes import Accepted, DeliveryState, TransactionalState
 from tallymark.wire.amqp10.serial import MASK
@@ -28,25 +27,10 @@ ID_BYTES: Final = 8
 
 
 @final
-class Client:
+class Client(AmqpClient):
     """A client that is logged in to a virtual host."""
 
-    __slots__ = (
-        "access",
-        "annotations",
-        "broker",
-        "answering",
-        "closed",
-        "connection",
-        "deleted",
-        "is_held",
-        "owner",
-        "sessions",
-        "settings",
-        "vhost",
-        "wall_ms",
-        "works",
-    )
+    __slots__ = ("answering", "deleted", "is_held", "sessions", "settings", "works")
 
     def __init__(
         self,
@@ -56,25 +40,13 @@ class Client:
         access: Access,
         owner: AmqpBridge,
     ) -> None:
-        self.broker = broker
+        super().__init__(broker, connection, access, owner)
         self.settings = settings
-        self.connection = connection
-        self.vhost: VirtualHost = broker.vhost(connection.vhost)
-        self.access = access
-        self.owner = owner
-        """Bridge of the client: the object to flush."""
-        self.closed = False
-        """True once nothing may be delivered any more."""
         self.is_held = False
         """True while publishers are granted no credit because memory or disk space is low."""
         self.sessions: list[Session] = []
         self.works: dict[bytes, Work] = {}
         """Open transactions by id."""
-        self.wall_ms = 0
-        """Arrival time of the last input, milliseconds since 1970."""
-        self.annotations: Annotations | None = None
-        """Annotations of the last messages published with a time or further routing keys; reused
-        for equal ones."""
         self.answering = 0
         """Count of requests to `/management` in progress, including those whose answer waits for
         the disk."""

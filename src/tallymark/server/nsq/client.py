@@ -10,7 +10,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from tallymark.bridge.bridge import Bridge
-from tallymark.bridge.nsq.connection import Nsq, Settings
+from tallymark.bridge.nsq.connection import Nsq
+from tallymark.bridge.nsq.lifecycle import Settings
 from tallymark.server.access import audit
 from tallymark.server.access.tls import Tls
 from tallymark.server.access.user import permissions_of

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from tallymark.bridge.amqp10.connection import Amqp10
 from tallymark.bridge.bridge import Bridge
-from tallymark.bridge.nsq.connection import Settings
+from tallymark.bridge.nsq.lifecycle import Settings
 from tallymark.bridge.nsq.topics import Topics
 from tallymark.server.access import audit
 from tallymark.server.access.tls import Tls, tls_required
